@@ -50,7 +50,7 @@ from dataclasses import dataclass
 
 
 class ResilientError(Exception):
-    """An error of this library that has no class of its own, and the base of those that have."""
+    """Base class of all errors; raised for errors that have no class of their own."""
 
     exit_code = 1
     code = "RES-ERROR"
@@ -72,14 +72,14 @@ class ConfigError(ResilientError, ValueError):
 
 
 class UsageError(ResilientError):
-    """A command was called in a way that it does not understand."""
+    """The command line is wrong: an unknown option, a missing argument or a contradiction."""
 
     exit_code = 2
     code = "RES-USAGE"
 
 
 class StoreError(ResilientError):
-    """A store could not do what was asked; ``key`` names the object."""
+    """A store operation failed; ``key`` names the object."""
 
     exit_code = 69
     code = "RES-STORE"
@@ -90,35 +90,35 @@ class StoreError(ResilientError):
 
 
 class KeyNotFound(StoreError):
-    """No object has this key."""
+    """The store holds no object with this key."""
 
     exit_code = 66
     code = "RES-STORE-404"
 
 
 class KeyExists(StoreError):
-    """An exclusive create found the key taken; nothing was changed."""
+    """An exclusive create found an existing object with the key; nothing was changed."""
 
     exit_code = 80
     code = "RES-STORE-412"
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer, or asked to come back later. The only retryable one."""
+    """The store did not answer, or asked for a later retry. Only this store error is retried."""
 
     exit_code = 69
     code = "RES-STORE-503"
 
 
 class StoreFull(StoreError):
-    """No space or quota is left."""
+    """The store has no free space or quota."""
 
     exit_code = 73
     code = "RES-STORE-507"
 
 
 class StoreDenied(StoreError):
-    """The credentials, the mode bits or a read-only mount forbid it."""
+    """The credentials, the mode bits or a read-only mount forbid the operation."""
 
     exit_code = 77
     code = "RES-STORE-403"
@@ -139,21 +139,21 @@ class RepositoryNotFound(ResilientError):
 
 
 class NothingToResume(ResilientError, ValueError):
-    """No checkpoint was ever committed here, or none of that name."""
+    """The repository has no committed checkpoint, or no checkpoint with that name."""
 
     exit_code = 66
     code = "RES-RESUME-NONE"
 
 
 class StartOverRefused(ResilientError):
-    """A start at step 0 would ignore checkpoints that lie there; nothing was changed."""
+    """A start at step 0 would ignore existing checkpoints; nothing was changed."""
 
     exit_code = 78
     code = "RES-START-OVER"
 
 
 class ScriptNotFound(ResilientError):
-    """The script to train with does not exist."""
+    """The training script does not exist."""
 
     exit_code = 66
     code = "RES-SCRIPT-404"
@@ -167,28 +167,28 @@ class NotRunning(ResilientError):
 
 
 class ClusterUnavailable(ResilientError):
-    """The API server of a cluster did not answer, or asked to come back later."""
+    """The API server of a cluster did not answer, or asked for a later retry."""
 
     exit_code = 69
     code = "RES-CLUSTER-503"
 
 
 class ClusterDenied(ResilientError):
-    """A cluster does not know who asks, or does not allow what is asked."""
+    """A cluster rejected the credentials, or does not allow the operation."""
 
     exit_code = 77
     code = "RES-CLUSTER-403"
 
 
 class ClusterConflict(ResilientError):
-    """Somebody else set a field of a cluster's object, to another value; nothing was changed."""
+    """Another client set a field of a cluster's object to another value; nothing was changed."""
 
     exit_code = 80
     code = "RES-CLUSTER-409"
 
 
 class IntegrityError(ResilientError):
-    """Content is not what was committed; ``key`` names the file, ``tensor`` what it holds."""
+    """Content differs from what was committed; ``key`` names the file, ``tensor`` its tensor."""
 
     exit_code = 1
     code = "RES-CKPT-DAMAGED"
@@ -200,35 +200,35 @@ class IntegrityError(ResilientError):
 
 
 class SignatureRefused(IntegrityError):
-    """A checkpoint that the key has not signed, where a signature is required."""
+    """A signature is required, and the checkpoint has none from this key."""
 
     exit_code = 77
     code = "RES-CKPT-SIGNATURE"
 
 
 class NoIntactCheckpoint(ResilientError):
-    """Checkpoints were committed, and none of them can be read whole."""
+    """All committed checkpoints are damaged."""
 
     exit_code = 3
     code = "RES-CKPT-NONE-INTACT"
 
 
 class IncompatibleCheckpoint(ResilientError):
-    """A whole checkpoint that this code, model or format version cannot take."""
+    """The checkpoint is intact, but this code, model or format version cannot load it."""
 
     exit_code = 65
     code = "RES-CKPT-INCOMPATIBLE"
 
 
 class UnknownLayout(ResilientError):
-    """What is there is no checkpoint of any tool that is known."""
+    """The path holds no checkpoint of a supported tool."""
 
     exit_code = 65
     code = "RES-CKPT-LAYOUT"
 
 
 class UnsavableState(ResilientError):
-    """A value that only pickle could save; ``path`` names it."""
+    """A value can be saved only with pickle; ``path`` names the value."""
 
     exit_code = 78
     code = "RES-STATE-UNSAVABLE"
@@ -239,7 +239,7 @@ class UnsavableState(ResilientError):
 
 
 class SaveFailed(ResilientError):
-    """A checkpoint could not be made durable; older ones are untouched."""
+    """A checkpoint could not be made durable; older checkpoints are unchanged."""
 
     exit_code = 73
     code = "RES-SAVE-FAILED"
@@ -253,14 +253,14 @@ class Fenced(ResilientError):
 
 
 class WriterAlive(ResilientError):
-    """A process that may write to the repository was seen alive; it was not fenced off."""
+    """A process that may write to the repository is alive; it was not fenced."""
 
     exit_code = 80
     code = "RES-WRITER-ALIVE"
 
 
 class PeerFailed(ResilientError):
-    """Another rank could not do its part; ``rank`` is the one that failed first."""
+    """Another rank failed; ``rank`` is the first failed rank."""
 
     exit_code = 69
     code = "RES-PEER"
@@ -271,14 +271,14 @@ class PeerFailed(ResilientError):
 
 
 class SaveAbandoned(SaveFailed):
-    """A checkpoint could not be made durable because another rank ended or went silent."""
+    """A checkpoint could not be made durable because another rank ended or stopped responding."""
 
     exit_code = PeerFailed.exit_code
     code = "RES-SAVE-PEER"
 
 
 class DeadlineExceeded(ResilientError):
-    """Something did not happen within ``deadline_seconds``."""
+    """An operation did not finish within ``deadline_seconds``."""
 
     exit_code = 69
     code = "RES-DEADLINE"
@@ -296,7 +296,7 @@ class CrashLoop(ResilientError):
 
 
 class NumbersBroken(ResilientError):
-    """The loss is no number or far from those before, and going back does not help any more."""
+    """The loss is not finite, or is a spike, and rollbacks no longer help."""
 
     exit_code = 70
     code = "RES-NUMBERS"
@@ -313,7 +313,7 @@ class WorkerFailed(ResilientError):
 
 
 class Preempted(ResilientError):
-    """Asked to stop, and everything up to the agreed step is durable: requeue, do not count."""
+    """The run stopped on request after a durable save of the agreed step: requeue the job."""
 
     exit_code = 75
     code = "RES-PREEMPTED"
@@ -339,7 +339,7 @@ class ExitCode:
 
 
 EXIT_CODES = (
-    ExitCode(0, "", "done", "Done; verified; no difference.", "complete the job"),
+    ExitCode(0, "", "done", "Done, or verified, or no difference.", "complete the job"),
     ExitCode(
         1,
         "",
@@ -448,8 +448,8 @@ EXIT_CODES = (
     ),
 )
 
-UNKNOWN = "A new code may be added: treat an unknown one as failure."
-OWN = "`train` passes a script's own exit code on; 128 + N is signal N of a worker."
+UNKNOWN = "New codes may be added: treat an unknown code as a failure."
+OWN = "`train` returns the exit code of a script; 128 + N means that signal N ended a worker."
 
 PERMANENT = tuple(code.number for code in EXIT_CODES if code.scheduler.startswith("fail the job"))
 """Exit codes after which another start would end the same way."""

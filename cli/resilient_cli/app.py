@@ -200,9 +200,9 @@ COMPLETE_VARIABLE = "_RESILIENT_COMPLETE"
 _CODES = ", ".join(
     f"{one.number} {one.brief}" for one in EXIT_CODES if one.number < EXIT_INTERRUPTED
 )
-_HELP = f"""Train PyTorch models to the end on machines that will fail, bit for bit.
+_HELP = f"""Train PyTorch models to the end on machines that fail, with bit-for-bit equal results.
 
-stdout is only the answer; messages go to stderr. Exit codes are the same for all commands:
+stdout holds only the answer; messages go to stderr. All commands use the same exit codes:
 {_CODES}. {UNKNOWN}
 """
 
@@ -351,16 +351,18 @@ def _global_parameters() -> list[Any]:
 def _global_options(  # noqa: PLR0913 - the global options
     *,
     output_format: Annotated[
-        Format | None, typer.Option("--format", help="How to write the answer.")
+        Format | None, typer.Option("--format", help="Format of the answer.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Short for --format json.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Only ids, one per line.")] = False,
     debug: Annotated[bool, typer.Option("-v", "--debug", help="Show tracebacks.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="Never use colours.")] = False,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask: go on.")] = False,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask for confirmation.")] = False,
+    no_input: Annotated[
+        bool, typer.Option("--no-input", help="Never ask for confirmation.")
+    ] = False,
     timeout: Annotated[
-        str, typer.Option(metavar="30s", help="Ask storage again for so long; else for 60s.")
+        str, typer.Option(metavar="30s", help="Seconds to retry a storage error; 60 by default.")
     ] = "",
 ) -> None:
     """Declare the global options; Typer turns the signature into parameters."""
@@ -399,7 +401,7 @@ def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
     lazy = COMMANDS.get(path.rpartition(" ")[2])
     if option and lazy and option in lazy.foreign:
         # Replace the parser's suggestion: an option with a similar spelling is unrelated.
-        message, hint = f"no option `{option}`: only torchrun has it", lazy.foreign[option]
+        message, hint = f"no option `{option}`: it exists only in torchrun", lazy.foreign[option]
     return _fail(error, output, error.exit_code, "RES-USAGE", message, hint)
 
 

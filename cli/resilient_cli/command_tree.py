@@ -30,30 +30,28 @@ class LazyCommand:
     commands: Mapping[str, LazyCommand] = field(default_factory=dict)
 
 
-_LOGS = "resilient train --log-dir FOLDER (shows what ranks print, and keeps it: resilient logs)"
-_LEAVE_OUT = "resilient train --help (leave the option out)"
+_LOGS = "resilient train --log-dir FOLDER (shows and keeps the output of ranks: resilient logs)"
+_LEAVE_OUT = "resilient train --help (omit the option)"
 
 
 _CKPT = {
     "ls": LazyCommand(
-        "resilient_cli.commands.ls", "ls", "List checkpoints and the lives that wrote them."
+        "resilient_cli.commands.ls", "ls", "List checkpoints and the generations that wrote them."
     ),
     "inspect": LazyCommand(
         "resilient_cli.commands.inspect",
         "inspect",
-        "Show what a checkpoint of any tool says of itself.",
+        "Show the contents of a checkpoint of any tool.",
     ),
     "verify": LazyCommand(
-        "resilient_cli.commands.verify", "verify", "Hold checkpoints against what was committed."
+        "resilient_cli.commands.verify", "verify", "Verify checkpoints against their manifests."
     ),
     "repair": LazyCommand(
         "resilient_cli.commands.repair",
         "repair",
-        "Make damaged files whole, from parity or elsewhere.",
+        "Repair damaged checkpoints, from parity or another copy.",
     ),
-    "diff": LazyCommand(
-        "resilient_cli.commands.diff", "diff", "Say what is different in two checkpoints."
-    ),
+    "diff": LazyCommand("resilient_cli.commands.diff", "diff", "Compare two checkpoints."),
     "cat": LazyCommand(
         "resilient_cli.commands.cat", "cat", "Show one tensor, one value or one file."
     ),
@@ -65,24 +63,24 @@ _CKPT = {
     "rollback": LazyCommand(
         "resilient_cli.commands.rollback",
         "rollback",
-        "Let training go on from an older checkpoint.",
+        "Resume training from an older checkpoint.",
     ),
-    "undo": LazyCommand(
-        "resilient_cli.commands.rollback", "undo", "Take the newest rollback back."
-    ),
+    "undo": LazyCommand("resilient_cli.commands.rollback", "undo", "Revert the newest rollback."),
     "reflog": LazyCommand(
         "resilient_cli.commands.rollback",
         "reflog",
-        "List the lives of the run, and why each began.",
+        "List the generations of the run and their causes.",
     ),
     "unlock": LazyCommand(
         "resilient_cli.commands.unlock",
         "unlock",
-        "Say who may write, and shut out whoever should not.",
+        "Show which process may write, and fence it.",
     ),
     "tag": LazyCommand("resilient_cli.commands.prune", "tag", "Give a checkpoint a name."),
-    "untag": LazyCommand("resilient_cli.commands.prune", "untag", "Take a name away."),
-    "prune": LazyCommand("resilient_cli.commands.prune", "prune", "Delete what no policy keeps."),
+    "untag": LazyCommand("resilient_cli.commands.prune", "untag", "Remove a tag."),
+    "prune": LazyCommand(
+        "resilient_cli.commands.prune", "prune", "Delete checkpoints that no policy keeps."
+    ),
     "sign": LazyCommand("resilient_cli.commands.sign", "sign", "Sign a checkpoint."),
     "cp": LazyCommand(
         "resilient_cli.commands.cp", "cp", "Copy a checkpoint to another repository."
@@ -91,12 +89,12 @@ _CKPT = {
         "resilient_cli.commands.cp", "export", "Write a checkpoint for other tools."
     ),
     "import": LazyCommand(
-        "resilient_cli.commands.cp", "import_", "Take over a checkpoint of Transformers."
+        "resilient_cli.commands.cp", "import_", "Import a checkpoint of Transformers."
     ),
     "scan": LazyCommand(
         "resilient_cli.commands.scan",
         "scan_",
-        "Look for what could harm whoever loads a checkpoint.",
+        "Search a checkpoint for content that could harm its reader.",
     ),
 }
 
@@ -129,61 +127,59 @@ COMMANDS = {
     "audit": LazyCommand(
         "resilient_cli.commands.audit",
         "audit",
-        "Prove that no sample was lost or trained twice.",
+        "Verify that no sample was lost or trained twice.",
     ),
     "status": LazyCommand(
         "resilient_cli.commands.report",
         "status",
-        "Say where a run is: its step, its speed, what is durable, what is at risk.",
+        "Show the state of a run: its step, its speed, what is durable, what is at risk.",
     ),
     "logs": LazyCommand(
         "resilient_cli.commands.logs",
         "logs",
-        "Show what the ranks of a run printed, of each life, also as it comes.",
+        "Show the output of the ranks of a run, attempt by attempt; can follow new output.",
     ),
     "stop": LazyCommand(
         "resilient_cli.commands.stop",
         "stop",
-        "Ask a run of this machine to save and leave.",
+        "Ask a run of this machine to save and exit.",
     ),
     "report": LazyCommand(
         "resilient_cli.commands.report",
         "report",
-        "Say where the wall clock of a run went, as text or as a page.",
+        "Show where the wall-clock time of a run went, as text or as a page.",
     ),
     "ui": LazyCommand(
         "resilient_cli.commands.ui",
         "ui",
-        "Serve the page of `report` to this machine; it renews itself as the run goes on.",
+        "Serve the page of `report` on this machine; it updates while the run is active.",
     ),
     "plan": LazyCommand(
         "resilient_cli.commands.plan",
         "plan",
-        "Say what saves cost, whether they fit a notice, and how often to save.",
+        "Show the cost of saves, whether they fit a preemption notice, and how often to save.",
     ),
     "doctor": LazyCommand(
         "resilient_cli.commands.doctor",
         "doctor",
-        "Look whether this machine and this repository are fit to train on.",
+        "Check whether this machine and this repository are fit for training.",
     ),
     "chaos": LazyCommand(
         "resilient_cli.commands.chaos",
         "app",
-        "Strike a training of your own on purpose, and see which promises hold.",
+        "Inject faults into a training of your own, and check which guarantees hold.",
     ),
     "slurm": LazyCommand(
         "resilient_cli.commands.slurm",
         "app",
-        "Run a training as a job of SLURM that is requeued until it is trained to the end.",
+        "Run a training as a SLURM job that is requeued until the training is complete.",
     ),
     "k8s": LazyCommand(
         "resilient_cli.commands.k8s",
         "app",
-        "Run a training on Kubernetes, by kubectl: to manifests, to the cluster, to its end.",
+        "Run a training on Kubernetes with kubectl: render, apply, watch and wait.",
     ),
-    "init": LazyCommand(
-        "resilient_cli.commands.init", "init", "Write a script that trains, to begin from."
-    ),
+    "init": LazyCommand("resilient_cli.commands.init", "init", "Write a starter training script."),
     "config": LazyCommand(
         "resilient_cli.commands.config",
         "app",
@@ -197,9 +193,9 @@ COMMANDS = {
     "completion": LazyCommand(
         "resilient_cli.commands.completion",
         "completion",
-        "Write the script with which a shell completes commands and checkpoints.",
+        "Write the shell script that completes commands and checkpoint names.",
     ),
     "version": LazyCommand(
-        "resilient_cli.commands.version", "version", "Show the versions of what runs."
+        "resilient_cli.commands.version", "version", "Show the versions of the installed software."
     ),
 }

@@ -22,7 +22,7 @@ def parse_duration(text: str, option: str) -> float:
     """
     seconds = parse_length(text)
     if not seconds:
-        raise UsageError(f"{option} {text!r} is no length of time, as 10m is")
+        raise UsageError(f"{option} {text!r} is not a duration such as 10m")
     return seconds
 
 
@@ -48,7 +48,7 @@ def parse_percentage(text: str, option: str) -> float:
     elif found and int(found[3]):
         share = int(found[2]) / int(found[3])
     if not 0 < share <= 1:
-        raise UsageError(f"{option} {text!r} is no share, as 5% and 1/20 are")
+        raise UsageError(f"{option} {text!r} is not a share such as 5% or 1/20")
     return share
 
 

@@ -218,13 +218,13 @@ def _unknown(url: str, listing: DirectoryListing) -> UnknownLayout:
     inside = checkpoints_in(listing)
     newer = f"{url.rstrip('/')}/{inside[0]}" if inside else ""
     hint = f"resilient ckpt inspect {shell_quote(newer)}" if inside else ""
-    newest = f"; the newest of those in it seems to be `{inside[0][:80]}`" if inside else ""
-    what = newest or "; docs/layouts.md has a list"
+    newest = f"; its newest checkpoint seems to be `{inside[0][:80]}`" if inside else ""
+    what = newest or "; docs/layouts.md lists the supported layouts"
     if protocol_of(url) in ("http", "https"):
-        what = "; over http one file is read, and a page of links is no listing of a folder"
+        what = "; over http a folder cannot be listed: give the URL of one file"
         hint = f"resilient ckpt inspect {shell_quote(url.rstrip('/') + '/model.safetensors')}"
     return UnknownLayout(
-        f"`{url}` is no checkpoint of a tool that is known{what}",
+        f"`{url}` is not a checkpoint of a supported tool{what}",
         hint=hint or f"resilient ckpt ls {shell_quote(url)}",
     )
 
@@ -311,7 +311,7 @@ def find_foreign_run(url: str) -> ForeignRun | None:
         return ForeignRun(folder.url, found, pointers, latest, listing.is_whole)
     if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
         raise RepositoryNotFound(
-            f"`{folder.url}` is a checkpoint of another tool, and holds no others",
+            f"`{folder.url}` is a single checkpoint of another tool, not a folder of checkpoints",
             hint=f"resilient ckpt inspect {shell_quote(folder.url)}",
         )
     return None
@@ -336,8 +336,8 @@ def in_run(ref: str | None, url: str | None) -> str | None:
     folder, listing, found = there
     if not listing.is_whole:
         raise UsageError(
-            f"`{folder.url}` holds more files than are listed, so what `{ref}` means is not known: "
-            "name a checkpoint by its path",
+            f"`{folder.url}` holds more files than are listed, so `{ref}` is ambiguous: name a "
+            "checkpoint by its path",
             hint=f"resilient ckpt ls {shell_quote(folder.url)}",
         )
     latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
@@ -348,12 +348,12 @@ def in_run(ref: str | None, url: str | None) -> str | None:
         shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
         first = f"{folder.url.rstrip('/')}/{named[0].name}"
         raise UsageError(
-            f"`{ref}` means {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
+            f"`{ref}` matches {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
             hint=f"resilient ckpt inspect {shell_quote(first)}",
         )
     raise NothingToResume(
-        f"`{ref}` means no checkpoint in `{folder.url}`, which another tool wrote: latest, "
-        "latest~2, step:500 and names do",
+        f"`{ref}` matches no checkpoint in `{folder.url}`, a folder of another tool: use latest, "
+        "latest~2, step:500 or a name",
         hint=f"resilient ckpt ls {shell_quote(folder.url)}",
     )
 

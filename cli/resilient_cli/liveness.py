@@ -153,14 +153,14 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
         return proof
     if writer.is_nobody:
         return LivenessReport(
-            LivenessState.NOBODY, "a command began the life, and it saves nothing"
+            LivenessState.NOBODY, "a command started the generation, and it saves nothing"
         )
     if not known:
         return _of_ranks(records, now_ms)
     mine = [one for one in seen if one.agent is not None and _may_have_claimed(one.agent, writer)]
     if not mine:
         return LivenessReport(
-            LivenessState.UNKNOWN, "the event files tell nothing of who began this life"
+            LivenessState.UNKNOWN, "the event files do not show who started this generation"
         )
     return mine[-1]
 
@@ -200,18 +200,18 @@ def records_of(run: Path | None, place: str) -> list[EventRecord]:
 def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
     told_ms = max((one.at_ms for one in records if one.host == agent.host), default=agent.began_ms)
     if agent.exit_code is not None:
-        why = f"the launcher said that it ended, with exit code {agent.exit_code}"
+        why = f"the launcher ended with exit code {agent.exit_code}"
         return LivenessReport(LivenessState.ENDED, why, agent, told_ms)
     if agent.host == socket.gethostname():
         if is_agent_alive(agent):
             return LivenessReport(LivenessState.ALIVE, f"pid {agent.pid} runs here", agent, told_ms)
         return LivenessReport(
-            LivenessState.DEAD, f"pid {agent.pid} of this machine is gone", agent, told_ms
+            LivenessState.DEAD, f"pid {agent.pid} of this machine has ended", agent, told_ms
         )
     if now_ms - told_ms <= SILENT_MS:
-        why = f"pid {agent.pid} of {agent.host} told something in the last minute"
+        why = f"pid {agent.pid} of {agent.host} wrote an event in the last minute"
         return LivenessReport(LivenessState.ALIVE, why, agent, told_ms)
-    why = f"pid {agent.pid} of {agent.host} is silent: only that machine knows"
+    why = f"pid {agent.pid} of {agent.host} is silent: check on that machine"
     return LivenessReport(LivenessState.UNKNOWN, why, agent, told_ms)
 
 
@@ -221,7 +221,7 @@ def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport 
     if record is None or record.process is None or not is_alive_here(record):
         return None
     told_ms = records[-1].at_ms if records else 0
-    why = f"pid {record.process.pid} began the life and runs here"
+    why = f"pid {record.process.pid} started the generation and runs here"
     return LivenessReport(LivenessState.ALIVE, why, None, told_ms)
 
 
@@ -229,17 +229,20 @@ def _of_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
     """Return the liveness of ranks that no agent started, from their events."""
     if not records:
         return LivenessReport(
-            LivenessState.UNKNOWN, "there are no event files here; --run FOLDER names them"
+            LivenessState.UNKNOWN, "no event files were found here; name them with --run FOLDER"
         )
     last = records[-1]
     if last.event in _ENDS:
-        return LivenessReport(LivenessState.ENDED, "training said that it ended", None, last.at_ms)
+        return LivenessReport(LivenessState.ENDED, "training ended by itself", None, last.at_ms)
     if now_ms - last.at_ms <= SILENT_MS:
         return LivenessReport(
-            LivenessState.ALIVE, "a rank told something in the last minute", None, last.at_ms
+            LivenessState.ALIVE, "a rank wrote an event in the last minute", None, last.at_ms
         )
     return LivenessReport(
-        LivenessState.UNKNOWN, "its ranks are silent, and name no process", None, last.at_ms
+        LivenessState.UNKNOWN,
+        "its ranks are silent, and their process is unknown",
+        None,
+        last.at_ms,
     )
 
 

@@ -85,7 +85,7 @@ def answering() -> Iterator[None]:
     except OSError as error:
         ignore_broken_pipe()  # what is left in the buffer would fail again at the end
         raise kind_of(error)(
-            f"the answer could not be written to stdout, and is cut short: {error.strerror}",
+            f"the answer could not be written completely to stdout: {error.strerror}",
             hint="df -h",
         ) from error
 

@@ -138,7 +138,7 @@ def judge(budget: PreemptionBudget) -> list[Check]:
                 "notice",
                 fits,
                 f"{name} {last:g} s, notice {notice:g} s"
-                + ("" if fits else ": the machine is gone"),
+                + ("" if fits else ": too late, the host is gone"),
                 "" if fits else f"resilient train --grace {notice / 2:g}",
             )
         )
@@ -164,12 +164,12 @@ def _needed_seconds(budget: PreemptionBudget) -> float:
 
 def _judge_save(budget: PreemptionBudget) -> Check:
     if budget.save_seconds is None:
-        found = f"--grace {budget.grace_seconds:g} s, and nobody knows what a save takes"
+        found = f"--grace {budget.grace_seconds:g} s, and the time of a save is unknown"
         hint = "resilient doctor --events FOLDER --repo URL"
         return Check("budget", is_ok=True, found=found, hint=hint)
     needed = _needed_seconds(budget)
     found = (
-        f"a save {budget.save_seconds:.1f} s, its promotion {budget.tail_seconds:.1f} s, and "
+        f"save {budget.save_seconds:.1f} s, promotion {budget.tail_seconds:.1f} s, margin "
         f"{MARGIN_SECONDS:g} s ({budget.source}): {needed:.1f} s of --grace "
         f"{budget.grace_seconds:g} s"
     )

@@ -60,9 +60,9 @@ def references(store: Store) -> list[tuple[str, str]]:
         return []
     steps = dict.fromkeys(one.step for one in found)
     return [
-        ("latest", "what a resume would try first"),
+        ("latest", "first choice of a resume"),
         *((tag, "tag") for tag in list_tags(store)),
-        *((one.folder, f"step {one.step}, life {one.generation}") for one in found),
+        *((one.folder, f"step {one.step}, generation {one.generation}") for one in found),
         *((f"step:{step}", "the newest with this step") for step in steps),
     ]
 
@@ -80,7 +80,7 @@ Ref = Annotated[
 Place = Annotated[str | None, typer.Argument(metavar="REPO", help="URL or path of the repository.")]
 Repo = Annotated[
     str | None,
-    typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="The same as an option."),
+    typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="Same as REPO, as an option."),
 ]
 
 
@@ -118,7 +118,7 @@ def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool
     url = place or repo
     if not url:
         raise UsageError(
-            "no repository was named: by its URL, --repo or RESILIENT_REPO",
+            "no repository was named: give its URL, --repo or RESILIENT_REPO",
             hint="export RESILIENT_REPO=s3://bucket/run",
         )
     options = read_storage_options(os.environ)
@@ -170,7 +170,7 @@ def local_path(path: Path, option: str, instead: str) -> Path:
     if match[1].lower() == "file":
         return Path(str(path)[len("file:") :])
     raise UsageError(
-        f"{option} takes a path of this machine, and nothing was written: `{path}` is a URL",
+        f"{option} takes a path of this machine, and `{path}` is a URL; nothing was written",
         hint=instead,
     )
 
@@ -184,7 +184,7 @@ def committed_of(store: Store) -> list[CheckpointId]:
     found = committed(store)
     if not found and not list_numbers(store) and not lineage(store).skipped:
         raise RepositoryNotFound(
-            f"no repository at `{store.url}`: no run ever began there",
+            f"no repository at `{store.url}`: no run was ever started there",
             hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
     return found

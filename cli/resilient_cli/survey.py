@@ -183,7 +183,8 @@ class SampleRequest:
         """
         if (sample or max_duration) and level is not VerifyLevel.FULL:
             raise UsageError(
-                f"--sample and --max-duration read some of the bytes; --level {level} does not",
+                f"--sample and --max-duration read a part of the bytes; --level {level} reads "
+                "none or all",
                 hint="resilient ckpt verify --all REPO --sample 5%",
             )
         return cls(
@@ -256,7 +257,7 @@ _LOSSES = {
     "optimizer": "the optimizer's state",
     "scheduler": "the schedule",
     "rng_state": "the random state",
-    "data": "the place in the data",
+    "data": "the data position",
 }
 _NAMED_MAX = 4
 

@@ -196,7 +196,7 @@ _NUMBERED = r"(?:_(\d{1,4}))?"
 _SCALER, _LOADER = "scaler.pt", "dl_state_dict.bin"
 _ROW_MAX = 1 << 10
 """Largest number of models, optimizers or objects for which gaps are detected."""
-_PLACE = "the place in the data"
+_PLACE = "the data position"
 _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 
 

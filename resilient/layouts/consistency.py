@@ -174,7 +174,7 @@ def _unplaced(
     if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
         return []
     what = f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
-    return [Problem(place, what, "the place in the data", cure=Remedy.UNKEPT)]
+    return [Problem(place, what, "the data position", cure=Remedy.UNKEPT)]
 
 
 def _in_time(

@@ -43,7 +43,7 @@ _STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
 _WANTED = {
     r"(?i)sched": "the schedule",
     r"(?i)rng|random": "the random state",
-    r"(?i)data|sampler|train_state|step$": "the place in the data",
+    r"(?i)data|sampler|train_state|step$": "the data position",
 }
 _DCP_TITLE = "a distributed checkpoint of torch"
 

@@ -44,7 +44,7 @@ _IN_CODE = "it is the module itself, and to load it runs what its pickle names: 
 _AS_PROGRAM = "it is a program of TorchScript, to run a model and not to train it on"
 _SCAN = "resilient ckpt scan {path}"
 _LOAD_PROGRAM = "torch.jit.load('{path}')"
-_WEIGHTS = "the optimizer, the schedule, the random state and the place in the data"
+_WEIGHTS = "the optimizer, the schedule, the random state and the data position"
 
 
 def is_module(value: Any) -> bool:
@@ -124,13 +124,13 @@ def _fields(module: Any) -> list[tuple[Any, Any]]:
 
 
 TORCH_TITLE = "one file of torch"
-WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the place in the data"
+WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the data position"
 ALONE = "it holds weights alone, to begin a new training from"
 _LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
 _FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
 _WANTED = {
     ("rng", "random"): "the random state",
-    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the place in the data",
+    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the data position",
 }
 _STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
 _EPOCHS = ("epoch", "current_epoch", "epochs_trained")

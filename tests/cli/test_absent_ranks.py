@@ -23,7 +23,10 @@ def test_all_files_of_a_rank_that_are_missing_may_lie_on_another_host(repo, call
     (repo / "checkpoint-10-g1" / OPTIMIZER).unlink()
     outcome = call("ckpt", "verify", repo)
     assert outcome.status == 3
-    assert "every file of rank 1 is missing and all others are whole" in outcome.stdout
+    assert (
+        "every file of rank 1 in checkpoint-10-g1 is missing, and all other files are intact"
+        in outcome.stdout
+    )
     assert "near tier" in outcome.stdout
     (said,) = json.loads(call("ckpt", "verify", "--json", repo).stdout)["checkpoints"]
     assert said["absent_ranks"] == [1]
@@ -50,7 +53,7 @@ def test_one_hosts_part_is_not_pruned_and_that_is_explained(repo, call):
     outcome = call("ckpt", "prune", "--keep-last", "1", "--yes", repo)
     assert outcome.status == 1
     assert "Nothing was deleted: the newest, checkpoint-10-g1, is not verified" in outcome.stdout
-    assert "every file of rank 1 is missing" in outcome.stdout
+    assert "every file of rank 1 in checkpoint-10-g1 is missing" in outcome.stdout
     assert "`near_total_limit`" in outcome.stdout
     assert sorted(near.iterdir()) == before
     (near / "state.json").unlink()

@@ -281,4 +281,4 @@ def test_each_tampering_is_found_and_named(tamper, where, said, repo, call):
     shown = call("audit", repo)
     assert shown.status == 1
     assert where[0] in shown.stdout
-    assert "NOT PROVEN" in shown.stdout
+    assert "NOT VERIFIED" in shown.stdout

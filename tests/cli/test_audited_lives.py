@@ -94,7 +94,7 @@ def test_a_record_that_is_missing_or_does_not_prove_is_a_flaw(tamper, where, sai
     assert said in flaw["problem"]
     shown = call("audit", repo)
     assert where in shown.stdout
-    assert "NOT PROVEN" in shown.stdout
+    assert "NOT VERIFIED" in shown.stdout
 
 
 def test_a_hole_of_any_size_is_one_flaw(repo, call):

@@ -77,8 +77,8 @@ def test_the_seed_that_was_drawn_is_part_of_the_command(call):
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (("kills",), 2, "needs a training to strike"),
-        (("kills", "--", "report", "runs/x"), 2, "needs a training to strike"),
+        (("kills",), 2, "needs a training to inject faults into"),
+        (("kills", "--", "report", "runs/x"), 2, "needs a training to inject faults into"),
         (("kils", *TRAIN), 78, "no plan `kils`: there are calm"),
         (("kills", "--", "train", "--repo", "x", "t.py"), 78, "--repo: each of the two runs"),
         (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the struck run"),

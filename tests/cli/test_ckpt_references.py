@@ -45,8 +45,8 @@ def test_inspect_says_where_files_lie(repo, call):
     origins = {one["name"]: one["origin"] for one in told["files"]}
     assert origins[f"checkpoint-1-g1/{MODEL}"] == "checkpoint-1-g1"
     assert origins[MODEL] is None
-    assert "in folders of older checkpoints" in call("ckpt", "inspect", "2", repo).stdout
-    assert "in folders of older checkpoints" not in call("ckpt", "inspect", "1", repo).stdout
+    assert "stored in older checkpoints" in call("ckpt", "inspect", "2", repo).stdout
+    assert "stored in older checkpoints" not in call("ckpt", "inspect", "1", repo).stdout
 
 
 def test_damage_of_a_shared_file_is_told_for_each_that_needs_it(repo, call):
@@ -66,7 +66,7 @@ def test_damage_of_a_shared_file_is_told_for_each_that_needs_it(repo, call):
 def test_prune_says_what_stays_for_others_and_frees_what_it_says(repo, call):
     before = bytes_in(repo)
     planned = call("ckpt", "prune", repo, "--keep-last", "1", "--dry-run")
-    assert "of it are needed by others" in planned.stdout
+    assert "but other checkpoints need" in planned.stdout
     call("ckpt", "prune", repo, "--keep-last", "1", "--yes")
     assert bytes_in(repo) == before, "all of it is in the trash"
     call("ckpt", "prune", repo, "--undo")

@@ -20,7 +20,7 @@ def test_a_checkpoint_comes_in_and_goes_out_as_it_was(tmp_path, call):
     repo, out = tmp_path / "run", tmp_path / "checkpoint-8"
     taken = call("ckpt", "import", THEIRS, repo)
     assert taken.status == 0, taken.stderr
-    assert taken.stdout == f"{THEIRS} is checkpoint-8-g1 of file://{repo} now.\n"
+    assert taken.stdout == f"{THEIRS} is now checkpoint-8-g1 of file://{repo}.\n"
     assert call("ckpt", "verify", "--all", repo, "--level", "deep").status == 0
     given = call("ckpt", "export", "latest", repo, "--format", "hf", "--out", out)
     assert given.stdout == f"checkpoint-8-g1 of file://{repo} is in {out}.\n"

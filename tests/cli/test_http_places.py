@@ -53,8 +53,8 @@ REFUSALS = {
     "busy/w.pt": (69, "RES-STORE-503", "503"),
     "around/w.pt": (69, "RES-STORE", "TooManyRedirects"),
     "chunked/w.pt": (78, "RES-CONFIG", "does not tell the size"),
-    "ranged/run": (65, "RES-CKPT-LAYOUT", "over http one file is read"),
-    "ranged/run/": (65, "RES-CKPT-LAYOUT", "over http one file is read"),
+    "ranged/run": (65, "RES-CKPT-LAYOUT", "over http a folder cannot be listed"),
+    "ranged/run/": (65, "RES-CKPT-LAYOUT", "over http a folder cannot be listed"),
     "bare/run/": (77, "RES-STORE-403", "403"),
 }
 

@@ -88,7 +88,7 @@ def policy(made):
 
 def test_the_policy_is_the_table_of_exit_codes(render):
     rules = policy(render(*IMAGE, *TRAIN))
-    free = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count nothing"]
+    free = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count no failure"]
     assert [REQUEUE] == free
     assert [one["action"] for one in rules] == ["Ignore", "Ignore", "FailJob"]
     assert [one["onExitCodes"]["values"] for one in rules[1:]] == [free, list(PERMANENT)]
@@ -99,15 +99,15 @@ def test_the_policy_is_the_table_of_exit_codes(render):
     [
         ((), 2, "k8s needs a training to run"),
         ((*IMAGE, "--", "report", "runs/x"), 2, "k8s needs a training to run"),
-        (TRAIN, 78, "--image '' is no image"),
-        (("--image", "a b", *TRAIN), 78, "--image 'a b' is no image"),
-        (("--image", "A/B", *TRAIN), 78, "--image 'A/B' is no image"),
-        (("--image", "a:b@sha256:12", *TRAIN), 78, "is no image"),
-        (("--image", "me:pw@reg.io/x:y", *TRAIN), 78, "--image 'reg.io/x:y' is no image"),
-        ((*IMAGE, "--", "train", "t.py"), 78, "would be looked for in /scratch"),
-        ((*IMAGE, "--", "train", "--repo", "az://c/r?sv=1&sig=pw", "/t.py"), 78, "signature in it"),
-        ((*IMAGE, "--env", 'A={"password": "pw"}', *TRAIN), 78, "everybody who sees the Job"),
-        ((*IMAGE, *TRAIN, "--wandb_key", "pw"), 78, "--wandb_key: its value would be"),
+        (TRAIN, 78, "--image '' is not an image"),
+        (("--image", "a b", *TRAIN), 78, "--image 'a b' is not an image"),
+        (("--image", "A/B", *TRAIN), 78, "--image 'A/B' is not an image"),
+        (("--image", "a:b@sha256:12", *TRAIN), 78, "is not an image"),
+        (("--image", "me:pw@reg.io/x:y", *TRAIN), 78, "--image 'reg.io/x:y' is not an image"),
+        ((*IMAGE, "--", "train", "t.py"), 78, "is a relative path, and pods start in /scratch"),
+        ((*IMAGE, "--", "train", "--repo", "az://c/r?sv=1&sig=pw", "/t.py"), 78, "or a signature"),
+        ((*IMAGE, "--env", 'A={"password": "pw"}', *TRAIN), 78, "everyone who can read the Job"),
+        ((*IMAGE, *TRAIN, "--wandb_key", "pw"), 78, "--wandb_key: everyone who can read"),
         ((*IMAGE, "--name", "My_Run", *TRAIN), 78, "--name 'My_Run' is not 1 to 40"),
         ((*IMAGE, "--name", "a" * 41, *TRAIN), 78, "is not 1 to 40"),
         ((*IMAGE, "--namespace", "a b", *TRAIN), 78, "--namespace 'a b'"),
@@ -127,21 +127,21 @@ def test_the_policy_is_the_table_of_exit_codes(render):
         ((*IMAGE, "--egress", "10.0.0.0/8:70000", *TRAIN), 78, "is not CIDR:PORT"),
         ((*IMAGE, "--env", "A-B=1", *TRAIN), 78, "--env 'A-B' is not NAME=VALUE"),
         ((*IMAGE, "--env", "A", *TRAIN), 78, "--env 'A' is not NAME=VALUE"),
-        ((*IMAGE, "--env", "A=1", "--env", "A=2", *TRAIN), 78, "--env A stands twice"),
-        ((*IMAGE, "--env", "POD_NAME=x", *TRAIN), 78, "is told by Kubernetes"),
-        ((*IMAGE, "--env", "HF_TOKEN=pw", *TRAIN), 78, "everybody who sees the Job"),
-        ((*IMAGE, "--env", "PROXY=http://me:pw@x", *TRAIN), 78, "everybody who sees the Job"),
+        ((*IMAGE, "--env", "A=1", "--env", "A=2", *TRAIN), 78, "--env A is given twice"),
+        ((*IMAGE, "--env", "POD_NAME=x", *TRAIN), 78, "is set by Kubernetes"),
+        ((*IMAGE, "--env", "HF_TOKEN=pw", *TRAIN), 78, "everyone who can read the Job"),
+        ((*IMAGE, "--env", "PROXY=http://me:pw@x", *TRAIN), 78, "everyone who can read the Job"),
         ((*IMAGE, "--queue", "q", *TRAIN), 78, "--queue and --flavor kueue go together"),
         ((*IMAGE, "--flavor", "kueue", *TRAIN), 78, "--queue and --flavor kueue go together"),
         (
             (*IMAGE, "--", "train", "--repo", "s3://me:pw@h/b", "t.py"),
             78,
-            "a password or a signature in it",
+            "a password or a signature",
         ),
-        ((*IMAGE, "--", "train", "--storage-options", "{}", "t.py"), 78, "give --secret"),
-        ((*IMAGE, *TRAIN, "--hub_token=pw"), 78, "--hub_token: its value would be in the Job"),
-        ((*IMAGE, *TRAIN, "--password", "pw"), 78, "--password: its value would be in the Job"),
-        ((*IMAGE, "--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the manifests say"),
+        ((*IMAGE, "--", "train", "--storage-options", "{}", "t.py"), 78, "use --secret"),
+        ((*IMAGE, *TRAIN, "--hub_token=pw"), 78, "--hub_token: everyone who can"),
+        ((*IMAGE, *TRAIN, "--password", "pw"), 78, "--password: everyone who can"),
+        ((*IMAGE, "--", "train", "--nnodes", "2", "t.py"), 78, "train --nnodes: the manifests set"),
         ((*IMAGE, "--", "train", "--metrics-port", "1", "t.py"), 78, "the probe of the pods"),
         ((*IMAGE, "--spot", "gke", "--", "train", "--grace", "20", "/t.py"), 78, "notice 15 s"),
     ],

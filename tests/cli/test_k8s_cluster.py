@@ -124,7 +124,7 @@ def test_wait_outlives_a_cut_and_a_server_that_starts_anew(cluster, call, monkey
     ended = call("k8s", "wait", "gpt2", "--timeout", "60")
     thread.join(60)
     assert ended.status == 0, ended.stderr
-    silent, running = "gpt2: the cluster does not answer; it is asked again", "gpt2: running"
+    silent, running = "gpt2: the cluster does not answer; retrying", "gpt2: running"
     assert ended.stderr.splitlines()[:3] == [silent, running, silent]
 
 

@@ -156,12 +156,12 @@ def test_the_trash_is_emptied_on_demand_and_by_the_next_prune_after_its_time(rep
             "hint: resilient ckpt prune --keep-best loss:3:min",
         ),
         (("--keep-tag", "nosuchtag", "--yes"), 2, "no tag `nosuchtag`"),
-        (("--keep-last", "1"), 2, "nobody is there to confirm it"),
-        (("--keep-last", "1", "--json"), 2, "nobody is there to confirm it"),
+        (("--keep-last", "1"), 2, "no terminal is there to confirm it"),
+        (("--keep-last", "1", "--json"), 2, "no terminal is there to confirm it"),
         (("--keep-last", "1", "--yes", "--grace", "soon"), 2, "--grace 'soon' is no length"),
-        (("--keep-last", "1", "--undo"), 2, "goes with no policy"),
-        (("--empty-trash", "--undo"), 2, "goes with no policy"),
-        (("--undo", "20260101"), 2, "is no id of a prune"),
+        (("--keep-last", "1", "--undo"), 2, "excludes policies"),
+        (("--empty-trash", "--undo"), 2, "excludes policies"),
+        (("--undo", "20260101"), 2, "is not the id of a prune"),
         (("20260102T000000000-20260103T000000000", "--keep-last", "1"), 2, "only `--undo` takes"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_damaged_tag_is_named_by_ls_and_holds_prune(repo, call):
     call("ckpt", "tag", "step:10", "release", repo)
     flip_bit(repo / "tags" / "release.json", offset=20)
     listed = call("ckpt", "ls", repo)
-    assert "tag release names nothing: resilient ckpt untag release" in listed.stdout
+    assert "tag release points to no checkpoint: resilient ckpt untag release" in listed.stdout
     held = call("ckpt", "prune", repo, "--keep-last", "1", "--yes")
     assert held.status == 1
     assert "unknown what a tag holds" in held.stdout

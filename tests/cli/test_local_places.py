@@ -25,7 +25,7 @@ def test_a_url_is_no_folder_of_this_machine(name, url, tmp_path, monkeypatch, ca
     write_usual_run(tmp_path / "run")
     outcome = call(*WORDS[name], url)
     assert (outcome.status, outcome.stdout) == (2, "")
-    assert "and nothing was written" in outcome.stderr
+    assert "; nothing was written" in outcome.stderr
     hint = shlex.split(outcome.stderr.partition("hint: ")[2])
     assert hint[0] == "resilient"
     assert url not in hint

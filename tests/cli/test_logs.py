@@ -83,7 +83,7 @@ def test_a_time_without_a_zone_is_utc(run, call, monkeypatch):
     finally:
         monkeypatch.undo()
         time.tzset()
-    assert outcome.stdout == "life 2 rank 0 | loss 2.4\tlr 0.1\n"
+    assert outcome.stdout == "attempt 2 rank 0 | loss 2.4	lr 0.1\n"
 
 
 def test_following_goes_over_to_the_next_life_until_it_is_interrupted(run, call, monkeypatch):

@@ -24,7 +24,7 @@ def test_on_one_box_what_is_pasted_ends_with_a_run_that_was_resumed(tmp_path):
     assert "it ended with 75" in said
     assert re.search(r"resumed from checkpoint-\d+-g1 ", said)
     assert "trained to step 2000" in said
-    assert "Proven up to checkpoint-2000-g2" in said
+    assert "Verified up to checkpoint-2000-g2" in said
     assert (work / "run.html").stat().st_size > 10_000
     assert "1 intact, 0 damaged" in said
     shutil.rmtree(work / ".venv")  # a gigabyte

@@ -185,7 +185,7 @@ def test_a_lost_random_state_does_not_lose_the_place_that_the_state_holds(tmp_pa
     file.unlink()
     told = call("ckpt", "repair", "latest", tmp_path / "ours")
     assert told.status == 3
-    assert "do not follow from seed and step" in told.stdout
+    assert "cannot be computed from seed and step" in told.stdout
     new = tmp_path / "new"
     outcome = call("ckpt", "repair", "latest", tmp_path / "ours", "--rebuild", new, "--json")
     said = json.loads(outcome.stdout)

@@ -101,7 +101,7 @@ def test_what_a_dead_launcher_no_longer_does_is_no_training(tmp_path, at, call):
     trained = [one["goodput"] * one["wall_ms"] for one in told]
     assert trained[0] == pytest.approx(trained[1])
     said = call("status", tmp_path).stdout
-    assert "launcher is gone without a word" in said
+    assert "its launcher died" in said
     assert " left" not in said
 
 
@@ -247,7 +247,7 @@ def test_watching_waits_for_the_first_event(eventless, run, at, call, tmp_path):
 def test_the_page_of_such_a_repository_shows_its_checkpoints(eventless, call, tmp_path):
     assert call("report", eventless, "-o", tmp_path / "run.html", "--verify").status == 0
     page = (tmp_path / "run.html").read_text()
-    assert "No events were kept here" in page
+    assert "The run wrote no events here" in page
     assert "1970" not in page
     for one in eventless.glob("checkpoint-*"):
         assert one.name in page

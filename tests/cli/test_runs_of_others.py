@@ -127,7 +127,7 @@ def test_of_a_list_that_is_cut_nothing_is_taken_for_the_latest(run, call, monkey
     told = json.loads(call("ckpt", "ls", run, "--json").stdout)
     assert told["whole"] is False
     assert not any("latest" in one["notes"] for one in told["checkpoints"])
-    assert "newer checkpoints may lack" in call("ckpt", "ls", run).stdout
+    assert "newer checkpoints may be missing" in call("ckpt", "ls", run).stdout
     assert call("ckpt", "inspect", "latest", run).status == 2
 
 

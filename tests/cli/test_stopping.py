@@ -108,7 +108,7 @@ def test_one_that_takes_longer_is_told_and_left_alone(launcher, tmp_path, call):
 def test_no_wait_only_asks(launcher, tmp_path, call):
     process = launcher(STUBBORN)
     outcome = call("stop", tmp_path, "--within", "0")
-    assert outcome.stdout == f"pid {process.pid}: asked to save and leave\n"
+    assert outcome.stdout == f"pid {process.pid}: asked to save and exit\n"
 
 
 def test_a_launcher_that_was_killed_or_ended_is_not_running(tmp_path, call):

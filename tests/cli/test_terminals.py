@@ -195,7 +195,7 @@ def test_no_input_asks_nobody(repo):
     said = os.read(ours, 4096).decode()
     os.close(ours)
     assert done.returncode == 2
-    assert "nobody is there to confirm it" in said
+    assert "no terminal is there to confirm it" in said
 
 
 @pytest.mark.parametrize("closed", ["1", "2"])

@@ -35,7 +35,7 @@ def test_the_plan_is_text_for_people(call, script):
     assert "budget      3 restarts in 3600 s, any number of preemptions" in ended.stdout
     assert "restart elsewhere: leave this host with 71" in ended.stdout
     assert "secret" not in ended.stdout
-    assert "saves       left to the script" in ended.stdout
+    assert "saves       decided by the script" in ended.stdout
 
 
 def test_the_plan_says_how_often_it_saves(call, script):
@@ -47,7 +47,7 @@ def test_the_plan_says_how_often_it_saves(call, script):
 def test_the_plan_says_who_gives_notice_and_how_long_ranks_have(call, script, tmp_path):
     options = ("--notice", f"file:{tmp_path}/notice", "--grace", "40")
     ended = call("train", "--dry-run", *options, script)
-    assert f"notices     file {tmp_path}/notice; 40 s to end" in ended.stdout
+    assert f"notices     file {tmp_path}/notice; 40 s to exit" in ended.stdout
     plan = json.loads(call("train", "--dry-run", "--json", *options, script).stdout)
     assert (len(plan["notices"]), plan["grace_seconds"]) == (1, 40.0)
     ended = call("train", "--dry-run", "--notice", "http:0", script)
@@ -109,7 +109,7 @@ def test_how_many_lives_without_progress_are_a_crash_loop_is_said(call, script, 
 def test_an_option_that_only_torchrun_has_is_named_as_such(call, script, option, name):
     ended = call("train", option, "3", script)
     assert ended.status == 2
-    assert f"no option `{name or option}`: only torchrun has it" in ended.stderr
+    assert f"no option `{name or option}`: it exists only in torchrun" in ended.stderr
     assert "hint: resilient train --log-dir FOLDER" in ended.stderr
     assert "Did you mean" not in ended.stderr
 

@@ -126,7 +126,7 @@ def test_what_doctor_answers_on_a_machine_that_is_known(form, call, tmp_path, mo
         "clock": Check(
             "clock", is_ok=False, found="not synchronised", hint="systemctl start chronyd"
         ),
-        "signals": Check("signals", is_ok=True, found="SIGTERM arrives and is obeyed"),
+        "signals": Check("signals", is_ok=True, found="SIGTERM arrives and ends a child"),
     }
     for name, fact in facts.items():
         monkeypatch.setattr(doctor, f"check_{name}", lambda fact=fact: fact)

@@ -100,7 +100,7 @@ def test_a_launcher_elsewhere_is_alive_while_it_tells_and_unknown_when_silent(re
     rename(repo, "node-9")
     found = json.loads(call("ckpt", "unlock", repo, "--json").stdout)
     assert (found["state"], found["process"]["pid"]) == ("unknown", 12)
-    assert "only that machine knows" in found["why"]
+    assert "check on that machine" in found["why"]
 
 
 def rename(repo, host):

@@ -63,7 +63,7 @@ def test_it_stops_when_the_time_is_over(repo, call, monkeypatch):
     assert (outcome.status, found["is_over"]) == (0, True)
     assert 0 < found["chunks"] < found["of"]
     said = call("ckpt", "verify", "--all", repo, "--max-duration", "35s").stdout
-    assert "then the time was over" in said
+    assert "then the time limit was reached" in said
 
 
 @pytest.mark.parametrize(

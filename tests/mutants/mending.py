@@ -233,7 +233,7 @@ MUTANTS = [
         f"{AGAIN} -k seed_of_the_checkpoint",
     ),
     Mutant(
-        "a lost random state is told as if the place in the data were lost too",
+        "a lost random state is told as if the data position were lost too",
         "resilient/train/hf_interop/rebuild.py",
         ' and "trainer_state" not in parts:\n',
         ":\n",

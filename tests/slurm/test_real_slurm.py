@@ -69,7 +69,7 @@ def test_what_the_page_says_ends_with_a_run_that_was_requeued(cluster, tmp_path)
     assert "  exit 75: " in log
     assert re.search(r"resumed from checkpoint-\d+-g1 ", log)
     assert "COMPLETED" in said, said
-    assert "Proven up to checkpoint-2000-g2" in said, said
+    assert "Verified up to checkpoint-2000-g2" in said, said
 
 
 def test_what_another_start_would_not_mend_is_not_requeued(cluster, tmp_path):

@@ -74,34 +74,34 @@ def _row(epoch: EpochCoverage) -> tuple[str, ...]:
 
 def _closing(found: Audit) -> list[str]:
     if found.flaws:
-        return [f"NOT PROVEN up to {found.checkpoint}: {count(len(found.flaws), 'flaw')}."]
+        return [f"NOT VERIFIED up to {found.checkpoint}: {count(len(found.flaws), 'flaw')}."]
     began, place = found.began, found.place
     lines = []
     if began.step:
-        lines.append(f"Steps 1 to {began.step} were trained before the ledger began.")
+        lines.append(f"Steps 1 to {began.step} were trained before the ledger started.")
     lines += [
-        f"{samples} samples were left out on purpose: {reason}."
+        f"{samples} samples were skipped on purpose: {reason}."
         for reason, samples in found.left_out.items()
     ]
     lines += _lost(found)
     again = sum(one.repeated for one in found.epochs)
     but = ""
     if again:
-        lines.append(f"{count(again, 'sample')} came again to complete last rounds for all ranks.")
-        but = " but those"
-    part = f"{len(found.lives)} of {found.claimed} lives are part of it"
+        lines.append(f"{count(again, 'sample')} were repeated to fill the last round of all ranks.")
+        but = " except those"
+    part = f"{len(found.lives)} of {found.claimed} generations contributed"
     resized = count(resizes_of(found), "change")
     lines.append(f"{part}; {resized} of the number of ranks: {', '.join(map(str, found.ranks))}.")
-    steps = f"Proven up to {found.checkpoint}: in steps {began.step + 1} to {place.step}"
-    lines.append(f"{steps} no sample was lost, and none trained on twice{but}.")
+    steps = f"Verified up to {found.checkpoint}: in steps {began.step + 1} to {place.step}"
+    lines.append(f"{steps} no sample was lost, and no sample was trained twice{but}.")
     return lines
 
 
 def _lost(found: Audit) -> list[str]:
     """Return a line for each range of steps that was saved and later abandoned."""
     return [
-        f"Steps {one.first} to {one.last} of life {one.checkpoint.generation} were trained and "
-        "given up."
+        f"Steps {one.first} to {one.last} of generation {one.checkpoint.generation} were trained "
+        "and abandoned."
         for one in found.abandoned
     ]
 
@@ -118,16 +118,16 @@ def audit(
         bool,
         typer.Option(
             "--require-signature",
-            help="A manifest that the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE "
-            "has not signed proves nothing. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
+            help="Accept only manifests signed with the key of RESILIENT_SIGNING_KEY or "
+            "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE has the same effect.",
         ),
     ] = False,
 ) -> int:
-    """Prove from the ledger that no sample was lost or trained twice, in all lives of the run.
+    """Verify from the ledger that no sample was lost or trained twice, in all attempts of a run.
 
-    It follows the chain of records from the newest checkpoint back to the beginning, through
-    rollbacks and changes of the number of ranks, and computes the order of each epoch anew.
-    Exit code 0: proven. 1: not; the first record that is not what it should be is named.
+    The command follows the chain of records from the newest checkpoint back to the start, through
+    rollbacks and changes of the number of ranks. It computes the order of each epoch again. Exit
+    code 0: verified. 1: not verified; the answer names the first wrong record.
 
     Example: resilient audit runs/gpt2
     """
@@ -137,7 +137,7 @@ def audit(
     known = lineage(store)
     if not known.candidates and known.lost:
         raise NoIntactCheckpoint(
-            f"nothing in `{store.url}` is left that could be audited: {known.lost}",
+            f"no checkpoint in `{store.url}` can be audited: {known.lost}",
             hint=f"resilient ckpt verify --all {shell_quote(store.url)}",
         )
     if not known.candidates:

@@ -147,7 +147,7 @@ def _first_bad(change: BisectResult[CheckpointId]) -> str:
     if not change.unknown:
         return change.first_bad.folder
     known = ", ".join(one.folder for one in change.unknown)
-    return f"{change.first_bad.folder}, or one that nothing is known of: {known}"
+    return f"{change.first_bad.folder}, or one that could not be tested: {known}"
 
 
 UNDECIDED = 1
@@ -172,26 +172,27 @@ def bisect(
         str,
         typer.Argument(
             metavar="BAD",
-            help="A later one, at which it fails.",
+            help="A later checkpoint, at which the command fails.",
             autocompletion=complete_ref,
         ),
     ],
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="-- COMMAND...", help="What to run; {} becomes the checkpoint's path or URL."
+            metavar="-- COMMAND...",
+            help="Command to run; {} is replaced by the checkpoint's path or URL.",
         ),
     ],
     repo: Repo = None,
 ) -> int:
     """Find the first checkpoint between two at which a command fails.
 
-    The command is run for GOOD and BAD, and then for as few between them as it takes: of a
-    thousand, for ten. It fails with any exit status from 1 to 124; with 125 it says that it cannot
-    tell, and its neighbours are asked. A checkpoint that is damaged is passed over like that. What
-    the command writes goes to stderr. RESILIENT_REPO and RESILIENT_CHECKPOINT name what to look at.
+    The command runs for GOOD, for BAD, and for about 10 of 1,000 checkpoints between them. An exit
+    status from 1 to 124 is a failure. With status 125 the command cannot decide, and a neighbouring
+    checkpoint is tried. Damaged checkpoints are skipped. The output of the command goes to stderr.
+    RESILIENT_REPO and RESILIENT_CHECKPOINT name the checkpoint to test.
 
-    Exit code 0 if one checkpoint was found, 1 if only some of which one must be it.
+    Exit code 0: one checkpoint was found. 1: only a range of checkpoints was found.
 
     Example: resilient ckpt bisect step:1000 latest -r runs/mine -- python evaluate.py {}
     """
@@ -212,8 +213,9 @@ def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[Checkpoint
     line = ancestry(store, bad)
     if good == bad or good not in line:
         raise UsageError(
-            f"training did not go through {good} on its way to {bad}",
-            hint=f"resilient ckpt reflog {shell_quote(store.url)} (which life began from where)",
+            f"{good} is not an ancestor of {bad}: training did not continue from it",
+            hint=f"resilient ckpt reflog {shell_quote(store.url)} (shows where each generation "
+            "started)",
         )
     return line[line.index(good) :: -1]
 
@@ -223,8 +225,8 @@ def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
     if found is not wanted:
         said = judge.tried[-1].reason
         raise UsageError(
-            f"{end} is to be {wanted} and is {found}: {said}; nothing was concluded "
-            "(the command must end with 0 at GOOD, and with 1 to 124 at BAD)",
+            f"{end} must be {wanted} but is {found}: {said}. No result (the command must end with "
+            "0 at GOOD, and with 1 to 124 at BAD)",
             hint="resilient ckpt bisect --help",
         )
 
@@ -240,12 +242,12 @@ class _Judge:
 
     def __call__(self, checkpoint: CheckpointId, left: int) -> Verdict:
         if self.output.format is Format.HUMAN and not self.output.quiet:
-            rest = f": {left} are left" if left > 1 else ""
+            rest = f": {left} left" if left > 1 else ""
             say(f"trying {checkpoint}{rest}")
         found = verify(self.store, checkpoint, "quick")
         damaged = [one.file for one in found if one.severity == "damaged"]
         if damaged:
-            said = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"it is damaged: {damaged[0]}")
+            said = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"damaged: {damaged[0]}")
         else:
             said = _tried(checkpoint, self._run(checkpoint))
         self.tried.append(said)
@@ -271,14 +273,15 @@ class _Judge:
             raise UsageError(f"cannot run `{words[0]}`: {error}", hint=_AFTER_DASHES) from error
         if done.returncode in _NOT_RUN:
             raise UsageError(
-                f"`{words[0]}` ended with {done.returncode}: it was not found or not run",
+                f"`{words[0]}` ended with {done.returncode}: it was not found or cannot be "
+                "executed",
                 hint=_AFTER_DASHES,
             )
         if not 0 <= done.returncode <= _STATUS_MAX:
             raise UsageError(
-                f"`{words[0]}` ended with {done.returncode} at {checkpoint}, by a signal or like "
-                "it, which says nothing of the checkpoint: it is to end with 1 if that is a "
-                "failure, with 125 if it cannot tell",
+                f"`{words[0]}` ended with {done.returncode} at {checkpoint}, probably by a "
+                "signal, which says nothing about the checkpoint. End the command with 1 for a "
+                "failure, or with 125 if it cannot decide",
                 hint="resilient ckpt bisect --help",
             )
         return done.returncode
@@ -289,6 +292,6 @@ _AFTER_DASHES = "resilient ckpt bisect --help"
 
 def _tried(checkpoint: CheckpointId, status: int) -> BisectStep:
     if status == _CANNOT_SAY:
-        return BisectStep(checkpoint, Verdict.UNKNOWN, status, "the command cannot tell")
+        return BisectStep(checkpoint, Verdict.UNKNOWN, status, "the command cannot decide")
     verdict = Verdict.BAD if status else Verdict.GOOD
     return BisectStep(checkpoint, verdict, status, f"the command ended with {status}")

@@ -144,8 +144,8 @@ def cat(  # noqa: PLR0913 - the options of a command
         str,
         typer.Argument(
             metavar="REF[:PATH]",
-            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`; what of it "
-            "may stand behind a colon.",
+            help="A reference, or the path or URL of a checkpoint, as for `ckpt diff`; a colon and "
+            "the name of a part may follow.",
             show_default=False,
             autocompletion=complete_ref,
         ),
@@ -169,13 +169,14 @@ def cat(  # noqa: PLR0913 - the options of a command
         bool,
         typer.Option("--npy", help="Write it as NumPy's .npy; bfloat16 and 8-bit floats as F32."),
     ] = False,
-    values: Annotated[int, typer.Option(min=0, help="How many of the first elements to show.")] = 8,
+    values: Annotated[int, typer.Option(min=0, help="Number of first elements to show.")] = 8,
 ) -> None:
-    """Show one tensor in numbers, one value, or write a file of a checkpoint as it is.
+    """Show statistics of one tensor or one value, or write a file of a checkpoint unchanged.
 
-    Of a tensor: shape, dtype, extremes, mean, deviation, norm, how many are zero, NaN or infinite,
-    and the first elements; with --raw or --npy all of them, to stdout. It is streamed, whatever it
-    was cut into. Checkpoints are those of `ckpt diff`: ours and other tools', here or at a URL.
+    For a tensor: shape, dtype, extremes, mean, deviation, norm, the numbers of zero, NaN and
+    infinite elements, and the first elements. --raw and --npy write all elements to stdout. Tensors
+    are streamed, also sharded ones. Any checkpoint of `ckpt diff` is accepted: of this library or
+    another tool, local or at a URL.
 
     Example: resilient ckpt cat latest model/wte.weight s3://bucket/run
 
@@ -184,7 +185,7 @@ def cat(  # noqa: PLR0913 - the options of a command
     Example: resilient ckpt cat out/checkpoint-500 optimizer/0.exp_avg --npy > moment.npy
     """
     if raw and npy:
-        raise UsageError("`--raw` and `--npy` are two answers", hint="resilient ckpt cat --help")
+        raise UsageError("`--raw` and `--npy` exclude each other", hint="resilient ckpt cat --help")
     # Import late: NumPy takes longer to load than a whole `ckpt ls`.
     from resilient.diff.tensor_stats import summarize
     from resilient_cli.foreign import open_view
@@ -225,7 +226,7 @@ def _meant(
     if name is None and split is None:
         words = " ".join(shell_quote(one) for one in (ref, place or repo) if one)
         raise UsageError(
-            f"nothing says what of `{ref}` to show: a tensor, a value or a file",
+            f"`{ref}` alone does not name a tensor, a value or a file to show",
             hint="resilient ckpt inspect " + words + " --tensors",
         )
     if split is None or (split[2] and name is not None):
@@ -279,7 +280,7 @@ def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
     known = [f"{one.part}/{one.name}" for one in side.tensors]
     known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
     near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
-    said = f"; near it: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
+    said = f"; similar names: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
     hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
     return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
 
@@ -290,7 +291,7 @@ def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
 
     if _is_terminal():
         raise UsageError(
-            "these are no characters for a terminal", hint="resilient ckpt cat ... > FILE"
+            "cannot write binary data to a terminal", hint="resilient ckpt cat ... > FILE"
         )
     stream = sys.stdout.buffer
     with answering(), Progress("reading") as told:

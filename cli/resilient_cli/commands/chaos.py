@@ -52,7 +52,7 @@ def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
         (
             one.name,
             str(sum(fault.count for fault in one.faults)),
-            "; ".join(reasons[one.name].values()) or "can be run here",
+            "; ".join(reasons[one.name].values()) or "can run here",
             one.description,
         )
         for one in plans
@@ -183,22 +183,21 @@ def _closing(
     kept = sum(one.state is GuaranteeState.KEPT for one in promises)
     lines = []
     if evidence.missed:
-        lines.append(
-            f"{count(len(evidence.missed), 'fault')} did not strike: the run was over before."
-        )
+        lines.append(f"{count(len(evidence.missed), 'fault')} not injected: the run ended first.")
     if "exact" in broken:
         lines.append(
-            "If plan `calm`, without any fault, differs as well, the script itself is not "
-            "deterministic: an unseeded random stream, the time of day, the order of a set."
+            "If plan `calm`, which has no faults, differs too, the script is not deterministic. "
+            "Causes: an unseeded random stream, the time of day, the order of a set."
         )
     said = (
-        f"{kept} promises kept, {len(broken)} broken, {len(promises) - kept - len(broken)} untested"
+        f"{kept} guarantees kept, {len(broken)} broken, {len(promises) - kept - len(broken)} "
+        "untested"
     )
     ending = f": BROKEN {', '.join(broken)}" if broken else ""
     return [
         *lines,
-        f"{said}{ending}. What was said lies in {wish.folder}.",
-        f"again: {again}",
+        f"{said}{ending}. The output of the runs is in {wish.folder}.",
+        f"repeat: {again}",
     ]
 
 
@@ -212,7 +211,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Strike a training of your own on purpose, and see which promises hold.",
+    help="Inject faults into a training of your own, and check which guarantees hold.",
 )
 
 Plan = Annotated[str, typer.Argument(metavar="PLAN", help="Name of a plan, or a .toml file.")]
@@ -220,14 +219,18 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- train ...",
-        help="The command, without `resilient`; {folder} in it is the folder of each run, {host} "
-        "the name of each host.",
+        help="Command, without `resilient`; {folder} in it is the folder of each run, {host} the "
+        "name of each host.",
     ),
 ]
-Seed = Annotated[int | None, typer.Option(help="Of the faults; drawn and told if not given.")]
-Folder = Annotated[Path, typer.Option(help="For both runs; what an earlier one left is removed.")]
+Seed = Annotated[
+    int | None, typer.Option(help="Seed of the faults; drawn and printed if not given.")
+]
+Folder = Annotated[
+    Path, typer.Option(help="Folder for both runs; results of an earlier experiment are removed.")
+]
 Within = Annotated[
-    float, typer.Option(help="Seconds that the run may take to go on after a fault.", min=1)
+    float, typer.Option(help="Seconds until the run must progress after a fault.", min=1)
 ]
 Hosts = Annotated[
     int,
@@ -252,17 +255,17 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     within: Within = _WITHIN_SECONDS,
     dry_run: DryRun = False,
 ) -> int:
-    """Run a training undisturbed and under the faults of PLAN, and compare the two.
+    """Run a training without faults and then under the faults of PLAN, and compare the two runs.
 
-    Exit code 0: every fault struck and every promise was kept. 1: a promise was broken, or a
-    fault found no run to strike. What cannot be done here is refused before anything starts. An
-    order to end (SIGTERM, Ctrl-C) ends the training as well, with 143 or 130.
+    Exit code 0: every fault was injected and every guarantee was kept. 1: a guarantee was broken,
+    or the run ended before a fault. A plan that this machine cannot run is rejected before the
+    start. SIGTERM and Ctrl-C also end the training, with 143 or 130.
 
     Example: resilient chaos run kills -- train train.py --output-dir {folder}
     """
     words = tuple(command or ())
     if words[:1] != ("train",):
-        raise UsageError("chaos run needs a training to strike", hint=_EXAMPLE)
+        raise UsageError("chaos run needs a training to inject faults into", hint=_EXAMPLE)
     faults = read_plan(plan)
     require_capabilities(
         faults, parse_train_options(words[1:]), look_at_machine(faults, hosts), hosts
@@ -279,7 +282,7 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
         with obeying_orders():
             evidence = run_experiment(wish, SystemClock(), say)
     except Terminated as order:
-        say(f"ended by {order}: nothing of it runs any more, and both folders stay; {again}")
+        say(f"ended by {order}: all its processes have ended, and both folders are kept; {again}")
         return _SIGNAL_BASE + order.number
     promises = evaluate_guarantees(evidence)
     is_kept = is_proven(evidence, promises)
@@ -295,7 +298,7 @@ def _unless(option: str, given: Path | float, usual: Path | float) -> tuple[str,
 
 @app.command("list")
 def list_plans(ctx: typer.Context) -> None:
-    """List the plans that are shipped, and which of them can be carried out on this machine.
+    """List the built-in plans, and show which of them this machine can run.
 
     Example: resilient chaos list
     """

@@ -23,7 +23,8 @@ class Shell(StrEnum):
 
 
 def completion(
-    ctx: typer.Context, shell: Annotated[Shell, typer.Argument(help="Whose script to write.")]
+    ctx: typer.Context,
+    shell: Annotated[Shell, typer.Argument(help="Shell to write the script for.")],
 ) -> None:
     """Write the completion script of a shell to stdout.
 

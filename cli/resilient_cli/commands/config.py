@@ -52,7 +52,7 @@ def settings(source: str, found: Sequence[Setting], *, everything: bool) -> Comm
     shown = [one for one in found if everything or one.origin != "default"]
     document = {"source": source, "settings": [asdict(one) for one in shown]}
     left = len(found) - len(shown)
-    more = (f"{left} more stand at their defaults (--all shows them).",) if left else ()
+    more = (f"{left} more have their default (--all shows them).",) if left else ()
     return CommandResult("config.show", "config", document, (_table(shown), *more), _names(shown))
 
 
@@ -87,7 +87,7 @@ Source = Annotated[
         autocompletion=complete_ref,
     ),
 ]
-All = Annotated[bool, typer.Option("--all", help="Also what stands at its default.")]
+All = Annotated[bool, typer.Option("--all", help="Also show defaults.")]
 
 
 @app.command("show")
@@ -99,9 +99,9 @@ def show_(
     repo: Repo = None,
     everything: All = False,
 ) -> None:
-    """Show the arguments that a file says, or that a checkpoint was trained with.
+    """Show the arguments of a file, or the arguments that a checkpoint was trained with.
 
-    Each with where it came from: a line of the file, what follows from others, or the default.
+    Each argument has its origin: a line of the file, derived from other arguments, or the default.
 
     Examples: resilient config show train.toml --all; resilient config show latest runs/mine
     """
@@ -117,7 +117,7 @@ def check(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="A TOML, YAML or JSON file of arguments.")],
 ) -> None:
-    """Say whether a file of arguments is accepted; exit code 78 names what is not, and its line.
+    """Check a file of arguments; exit code 78 names each rejected argument and its line.
 
     Example: resilient config check train.toml
     """
@@ -166,7 +166,7 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     }
     if not config:
         raise UsageError(
-            f"{checkpoint} holds no arguments: it was saved without our trainer",
+            f"{checkpoint} holds no arguments: it was not saved by resilient.Trainer",
             hint=f"resilient ckpt inspect {checkpoint} {shell_quote(store.url)}",
         )
     return [Setting(name, value, str(checkpoint), is_said=True) for name, value in config.items()]

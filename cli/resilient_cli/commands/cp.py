@@ -47,13 +47,13 @@ def copied(source: str, target: str, shipment: ReplicationPlan, *, dry_run: bool
         "size_bytes": shipment.size_bytes,
         "ledger": shipment.ledger_problem or None,
     }
-    verb = "would be put" if dry_run else "put"
+    verb = "would be copied" if dry_run else "put"
     size = human_size(shipment.size_bytes)
     said = [f"{checkpoint} of {source} -> {target}: {len(shipment.missing)} files, {size} {verb}"]
     if document["was_there"]:
-        said = [f"{checkpoint} is whole at {target} already."]
+        said = [f"{checkpoint} is already complete at {target}."]
     if shipment.ledger_problem:
-        said.append(f"its ledger is not copied whole: {shipment.ledger_problem}")
+        said.append(f"its ledger is not copied completely: {shipment.ledger_problem}")
     if not dry_run:
         said.append(f"resilient ckpt verify {checkpoint} {shell_quote(target)}")
     return CommandResult("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
@@ -71,7 +71,7 @@ def imported(
         lost: Descriptions of the state that was lost.
     """
     document = {"repository": url, "from": source, "id": checkpoint.folder}
-    said = f"{source} is {checkpoint} of {url} now."
+    said = f"{source} is now {checkpoint} of {url}."
     if lost:
         document["lost"] = "; ".join(lost)
         said = f"{said} Lost: {document['lost']}."
@@ -96,20 +96,23 @@ class ExportKind(enum.StrEnum):
 
 def cp(
     ctx: typer.Context,
-    ref: Annotated[str, typer.Argument(metavar="REF", help="Which, or the path that it has.")],
-    target: Annotated[str, typer.Argument(metavar="URL", help="Of the other repository.")],
+    ref: Annotated[str, typer.Argument(metavar="REF", help="Checkpoint to copy, or its path.")],
+    target: Annotated[str, typer.Argument(metavar="URL", help="URL of the other repository.")],
     repo: Repo = None,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be put.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be copied.")
+    ] = False,
     single_writer: Annotated[
-        bool, typer.Option("--single-writer", help="Promise: nobody else writes to URL.")
+        bool, typer.Option("--single-writer", help="Promise: no other process writes to URL.")
     ] = False,
 ) -> None:
-    """Copy a checkpoint to another repository, every byte proved on the way.
+    """Copy a checkpoint to another repository, and verify every byte on the way.
 
-    It is there under the same name, with its signature and its ledger, once it is whole: a run
-    with `--repo URL` goes on from it. What is there already is not put again. Bytes that older
-    checkpoints hold come along. RESILIENT_STORAGE_OPTIONS are those of both.
+    The copy keeps its name, signature and ledger, and becomes visible when it is complete. A run
+    with `--repo URL` then resumes from it. Files that already exist are not copied again. Bytes
+    stored in older checkpoints are copied too. RESILIENT_STORAGE_OPTIONS apply to both
+    repositories.
 
     Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
     """
@@ -125,7 +128,10 @@ def cp(
 
 def import_(
     ctx: typer.Context,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Their checkpoint-500.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="FOLDER", help="Folder of the checkpoint, such as checkpoint-500."),
+    ],
     place: Place = None,
     repo: Repo = None,
     *,
@@ -133,8 +139,8 @@ def import_(
         bool,
         typer.Option(
             "--strict-resume",
-            help="Refuse a checkpoint that lost a part of its state, and write nothing; otherwise "
-            "the answer names the loss. RESILIENT_STRICT_RESUME asks for the same.",
+            help="Reject a checkpoint that lost a part of its state, and write nothing; by default "
+            "the answer names the loss. RESILIENT_STRICT_RESUME has the same effect.",
         ),
     ] = False,
 ) -> None:
@@ -167,21 +173,21 @@ def export(
     place: Place = None,
     repo: Repo = None,
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="A folder that is new.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="New folder to write.")],
     kind: Annotated[
         ExportKind,
         typer.Option(
             "--format",
-            help="hf: all that Transformers goes on with. safetensors, torch, dcp: weights "
-            "and moments, by name.",
+            help="hf: everything that Transformers needs to resume. safetensors, torch, dcp: "
+            "weights and moments, by name.",
         ),
     ] = ExportKind.HF,
 ) -> None:
-    """Write a checkpoint for other tools, each byte proved; the folder appears when it is whole.
+    """Write a verified checkpoint for other tools; the folder appears when it is complete.
 
-    hf is what Hugging Face's Trainer keeps, for its resume_from_checkpoint: model, optimizer,
-    schedule, random state and trainer_state.json, of a checkpoint of our trainer. The others take
-    a checkpoint of any tool, as `ckpt diff` does, and give its tensors whole, whatever cut them:
+    hf is the layout of Hugging Face's Trainer, for its resume_from_checkpoint: model, optimizer,
+    schedule, random state and trainer_state.json, of a checkpoint of our trainer. The other formats
+    accept a checkpoint of any tool, as `ckpt diff` does, and write unsharded tensors:
     model.safetensors and optimizer.safetensors, one checkpoint.pt for torch.load, or a folder of
     torch.distributed.checkpoint.
 
@@ -220,7 +226,7 @@ def _export_plainly(
             export_tensors(side, out, ExportFormat(kind.value), told)
     except Unreadable as error:
         raise IncompatibleCheckpoint(
-            f"{side.url} cannot be written so: {error}",
+            f"cannot export {side.url}: {error}",
             hint=f"resilient ckpt inspect {shell_quote(side.url)}",
         ) from error
     place = side.url.removesuffix(f"/{side.name}")

@@ -36,7 +36,7 @@ def diff(  # noqa: PLR0913 - the options of a command
         typer.Option(
             "--only",
             metavar="GLOB",
-            help="Compare only tensors with such a name, as `model/*.bias`; may be repeated.",
+            help="Compare only tensors whose name matches, as `model/*.bias`; may be repeated.",
         ),
     ] = None,
     every: Annotated[
@@ -44,26 +44,28 @@ def diff(  # noqa: PLR0913 - the options of a command
     ] = False,
     html: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="Write one self-contained HTML page here."),
+        typer.Option(
+            "--html", metavar="FILE", help="Write one self-contained HTML page to this file."
+        ),
     ] = None,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 1 if anything differs.")
     ] = False,
 ) -> int:
-    """Say what is different in two checkpoints: across steps, runs, tools and world sizes.
+    """Compare two checkpoints: across steps, runs, tools and world sizes.
 
-    Configuration, software, the trainer's state, learning rates, random streams, the place in the
-    data, the optimizer's moments, and every tensor: how many elements changed, the largest
-    distance, the relative one (L2), the angle, the largest in representable numbers (ULP). Tensors
-    are streamed: memory does not grow with their size. Nothing is unpickled.
+    The answer covers configuration, software, trainer state, learning rates, random streams, data
+    position, optimizer moments and every tensor. For a tensor it shows how many elements changed,
+    the largest absolute distance, the relative distance (L2), the angle and the largest distance in
+    ULP. Tensors are streamed, so memory does not grow with their size. Nothing is unpickled.
 
-    Each of A and B is a checkpoint of a repository, or of another tool (docs/layouts.md), here or
-    at a URL. A repository's reference may stand behind a slash: runs/gpt2/latest~2.
+    A and B are checkpoints of a repository or of another tool (docs/layouts.md), local or at a URL.
+    A reference can follow the repository after a slash: runs/gpt2/latest~2.
 
-    --html writes a page with the same, a picture of all layers, and of the tensors that differ
-    most how their numbers are spread.
+    --html writes a page with the same facts, a picture of all layers, and histograms of the tensors
+    that differ most.
 
-    Exit code 0; with --exit-code 1 if they differ, or it could not be seen that they do not.
+    Exit code 0. With --exit-code: 1 if the checkpoints differ or a part could not be compared.
 
     Example: resilient ckpt diff step:12000 latest s3://bucket/run
 
@@ -89,7 +91,7 @@ def diff(  # noqa: PLR0913 - the options of a command
         )
     if only and not found.tensors and not any(found.only):
         raise UsageError(
-            f"no tensor of either checkpoint is called `{only[0][:80]}`",
+            f"no tensor of either checkpoint matches `{only[0][:80]}`",
             hint="resilient ckpt diff A B --json lists their names: model/h.0.weight",
         )
     if html is not None:

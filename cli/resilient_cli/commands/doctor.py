@@ -102,8 +102,8 @@ def check_shared_memory(root: Path = _SHM) -> Check:
     return Check(
         "shared memory",
         is_ok=False,
-        found=f"no keeper of staged checkpoints: {granted.why_not} (in a pod an emptyDir with "
-        "medium: Memory at /dev/shm gives it)",
+        found=f"no saver daemon: {granted.why_not} (in a pod, mount an emptyDir with medium: "
+        "Memory at /dev/shm)",
         hint="docker run --shm-size 8g IMAGE",
     )
 
@@ -112,12 +112,16 @@ def check_clock() -> Check:
     """Check that the kernel counts its clock as synchronised (adjtimex(2), read only)."""
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))
     if state < 0:
-        return Check("clock", is_ok=True, found="the kernel does not say whether it is in step")
+        return Check(
+            "clock",
+            is_ok=True,
+            found="the kernel does not report whether the clock is synchronised",
+        )
     if state == _TIME_ERROR:
         return Check(
             "clock",
             is_ok=False,
-            found="not synchronised: notices name moments, and signed requests are refused",
+            found="not synchronised: notices carry times, and stores reject signed requests",
             hint="systemctl start chronyd",
         )
     return Check("clock", is_ok=True, found="synchronised")
@@ -130,16 +134,21 @@ def check_signals(proc: Path = _PROC) -> Check:
         return Check(
             "signals",
             is_ok=False,
-            found=f"process 1 is `{first}`, which passes no SIGTERM on, unless it ends with `exec`",
+            found=f"process 1 is `{first}`, which does not forward SIGTERM unless it ends with "
+            "`exec`",
             hint="exec resilient train ...",
         )
     for name, status_field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
         if _mask(proc, status_field) >> (signal.SIGTERM - 1) & 1:
-            found, hint = f"SIGTERM is {name} by who started this", "grep -rn \"trap '' TERM\" ."
+            found, hint = f"SIGTERM is {name} by the parent process", "grep -rn \"trap '' TERM\" ."
             return Check("signals", is_ok=False, found=found, hint=hint)
     code = _ask_to_stop()
     is_ok = code == 75  # noqa: PLR2004 - the exit code of the listener above
-    found = "SIGTERM arrives and is obeyed" if is_ok else f"a child asked to stop ended with {code}"
+    found = (
+        ("SIGTERM arrives and ends a child")
+        if is_ok
+        else f"a child ended with {code} after SIGTERM"
+    )
     return Check("signals", is_ok=is_ok, found=found)
 
 
@@ -147,7 +156,7 @@ def _ask_to_stop() -> int:
     with subprocess.Popen(  # noqa: S603 - our own program
         [sys.executable, "-S", "-c", _LISTENER], stdout=subprocess.PIPE
     ) as child:
-        assert child.stdout is not None, "it was asked for"  # noqa: S101
+        assert child.stdout is not None, "stdout must be a pipe"  # noqa: S101
         child.stdout.readline()
         child.terminate()
         try:
@@ -227,7 +236,11 @@ def _check_exclusive(store: Store, key: str) -> Check:
         return Check("conditional write", is_ok=False, found=found, hint=hint)
     else:
         is_ok = False
-    found = "of two writers one wins" if is_ok else "a second writer replaced what the first wrote"
+    found = (
+        ("of two writers one succeeds")
+        if is_ok
+        else ("a second writer replaced the object of the first")
+    )
     return Check("conditional write", is_ok, found, "" if is_ok else "resilient doctor --repo URL")
 
 
@@ -236,10 +249,16 @@ def _check_atomic(store: Store, key: str) -> Check:
     for data in (b"a" * _SMALL_BYTES, b"b" * (2 * _SMALL_BYTES)):
         store.put(key, data)
         if store.get(key) != data or store.stat(key).size_bytes != len(data):
-            return Check("atomic put", is_ok=False, found="an object is not what was put")
+            return Check(
+                "atomic put", is_ok=False, found="a read returned other bytes than were written"
+            )
     listed = [one.key for one in store.list(key.partition("/")[0])]
     is_ok = key in listed
-    found = "whole objects, listed at once" if is_ok else "a listing lacks what was put"
+    found = (
+        ("objects are written whole and listed at once")
+        if is_ok
+        else ("a listing lacks an object that was written")
+    )
     return Check("atomic put", is_ok, found)
 
 
@@ -251,7 +270,7 @@ def _check_latency(store: Store, clock: Clock, key: str) -> Check:
         f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
     )
     is_ok = took[-1] < _SLOW_SECONDS
-    found += "" if is_ok else ", and each commit takes several such requests"
+    found += "" if is_ok else ", and each commit needs several such requests"
     return Check("latency", is_ok, found, "" if is_ok else "resilient help storage")
 
 
@@ -270,11 +289,11 @@ def _check_space(store: Store, found: StoreProbe) -> Check:
         found.checkpoint_bytes = sum(one.size_bytes for one in store.list(folder))
     free = free_bytes(store)
     if free is None:
-        return Check("space", is_ok=True, found="the store does not say how much is left")
+        return Check("space", is_ok=True, found="the store does not report its free space")
     # Garbage collection deletes the old checkpoint only after the new one exists.
     is_ok = free >= 2 * found.checkpoint_bytes
     text = (
-        f"{free // _MIB} MiB left, the newest checkpoint has {found.checkpoint_bytes // _MIB} MiB"
+        f"{free // _MIB} MiB free, the newest checkpoint has {found.checkpoint_bytes // _MIB} MiB"
     )
     return Check("space", is_ok, text, "" if is_ok else "resilient ckpt prune --dry-run")
 
@@ -286,20 +305,26 @@ def _timed(clock: Clock, work: Callable[[], object]) -> float:
 
 
 Repo = Annotated[
-    str | None, typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="Look at its store too.")
+    str | None,
+    typer.Option(
+        "-r", "--repo", envvar="RESILIENT_REPO", help="Also check the store of this repository."
+    ),
 ]
 Events = Annotated[
-    Path | None, typer.Option(help="Event files of a run, which say what its saves took.")
+    Path | None, typer.Option(help="Event files of a run, the source of measured save times.")
 ]
 Grace = Annotated[
-    float, typer.Option("--grace", "--shutdown-timeout", help="That of resilient train.", min=0)
+    float,
+    typer.Option(
+        "--grace", "--shutdown-timeout", help="Value of --grace for resilient train.", min=0
+    ),
 ]
 Termination = Annotated[
     float | None,
     typer.Option(help="Seconds from SIGTERM to SIGKILL: terminationGracePeriodSeconds, KillWait."),
 ]
 Notice = Annotated[
-    str, typer.Option(help="auto, off, aws, gcp, azure, gke, slurm, or seconds of notice.")
+    str, typer.Option(help="auto, off, aws, gcp, azure, gke, slurm, or the seconds of notice.")
 ]
 
 
@@ -312,7 +337,7 @@ def doctor(
     termination_grace: Termination = None,
     notice: Notice = "auto",
 ) -> None:
-    """Look at what training will depend on. Ends with 1 if anything needs attention."""
+    """Check what training depends on. Exit code 1: a check failed."""
     checks = [
         check_package(),
         check_gpus(),
@@ -354,7 +379,7 @@ def _notice(word: str) -> float | None:
         return float(word)
     except ValueError as error:
         names = ", ".join(preemption_budget.NOTICE_SECONDS)
-        raise UsageError(f"--notice {word!r} is none of auto, off, {names}, seconds") from error
+        raise UsageError(f"--notice {word!r} is not auto, off, {names} or seconds") from error
 
 
 def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
@@ -367,7 +392,11 @@ def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float,
             preemption_budget.p95(took.promotions) or 0.0,
             f"p95 of {len(took.saves)} saves",
         )
-    return found.save_seconds, 0.0, "by the size of the newest checkpoint and the store's speed"
+    return (
+        found.save_seconds,
+        0.0,
+        ("estimated from the size of the newest checkpoint and the store's speed"),
+    )
 
 
 def _answer(checks: list[Check]) -> CommandResult:

@@ -218,12 +218,12 @@ def _below(base: type[ResilientError]) -> Iterator[type[ResilientError]]:
 PAGES = ("refs", "storage", "environment")
 JSON = "json"
 TOPICS = {
-    "exit-codes": "what exit codes mean; `resilient help 75` says more of one",
+    "exit-codes": "exit codes and their meaning; `resilient help 75` explains one",
     "errors": "every error id; `resilient help RES-...` explains one",
-    "refs": "how a checkpoint is named",
-    "storage": "which URLs there are, and what they can do",
-    "environment": "variables that are read, and where arguments come from",
-    "json": "what --json writes; `resilient help json ckpt.ls` is the schema of one command",
+    "refs": "names of checkpoints",
+    "storage": "supported URLs and their features",
+    "environment": "environment variables, and the sources of arguments",
+    "json": "output of --json; `resilient help json ckpt.ls` is the schema of one command",
 }
 
 

@@ -28,14 +28,16 @@ class Template(StrEnum):
 
 def init(
     ctx: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to write.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder to write to.")] = Path(),
     *,
     template: Annotated[
         Template,
-        typer.Option(help="Our trainer, a loop of your own, Transformers' trainer, accelerate."),
+        typer.Option(
+            help="resilient.Trainer, your own loop, the Trainer of Transformers, or accelerate."
+        ),
     ] = Template.TRAINER,
 ) -> None:
-    """Write a script that trains on text of this machine, to begin from. Overwrites nothing.
+    """Write a starter script that trains on text of this machine. It overwrites nothing.
 
     Example: resilient init mine --template plain
     """
@@ -44,7 +46,7 @@ def init(
     there = [folder / name for name in texts if (folder / name).exists()]
     if there:
         raise ConfigError(
-            f"`{there[0]}` is there already; nothing was written",
+            f"`{there[0]}` exists already; nothing was written",
             hint=f"resilient init {shell_quote(folder / 'new')}",
         )
     try:

@@ -87,7 +87,7 @@ def _about(manifest: Manifest, now: str) -> KeyValues:
     size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
     if manifest.own_bytes < manifest.size_bytes:
         referred = human_size(manifest.size_bytes - manifest.own_bytes)
-        size += f", {referred} of it in folders of older checkpoints"
+        size += f", {referred} of it stored in older checkpoints"
     return KeyValues(
         (
             ("checkpoint", manifest.checkpoint.folder),
@@ -195,16 +195,16 @@ def inspect(
     *,
     tensors: Annotated[bool, typer.Option("--tensors", help="Show each tensor.")] = False,
 ) -> int:
-    """Show what one checkpoint says of itself: world, config, software, data, files, tensors.
+    """Show the contents of one checkpoint: world, config, software, data, files, tensors.
 
-    The answer ends with whether training can go on from it, as far as sizes of files tell; `ckpt
-    verify` reads them.
+    The last line says whether training can resume from the checkpoint, judged by the file sizes;
+    `ckpt verify` reads the files.
 
-    A lone path or URL may also be a checkpoint of another tool: Transformers' Trainer, a
-    distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. It is read
-    without torch and without unpickling, headers alone.
+    A path or URL without a repository can also be a checkpoint of another tool: Transformers'
+    Trainer, a distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. Only
+    headers are read, without torch and without unpickling.
 
-    Exit code 0: training can go on, maybe with a loss that is named. 1: it cannot.
+    Exit code 0: training can resume, possibly with a loss that the answer names. 1: it cannot.
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
 

@@ -76,7 +76,7 @@ def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> Comma
     kept = tuple(("stays", one) for one in (*stays, "Secrets, and every checkpoint"))
     blocks = (
         KeyValues((*((word, one) for one in objects), *kept)),
-        "Its pods get SIGTERM, save, and go within their grace.",
+        "Its pods get SIGTERM, save, and exit within their grace period.",
     )
     return CommandResult("k8s.delete", "deletion", document, blocks, objects)
 
@@ -109,7 +109,10 @@ def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> Comman
 _BRIEF = {one.number: one.brief for one in EXIT_CODES}
 # Exit code 1 of a pod: commands that give an answer use 1 for another meaning.
 _BRIEF[1] = "the script failed"
-_SIGNALS = {137: "killed: out of memory, or beyond the grace", 139: "crashed: segmentation fault"}
+_SIGNALS = {
+    137: "killed: out of memory, or after the grace period",
+    139: "crashed: segmentation fault",
+}
 _EVENTS = 8
 _COLUMNS = ("INDEX", "POD", "PHASE", "NODE", "STARTS", "PREEMPTED", "FAILED", "LAST EXIT")
 
@@ -169,7 +172,7 @@ def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
     if run.exit_code is not None:
         pairs.append(("exit", meaning(run.exit_code)))
     ends = f"{count(preempted, 'preemption')}, {count(failed, 'failure')}"
-    pairs.append(("pods", f"{len(run.newest())}; {ends} among the pods that are left"))
+    pairs.append(("pods", f"{len(run.newest())}; {ends} among the remaining pods"))
     return tuple(pairs)
 
 
@@ -247,13 +250,15 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Run a training on Kubernetes, by kubectl: to manifests, to the cluster, to its end.",
+    help="Run a training on Kubernetes with kubectl: render, apply, watch and wait.",
 )
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run: `render --name`.")]
 Context = Annotated[str, option("Context of the kubeconfig, as for kubectl.", "--context")]
-Namespace = Annotated[str, option("Namespace; else the context's.", "-n", "--namespace")]
-Kubeconfig = Annotated[str, option("File of contexts, as for kubectl.", "--kubeconfig")]
+Namespace = Annotated[
+    str, option("Namespace; by default that of the context.", "-n", "--namespace")
+]
+Kubeconfig = Annotated[str, option("Kubeconfig file, as for kubectl.", "--kubeconfig")]
 
 
 @app.command("render")
@@ -261,8 +266,9 @@ Kubeconfig = Annotated[str, option("File of contexts, as for kubectl.", "--kubec
 def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     """Write the manifests of a training to stdout, for kubectl.
 
-    A preempted pod is replaced and counts nothing; a code after which another start would end the
-    same way fails the run at once. Nothing secret is in it. No cluster is asked.
+    A preempted pod is replaced and does not count as a failure. An exit code that another start
+    would repeat fails the run at once. The manifests hold no secrets. The command contacts no
+    cluster.
 
     Example: resilient k8s render --image IMAGE -- train --repo s3://lab/run /app/train.py |
     kubectl apply -f -
@@ -284,9 +290,9 @@ def diff(
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Say what `apply` would change in the cluster: the cluster tries it, and changes nothing.
+    """Show what `apply` would change in the cluster: a server-side dry run that changes nothing.
 
-    Exit code 0; with --exit-code 1 if anything would change.
+    Exit code 0. With --exit-code: 1 if anything would change.
 
     Example: resilient k8s diff --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
@@ -304,14 +310,14 @@ def apply(
     flavor: Flavor,
     *,
     dry_run: Annotated[
-        bool, option("Let the cluster try it, and change nothing.", "--dry-run")
+        bool, option("Run a server-side dry run, and change nothing.", "--dry-run")
     ] = False,
     context: Context = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Make a run in the cluster, or change it: what `render` writes, by server-side apply.
+    """Create or change a run in the cluster: apply the manifests of `render` on the server side.
 
-    The cluster tries all of it first; when it refuses a part, nothing is changed.
+    A dry run of all manifests comes first. If the cluster rejects one of them, nothing is changed.
 
     Example: resilient k8s apply --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
@@ -333,9 +339,9 @@ def delete_run(
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Delete what `apply` made of a run. Its pods save and leave; checkpoints and claims stay.
+    """Delete what `apply` created for a run. Its pods save and exit; checkpoints and claims stay.
 
-    Exit code 0: done. 1: the answer to the question was no.
+    Exit code 0: done. 1: the user answered no.
 
     Example: resilient k8s delete gpt2 --dry-run
     """
@@ -343,7 +349,7 @@ def delete_run(
     asks = not (dry_run or output.agrees)
     if asks and not is_somebody_there(output):
         raise UsageError(
-            "delete ends the run, and nobody is there to confirm it",
+            "delete ends the run, and no terminal is there to confirm it",
             hint=f"resilient k8s delete {name} --dry-run",
         )
     found = find_all(cluster, name)
@@ -366,9 +372,10 @@ def status(
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Say how a run in a cluster is: its state, its pods, what their codes mean, what warns.
+    """Show the state of a run in a cluster: its pods, the meaning of exit codes, and warnings.
 
-    All flavors are looked for. Preemptions are told apart from failures. Exit code 1: it failed.
+    The command searches for all flavors. It counts preemptions and failures separately. Exit code
+    1: the run failed.
 
     Example: resilient k8s status gpt2 --namespace lab
     """
@@ -383,17 +390,17 @@ def wait_for_end(
     ctx: typer.Context,
     name: Name = "train",
     *,
-    timeout: Annotated[float, option("Seconds; 0 for as long as it takes.", min=0)] = 0.0,
+    timeout: Annotated[float, option("Deadline in seconds; 0 for none.", min=0)] = 0.0,
     context: Context = "",
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Wait until a run is complete, has failed or is suspended, and end with its exit code.
+    """Wait until a run is complete, failed or suspended, and exit with its exit code.
 
-    0: complete. 75: suspended, or stopped by its --deadline after a save: it goes on from there.
-    Else the code that failed the run; 1 if no pod is left to say it. 69: --timeout, or ten minutes
-    without a word of the cluster. 66: there is no such run, or it was deleted. A connection that
-    is lost, or a cluster that starts anew, is waited for. A run in a queue of Kueue is too.
+    0: complete. 75: suspended, or stopped by its --deadline after a save; the run can resume. Other
+    codes: the code that failed the run, or 1 if no pod is left to show it. 69: --timeout, or no
+    answer of the cluster for 10 minutes. 66: the run does not exist or was deleted. The command
+    waits through lost connections, a restart of the cluster, and a queue of Kueue.
 
     Example: resilient k8s wait gpt2 --timeout 86400 && resilient ckpt verify latest s3://lab/run
     """
@@ -408,21 +415,23 @@ def logs(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     name: Name = "train",
     *,
-    index: Annotated[int | None, option("Of this pod only.", "-i", "--index", min=0)] = None,
+    index: Annotated[
+        int | None, option("Only the pod of this index.", "-i", "--index", min=0)
+    ] = None,
     follow_: Annotated[
-        bool, option("Until the run ends; replaced pods too.", "-f", "--follow")
+        bool, option("Follow until the run ends, also in replacement pods.", "-f", "--follow")
     ] = False,
     previous: Annotated[
-        bool, option("Of the pod before the newest of an index.", "-p", "--previous")
+        bool, option("Show the pod before the newest of an index.", "-p", "--previous")
     ] = False,
-    tail: Annotated[int, option("The last N lines of each pod; -1 for all.", min=-1)] = -1,
+    tail: Annotated[int, option("Last N lines of each pod; -1 for all.", min=-1)] = -1,
     context: Context = "",
     namespace: Namespace = "",
     kubeconfig: Kubeconfig = "",
 ) -> int:
-    """Print what the pods of a run print, each line with the pod's index in front.
+    """Print the output of the pods of a run, each line with the pod's index in front.
 
-    With --json each line is an object, with pod and time. Whoever is named in a URL is left out.
+    With --json each line is an object with pod and time. User names in URLs are removed.
 
     Example: resilient k8s logs gpt2 --index 0 --follow
     """

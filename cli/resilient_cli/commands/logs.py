@@ -54,7 +54,7 @@ def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> s
         text = harmless(text)
     if form is Format.PLAIN:
         return f"{source.life}\t{source.rank}\t{line.stream}\t{line.at}\t{text}"
-    return f"life {source.life} rank {source.rank} | {text}" if is_named else text
+    return f"attempt {source.life} rank {source.rank} | {text}" if is_named else text
 
 
 def harmless(text: str) -> str:
@@ -66,23 +66,22 @@ Run = Annotated[
     Path | None,
     typer.Argument(
         metavar="[RUN]",
-        help="Folder of `resilient train --log-dir`, or the output folder that has it in logs.",
+        help="Folder of `resilient train --log-dir`, or the output folder with a logs folder.",
         envvar="RESILIENT_REPO",
         show_default=False,
     ),
 ]
-Rank = Annotated[int | None, typer.Option(help="Of this rank only.", min=0)]
+Rank = Annotated[int | None, typer.Option(help="Only this rank.", min=0)]
 Attempt = Annotated[
-    int | None, typer.Option(help="Of this life only: 1 is the first of all, -1 the newest.")
+    int | None, typer.Option(help="Only this attempt: 1 is the first, -1 the newest.")
 ]
 Since = Annotated[
-    str, typer.Option(help="Nothing older: 30s, 10m, 2h, 1d, or 2026-11-20T10:00 (UTC).")
+    str,
+    typer.Option(help="Only lines after this time: 30s, 10m, 2h, 1d, or 2026-11-20T10:00 (UTC)."),
 ]
-Tail = Annotated[
-    int | None, typer.Option(help="Only so many last lines of what was chosen.", min=0)
-]
+Tail = Annotated[int | None, typer.Option(help="Only the last N chosen lines.", min=0)]
 Follow = Annotated[
-    bool, typer.Option("-f", "--follow", help="Go on with what comes, in later lives too.")
+    bool, typer.Option("-f", "--follow", help="Follow new lines, also of later attempts.")
 ]
 
 _POLL_SECONDS = 0.2
@@ -98,11 +97,11 @@ def logs(  # noqa: PLR0913 - the options of a command
     tail: Tail = None,
     follow: Follow = False,
 ) -> None:
-    """Show what the ranks of a run printed: life after life, the ranks of each by time.
+    """Show the output of the ranks of a run: attempt by attempt, the ranks of each sorted by time.
 
-    It needs a run that was started with `resilient train --log-dir FOLDER`. Where several lives or
-    ranks are shown each line says which it is of. Ctrl-C ends --follow, which waits for the next
-    life when one has ended.
+    The run must have been started with `resilient train --log-dir FOLDER`. If several attempts or
+    ranks are shown, each line names its attempt and rank. --follow waits for the next attempt when
+    one has ended; Ctrl-C stops it.
 
     Example: resilient logs runs/mine --attempt -1 --rank 0 --tail 50
     """
@@ -163,7 +162,8 @@ def _since(text: str, now: str) -> str:
         moment = moment.astimezone(UTC)
     except (ValueError, OverflowError):
         raise UsageError(
-            f"--since {text!r} is neither a length, as 10m, nor a time, as 2026-11-20T10:00",
+            f"--since {text!r} is neither a duration such as 10m, nor a time such as "
+            "2026-11-20T10:00",
             hint="resilient logs --help",
         ) from None
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -174,14 +174,14 @@ def _nothing(
 ) -> RepositoryNotFound:
     if not sources:
         return RepositoryNotFound(
-            f"nothing that ranks printed was kept in `{run}` or `{run / 'logs'}`: a run keeps it "
-            "only where it is told to",
+            f"no output of ranks in `{run}` or `{run / 'logs'}`: a run keeps it only with "
+            "--log-dir",
             hint=f"resilient train --log-dir {shell_quote(run / 'logs')} SCRIPT",
         )
     lives, ranks = {one.life for one in sources}, {one.rank for one in sources}
-    asked = [f"life {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
+    asked = [f"attempt {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
     return RepositoryNotFound(
-        f"`{run}` has nothing of {', '.join(asked)}: it has lives 1 to {max(lives)}, "
-        f"ranks {min(ranks)} to {max(ranks)}",
+        f"`{run}` has nothing of {', '.join(asked)}: it has attempts 1 to {max(lives)}, ranks "
+        f"{min(ranks)} to {max(ranks)}",
         hint=f"resilient logs {shell_quote(run)}",
     )

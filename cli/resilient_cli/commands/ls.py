@@ -53,22 +53,26 @@ def ls(
     repo: Repo = None,
     *,
     last: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Only the newest N of what is chosen.")
+        int | None, typer.Option(metavar="N", min=1, help="Only the newest N chosen checkpoints.")
     ] = None,
-    state: Annotated[list[State] | None, typer.Option(help="Only these; may be repeated.")] = None,
+    state: Annotated[
+        list[State] | None, typer.Option(help="Only checkpoints in this state; may be repeated.")
+    ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only what has one of these tags.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only checkpoints with one of these tags."),
     ] = None,
 ) -> None:
-    """List checkpoints, newest first, and the lives of the run that wrote them.
+    """List checkpoints, newest first, and the generations of the run that wrote them.
 
-    STATE is ok when every file is present with its full size, DAMAGED when not, and abandoned
-    when a later life began from an older checkpoint. `ckpt verify` reads the content too.
+    STATE is ok if every file is present with its full size, DAMAGED if not, and abandoned if a
+    later generation started from an older checkpoint. `ckpt verify` also reads the content.
 
-    Options choose which are shown; what a resume would take, and all sizes, are of all of them.
+    Options choose the checkpoints to show. The checkpoint to resume from and the sizes always refer
+    to all checkpoints.
 
-    A folder in which another tool keeps its checkpoints is listed by the names in it, and nothing
-    of them is read: step, age, size, layout, which `latest` means, and what the run points at.
+    For a folder of another tool the list is made from file names alone: step, age, size, layout,
+    the checkpoint that `latest` means, and the checkpoint that the run points at.
 
     Example: resilient ckpt ls s3://bucket/run --state damaged
 
@@ -97,8 +101,8 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResul
     found = find_foreign_run(url)
     if found is not None and is_choosing:
         raise UsageError(
-            "checkpoints of another tool have no tags, and their state is not known before one "
-            "of them is read: `--state` and `--tag` choose none of them",
+            "checkpoints of another tool have no tags, and their state is unknown before a read: "
+            "`--state` and `--tag` choose no checkpoint",
             hint=f"resilient ckpt inspect latest {shell_quote(found.url)}",
         )
     now = SystemClock().now_iso()

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _BOUNDS = {
-    "": "the formula alone",
-    "overhead": "bounded by the share of time that saves may take",
-    "landing": "bounded by what a save takes to be whole",
-    "longest": "bounded by an hour",
+    "": "not limited",
+    "overhead": "limited by the share of time that saves may take",
+    "landing": "limited by the time until a save is committed",
+    "longest": "limited to one hour",
 }
 
 
@@ -65,7 +65,7 @@ def planning(
     pairs.append(("step", _seconds(step) if step else NONE))
     pairs.append(("to stop", f"{_seconds(needed)}: a step, a save (p95), a margin"))
     if notice_seconds is not None:
-        word = {True: "fits", False: "does not fit", None: "not known, no save was measured"}
+        word = {True: "fits", False: "does not fit", None: "unknown, no save was measured"}
         pairs.append(("notice", f"{_seconds(notice_seconds)}: {word[fits]}"))
     blocks: list[KeyValues | Table | str] = [KeyValues(tuple(pairs))]
     for one in tiers:
@@ -140,14 +140,14 @@ Run = Annotated[
 ]
 Notice = Annotated[
     float | None,
-    typer.Option(min=0, help="Seconds that a preemption is announced ahead: 120 on EC2 spot."),
+    typer.Option(
+        min=0, help="Seconds between a preemption notice and the preemption: 120 on EC2 spot."
+    ),
 ]
 Mtbf = Annotated[
-    str, typer.Option(help="Time between failures, as 30m or 6h, in place of what was seen.")
+    str, typer.Option(help="Time between failures, such as 30m or 6h, instead of the measured one.")
 ]
-Every = Annotated[
-    str, typer.Option(help="An interval of yours to compare: 5m, 30s, 500steps or auto.")
-]
+Every = Annotated[str, typer.Option(help="Another interval to compare: 5m, 30s, 500steps or auto.")]
 DOES_NOT_FIT = 1
 
 
@@ -160,17 +160,17 @@ def plan(
     mtbf: Mtbf = "",
     every: Every = "",
 ) -> int:
-    """Say what a checkpoint is, what saving it takes, and how often to save.
+    """Show the size of a checkpoint, the cost of a save, and how often to save.
 
-    The size is of the newest checkpoint in the repository; times and failures are from the event
-    files of the run. Without those the failures are from the repository's record of lives. Exit
-    code 1: a save does not fit --notice, or nobody knows.
+    The size is of the newest checkpoint in the repository. Times and failures come from the event
+    files of the run; without them, failures come from the repository's generation records. Exit
+    code 1: a save does not fit --notice, or its time is unknown.
 
     Example: resilient plan runs/mine --notice 120
     """
     if not run and not repo:
         raise UsageError(
-            "nothing to plan for was named: a run, or a --repo, or both", hint="resilient plan RUN"
+            "no run was named: give RUN, or --repo, or both", hint="resilient plan RUN"
         )
     mtbf_seconds = _time(mtbf)
     asked = parse_every(every, "--every") if every else None
@@ -195,7 +195,7 @@ def _time(mtbf: str) -> float | None:
         return None
     seconds = parse_every(mtbf, "--mtbf").seconds
     if not seconds:
-        raise ConfigError(f"--mtbf {mtbf!r} is no time: use 30m, 6h")
+        raise ConfigError(f"--mtbf {mtbf!r} is not a duration: use 30m, 6h")
     return seconds
 
 

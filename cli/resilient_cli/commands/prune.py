@@ -104,8 +104,8 @@ def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
     if newest is None or not newest.absent_ranks:
         return ()
     note = part_of_near(newest.checkpoint, newest.absent_ranks)
-    limit = "The run itself keeps no more of it than `near_total_limit`"
-    return (f"{note} {limit}; to be pruned is the durable repository.",)
+    limit = "The limit of the near tier is `near_total_limit`"
+    return (f"{note} {limit}. Prune the durable repository instead.",)
 
 
 def _row(found: RepositoryScan, one: CheckpointId, verdict: str, why: str) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def _row(found: RepositoryScan, one: CheckpointId, verdict: str, why: str) -> tu
 def _left(found: RepositoryScan, one: CheckpointId) -> str:
     """Return the size that stays because a kept checkpoint refers to these bytes."""
     size_bytes = found.still_needed_bytes(one)
-    return f"but {human_size(size_bytes)} of it are needed by others" if size_bytes else NONE
+    return f"but other checkpoints need {human_size(size_bytes)} of it" if size_bytes else NONE
 
 
 def _closing(
@@ -125,7 +125,7 @@ def _closing(
     if plan.held and not plan.doomed:
         yield f"Nothing was deleted: {plan.held}."
         return
-    rest = f" Files that could be needed stay: {plan.unsure}." if plan.unsure else ""
+    rest = f" Files that may still be needed stay: {plan.unsure}." if plan.unsure else ""
     freed = found.freed_bytes if not plan.held else 0
     if found.into and plan.doomed:
         yield from _into_trash(url, found, plan, grace, done=done)
@@ -134,9 +134,9 @@ def _closing(
     number = len(found.over) + (0 if found.into else len(plan.doomed))
     gone = count(number, "checkpoint")
     if not done:
-        yield f"{gone} would go, {human_size(freed)}. Nothing was deleted.{rest}"
+        yield f"{gone} would be deleted, {human_size(freed)}. Nothing was deleted.{rest}"
     elif plan.held:
-        yield f"{gone} deleted; the rest and all files stay for now: {plan.held}."
+        yield f"{gone} deleted; the others and all files stay for now: {plan.held}."
     else:
         yield f"{gone} deleted, {human_size(freed)} freed.{rest}"
 
@@ -151,9 +151,9 @@ def _into_trash(
         yield f"{gone} would go to the trash, {later} for {length}. Nothing was changed."
         return
     if plan.held:
-        yield f"{gone} in the trash; the rest and all files stay for now: {plan.held}."
+        yield f"{gone} in the trash; the others and all files stay for now: {plan.held}."
     else:
-        yield f"{gone} in the trash; {later} are freed by a rotation or prune after {length}."
+        yield f"{gone} in the trash; a garbage collection or prune after {length} frees {later}."
     yield f"undo: {_way_back(url, found, plan)}"
 
 
@@ -184,7 +184,7 @@ def returning(url: str, returned: RestoredCheckpoint, *, done: bool) -> CommandR
         "left": {one.folder: why for one, why in returned.left.items()},
         "others": list(returned.others),
     }
-    rows = [(one.folder, "back" if done else "would come back") for one in returned.back]
+    rows = [(one.folder, "back" if done else "would be restored") for one in returned.back]
     rows += [(one.folder, f"stays in the trash: {why}") for one, why in returned.left.items()]
     ids = tuple(one.folder for one in returned.back)
     told: tuple[Table | str, ...] = (
@@ -198,17 +198,17 @@ def _told_of(url: str, returned: RestoredCheckpoint, *, done: bool) -> Iterator[
     back = count(len(returned.back), "checkpoint")
     if not (returned.back or returned.left):
         yield (
-            f"Nothing of the prune {returned.prune} is in the trash: it was taken back before, "
-            "or the trash was emptied."
+            f"Nothing of the prune {returned.prune} is in the trash: it was already restored, or "
+            "the trash was emptied."
         )
     elif done:
-        yield f"{back} back from the trash, of the prune {returned.prune}."
+        yield f"{back} of the prune {returned.prune} restored from the trash."
     else:
-        yield f"{back} would come back, of the prune {returned.prune}."
+        yield f"{back} of the prune {returned.prune} would be restored."
     if returned.others:
         many = count(len(returned.others), "other prune")
         again = f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(returned.others[0])}"
-        yield f"{many} in the trash; the newest comes back with: {again}"
+        yield f"{many} in the trash; to restore the newest: {again}"
 
 
 def tagging(url: str, tag: Tag) -> CommandResult:
@@ -247,7 +247,7 @@ def tag(
     place: Place = None,
     repo: Repo = None,
 ) -> None:
-    """Give a checkpoint a name. What has one is never rotated away or pruned.
+    """Give a checkpoint a name. A checkpoint with a tag is never deleted by retention or prune.
 
     Example: resilient ckpt tag best:loss release runs/gpt2
     """
@@ -259,7 +259,7 @@ def tag(
 
 
 def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None) -> None:
-    """Take a name away; the checkpoint stays until a rotation or prune lets it go.
+    """Remove a tag; the checkpoint stays until retention or prune deletes it.
 
     Example: resilient ckpt untag release runs/gpt2
     """
@@ -274,7 +274,7 @@ def prune(  # noqa: PLR0913 - the options of a command
         str | None,
         typer.Argument(
             metavar="ID",
-            help="With --undo: which prune, as it was told; else the newest.",
+            help="With --undo: the id that prune printed; by default the newest.",
             show_default=False,
         ),
     ] = None,
@@ -285,7 +285,9 @@ def prune(  # noqa: PLR0913 - the options of a command
     ] = None,
     keep_best: Annotated[
         list[str] | None,
-        typer.Option(metavar="METRIC:N", help="Keep the best N; add :min or :max to be clear."),
+        typer.Option(
+            metavar="METRIC:N", help="Keep the best N; add :min or :max to set the direction."
+        ),
     ] = None,
     keep_every: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Keep steps that are multiples of N.")
@@ -307,41 +309,47 @@ def prune(  # noqa: PLR0913 - the options of a command
     ] = None,
     keep_within: Annotated[
         str | None,
-        typer.Option(metavar="2d", help="Keep what was saved within this of the newest."),
+        typer.Option(
+            metavar="2d", help="Keep checkpoints saved within this time before the newest."
+        ),
     ] = None,
     keep_tag: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Keep what has this tag; any tag does.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Keep checkpoints with this tag; any tag keeps one."),
     ] = None,
     level: Annotated[
         VerifyLevel,
-        typer.Option(help="How to prove the newest before older ones go: quick or full."),
+        typer.Option(
+            help="How to verify the newest checkpoint before others are deleted: quick or full."
+        ),
     ] = VerifyLevel.QUICK,
     forget_undo: Annotated[
-        bool, typer.Option("--forget-undo", help="Keep nothing just because `ckpt undo` needs it.")
+        bool, typer.Option("--forget-undo", help="Keep nothing only because `ckpt undo` needs it.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     grace: Annotated[
         str,
-        typer.Option(metavar="24h", help="How long what goes can be brought back; 0: not at all."),
+        typer.Option(
+            metavar="24h", help="How long pruned checkpoints can be restored; 0: not at all."
+        ),
     ] = "24h",
-    empty_trash: Annotated[
-        bool, typer.Option("--empty-trash", help="Free what is in the trash now.")
-    ] = False,
+    empty_trash: Annotated[bool, typer.Option("--empty-trash", help="Free the trash now.")] = False,
     undo: Annotated[
-        bool, typer.Option("--undo", help="Bring back what the prune ID, or the newest, let go.")
+        bool,
+        typer.Option("--undo", help="Restore the checkpoints of prune ID, or of the newest prune."),
     ] = False,
 ) -> int:
-    """Let go what no policy keeps, and say of everything else why it stays.
+    """Delete checkpoints that no policy keeps, and show why each other checkpoint stays.
 
-    What stays is the union of all reasons. The newest, what has a tag, what the run protects,
-    what a life has just begun from and what `ckpt undo` goes back to always stay; nothing goes
-    while the newest is damaged.
+    A checkpoint stays if any rule keeps it. These always stay: the newest checkpoint, checkpoints
+    with a tag or protected by the run, the one that a generation has just started from, and the
+    target of `ckpt undo`. Nothing is deleted while the newest checkpoint is damaged.
 
-    What goes is in the trash first: no command lists it and no run resumes from it, and --undo
-    brings it back, all of one prune at a time: of the one whose ID is given, as often as it is
-    given, or of the newest. After --grace the next rotation or prune frees its bytes.
+    Deleted checkpoints go to the trash first. Commands do not list the trash, and runs do not
+    resume from it. --undo restores all checkpoints of one prune: of the given ID, or of the newest
+    prune. It can be repeated. After --grace the next garbage collection or prune frees the bytes.
 
-    Exit code 0: done. 1: something holds the checkpoints, or not all of them came back.
+    Exit code 0: done. 1: the checkpoints could not be deleted, or not all of them were restored.
 
     Example: resilient ckpt prune runs/gpt2 --keep-last 3 --keep-best loss:2 --dry-run
     """
@@ -428,7 +436,7 @@ def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, 
     others = [one for one in words if one not in ids]
     if len(ids) > 1 or len(others) > 1:
         raise UsageError(
-            f"`{words[1]}` is no id of a prune, as `prune` and `ckpt ls` tell them",
+            f"`{words[1]}` is not the id of a prune, as `prune` and `ckpt ls` show it",
             hint="resilient ckpt prune REPO --undo ID",
         )
     return next(iter(others), None), next(iter(ids), "")
@@ -467,7 +475,7 @@ def _require_alone(retention: Retention, *, empties: bool) -> None:
     """
     if empties or not retention.is_empty:
         raise UsageError(
-            "`--undo` brings back what a prune let go, and goes with no policy",
+            "`--undo` restores the checkpoints of a prune, and excludes policies",
             hint="resilient ckpt prune REPO --undo",
         )
 
@@ -480,7 +488,7 @@ def _require_policy(retention: Retention) -> None:
     """
     if retention.is_empty:
         raise UsageError(
-            "no policy was given, so there is nothing to decide by",
+            "no policy was given, so prune cannot decide what to delete",
             hint="resilient ckpt prune --keep-last 3 --dry-run",
         )
 
@@ -493,8 +501,8 @@ def _require_somebody(output: Output) -> None:
     """
     if not is_somebody_there(output):
         raise UsageError(
-            "prune deletes, and nobody is there to confirm it; nothing was deleted: `--yes` does "
-            "what is shown",
+            "prune deletes, and no terminal is there to confirm it; nothing was deleted: `--yes` "
+            "carries out the plan",
             hint="resilient ckpt prune --yes",
         )
 

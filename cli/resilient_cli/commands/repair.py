@@ -101,21 +101,21 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]
     if not plan.steps and not plan.refused and not plan.is_hopeless:
         lacks = "; ".join(plan.verdict.why)
         if lacks and plan.is_damaged:
-            yield f"{plan.url} is damaged: a resume loses {lacks}. Nothing here makes it whole."
+            yield f"{plan.url} is damaged: a resume loses {lacks}. No repair is possible from here."
         elif lacks:
             yield f"Nothing of {plan.url} is damaged."
-            yield f"It is without {lacks}, and nothing here has it."
+            yield f"It lacks {lacks}, and no source has it."
         else:
-            yield f"{plan.url} is whole: nothing to repair."
+            yield f"{plan.url} is intact: nothing to repair."
         return
     if plan.is_mended:
-        kept = "; what is lost is in its repaired.json" if plan.losses else ""
+        kept = "; its repaired.json lists what is lost" if plan.losses else ""
         verb = "is in" if done else "would be in"
         yield f"A new checkpoint {verb} {target}{kept}. {plan.url} is only read."
     elif plan.salvaged:
         yield from _left(plan, target, done=done)
     else:
-        yield "Nothing can be mended, and nothing was changed."
+        yield "Nothing can be repaired, and nothing was changed."
 
 
 def _left(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
@@ -123,7 +123,10 @@ def _left(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
     lost = [name for one in plan.salvaged for name in one.lost]
     named = ", ".join(lost[:_SHOWN_MAX]) + (", ..." if len(lost) > _SHOWN_MAX else "")
     verb = "are in" if done else "would be in"
-    yield f"No tool can go on from it. {count(whole, 'tensor')} of what is damaged {verb} {target}."
+    yield (
+        f"No tool can resume from it. {count(whole, 'tensor')} of the damaged files {verb} "
+        f"{target}."
+    )
     yield f"Lost: {count(len(lost), 'tensor')}{': ' + named if named else ''}."
 
 
@@ -176,7 +179,7 @@ def rebuilding(made: RebuildPlan, verdict: Resumability) -> CommandResult:
     rows = [(name, "known", source) for name, source in made.known.items()]
     rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
     table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
-    said = f"Step {made.step} is in {made.folder}; what is lost is in rebuilt.json too."
+    said = f"Step {made.step} is in {made.folder}; its rebuilt.json lists what is lost."
     document = {**asdict(made), "resumable": resumable(verdict)}
     blocks = (table, said, conclusion(verdict))
     return CommandResult("ckpt.repair", "rebuild", document, blocks, (made.folder,))
@@ -195,11 +198,11 @@ def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) 
     """Yield lines on repairs, losses, salvageable parts, and the checkpoint to resume from."""
     files, name = count(len(plan.fixes), "file"), plan.checkpoint
     if not plan.fixes:
-        yield f"{name} is whole: nothing to repair." if plan.is_whole else "Nothing was changed."
+        yield f"{name} is intact: nothing to repair." if plan.is_whole else "Nothing was changed."
     elif done:
-        yield f"{files} rebuilt, each proved against the manifest before it was put."
+        yield f"{files} rebuilt; each was verified against the manifest before it was written."
     else:
-        yield f"{files} would be rebuilt, with `--apply`. Nothing was changed."
+        yield f"{files} would be rebuilt with `--apply`. Nothing was changed."
     if plan.is_whole:
         return
     yield from _salvage(plan)
@@ -210,15 +213,15 @@ def _kept(aside: Mapping[str, str]) -> Iterator[str]:
     """Yield the places where damaged files are kept; a missing file has no copy."""
     if aside:
         yield (
-            f"What was damaged is kept until the checkpoint is pruned: {', '.join(aside.values())}."
+            f"Damaged files are kept until the checkpoint is pruned: {', '.join(aside.values())}."
         )
 
 
 def _salvage(plan: RepairPlan) -> Iterator[str]:
     if plan.manifest is None:
         yield (
-            "Lost: the manifest and its copy, so nothing of it can be proved. Its files are still "
-            "there, and those that end in .safetensors can be opened one by one."
+            "Lost: the manifest and its copy, so no file can be verified. The files still exist, "
+            "and each .safetensors file can be opened alone."
         )
         return
     lost, whole = plan.lost_tensors, plan.whole_tensors
@@ -226,13 +229,13 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
     yield f"Lost: {count(len(lost), 'tensor')}{names}."
     if any(one.file.startswith("rng_state_") for one in plan.losses):
         yield (
-            "Random states that are lost do not follow from seed and step: other numbers were "
-            "drawn since. Without them dropout and augmentation draw other numbers from here on."
+            "Lost random states cannot be computed from seed and step. Without them, dropout and "
+            "augmentation draw other numbers from here on."
         )
     hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
     left = [name for name, is_whole in plan.parts.items() if is_whole]
-    yield f"Whole: {count(len(whole), 'tensor')}. Parts that are whole: {', '.join(left) or NONE}."
-    yield f"Parts that are not: {', '.join(hurt) or NONE}."
+    yield f"Intact: {count(len(whole), 'tensor')}. Intact parts: {', '.join(left) or NONE}."
+    yield f"Damaged parts: {', '.join(hurt) or NONE}."
 
 
 DAMAGE_LEFT = 1
@@ -249,15 +252,18 @@ def repair(  # noqa: PLR0913 - the options of a command
         typer.Option(
             "--from",
             metavar="URL",
-            help="A repository with the same checkpoint; of another tool's checkpoint another "
-            "copy, another step of its run, or what the run logged.",
+            help="A repository with the same checkpoint. For another tool's checkpoint: another "
+            "copy, another step of its run, or the log of the run.",
         ),
     ] = None,
     undelete: Annotated[
         bool,
-        typer.Option("--undelete", help="Bring back what lost its manifest, if it is all there."),
+        typer.Option(
+            "--undelete",
+            help="Restore a checkpoint that lost its manifest, if all its files exist.",
+        ),
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Do what the plan says.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Carry out the plan.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the plan, as without --apply.")
     ] = False,
@@ -266,30 +272,34 @@ def repair(  # noqa: PLR0913 - the options of a command
         typer.Option(
             "--out",
             metavar="PATH",
-            help="Where another tool's checkpoint is written; by default repaired/NAME beside it.",
+            help="Folder for the repaired checkpoint of another tool; by default repaired/NAME "
+            "beside it.",
         ),
     ] = None,
     rebuild: Annotated[
         Path | None,
         typer.Option(
-            "--rebuild", metavar="FOLDER", help="Write what is whole there, with a new state."
+            "--rebuild",
+            metavar="FOLDER",
+            help="Write the intact parts to this folder, with a new state.",
         ),
     ] = None,
 ) -> int:
-    """Show how a damaged checkpoint can be made whole, and what cannot be; --apply does it.
+    """Show how a damaged checkpoint can be repaired, and what is lost; --apply repairs it.
 
-    Files of ours are made whole from parity, or from another repository: every byte is proved
-    against the manifest before it is put, and what is whole is not touched. What was damaged stays
-    beside it as aside-..., until the checkpoint is pruned. Exit code 0: it is whole then. 1:
-    something is lost, and an intact checkpoint remains to resume from. 3: none does.
+    Files of this library are repaired from parity or from another repository. Every byte is
+    verified against the manifest before it is written, and intact files are not touched. Damaged
+    files are kept as aside-... until the checkpoint is pruned. Exit code 0: the checkpoint is
+    intact now. 1: something is lost, and an intact checkpoint remains to resume from. 3: none
+    remains.
 
-    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md). It is only read:
-    what is mended is a new checkpoint, proved before it is written, and what is lost is named. Of
-    what nothing mends, the tensors that are whole are saved. Nothing is unpickled.
+    A path or URL without a repository can also be a checkpoint of another tool (docs/layouts.md).
+    The source is only read: the repair writes a new verified checkpoint and names what is lost. If
+    no repair is possible, the intact tensors are saved. Nothing is unpickled.
 
-    What cannot be made whole is salvaged by --rebuild: weights, and whatever else is whole, become
-    a folder as Hugging Face's Trainer keeps it, with a state that says what is lost. Such a folder
-    that lost its own trainer_state.json is rebuilt the same way. The source is only read.
+    --rebuild salvages a checkpoint that cannot be repaired: the weights and all other intact parts
+    become a folder in the layout of Hugging Face's Trainer, and its state names what is lost. It
+    also rebuilds such a folder without trainer_state.json. The source is only read.
 
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """
@@ -301,7 +311,7 @@ def repair(  # noqa: PLR0913 - the options of a command
         rebuild = local_path(rebuild, "--rebuild", f"{command} --rebuild rebuilt")
         if source or undelete or dry_run or apply or out:
             raise UsageError(
-                "`--rebuild` changes nothing in its source, and goes with no other option",
+                "`--rebuild` does not change its source, and excludes all other options",
                 hint="resilient ckpt repair --help",
             )
         path = in_run(ref, place or repo)

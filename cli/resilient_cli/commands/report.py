@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _SILENT, _DEAD = "silent", "dead"
-_MEANING = {_DEAD: " (its launcher is gone without a word; the same command goes on)"}
+_MEANING = {_DEAD: " (its launcher died; the same command resumes)"}
 
 
 def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
@@ -85,11 +85,11 @@ def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> Com
     pairs = (
         ("state", f"{state}{_MEANING.get(state, '')}"),
         ("step", f"{now.step}{of}{speed}{eta}"),
-        ("life", f"{len(found.doings)}{ranks}"),
+        ("attempt", f"{len(found.doings)}{ranks}"),
         ("faults", f"{causes or NONE}; {count(found.lost_steps, 'step')} lost"),
         ("durable", durable),
         ("goodput", f"{share(found.goodput, 1)} of {duration(found.wall_ms)}"),
-        ("told", f"{duration(max(0, now_ms - now.told_ms))} ago"),
+        ("last event", f"{duration(max(0, now_ms - now.told_ms))} ago"),
     )
     return CommandResult("status", "status", document, (KeyValues(pairs),), (str(now.step),))
 
@@ -120,7 +120,8 @@ Run = Annotated[
     ),
 ]
 Page = Annotated[
-    Path | None, typer.Option("-o", "--output", help="Write one self-contained HTML page here.")
+    Path | None,
+    typer.Option("-o", "--output", help="Write one self-contained HTML page to this file."),
 ]
 Tensors = Annotated[
     str | None,
@@ -133,8 +134,8 @@ Compare = Annotated[
 Verify = Annotated[
     bool, typer.Option("--verify", help="With -o: read every byte of all checkpoints.")
 ]
-Watch = Annotated[bool, typer.Option("-w", "--watch", help="Again and again, until the run ends.")]
-Interval = Annotated[float, typer.Option(help="Seconds between two looks of --watch.", min=0.1)]
+Watch = Annotated[bool, typer.Option("-w", "--watch", help="Repeat until the run ends.")]
+Interval = Annotated[float, typer.Option(help="Seconds between two refreshes of --watch.", min=0.1)]
 
 
 def report(
@@ -146,14 +147,14 @@ def report(
     compare: Compare = None,
     verify: Verify = False,
 ) -> None:
-    """Say where the wall clock of a run went: each second is in one class, and they sum to it.
+    """Show where the wall-clock time of a run went: each second belongs to exactly one class.
 
-    Goodput is the share of it that was training whose steps are part of the result. It reads the
-    event files of all lives; the run may still go on. A repository whose run kept none says what
-    it holds.
+    Goodput is the share of training time whose steps are part of the result. The command reads the
+    event files of all attempts; the run may still be active. Without event files, the report shows
+    the contents of the repository.
 
-    The page of -o has the checkpoints too, where RUN is also the repository. What takes long to
-    read is in it where it is asked for; `resilient ui` reads it when somebody looks.
+    The page of -o also shows the checkpoints if RUN is the repository. Parts that are slow to read
+    need an option; `resilient ui` reads them on demand.
 
     Example: resilient report runs/mine -o run.html
 
@@ -161,7 +162,7 @@ def report(
     """
     if output is None and (tensors or compare or verify):
         raise UsageError(
-            "`--tensors`, `--compare` and `--verify` are parts of a page",
+            "`--tensors`, `--compare` and `--verify` belong to a page",
             hint="resilient report RUN -o run.html --verify",
         )
     if output is not None:
@@ -181,9 +182,9 @@ def report(
 
 
 def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Interval = 2.0) -> None:
-    """Say where a run is: its step, its speed, what is durable, what would be lost now.
+    """Show the state of a run: its step, its speed, what is durable, what would be lost now.
 
-    Of a run that keeps no events nobody can tell when it ends: --watch looks at it once.
+    Without event files the end of a run cannot be detected, so --watch shows the state once.
 
     Example: resilient status runs/mine --watch
     """
@@ -263,7 +264,7 @@ def extras_of(
     store = store_of(run)
     if store is None:
         raise RepositoryNotFound(
-            f"no checkpoints in `{run[0]}`; a run's output folder is wanted",
+            f"no checkpoints in `{run[0]}`; give a run's output folder",
             hint=f"resilient ckpt ls {shell_quote(run[0])}",
         )
     checked, said = _verified(store) if verify else ({}, "")

@@ -69,7 +69,7 @@ def _way_back(url: str, journey: RollbackPlan) -> str:
 
 def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
     if not journey.is_needed:
-        yield f"latest is {journey.after} already. Nothing was changed."
+        yield f"latest is already {journey.after}. Nothing was changed."
         return
     before = folder(journey.before) or "scratch"
     yield KeyValues(
@@ -82,7 +82,7 @@ def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyV
     if number:
         yield "Nothing was deleted. A run that still trains here ends at its next save (exit 80)."
     else:
-        yield "Only looked: nothing was changed."
+        yield "Dry run: nothing was changed."
 
 
 def _few(journey: RollbackPlan) -> str:
@@ -134,7 +134,7 @@ def _head(head: ReflogHead) -> str:
     return head.gone or folder(head.checkpoint) or "scratch"
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 SingleWriter = Annotated[
     bool,
     typer.Option("--single-writer", help="Promise: no two jobs write to the repository at once."),
@@ -150,18 +150,18 @@ def rollback(
     dry_run: DryRun = False,
     single_writer: SingleWriter = False,
 ) -> None:
-    """Let training go on from an older checkpoint. Nothing is copied and nothing is deleted.
+    """Resume training from an older checkpoint. Nothing is copied and nothing is deleted.
 
-    A new life of the run begins from REF. What came after is abandoned: never resumed by itself,
-    kept through rotations until `ckpt prune`, back with `ckpt undo`. A run that still trains here
-    ends at its next save, with exit code 80.
+    A new generation of the run starts from REF. Later checkpoints are abandoned: no run resumes
+    from them by default, `ckpt prune` deletes them, and `ckpt undo` restores them. A run that still
+    trains here ends at its next save, with exit code 80.
 
     Example: resilient ckpt rollback step:12000 s3://bucket/run
     """
     ref, place = ref_and_place(ref, place, repo)
     if ref is None:
         raise UsageError(
-            "rollback takes the checkpoint to go back to, and then the repository",
+            "rollback takes a checkpoint first, and then the repository",
             hint=f"resilient ckpt rollback latest~1 {shell_quote(place)}",
         )
     store = open_repository(place, repo)
@@ -179,10 +179,10 @@ def undo(
     dry_run: DryRun = False,
     single_writer: SingleWriter = False,
 ) -> None:
-    """Take the newest rollback back that is in force; once more takes back the one before.
+    """Revert the newest rollback in force; run it again to revert the previous rollback.
 
-    Training goes on from where it would have without it. What was trained since the rollback is
-    abandoned in its turn and not deleted.
+    Training resumes from the checkpoint that was current before the rollback. Checkpoints saved
+    since the rollback are abandoned, but not deleted.
 
     Example: resilient ckpt undo s3://bucket/run
     """
@@ -193,9 +193,9 @@ def undo(
 
 
 def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
-    """List the lives of the run, newest first: why each began, from where, and where it ended.
+    """List the generations of the run, newest first: cause, start and end of each.
 
-    REF names where a life ended, for any command: `ckpt rollback @{2}`.
+    REF names the end of a generation, for any command: `ckpt rollback @{2}`.
 
     Example: resilient ckpt reflog s3://bucket/run
     """

@@ -40,12 +40,12 @@ def scanned(url: str, listing: DirectoryListing, found: Sequence[ScanFinding]) -
 
 
 def _verdict(files: int, counts: dict[str, int]) -> str:
-    looked = f"{files} file{'s' * (files != 1)} looked at, none of them run."
+    looked = f"{files} file{'s' * (files != 1)} scanned, none of them executed."
     if counts[Risk.DANGER]:
         return f"{looked} Do not load it: {counts[Risk.DANGER]} can harm you."
     if counts[Risk.WARNING]:
-        return f"{looked} Load it only if you trust who made it."
-    return f"{looked} Nothing that harms was found."
+        return f"{looked} Load it only if you trust its author."
+    return f"{looked} No danger was found."
 
 
 HARM_FOUND = 1
@@ -55,11 +55,11 @@ def scan_(
     ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="Path or URL of a folder, a checkpoint or a file.")],
 ) -> int:
-    """Look for what could harm whoever loads a checkpoint of any tool; nothing in it is run.
+    """Search a checkpoint of any tool for what could harm its reader; the command runs none of it.
 
-    Pickles that call code, links and names that lead out of the folder, archives that swell,
-    headers that lie, code that comes along. Exit code 1: there is a danger, or something that
-    nobody can judge; notes alone are 0.
+    It finds pickles that call code, links and names that lead out of the folder, archives that
+    expand too much, false headers and bundled code. Exit code 1: a danger, or content that cannot
+    be judged. 0: nothing, or notes alone.
 
     Example: resilient ckpt scan downloads/model
     """

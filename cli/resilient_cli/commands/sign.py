@@ -26,15 +26,15 @@ from resilient_cli.store_wrappers import ProgressStore
 def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = None) -> None:
     """Sign a checkpoint with the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE.
 
-    For checkpoints that were saved without the key, or with an older one. Every byte is read
-    first; what is damaged is not signed. A signature that is there is replaced.
+    Use it for checkpoints saved without the key or with an older key. Every byte is read first, and
+    a damaged checkpoint is not signed. An existing signature is replaced.
 
     Example: RESILIENT_SIGNING_KEY_FILE=signing.key resilient ckpt sign latest runs/gpt2
     """
     key = signing_of(is_required=False).key
     if key is None:
         raise ConfigError(
-            "there is no key to sign with",
+            "no signing key is set",
             hint="export RESILIENT_SIGNING_KEY_FILE=signing.key",
         )
     ref, place = ref_and_place(ref, place, repo)

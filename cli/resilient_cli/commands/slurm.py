@@ -50,13 +50,13 @@ def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
     document = {**_times(job), "job": number, "log": log}
     pairs = (
         ("job", number),
-        ("signal", f"{job.lead_seconds} s before its time is over; --grace {job.grace_seconds:g}"),
+        ("signal", f"{job.lead_seconds} s before the time limit; --grace {job.grace_seconds:g}"),
         *((("log", log),) if log else ()),
     )
     blocks = (
         KeyValues(pairs),
         f"next: resilient slurm status {number}",
-        f"stop: scancel {number}; save and start again elsewhere: scontrol requeue {number}",
+        f"stop: scancel {number}; save and restart on other nodes: scontrol requeue {number}",
     )
     return CommandResult("slurm.submit", "submission", document, blocks, (number,))
 
@@ -106,7 +106,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Run a training as a job of SLURM that is requeued until it is trained to the end.",
+    help="Run a training as a SLURM job that is requeued until the training is complete.",
 )
 
 
@@ -118,36 +118,42 @@ Command = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- train ...",
-        help="The command, without `resilient`; {task} in it is the number of an array's task.",
+        help="Command, without `resilient`; {task} in it is the task number of an array.",
     ),
 ]
 Name = Annotated[str, _option("Name of the job.")]
-Nodes = Annotated[str, _option("Nodes: N, or MIN-MAX for what SLURM has free.")]
-Time = Annotated[str, _option("Limit of each start: 90, 4:00:00, 1-12; else the partition's.")]
+Nodes = Annotated[str, _option("Nodes: N, or MIN-MAX for the free nodes.")]
+Time = Annotated[
+    str, _option("Time limit of each start: 90, 4:00:00, 1-12; by default that of the partition.")
+]
 Partition = Annotated[str, _option("Partition.")]
 Account = Annotated[str, _option("Account.")]
 Qos = Annotated[str, _option("Quality of service.")]
 Gpus = Annotated[str, _option("GPUs of each node: N or TYPE:N.")]
-Cpus = Annotated[int, _option("Processors of each node; 0 leaves it to SLURM.", min=0)]
+Cpus = Annotated[int, _option("Processors of each node; by default SLURM decides.", min=0)]
 Memory = Annotated[str, _option("Memory of each node: 64G.")]
 Array = Annotated[str, _option("Tasks of an array: 0-7, 1,3,5 or 0-15%4.")]
-Logs = Annotated[str, _option("Folder, seen by all nodes, for the log and the failures.")]
+Logs = Annotated[str, _option("Folder for logs and failure records, visible to all nodes.")]
 Env = Annotated[
     list[str] | None,
-    _option("NAME=VALUE to set, or NAME to demand from whoever calls sbatch.", "--env"),
+    _option("NAME=VALUE to set, or NAME to require from the environment of sbatch.", "--env"),
 ]
 Setup = Annotated[
-    list[str] | None, _option("A line before the training: source .venv/bin/activate.", "--setup")
+    list[str] | None,
+    _option("Line to run before the training: source .venv/bin/activate.", "--setup"),
 ]
 MaxFailures = Annotated[
-    int, _option("Starts that may fail until the job is left alone; 75 is free.", min=1)
+    int, _option("Failed starts until the job is not requeued; exit code 75 does not count.", min=1)
 ]
 Events = Annotated[
-    Path | None, _option("Event files of a run, which say what its saves took: sets --grace.")
+    Path | None, _option("Event files of a run with measured save times: sets --grace.")
 ]
 Notice = Annotated[
     float | None,
-    _option("Seconds that a preemption leaves: the partition's GraceTime and KillWait.", min=0),
+    _option(
+        "Seconds between the signals of a preemption: GraceTime of the partition and KillWait.",
+        min=0,
+    ),
 ]
 DryRun = Annotated[bool, _option("Print the script and submit nothing.", "--dry-run")]
 
@@ -176,8 +182,9 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 ) -> int:
     """Write the batch script of a training to stdout.
 
-    It is requeued after exit code 75, left alone after codes that another start would end with as
-    well, and requeued --max-failures times after others. Nothing secret is in it.
+    The job is requeued after exit code 75. It stops after an exit code that another start would
+    repeat. After other codes it is requeued up to --max-failures times. The script holds no
+    secrets.
 
     Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
     """
@@ -211,7 +218,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     notice: Notice = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Make the folder for logs, and hand the script that `slurm render` writes to sbatch.
+    """Create the log folder, and submit the script of `slurm render` with sbatch.
 
     Example: resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py
     """
@@ -244,10 +251,10 @@ def status(
     ctx: typer.Context,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Number of the job: 123 or 123_4.")],
 ) -> int:
-    """Say what SLURM knows of a job: its state, how often it was requeued, what its code means.
+    """Show the state of a SLURM job, its number of requeues, and the meaning of its exit code.
 
-    Exit code 1: it failed, or one of its tasks did. SLURM forgets a job some minutes after its
-    end (MinJobAge); that is 66, and `sacct` may still know it.
+    Exit code 1: the job or one of its tasks failed. 66: SLURM does not know the job. It forgets a
+    job some minutes after its end (MinJobAge); `sacct` may still know the job.
 
     Example: resilient slurm status 123
     """
@@ -295,16 +302,17 @@ def _job(
     given = parse_train_options(words[1:])
     check_command(words[1:], set(given), place.array)
     if any("\n" in line for line in asked.setup):
-        raise ConfigError("--setup takes one line; give it once for each")
+        raise ConfigError("--setup takes one line; repeat the option for more lines")
     if any(map(has_credentials, asked.setup)):
         raise ConfigError(
-            "--setup: a URL in it has a user, a password or a signature, and the script would have "
-            "it; --env NAME takes a variable from where sbatch is called",
+            "--setup has a URL with a user, a password or a signature, and the script would show "
+            "it; --env NAME takes a variable from the environment of sbatch",
             hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
         )
     if variable := next(filter(None, map(secret_assigned, asked.setup)), ""):
         raise ConfigError(
-            f"--setup: the value of {variable} would be in the script and in SLURM's records",
+            f"--setup: the value of {variable} would be visible in the script and in SLURM's "
+            "records",
             hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
     grace = _grace_seconds(given.get("grace"), events, notice)
@@ -331,7 +339,7 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
     """
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:
-        raise ConfigError(f"--events {events}: no save is told of there")
+        raise ConfigError(f"--events {events}: no save is recorded there")
     grace = (
         max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(took))
         if given is None

@@ -34,7 +34,7 @@ def stopped(found: Sequence[Agent]) -> CommandResult:
 
 def _said(one: Agent) -> str:
     if one.exit_code is None:
-        return f"pid {one.pid}: asked to save and leave"
+        return f"pid {one.pid}: asked to save and exit"
     return f"pid {one.pid}: exit {one.exit_code}, {one.reason}"
 
 
@@ -42,13 +42,14 @@ Run = Annotated[
     list[Path],
     typer.Argument(metavar="RUN...", help="Folder of event files, or the output folder."),
 ]
-Now = Annotated[bool, typer.Option("--now", help="Leave at once; what is not saved is lost.")]
+Now = Annotated[bool, typer.Option("--now", help="Exit at once; unsaved steps are lost.")]
 ThisHost = Annotated[
-    bool, typer.Option("--this-host", help="Leave the run to the other hosts, if enough are left.")
+    bool,
+    typer.Option(
+        "--this-host", help="Remove this host from the run, if enough other hosts remain."
+    ),
 ]
-Within = Annotated[
-    float, typer.Option(help="Seconds to wait for the end; 0 asks and does not wait.", min=0)
-]
+Within = Annotated[float, typer.Option(help="Seconds to wait for the end; 0 does not wait.", min=0)]
 _POLL_SECONDS = 0.1
 _BETWEEN_SECONDS = 1.0
 """Pause before the second signal: the agent counts two orders within 0.5 s as one.
@@ -65,12 +66,12 @@ def stop(
     this_host: ThisHost = False,
     within: Within = 120.0,
 ) -> int:
-    """Ask a run of this machine to save and leave, and wait until it did.
+    """Ask a run of this machine to save and exit, and wait for its end.
 
-    It is what SIGTERM to `resilient train` does: all ranks agree on a step, save it, and the
-    launcher ends with 75, so that a scheduler starts it again; the same command resumes. The
-    exit code is 0 once it ended. Of a run on several machines it is enough to stop one launcher.
-    With --this-host one that may go on with fewer machines (--nnodes MIN:MAX) goes on without it.
+    The effect is that of SIGTERM to `resilient train`: all ranks agree on a step and save it, and
+    the launcher exits with 75, so that a scheduler starts it again. The same command resumes. The
+    exit code is 0 after the end. For a run on several machines, stop one launcher. With
+    --this-host, a run that may shrink (--nnodes MIN:MAX) continues on the other machines.
 
     Example: resilient stop runs/mine
     """
@@ -91,8 +92,8 @@ def stop(
             raise DeadlineExceeded(
                 f"pid {here[0].pid} has not ended within {within:g} s",
                 deadline_seconds=within,
-                hint=f"resilient status {shell_quote(run[0])}; "
-                f"resilient stop --now {shell_quote(run[0])} to lose the rest",
+                hint=f"resilient status {shell_quote(run[0])}; resilient stop --now "
+                f"{shell_quote(run[0])} loses unsaved steps",
             )
         clock.sleep(_POLL_SECONDS)
     known = {(one.host, one.pid): one for one in agents(read_records(run))}
@@ -112,7 +113,7 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
     if elsewhere:
         last = elsewhere[-1]
         return NotRunning(
-            f"no launcher of `{run[0]}` runs on this machine; one began on {last.host}",
+            f"no launcher of `{run[0]}` runs on this machine; it started on {last.host}",
             hint=f"ssh {shell_quote(last.host)} resilient stop {shell_quote(run[0])}",
         )
     return NotRunning(

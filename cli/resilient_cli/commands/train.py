@@ -37,26 +37,31 @@ def _option(text: str, *names: str, **more: Any) -> Any:
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="Script, or module with -m.")]
 Arguments = Annotated[
-    list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own, untouched.")
+    list[str] | None,
+    typer.Argument(metavar="[ARGS]...", help="Arguments of the script, passed unchanged."),
 ]
 Module = Annotated[bool, _option("SCRIPT is the name of a module.", "--module", "-m")]
 Repo = Annotated[str, _option("Checkpoint repository.", "--repo", "-r", envvar="RESILIENT_REPO")]
-Resume = Annotated[str, _option("auto, never, a checkpoint, or a folder that Transformers saved.")]
+Resume = Annotated[str, _option("auto, never, a checkpoint, or a folder saved by Transformers.")]
 Nproc = Annotated[str, _option("Workers on this host: a number, cpu, gpu or auto.")]
 MaxRestarts = Annotated[
-    int, _option("Restarts after failures, within --restart-window; preemptions are free.", min=0)
+    int,
+    _option("Restarts after failures within --restart-window; preemptions do not count.", min=0),
 ]
 RestartWindow = Annotated[
-    float, _option("Seconds after which a failure counts no more; 0: never.", min=0)
+    float, _option("Seconds until a failure no longer counts; 0: it always counts.", min=0)
 ]
 MaxPreemptions = Annotated[
-    str, _option("Interruptions of the run, in all its launches: a number or unlimited.")
+    str, _option("Preemptions of the run, over all its launches: a number or unlimited.")
 ]
 MaxNoProgress = Annotated[
-    int, _option("Failed lives in a row without a new checkpoint until it ends; 0: any.", min=0)
+    int,
+    _option(
+        "Failed attempts in a row without a new checkpoint until the run ends; 0: no limit.", min=0
+    ),
 ]
 MaxHostFailures = Annotated[
-    int, _option("Failures of this host until the others go on without it; 0: any.", min=0)
+    int, _option("Failures of this host until the run excludes it; 0: no limit.", min=0)
 ]
 Grace = Annotated[
     float, _option("Seconds from SIGTERM to SIGKILL.", "--grace", "--shutdown-timeout", min=0)
@@ -67,7 +72,7 @@ SingleWriter = Annotated[
 TakeOver = Annotated[
     bool,
     _option(
-        "Fence off a process that is alive and writes to the repository: it ends with 80.",
+        "Fence a live process that writes to the repository: it ends with 80.",
         "--take-over",
         envvar=TAKE_OVER,
     ),
@@ -75,8 +80,8 @@ TakeOver = Annotated[
 RequireSignature = Annotated[
     bool,
     _option(
-        "Resume only from what was signed with the key of RESILIENT_SIGNING_KEY or "
-        "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
+        "Resume only from checkpoints signed with the key of RESILIENT_SIGNING_KEY or "
+        "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE has the same effect.",
         "--require-signature",
     ),
 ]
@@ -84,15 +89,15 @@ StrictResume = Annotated[
     bool,
     _option(
         "Refuse to resume a checkpoint that lost a part of its state; otherwise the loss is a "
-        "warning. RESILIENT_STRICT_RESUME asks for the same.",
+        "warning. RESILIENT_STRICT_RESUME has the same effect.",
         "--strict-resume",
     ),
 ]
 HostBytesMax = Annotated[
     str,
     _option(
-        "Shared memory of this host for staged checkpoints: a size such as 8GiB; auto is what the "
-        "machine has free for it; none stages in the trainers and runs no keeper."
+        "Shared memory of this host for staged checkpoints: a size such as 8GiB; auto: what the "
+        "machine has free; none: stage in the trainers, without a saver daemon."
     ),
 ]
 StorageOptions = Annotated[
@@ -109,8 +114,8 @@ Events = Annotated[str, _option("Folder for event files.")]
 LogDir = Annotated[
     str,
     _option(
-        "Keep what ranks print here too, by life and rank, for `resilient logs`; RUN/logs is "
-        "found by the name of the run.",
+        "Also keep the output of ranks here, by attempt and rank, for `resilient logs`, which "
+        "finds RUN/logs by the name of the run.",
         "--log-dir",
         envvar="RESILIENT_LOG_DIR",
     ),
@@ -118,8 +123,8 @@ LogDir = Annotated[
 Notice = Annotated[
     str,
     _option(
-        "Who says that this host will be taken away: auto (what this machine is), off, or some of "
-        "aws, gcp, azure, slurm, file:PATH, http:PORT, http://URL, with commas.",
+        "Source of preemption notices: auto (detect this machine), off, or a comma-separated list "
+        "of aws, gcp, azure, slurm, file:PATH, http:PORT, http://URL.",
         "--notice",
         envvar="RESILIENT_NOTICE",
     ),
@@ -127,8 +132,8 @@ Notice = Annotated[
 Every = Annotated[
     str,
     _option(
-        "How often to save: 500steps, 30s, 5m or auto, which is by what saves cost and how often "
-        "the run fails; without it what the script says.",
+        "How often to save: 500steps, 30s, 5m or auto (from the cost of saves and the failure "
+        "rate); by default the script decides.",
         "--every",
         envvar="RESILIENT_EVERY",
     ),
@@ -136,8 +141,8 @@ Every = Annotated[
 UntilStep = Annotated[
     int | None,
     _option(
-        "Train to this step, save, and end with 0: a Trainer's schedule stays that of the whole "
-        "run, and the same command without it goes on.",
+        "Train to this step, save, and exit with 0. A Trainer keeps the schedule of the whole "
+        "run, and the same command without the option continues.",
         "--until-step",
         metavar="N",
         min=1,
@@ -146,21 +151,21 @@ UntilStep = Annotated[
 ]
 MetricsPort = Annotated[
     str,
-    _option("Serve /metrics and /healthz at this port; auto takes a free one, 0 serves none."),
+    _option("Serve /metrics and /healthz at this port; auto: a free port, 0: no server."),
 ]
-MetricsHost = Annotated[
-    str, _option("Address to serve them at; whoever reaches it can read them, without a password.")
-]
+MetricsHost = Annotated[str, _option("Address of the metrics server; clients need no password.")]
 MetricsFile = Annotated[
-    str, _option("Write them to this file as well, for node_exporter's textfile collector.")
+    str, _option("Also write metrics to this file, for node_exporter's textfile collector.")
 ]
-MetricsInterval = Annotated[float, _option("Seconds between two writes of that file.", min=1)]
+MetricsInterval = Annotated[
+    float, _option("Seconds between two writes of the metrics file.", min=1)
+]
 DryRun = Annotated[bool, _option("Print the plan and do nothing.", "--dry-run")]
-NoPython = Annotated[bool, _option("SCRIPT is a program, which is run as it is.", "--no-python")]
+NoPython = Annotated[bool, _option("SCRIPT is a program, and is run directly.", "--no-python")]
 RequeueExitCode = Annotated[
     int,
     _option(
-        "End with this code instead of 75: 99 for Grid Engine, 85 for HTCondor.",
+        "Exit with this code instead of 75: 99 for Grid Engine, 85 for HTCondor.",
         "--requeue-exit-code",
         min=1,
         max=255,
@@ -169,38 +174,42 @@ RequeueExitCode = Annotated[
 Warm = Annotated[
     bool,
     _option(
-        "Fork the workers of later lives from a process that has imported what the first ones "
-        "did; without it each imports by itself.",
+        "Fork the workers of later attempts from a process that has already imported their "
+        "modules; otherwise each worker imports them itself.",
         "--warm/--no-warm",
     ),
 ]
 Interval = Annotated[
-    float, _option("Seconds between two questions whether nodes want to join.", min=0.01)
+    float, _option("Seconds between two checks for nodes that want to join.", min=0.01)
 ]
 HangDeadline = Annotated[
     str,
-    _option("Seconds that a step may take before its ranks hang; auto learns it, off never asks."),
+    _option(
+        "Seconds a step may take before it counts as hung: auto (learned from this run), off, or "
+        "a number."
+    ),
 ]
-HangFloor = Annotated[float, _option("A deadline that is learned is never shorter.", min=0.1)]
+HangFloor = Annotated[float, _option("Minimum of a learned deadline, in seconds.", min=0.1)]
 HangPatience = Annotated[
     float,
     _option(
-        "Seconds for the first step, loading, evaluation, all that is no step; for a start or end.",
+        "Deadline in seconds for everything but steps: the first step, loading, evaluation, start "
+        "and end.",
         min=0.1,
     ),
 ]
 Nnodes = Annotated[str, _option("Nodes: N or MIN:MAX.")]
 Standalone = Annotated[
-    bool, _option("One node that meets nobody; the default for one node.", "--standalone")
+    bool, _option("Run one node without a rendezvous; the default for one node.", "--standalone")
 ]
-Backend = Annotated[str, _option("Rendezvous: c10d, static, or another that torch knows.")]
-Endpoint = Annotated[str, _option("Where the nodes meet: HOST:PORT.")]
+Backend = Annotated[str, _option("Rendezvous: c10d, static, or another backend of torch.")]
+Endpoint = Annotated[str, _option("Rendezvous endpoint: HOST:PORT.")]
 RunId = Annotated[str, _option("Name of the job, the same on every node.")]
-Conf = Annotated[str, _option("More for the rendezvous: key=value,key=value.")]
+Conf = Annotated[str, _option("More rendezvous settings: key=value,key=value.")]
 NodeRank = Annotated[int, _option("This node's rank, for static.", min=0)]
 MasterAddr = Annotated[str, _option("Address of node 0, for static.")]
 MasterPort = Annotated[int, _option("Port of node 0, for static; 0 is 29500.", min=0, max=65535)]
-LocalAddr = Annotated[str, _option("This node's address, as the others see it.")]
+LocalAddr = Annotated[str, _option("Address of this node for the other nodes.")]
 
 
 def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
@@ -252,7 +261,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     master_port: MasterPort = 0,
     local_addr: LocalAddr = "",
 ) -> None:
-    """Run SCRIPT on every worker, restart it after failures, end with a code that says why.
+    """Run SCRIPT on every worker, restart it after failures, and end with a code for the cause.
 
     Everything after SCRIPT belongs to the script. Exit code 75 means: preempted and saved, the
     same command resumes.
@@ -367,15 +376,18 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
         ("workers", f"{plan.nproc} per node"),
         ("nodes", f"{plan.nodes_min} to {plan.nodes_max}"),
         ("rendezvous", f"{plan.backend} at {plan.endpoint}, run {plan.run_id}"),
-        ("repository", repository or "left to the script"),
+        ("repository", repository or "decided by the script"),
         (
             "saves",
-            f"every {options.wishes.every}" if options.wishes.every else "left to the script",
+            f"every {options.wishes.every}" if options.wishes.every else "decided by the script",
         ),
         *((("ends", f"after step {last}"),) if (last := options.wishes.until_step) else ()),
         ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
         ("hang", options.patience.hang.describe()),
-        ("notices", f"{', '.join(notices) or 'none'}; {options.patience.grace_seconds:g} s to end"),
+        (
+            "notices",
+            f"{', '.join(notices) or 'none'}; {options.patience.grace_seconds:g} s to exit",
+        ),
     )
     cells = tuple((row.ended, row.how, row.follows) for row in rows)
     table = Table(("A LIFE", "HOW IT ENDED", "WHAT FOLLOWS"), cells)

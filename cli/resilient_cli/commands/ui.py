@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Port = Annotated[int, typer.Option(help="Port; 0 lets the system choose.", min=0, max=65535)]
 Browser = Annotated[
-    bool, typer.Option("--browser/--no-browser", help="Open it, where this is a terminal.")
+    bool, typer.Option("--browser/--no-browser", help="Open the page, if this is a terminal.")
 ]
 
 _MADE_OF = ("*.jsonl", "events/*.jsonl", "checkpoint-*/*", f"{GENERATIONS}*", f"{TAGS}*")
@@ -41,10 +41,10 @@ _SHARE = 5
 
 
 def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True) -> None:
-    """Serve the page of `resilient report` to this machine; it renews itself as the run goes on.
+    """Serve the page of `resilient report` on this machine; it updates while the run is active.
 
-    It listens on 127.0.0.1 alone, and answers only who knows the address that it prints. It can
-    be read and nothing else. Ctrl-C ends it, with 130.
+    The server listens on 127.0.0.1 only, and answers only requests with the printed address. The
+    page is read-only. Ctrl-C ends the server, with 130.
 
     Example: resilient ui runs/mine
     """
@@ -143,5 +143,5 @@ def _is_watched(output: Output) -> bool:
 
 
 def _serving(url: str, name: str) -> CommandResult:
-    said = (f"{name}: {url}", "Whoever has this address can read the page. Ctrl-C ends it.")
+    said = (f"{name}: {url}", "Anyone with this address can read the page. Ctrl-C ends the server.")
     return CommandResult("ui", "serving", {"url": url, "run": name}, said, ids=(url,))

@@ -106,13 +106,13 @@ def _facts(found: Unlocking, now: str) -> list[tuple[str, str]]:
     saved = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
     if writer.unfinished:
         few = ", ".join(one.folder for one in writer.unfinished[:_FEW])
-        saved += f"; begun and not committed: {few}"
+        saved += f"; started and not committed: {few}"
     process = NONE
     if seen.agent:
         told = age(moment(seen.told_ms), now)
-        process = f"pid {seen.agent.pid} on {seen.agent.host}, last heard {told} ago"
+        process = f"pid {seen.agent.pid} on {seen.agent.host}, last event {told} ago"
     return [
-        ("life", f"{writer.life}, {began}"),
+        ("generation", f"{writer.life}, {began}"),
         ("saved", saved),
         ("process", process),
         ("writer", f"{seen.state.value}: {seen.why}"),
@@ -125,15 +125,15 @@ def _told(found: Unlocking) -> list[str]:
     if found.life:
         began = folder(_resume(found)) or "scratch"
         return [
-            f"life {found.life.number} begins from {began} and saves nothing.",
-            "Whatever wrote before ends at its next save (exit 80).",
-            "Nothing was abandoned or deleted. The command that trained goes on from there.",
+            f"Generation {found.life.number} starts from {began} and saves nothing.",
+            "Every earlier process ends at its next save (exit 80).",
+            "Nothing was abandoned or deleted. The same training command resumes from there.",
         ]
     if not found.is_needed:
-        return ["Nobody is left to shut out: nothing was changed."]
-    lead = "The same command trains on as it is; to be sure that nothing else writes:"
+        return ["No process is left to fence: nothing was changed."]
+    lead = "The same training command resumes as it is. To make sure that no other process writes:"
     force = " --force" if found.seen.state is LivenessState.ALIVE else ""
-    return [f"Only looked. {lead} resilient ckpt unlock {found.url} --yes{force}"]
+    return [f"Dry run. {lead} resilient ckpt unlock {found.url} --yes{force}"]
 
 
 HELD = 80
@@ -146,27 +146,28 @@ def unlock(  # noqa: PLR0913 - the options of a command
     *,
     run: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="The run's event files, if they are not in REPO."),
+        typer.Option(metavar="FOLDER", help="Event files of the run, if they are not in REPO."),
     ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Shut the writer out.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Fence the writer.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also one that lives: it ends at its next save.")
+        bool, typer.Option("--force", help="Also fence a live writer: it ends at its next save.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only look, as without --yes.")
+        bool, typer.Option("--dry-run", help="Only show the state, as without --yes.")
     ] = False,
     single_writer: Annotated[
         bool, typer.Option("--single-writer", help="Promise: no other job writes to REPO.")
     ] = False,
 ) -> int:
-    """Say who may write to a repository, whether it lives, and what holds it; shut it out by --yes.
+    """Show which process may write to a repository, whether it is alive, and fence it with --yes.
 
-    Nothing that died can lock a repository: the same command always begins a new life. But a
-    process of the newest life may go on saving until a newer one begins, also if it hangs or was
-    forgotten. --yes begins one that goes on from what resume takes and saves nothing: nothing is
-    abandoned or deleted, and whatever wrote before ends at its next save, with exit code 80.
+    A dead process cannot lock a repository: the same command always starts a new generation. But a
+    process of the newest generation can save until a newer one starts, also if it hangs or was
+    forgotten. --yes starts a new generation without a save. Training resumes from the same
+    checkpoint, nothing is abandoned or deleted, and every earlier process ends at its next save
+    with exit code 80.
 
-    Exit code 0: nobody is seen alive. 80: a writer is, and without --force it was let be.
+    Exit code 0: no process is known to be alive. 80: a writer is alive and --force was not given.
 
     Example: resilient ckpt unlock s3://bucket/run --yes
     """
@@ -174,7 +175,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
     writer = find_writer(store)
     if writer is None:
         raise RepositoryNotFound(
-            f"no repository at `{store.url}`: no run ever began there",
+            f"no repository at `{store.url}`: no run was ever started there",
             hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
@@ -184,11 +185,10 @@ def unlock(  # noqa: PLR0913 - the options of a command
     acts = (yes or output_of(ctx).agrees) and not dry_run
     if acts and is_alive and not force:
         raise WriterAlive(
-            f"life {writer.life} of {store.url} is written by a process that lives: {seen.why}; "
-            "nothing was changed",
-            hint=f"resilient stop {shell_quote(run or store.url)}; "
-            f"resilient ckpt unlock {shell_quote(store.url)} --yes --force "
-            "loses what it has not saved",
+            f"generation {writer.life} of {store.url} has a live writer: {seen.why}; nothing was "
+            "changed",
+            hint=f"resilient stop {shell_quote(run or store.url)}; resilient ckpt unlock "
+            f"{shell_quote(store.url)} --yes --force loses its unsaved steps",
         )
     # An attempt that saves nothing already fences off every other writer.
     needed = not writer.is_nobody or is_alive

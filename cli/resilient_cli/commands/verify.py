@@ -92,8 +92,8 @@ def verification(
         f"{counts} {ruling}",
         *read,
         *[
-            f"{part_of_near(one.checkpoint, one.absent_ranks)} To be verified is the durable "
-            "repository."
+            f"{part_of_near(one.checkpoint, one.absent_ranks)} Verify the durable repository "
+            "instead."
             for one in damaged
             if one.absent_ranks
         ],
@@ -107,8 +107,8 @@ def _read(part: SampleResult) -> str:
     """Describe how much was read."""
     found = part.sample
     seen = f"{found.chunks} of {count(found.of, 'chunk')}, {human_size(found.size_bytes)}"
-    end = ", then the time was over" if part.is_over else ""
-    rest = "; the rest only by presence and size" if found.chunks < found.of else ""
+    end = ", then the time limit was reached" if part.is_over else ""
+    rest = "; the others only by presence and size" if found.chunks < found.of else ""
     return f"Read {share(found.chunks, found.of)}: {seen}{end}{rest}."
 
 
@@ -149,41 +149,44 @@ def verify(  # noqa: PLR0913 - the options of a command
     place: Place = None,
     repo: Repo = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All checkpoints.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Verify all checkpoints.")] = False,
     level: Annotated[
         VerifyLevel,
         typer.Option(
             help="quick: presence and sizes; full: every byte; deep: also regions, headers, "
-            "documents, and whether records, tags and checkpoints fit each other."
+            "documents, and the consistency of records, tags and checkpoints."
         ),
     ] = VerifyLevel.FULL,
     require_signature: Annotated[
         bool,
         typer.Option(
             "--require-signature",
-            help="What the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE has not "
-            "signed counts as damaged. RESILIENT_REQUIRE_SIGNATURE asks for the same.",
+            help="Checkpoints without a signature of the key of RESILIENT_SIGNING_KEY or "
+            "RESILIENT_SIGNING_KEY_FILE count as damaged. RESILIENT_REQUIRE_SIGNATURE has the "
+            "same effect.",
         ),
     ] = False,
     sample: Annotated[
         str,
-        typer.Option(metavar="5%", help="Read only this share of the bytes, other ones each time."),
+        typer.Option(
+            metavar="5%", help="Read only this share of the bytes, chosen at random each time."
+        ),
     ] = "",
     max_duration: Annotated[
-        str, typer.Option(metavar="10m", help="Read for so long at most, in random order.")
+        str, typer.Option(metavar="10m", help="Read in random order until this time limit.")
     ] = "",
 ) -> int:
-    """Hold the latest, one or all checkpoints against what was committed.
+    """Verify one, the latest, or all checkpoints against their manifests.
 
-    A lone path or URL may also be a checkpoint of another tool (docs/layouts.md): its checksums
-    are proved and its numbers looked at, and the answer is whether training can go on from it.
+    A path or URL without a repository can also be a checkpoint of another tool (docs/layouts.md).
+    Its checksums and numbers are checked, and the answer says whether training can resume from it.
 
-    With --sample or --max-duration some of the bytes are read, chosen at random; presence and sizes
-    of all files are looked at first. 5 % of all each night have seen nearly everything in a year.
+    --sample and --max-duration read a random part of the bytes, after a check of the presence and
+    size of all files. 5 % per night covers nearly everything within a year.
 
-    Exit code 0: intact. 1: damage was found, and an intact checkpoint remains to resume from, or
-    a resume of another tool's stops or loses a state that was saved. 3: none remains. 65: not
-    damaged, but of a newer release.
+    Exit code 0: intact. 1: damaged, and an intact checkpoint remains to resume from; or a resume of
+    another tool's checkpoint fails or loses saved state. 3: no intact checkpoint remains. 65:
+    intact, but written by a newer release.
 
     Example: resilient ckpt verify --all runs/gpt2 --level quick
     """

@@ -13,7 +13,7 @@ from resilient_cli.output import CommandResult, KeyValues, show
 
 
 def version(ctx: typer.Context) -> None:
-    """Show the versions of what runs."""
+    """Show the versions of the installed software."""
     versions = {
         "resilient": resilient.__version__,
         "python": platform.python_version(),

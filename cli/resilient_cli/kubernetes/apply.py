@@ -84,7 +84,7 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
     own = [one for one in found if not one["metadata"].get("ownerReferences")]
     if not own:
         raise NotRunning(
-            f"the cluster has nothing of a run `{name}`",
+            f"the cluster has no object of run `{name}`",
             hint=cluster.spell("resilient", "k8s", "status", name),
         )
     return own
@@ -105,7 +105,7 @@ def _ask(cluster: Cluster, wanted: Sequence[Object], *asked: str) -> Any:
     except ConfigError as error:
         if "immutable" in error.message:
             hint = cluster.spell("resilient", "k8s", "delete", wanted[-1]["metadata"]["name"])
-            said = f"{error.message}; it can be deleted and applied again: checkpoints stay"
+            said = f"{error.message}; delete the run and apply it again: checkpoints stay"
             raise ConfigError(said, hint=hint) from error
         if "no matches for kind" in error.message:
             said = f"{error.message}: its controller is not installed"

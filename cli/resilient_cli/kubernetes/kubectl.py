@@ -91,7 +91,7 @@ def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True
             called, input=given, capture_output=True, text=True, check=False, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        raise ClusterUnavailable(f"kubectl said nothing within {_SECONDS:g} s") from error
+        raise ClusterUnavailable(f"kubectl did not answer within {_SECONDS:g} s") from error
     if done.returncode:
         raise refusal(cluster, done.stderr)
     return json.loads(done.stdout) if is_json and done.stdout.strip() else None
@@ -112,7 +112,7 @@ def refusal(cluster: Cluster, said: str) -> ResilientError:
     lines = [line for line in said.splitlines() if line.strip() and not _LOGGED.match(line)]
     text = (
         " ".join(" ".join(dict.fromkeys(lines or said.splitlines()[-1:])).split())
-        or "kubectl said nothing"
+        or "kubectl printed no error"
     )
     text = text.partition(" Please review the fields above")[0].removeprefix("error: ")
     found = _REASON.search(text)

@@ -42,41 +42,47 @@ def option(text: str, *names: str, **more: Any) -> Any:
 
 Command = Annotated[
     list[str] | None,
-    typer.Argument(metavar="-- train ...", help="The command, without `resilient`."),
+    typer.Argument(metavar="-- train ...", help="Command, without `resilient`."),
 ]
-Image = Annotated[str, option("Image of the run; by digest, so that all pods have the same.")]
-FlavorOf = Annotated[Flavor, option("What holds the pods.", "--flavor")]
-Name = Annotated[str, option("Name of all that is made.")]
-Namespace = Annotated[str, option("Namespace; else that of whoever applies it.")]
-Pods = Annotated[str, option("Pods: N, or MIN:MAX for what there is room for.")]
+Image = Annotated[
+    str, option("Image of the run; use a digest, so that all pods run the same image.")
+]
+FlavorOf = Annotated[Flavor, option("Kind of object that manages the pods.", "--flavor")]
+Name = Annotated[str, option("Name of all objects.")]
+Namespace = Annotated[str, option("Namespace; by default that of the kubectl context.")]
+Pods = Annotated[str, option("Number of pods: N, or MIN:MAX.")]
 Gpus = Annotated[int, option("GPUs of each pod.", min=0)]
 Cpu = Annotated[str, option("Processors of each pod.")]
 Memory = Annotated[str, option("Memory of each pod, shared memory included.")]
 Shm = Annotated[str, option("Shared memory of each pod: twice the state of its workers.")]
 Disk = Annotated[str, option("Scratch space of each pod.")]
-SpotOf = Annotated[Spot, option("Spot nodes of whom; sets what a notice leaves.", "--spot")]
-Env = Annotated[list[str] | None, option("NAME=VALUE to set; nothing secret.", "--env")]
-Secret = Annotated[list[str] | None, option("A Secret whose entries become variables.", "--secret")]
+SpotOf = Annotated[
+    Spot, option("Cloud of spot nodes; sets the length of a preemption notice.", "--spot")
+]
+Env = Annotated[list[str] | None, option("NAME=VALUE to set; not for secrets.", "--env")]
+Secret = Annotated[
+    list[str] | None, option("A Secret whose entries become environment variables.", "--secret")
+]
 IdentityOf = Annotated[
     str,
     option(
-        "Who pods are for the store: eks (Pod Identity), irsa=ROLE_ARN, gke=SERVICE_ACCOUNT or "
-        "azure=CLIENT_ID.",
+        "Identity of the pods for the store: eks (Pod Identity), irsa=ROLE_ARN, "
+        "gke=SERVICE_ACCOUNT or azure=CLIENT_ID.",
         "--identity",
     ),
 ]
 Egress = Annotated[
     list[str] | None,
-    option("CIDR:PORT that pods may reach, besides port 443 everywhere.", "--egress"),
+    option("CIDR:PORT that pods may reach, in addition to port 443 everywhere.", "--egress"),
 ]
 Claim = Annotated[str, option("A PersistentVolumeClaim, mounted at /checkpoints.")]
 Queue = Annotated[str, option("LocalQueue of Kueue, for --flavor kueue.")]
 MaxFailures = Annotated[
-    int, option("Failures until the run is given up, for each pod; preemptions are free.", min=0)
+    int, option("Failures of a pod until the run fails; preemptions do not count.", min=0)
 ]
-Deadline = Annotated[float, option("Hours that the run may take with all its lives.", min=0.01)]
+Deadline = Annotated[float, option("Time limit of the run in hours, over all attempts.", min=0.01)]
 Events = Annotated[
-    Path | None, option("Event files of a run, which say what its saves took: sets --grace.")
+    Path | None, option("Event files of a run with measured save times: sets --grace.")
 ]
 
 
@@ -184,8 +190,8 @@ def _check(
     script = str(given.get("script", ""))
     if not given.keys() & {"module", "no_python"} and not script.startswith("/"):
         raise ConfigError(
-            f"{script!r} would be looked for in /scratch, the folder of a pod that can be "
-            f"written; its whole path in the image is wanted, as /app/{script}",
+            f"{script!r} is a relative path, and pods start in /scratch: give its absolute path "
+            f"in the image, such as /app/{script}",
             hint=_EXAMPLE,
         )
     return given
@@ -194,5 +200,5 @@ def _check(
 def _took(events: Path | None) -> preemption_budget.SaveTimes:
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     if events and not took.saves:
-        raise ConfigError(f"--events {events}: no save is told of there")
+        raise ConfigError(f"--events {events}: no save is recorded there")
     return took

@@ -101,7 +101,7 @@ def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
             found.append((str(ipaddress.ip_network(network)), int(port)))
         except ValueError as error:
             raise ConfigError(
-                f"--egress {text!r}: {error}; it is CIDR:PORT, as 10.0.0.0/8:9000"
+                f"--egress {text!r}: {error}; give CIDR:PORT, such as 10.0.0.0/8:9000"
             ) from error
     return tuple(found)
 
@@ -154,14 +154,14 @@ _QUANTITIES = {
     "--shm": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 16Gi"),
     "--disk": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 10Gi"),
 }
-_MEETING = "the manifests say where pods meet; give `k8s --pods MIN:MAX`"
+_MEETING = "the manifests set the rendezvous; use `k8s --pods MIN:MAX`"
 _OURS = {
     **dict.fromkeys(MEETING, _MEETING),
-    "metrics_port": "the probe of the pods asks port 9464",
-    "metrics_host": "the probe of the pods asks from outside",
-    "storage_options": "everybody who sees the Job would have them; give --secret",
-    "dry_run": "it is not for a cluster",
-    "requeue_exit_code": "the manifests say what follows 75",
+    "metrics_port": "the probe of the pods uses port 9464",
+    "metrics_host": "the probe of the pods comes from outside",
+    "storage_options": "everyone who can read the Job would see them; use --secret",
+    "dry_run": "it has no meaning in a cluster",
+    "requeue_exit_code": "the manifests decide what follows 75",
 }
 
 
@@ -252,8 +252,8 @@ def check_image(image: str) -> None:
     if not _IMAGE.fullmatch(image):
         shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
         raise ConfigError(
-            f"--image {shown!r} is no image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], the name of "
-            "a-z and 0-9 and the digest of 64 digits, as `docker push` says it",
+            f"--image {shown!r} is not an image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], with a "
+            "NAME of a-z and 0-9 and a digest of 64 hex digits, as `docker push` prints it",
             hint="docker images --digests",
         )
 
@@ -271,7 +271,7 @@ def check_resources(asked: Resources) -> None:
             raise ConfigError(f"{option} {text!r} is not {wanted}")
     if _bytes(asked.shm) >= _bytes(asked.memory):
         raise ConfigError(
-            f"--shm {asked.shm} is part of --memory {asked.memory}, and leaves nothing of it"
+            f"--shm {asked.shm} is part of --memory {asked.memory}, and leaves no other memory"
         )
 
 
@@ -302,10 +302,10 @@ def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
         if not is_variable(name) or not has_value:
             raise ConfigError(f"--env {name!r} is not NAME=VALUE")
         if name in found or name in TOLD:
-            raise ConfigError(f"--env {name} stands twice, or is told by Kubernetes")
+            raise ConfigError(f"--env {name} is given twice, or is set by Kubernetes")
         if is_secret(name, value):
             raise ConfigError(
-                f"--env {name}: everybody who sees the Job would have its value",
+                f"--env {name}: everyone who can read the Job would see its value",
                 hint=f"kubectl create secret generic NAME --from-literal={name}=...",
             )
         found[name] = value
@@ -326,15 +326,15 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
     for word in command:
         if has_credentials(word):
             raise ConfigError(
-                "a URL of the command has a user, a password or a signature in it, and the Job "
-                "would show it: RESILIENT_STORAGE_OPTIONS is given by --secret NAME",
+                "a URL of the command has a user, a password or a signature, and the Job would "
+                "show it: set RESILIENT_STORAGE_OPTIONS with --secret NAME",
                 hint="kubectl create secret generic NAME "
                 "--from-literal=RESILIENT_STORAGE_OPTIONS=...",
             )
     if option := secret_option(command):
         raise ConfigError(
-            f"{option}: its value would be in the Job, for everybody who sees that; the "
-            "script can read a variable, which is given by --secret NAME",
+            f"{option}: everyone who can read the Job would see its value. Read a variable in the "
+            "script, and set it with --secret NAME",
             hint="kubectl create secret generic NAME --from-literal=VARIABLE=...",
         )
 

@@ -82,13 +82,13 @@ def get_run(
     ]
     if not holders:
         raise NotRunning(
-            f"the cluster knows no run `{name}`: it never was applied there, or it is deleted",
+            f"the cluster has no run `{name}`: it was never applied there, or it was deleted",
             hint=cluster.spell("kubectl", "get", "jobs", "-l", selector()),
         )
     if len(holders) > 1:
         both = " and a ".join(one["kind"] for one in holders)
         raise ConfigError(
-            f"`{name}` is a {both}; a run has one",
+            f"`{name}` is a {both}; a run has exactly one of them",
             hint=cluster.spell("kubectl", "delete", holders[0]["kind"].lower(), name),
         )
     workload = None
@@ -147,7 +147,7 @@ def _try(
         kinds[:] = kinds or resources(cluster)
         found = get_run(cluster, name, kinds)
     except ClusterUnavailable as error:
-        return None, "the cluster does not answer; it is asked again", error
+        return None, "the cluster does not answer; retrying", error
     return found, found.state, None
 
 

@@ -49,7 +49,7 @@ def check_job(job: str) -> str:
         ConfigError: The text is no job number.
     """
     if not _JOB.fullmatch(job):
-        raise ConfigError(f"{job!r} is no job of SLURM: 123, or 123_4 for a task of an array")
+        raise ConfigError(f"{job!r} is not a SLURM job: use 123, or 123_4 for a task of an array")
     return job
 
 
@@ -77,7 +77,7 @@ def query_jobs(job: str) -> list[JobState]:
         if "Invalid job id" not in error.message:
             raise
         raise NotRunning(
-            f"SLURM does not know job {job}: it never was, or ended some minutes ago",
+            f"SLURM does not know job {job}: it never existed, or ended some minutes ago",
             hint=f"sacct -j {job}",
         ) from error
     return [parse(line) for line in said.splitlines() if line.strip()]
@@ -123,7 +123,7 @@ def _ask(program: str, *arguments: str, given: str = "") -> str:
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise _silent(program, f"nothing within {_SECONDS:g} s") from error
+        raise _silent(program, f"no answer within {_SECONDS:g} s") from error
     said = " ".join(done.stderr.split())
     if done.returncode and any(one in said for one in _SILENT):
         raise _silent(program, said)

@@ -29,7 +29,7 @@ TASK = "{task}"
 
 _WORDS = {
     "--name": (r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", "letters, digits, dots, dashes"),
-    "--partition": (r"[A-Za-z0-9_.,-]+", "a partition, or several with commas"),
+    "--partition": (r"[A-Za-z0-9_.,-]+", "a partition, or several, separated by commas"),
     "--account": (r"[A-Za-z0-9_.@-]+", "an account"),
     "--qos": (r"[A-Za-z0-9_.-]+", "a quality of service"),
     "--gpus": (r"(?:[A-Za-z0-9_.-]+:)?[1-9][0-9]*", "N or TYPE:N, for each node"),
@@ -39,7 +39,7 @@ _WORDS = {
             r"[0-9]+(?:-[0-9]+(?::[1-9][0-9]*)?)?(?:,[0-9]+(?:-[0-9]+(?::[1-9][0-9]*)?)?)*"
             r"(?:%[1-9][0-9]*)?"
         ),
-        "as sbatch has it: 0-7, 1,3,5 or 0-15%4",
+        "as for sbatch: 0-7, 1,3,5 or 0-15%4",
     ),
     "--logs": (r"[A-Za-z0-9_./-]+", "a folder without blanks or %"),
 }
@@ -145,7 +145,7 @@ def parse_time(text: str) -> int:
         + int(days or 0) * _SECONDS["days"]
     )
     if not seconds:
-        raise ConfigError(f"--time {text!r} is no time; leave it out for the partition's limit")
+        raise ConfigError(f"--time {text!r} is not a time; omit it for the partition's limit")
     return seconds
 
 
@@ -157,8 +157,8 @@ def check_time(text: str, lead_seconds: int) -> None:
     """
     if text and parse_time(text) <= lead_seconds + EARLY_SECONDS:
         raise ConfigError(
-            f"--time {text}: the run leaves {lead_seconds} s before its end, and SLURM may say so "
-            f"{EARLY_SECONDS} s earlier, so nothing would be trained",
+            f"--time {text}: the run exits {lead_seconds} s before its end, and SLURM may send "
+            f"the signal {EARLY_SECONDS} s earlier, so no time is left to train",
             hint=f"resilient slurm submit --time {(lead_seconds + EARLY_SECONDS) // 60 + 1} ...",
         )
 
@@ -173,12 +173,14 @@ def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], .
     for text in given:
         name, has_value, value = text.partition("=")
         if not is_variable(name):
-            raise ConfigError(f"--env {name!r} is no name of a variable: NAME=VALUE, or NAME")
+            raise ConfigError(
+                f"--env {name!r} is not the name of a variable: use NAME=VALUE, or NAME"
+            )
         if name in found:
-            raise ConfigError(f"--env {name} stands twice")
+            raise ConfigError(f"--env {name} is given twice")
         if has_value and is_secret(name, value):
             raise ConfigError(
-                f"--env {name}: its value would be in the script and in SLURM's records",
+                f"--env {name}: its value would be visible in the script and in SLURM's records",
                 hint=f"export {name}=...; resilient slurm submit --env {name} -- train ...",
             )
         if "\0" in value or "\n" in value:
@@ -202,16 +204,16 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
     for word in command:
         if has_credentials(word):
             raise ConfigError(
-                "a URL of the command has a user, a password or a signature in it, and the script "
-                "would have it; RESILIENT_STORAGE_OPTIONS is taken from where sbatch is called",
+                "a URL of the command has a user, a password or a signature, and the script would "
+                "show it; export RESILIENT_STORAGE_OPTIONS before sbatch instead",
                 hint="export RESILIENT_STORAGE_OPTIONS=...",
             )
         if "\n" in word or "\0" in word:
             raise ConfigError(f"{word!r} has more than one line")
     if option := secret_option(command):
         raise ConfigError(
-            f"{option}: its value would be in the script and in SLURM's records; the script "
-            "can read a variable, which --env NAME takes from where sbatch is called",
+            f"{option}: its value would be visible in the script and in SLURM's records. Read a "
+            "variable in the script; --env NAME takes it from the environment of sbatch",
             hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
         )
     has_task = any(TASK in word for word in command)
@@ -221,15 +223,15 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
             hint=f"resilient slurm submit --array 0-3 -- train --repo s3://bucket/run-{TASK} ...",
         )
     if has_task and not array:
-        raise ConfigError(f"{TASK} stands for a task of an array, and there is no --array")
+        raise ConfigError(f"{TASK} is the number of an array task, and --array is missing")
 
 
-_MEETING = "the batch script says where nodes meet; give `slurm --nodes MIN-MAX`"
+_MEETING = "the batch script sets the rendezvous; use `slurm --nodes MIN-MAX`"
 _OURS = {
     **dict.fromkeys(MEETING, _MEETING),
-    "storage_options": "the script would have them; export RESILIENT_STORAGE_OPTIONS instead",
-    "dry_run": "give it to `slurm submit`",
-    "requeue_exit_code": "the script requeues the job itself, when it sees 75",
+    "storage_options": "the script would show them; export RESILIENT_STORAGE_OPTIONS instead",
+    "dry_run": "use the option of `slurm submit`",
+    "requeue_exit_code": "the script requeues the job itself after exit code 75",
 }
 
 _REQUEUE = 75
@@ -297,8 +299,8 @@ def _variable(name: str, value: str | None) -> str:
     if value is not None:
         return f"export {name}={shlex.quote(value)}\n"
     return (
-        f'[ -n "${{{name}:-}}" ] || {{ echo "slurm: {name} is not set: export it where you call '
-        f'sbatch" >&2; exit 78; }}\n'
+        f'[ -n "${{{name}:-}}" ] || {{ echo "slurm: {name} is not set: export it before sbatch" '
+        ">&2; exit 78; }\n"
     )
 
 

@@ -112,7 +112,9 @@ def _about(found: Comparison) -> KeyValues:
         if tensors:
             pairs.append((name, _named(tensors)))
     if found.tied:
-        pairs.append(("tied", f"{', '.join(found.tied[:_NAMES_MAX])}: kept once on the other side"))
+        pairs.append(
+            ("tied", f"{', '.join(found.tied[:_NAMES_MAX])}: stored once on the other side")
+        )
     return KeyValues(tuple(pairs))
 
 
@@ -153,7 +155,7 @@ def fate(one: RandomChange) -> str:
     if one.same:
         return "same"
     if not one.draws:
-        return "differs" if one.draws == 0 else "another stream"
+        return "differs" if one.draws == 0 else "another random stream"
     return f"{count(abs(one.draws), 'draw')} {'ahead' if one.draws > 0 else 'behind'}"
 
 
@@ -251,13 +253,13 @@ def verdict(found: Comparison) -> str:
     differ = sum(one.is_equal is not True for one in found.tensors)
     alone = sum(map(len, found.only))
     said = [f"{differ} of {count(len(found.tensors), 'tensor')}"] if differ else []
-    said += [f"{count(alone, 'tensor')} of one side alone"] if alone else []
+    said += [f"{count(alone, 'tensor')} on one side only"] if alone else []
     fields = sum(one.is_in == "both" for one in found.fields)
     said += [count(fields, "field")] if fields else []
     streams = sum(one.same is False for one in found.random)
     said += [count(streams, "random stream")] if streams else []
     unread = len(found.opaque)
-    said += [f"{count(unread, 'value')} that no reader understands"] if unread else []
+    said += [f"{count(unread, 'value')} that no reader can parse"] if unread else []
     return f"They differ: {', '.join(said) or 'see above'}."
 
 

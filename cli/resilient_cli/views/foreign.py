@@ -242,7 +242,7 @@ def _tensors(tensors: Iterable[Tensor]) -> Table:
 
 
 _YEAR_10000_SECONDS = 253_402_300_800
-_CUT = "There are more files than were listed, so newer checkpoints may lack here."
+_CUT = "The listing is cut, so newer checkpoints may be missing."
 
 
 def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> CommandResult:
@@ -293,8 +293,11 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
         f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
         *([] if run.is_whole else [_CUT]),
-        *(f"`{one}` names `{tag}`, which is not there." for one, tag in run.pointers.stale.items()),
-        f"Whether one can be gone on from: resilient ckpt inspect latest {shell_quote(place)}",
+        *(
+            f"`{one}` names `{tag}`, which does not exist."
+            for one, tag in run.pointers.stale.items()
+        ),
+        f"To see whether one can be resumed: resilient ckpt inspect latest {shell_quote(place)}",
     )
     # A name with a slash would be taken for a path, so each id is the whole path.
     ids = tuple(f"{place}/{one.name}" for one in shown)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from resilient_cli.survey import Survey
     from resilient_cli.views.listing import Listing
 
-UNTOLD = "No events were kept here, so where the time went is not known. To keep them:"
+UNTOLD = "The run wrote no events here, so its time cannot be shown. To write events:"
 KEEPS = "resilient train --events FOLDER SCRIPT"
 
 
@@ -55,7 +55,7 @@ def reporting_stored(found: Listing, page: str) -> CommandResult:
         "page": page or None,
     }
     rows = tuple(_row(*pair) for pair in zip(lives, found.generations, strict=True))
-    said = f"Step {_step(found)}, {count(len(lives), 'life', 'lives')}, "
+    said = f"Step {_step(found)}, {count(len(lives), 'generation')}, "
     said += f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
     blocks: tuple[Table | str, ...] = (
         Table(("LIFE", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
@@ -99,9 +99,12 @@ def standing_stored(found: Listing, now: str) -> CommandResult:
     durable = f"{document['checkpoint']}" if newest else "nothing yet"
     durable += f", {age(saved_at, now)} ago" if isinstance(saved_at, str) else ""
     pairs = (
-        ("state", "unknown: no events were kept here"),
+        ("state", "unknown: the run wrote no events here"),
         ("step", str(_step(found))),
-        ("life", f"{len(found.generations)}" + (f", {count(ranks, 'rank')}" if ranks else "")),
+        (
+            "generation",
+            f"{len(found.generations)}" + (f", {count(ranks, 'rank')}" if ranks else ""),
+        ),
         ("durable", durable),
         ("next", KEEPS),
     )
@@ -208,7 +211,7 @@ def _closing(found: GoodputReport) -> list[str]:
     of = f" of {now.max_steps}" if now.max_steps else ""
     lines = [f"Clock of host {host}: corrected by {-ms} ms." for host, ms in found.skew_ms.items()]
     lines.append(
-        f"Step {now.step}{of}, {count(len(found.doings), 'life', 'lives')}, "
+        f"Step {now.step}{of}, {count(len(found.doings), 'attempt')}, "
         f"{count(len(found.saved), 'checkpoint')}, {human_size(written)} written."
     )
     lines.append(

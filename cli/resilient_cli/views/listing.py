@@ -106,8 +106,11 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
         tuple(_row(found, survey, now) for survey in shown),
     )
-    skipped = [f"passed over: {one.name}: {one.reason}" for one in found.lineage.skipped]
-    idle = [f"tag {name} names nothing: resilient ckpt untag {name}" for name in found.idle_tags]
+    skipped = [f"skipped: {one.name}: {one.reason}" for one in found.lineage.skipped]
+    idle = [
+        f"tag {name} points to no checkpoint: resilient ckpt untag {name}"
+        for name in found.idle_tags
+    ]
     hidden = len(found.surveys) - len(shown)
     blocks: tuple[Table | str, ...] = (
         table,
@@ -125,7 +128,7 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
 def _in_trash(found: Listing) -> Iterator[str]:
     for prune in prunes_in(found.trash):
         many = count(sum(one.prune == prune for one in found.trash.values()), "checkpoint")
-        yield f"{many} in the trash; back with: resilient ckpt prune {found.url} --undo {prune}"
+        yield f"{many} in the trash; to restore: resilient ckpt prune {found.url} --undo {prune}"
 
 
 def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
@@ -190,7 +193,7 @@ def closing(found: Listing) -> str:
     if found.resume:
         return f"{total} Training would resume from {found.resume}."
     if found.lineage.candidates or found.lineage.lost:
-        return f"{total} Training has nothing whole to resume from."
+        return f"{total} Training has no intact checkpoint to resume from."
     return f"{total} Training would start from scratch."
 
 

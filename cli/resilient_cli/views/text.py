@@ -50,8 +50,9 @@ def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
     """Return a note on a checkpoint that lacks every file of some ranks and no other file."""
     named = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
     return (
-        f"note: of {checkpoint} every file of {named} is missing and all others are whole. One "
-        "host's part of a near tier looks so: then nothing is lost, the rest is on the other hosts."
+        f"note: every file of {named} in {checkpoint} is missing, and all other files are intact. "
+        "One host's part of a near tier looks like this. In that case nothing is lost: the other "
+        "hosts hold the rest."
     )
 
 

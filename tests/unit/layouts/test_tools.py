@@ -23,7 +23,7 @@ from tests.helpers.foreign_folders import (
 )
 from tests.helpers.sharded_folders import optimizer, values
 
-DATA, RANDOM = "the place in the data", "the random state"
+DATA, RANDOM = "the data position", "the random state"
 
 
 def spoiled(path, tmp_path, spoil):
