@@ -142,9 +142,9 @@ def raising_save_failed() -> Iterator[None]:
         raise
     except ResilientError as error:
         raise SaveFailed(
-            f"what was staged could not be handed over: {error.message}; older checkpoints "
-            "are intact",
-            hint=error.hint or "mend the cause and run the same command again",
+            f"the staged state could not be handed to the saver daemon: {error.message}; older "
+            "checkpoints are intact",
+            hint=error.hint or "fix the cause and run the same command again",
         ) from error
 
 
@@ -459,9 +459,9 @@ class CheckpointEngine:
     def _begun(self) -> Generation:
         if self._life is None:
             raise ConfigError(
-                "nothing is saved before `resume` has returned: if it was called, what is in "
-                "memory may be of no checkpoint or of several",
-                hint="call resume() first; if it failed, make model and optimizer anew",
+                "cannot save before `resume` has returned: after a failed resume the state in "
+                "memory may be incomplete or mixed",
+                hint="call resume() first; if it failed, create model and optimizer again",
             )
         return self._life
 

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from resilient.distributed.rank_group import RankGroup
 
 _CHANGES_HINT = (
-    "give the objects that saved it, or allow the difference: "
-    "Checkpointer(..., resume_changes=[{names}])"
+    "pass the objects that were saved, or allow the difference: Checkpointer(..., "
+    "resume_changes=[{names}])"
 )
 
 
@@ -143,7 +143,7 @@ class Checkpointer:
         try:
             self._let_go()
         except ResilientError as failed:
-            error.add_note(f"the save in flight failed as well: {failed}")
+            error.add_note(f"the save in flight failed too: {failed}")
 
     def __getitem__(self, name: str) -> Any:
         """Return the object given under ``name``; for a plain value, its current value."""
@@ -154,7 +154,10 @@ class Checkpointer:
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a plain value; the next save stores it."""
         if name not in self._things.values:
-            raise KeyError(f"`{name}` is no plain value of this checkpointer, or resume() is due")
+            raise KeyError(
+                f"`{name}` is not a plain value of this checkpointer, or resume() was not called "
+                "yet"
+            )
         self._unread.pop(name, None)
         self._things.values[name].value = value
 
@@ -190,7 +193,7 @@ class Checkpointer:
             StoreError: The store failed.
         """
         if self._spine is not None:
-            raise ConfigError("resume() was called already, and a life begins once")
+            raise ConfigError("resume() was already called, and an attempt starts only once")
         optimizer = self._optimizers()[:1]
         # Before join(): a rank that waits for its peers must already have sent a heartbeat.
         self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
@@ -282,7 +285,8 @@ class Checkpointer:
         engine = self._begun("load()")
         if name not in self._things.parts:
             raise ConfigError(
-                f"`{name}` is no thing of this checkpointer: {', '.join(self._things.parts)}"
+                f"`{name}` is not registered with this checkpointer: "
+                f"{', '.join(self._things.parts)}"
             )
         if not isinstance(checkpoint, CheckpointId | str):
             raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
@@ -380,8 +384,8 @@ class Checkpointer:
     def _begun(self, what: str) -> checkpoint_engine.CheckpointEngine:
         if self._spine is None:
             raise ConfigError(
-                f"resume() comes before {what}",
-                hint="it starts from scratch where nothing was saved, and never overwrites",
+                f"call resume() before {what}",
+                hint="resume() starts from scratch if nothing was saved, and never overwrites",
             )
         return self._spine
 

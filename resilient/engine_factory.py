@@ -110,7 +110,7 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     world, clock = world or World(), SystemClock()
     _require_common(url, world, board)
     if retention is not None and keep_last is not None:
-        raise ConfigError("`keep_last` and `retention` say the same: use one of them")
+        raise ConfigError("`keep_last` and `retention` mean the same: use one of them")
     kept = Retention(keep_last) if retention is None else _retention(retention)
     bounds = (within_seconds, single_writer, save_unchanged)
     limits = CheckpointOptions(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
@@ -163,7 +163,7 @@ _MEANT = {
 }
 # Options of the Trainer that have another counterpart here.
 _ELSEWHERE = {
-    "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to train on",
+    "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to continue training",
 }
 _SECRET = re.compile(
     r"secret|passw|credential|token$|(^|_)(api|access|account|signing|hmac|private)_?key",
@@ -188,7 +188,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """
     taken = sorted(FOUND_BY_THE_LOOP & set(given))
     if taken:
-        raise ConfigError(f"`{taken[0]}` cannot name a thing to save: choose another name")
+        raise ConfigError(f"`{taken[0]}` is not allowed as a name: choose another name")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
     things = {
         name: value for name, value in given.items() if name not in _OPTIONS and name != _LIMIT
@@ -200,7 +200,7 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         require_count(_LIMIT, limit)
         for name in ("keep_last", "retention"):
             if options.get(name) is not None:
-                raise ConfigError(f"`{_LIMIT}` and `{name}` say the same: use one of them")
+                raise ConfigError(f"`{_LIMIT}` and `{name}` mean the same: use one of them")
         options["keep_last"] = limit
     return options, things
 
@@ -216,7 +216,7 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
     if isinstance(storage_options, Mapping):
         return storage_options
     raise ConfigError(
-        f"`storage_options` is a {type(storage_options).__name__}, and no mapping",
+        f"`storage_options` is a {type(storage_options).__name__}, not a mapping",
         hint='give names and values: storage_options={"endpoint": "http://127.0.0.1:9000"}',
     )
 
@@ -225,24 +225,22 @@ def _refuse_slip(name: str, value: Any) -> None:
     """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
     if value is not None and not isinstance(value, _PLAIN):
         return
-    anyway = (
-        f"to save it under that name all the same, give {name}=Part(value), with resilient.Part"
-    )
+    anyway = f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
     if isinstance(value, str | bytes) and _SECRET.search(name):
         raise ConfigError(
-            f"`{name}` would be saved as a thing, in plain text for all who read checkpoints",
-            hint="credentials go into storage_options or RESILIENT_STORAGE_OPTIONS, and a key that "
-            f"signs into RESILIENT_SIGNING_KEY; {anyway}",
+            f"`{name}` would be saved in the checkpoint, in plain text for all its readers",
+            hint="pass credentials in storage_options or RESILIENT_STORAGE_OPTIONS, and a signing "
+            f"key in RESILIENT_SIGNING_KEY; {anyway}",
         )
     if name in _ELSEWHERE:
         raise ConfigError(
-            f"`{name}` is no option here, and would be saved as a thing: {_ELSEWHERE[name]}",
+            f"`{name}` is not an option here, and would be saved as state: {_ELSEWHERE[name]}",
             hint=anyway,
         )
     close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
     if close:
         raise ConfigError(
-            f"`{name}` is no option, and would be saved as a thing: did you mean "
+            f"`{name}` is not an option, and would be saved as state: did you mean "
             f"`{_MEANT[close[0]]}`?",
             hint=anyway,
         )
@@ -271,7 +269,7 @@ def _require_common(url: str, world: World, kv_store: KVStore | None) -> None:
         ConfigError: They have not.
     """
     if kv_store is None and world.size > 1:
-        raise ConfigError(f"{world.size} ranks need a board to agree on checkpoints")
+        raise ConfigError(f"{world.size} ranks need a key-value store to agree on checkpoints")
     if url.startswith("memory:") and world.size > 1:
         raise ConfigError(
             f"`{url}` is the memory of one process, and {world.size} ranks would each save to "

@@ -59,8 +59,8 @@ class AppendOnlyLog:
                 if self._dropped == 0:
                     why = error.strerror or type(error).__name__
                     write_stderr(
-                        f"`{self._path}` cannot be written, its lines are dropped: {why}; training "
-                        "and checkpoints are not affected; free some space: df -h"
+                        f"`{self._path}` cannot be written, and its lines are dropped: {why}; "
+                        "training and checkpoints are not affected; free some space: df -h"
                     )
                 self._dropped += 1
                 return
@@ -167,8 +167,8 @@ class RunRestartedFromScratch(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "started over: {left} committed checkpoints are left aside and kept; to go on from them "
-        "instead: --resume {newest}"
+        "started over: {left} committed checkpoints are kept but not used; to continue from them: "
+        "--resume {newest}"
     )
     left: int
     newest: str
@@ -193,8 +193,8 @@ class ResumeSettled(Event):
         """Render the event as one line for people."""
         taken = "the newest checkpoint" if self.reference == "auto" else self.reference
         return (
-            f"the wish `--resume {self.wish}` is fulfilled: {self.reason}, so this attempt "
-            f"continues from {taken}"
+            f"`--resume {self.wish}` is fulfilled: {self.reason}, so this attempt continues from "
+            f"{taken}"
         )
 
 
@@ -203,7 +203,7 @@ class CheckpointRestored(Event):
     """All ranks verified and loaded the same checkpoint."""
 
     template: ClassVar[str] = (
-        "resumed from {checkpoint} (step {step}), proved in {took_seconds:.2f} s"
+        "resumed from {checkpoint} (step {step}), verified in {took_seconds:.2f} s"
     )
     checkpoint: str
     step: int
@@ -306,7 +306,7 @@ class BestCheckpointDamaged(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{checkpoint} {reason}; it stays, and the next best counts: resilient ckpt verify "
+        "{checkpoint} {reason}; it is kept, and the next best is used: resilient ckpt verify "
         "{checkpoint}"
     )
     checkpoint: str
@@ -361,8 +361,8 @@ class Emitter:
         self._failed.add(id(sink))
         name = getattr(sink, "__qualname__", type(sink).__qualname__)
         write_stderr(
-            f"the sink `{name}` of events raised {type(error).__name__}: {error}; it still gets "
-            "the next ones, and this is not told again; training and checkpoints are not affected"
+            f"the event sink `{name}` raised {type(error).__name__}: {error}; it still gets later "
+            "events, and this error is reported once; training and checkpoints are not affected"
         )
 
 

@@ -77,6 +77,6 @@ def _end_or_tell(*, is_last: bool = False) -> None:
         if isinstance(error, ResilientError):
             say_error(error)
         write_stderr(
-            "that failed when the script had ended, so its exit code does not tell; "
-            "close() raises it: leave the `with` block, or call close()"
+            "that failed after the script had ended, so its exit code does not show it; close() "
+            "raises it: leave the `with` block, or call close()"
         )

@@ -54,14 +54,14 @@ class ProcessIdentity:
             ValueError: A field is missing, of another type or out of bounds.
         """
         if not isinstance(fields, dict):
-            raise ValueError("`process` is no object")  # noqa: TRY004 - as all readers of records
+            raise ValueError("`process` is not an object")  # noqa: TRY004 - as all readers of records
         if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
-            raise ValueError("`process` lacks a field, or one is of another type")
+            raise ValueError("`process` lacks a field, or a field has another type")
         found = ProcessIdentity(**{name: fields[name] for name in _FIELDS})
         if any(len(text) > _TEXT_LENGTH_MAX for text in (found.host, found.boot)):
-            raise ValueError("`process` holds no short text")
+            raise ValueError("`process` has a text that is too long or not a text")
         if any(not 0 <= number < _NUMBER_END for number in (found.pid, found.start_ticks)):
-            raise ValueError("`process` holds a number out of bounds")
+            raise ValueError("`process` has a number out of bounds")
         return found
 
 

@@ -184,7 +184,7 @@ def lineage(
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
     if marks and not lost:
-        lost = f"life {marks[-1]} committed checkpoints, and no manifest is left"
+        lost = f"generation {marks[-1]} committed checkpoints, and no manifest is left"
     separate = tuple(
         checkpoint for checkpoint in rest if not generations.joins(checkpoint.generation, ours)
     )
@@ -245,8 +245,8 @@ def _descend(
             # An attempt that began from scratch and committed nothing hides nothing.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
         elif parent not in generations.whole and not line:
-            lost = f"life {bound.generation} began from {parent}, which is gone"
-            skipped.append(Skipped(parent.folder, "its manifest is gone"))
+            lost = f"generation {bound.generation} started from {parent}, which no longer exists"
+            skipped.append(Skipped(parent.folder, "its manifest was deleted"))
         bound = parent
     return line, ours, skipped, lost
 

@@ -91,7 +91,7 @@ def require_files(store: Store, manifest: Manifest) -> None:
     for file in manifest.files:
         key = checkpoint.key(file.name)
         if "/" not in file.name and there.get(key) != file.size_bytes:
-            raise IntegrityError(f"`{key}` was written and is not there any more", key=key)
+            raise IntegrityError(f"`{key}` was written and no longer exists", key=key)
 
 
 def put_manifest(store: Store, key: str, data: bytes) -> None:

@@ -68,7 +68,7 @@ class CheckpointOptions:
         if not isinstance(self.retention, Retention):
             raise ConfigError(
                 f"`retention`={self.retention!r} is not accepted: it is a "
-                f"{type(self.retention).__name__}, and no Retention"
+                f"{type(self.retention).__name__}, not a Retention"
             )
         if self.save_unchanged not in UNCHANGED:
             raise ConfigError(
@@ -77,13 +77,13 @@ class CheckpointOptions:
             )
         if not self.within_seconds > 0:
             raise ConfigError(
-                f"`within_seconds`={self.within_seconds!r} is not accepted: use the seconds that "
-                "one phase of a save may take, more than 0"
+                f"`within_seconds`={self.within_seconds!r} is not accepted: use a number of "
+                "seconds above 0, the limit of one phase of a save"
             )
         if not self.pace_seconds_max >= 0:
             raise ConfigError(
-                f"`pace_seconds_max`={self.pace_seconds_max!r} is not accepted: "
-                "use 0 for saves that never rest, or seconds"
+                f"`pace_seconds_max`={self.pace_seconds_max!r} is not accepted: use a number of "
+                "seconds, or 0 for saves without pauses"
             )
 
     @property

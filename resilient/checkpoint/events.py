@@ -17,8 +17,8 @@ class DaemonBypassed(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{checkpoint} is persisted by the trainers and would be lost with them, because a keeper "
-        "is missing: {reason}"
+        "{checkpoint} is persisted by the trainers, because no saver daemon is available: "
+        "{reason}. If the trainers end first, the checkpoint is lost"
     )
     checkpoint: str
     reason: str
@@ -29,7 +29,7 @@ class CachedStepCommitted(Event):
     """The daemon committed a cached step after the ranks that made it had ended."""
 
     template: ClassVar[str] = (
-        "{checkpoint} was held in memory; its ranks ended, and it is durable now"
+        "{checkpoint} was cached in memory; its ranks ended, and the checkpoint is durable now"
     )
     checkpoint: str
 
@@ -40,7 +40,8 @@ class CachedStepLost(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{checkpoint} was held in memory and is lost with its ranks: {reason}; the last save counts"
+        "{checkpoint} was cached in memory and is lost with its ranks: {reason}; the last save is "
+        "the newest checkpoint"
     )
     checkpoint: str
     reason: str
@@ -51,7 +52,7 @@ class StepCacheDisabled(Event):
     """Steps are not, or no longer, cached; a crash loses everything since the last save."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "steps are not held in memory: {reason}; saves go on as they did"
+    template: ClassVar[str] = "steps are not cached in memory: {reason}; saves continue as before"
     reason: str
 
 
@@ -60,7 +61,9 @@ class MemoryCopyRejected(Event):
     """A file in the daemon's memory differs from the stored one; it was read from the store."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "`{key}` in memory is not what was saved; read from the store instead"
+    template: ClassVar[str] = (
+        "`{key}` in memory differs from what was saved; read from the store instead"
+    )
     key: str
 
 
@@ -73,7 +76,7 @@ class PartsMissing(Event):
 
     def message(self) -> str:
         """Render the event as one line for people."""
-        return f"not in the checkpoint, started fresh: {', '.join(self.parts)}"
+        return f"not in the checkpoint, started from their initial state: {', '.join(self.parts)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +111,8 @@ class PartsIgnored(Event):
     def message(self) -> str:
         """Render the event as one line for people."""
         return (
-            f"{self.checkpoint} holds what was not given and will not be saved again: "
-            f"{', '.join(self.parts)}; `resilient ckpt tag` keeps it from being rotated away"
+            f"{self.checkpoint} holds parts that this run does not have and will not save: "
+            f"{', '.join(self.parts)}; `resilient ckpt tag` protects the checkpoint from deletion"
         )
 
 
@@ -132,8 +135,8 @@ class PostCommitCleanupFailed(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{checkpoint} is saved, but a defect, not the store, kept old ones from being looked "
-        "through: {reason}; report it, and run resilient ckpt prune REPO --dry-run"
+        "{checkpoint} is saved, but garbage collection failed on a defect of this library, not of "
+        "the store: {reason}; report the defect, and run resilient ckpt prune REPO --dry-run"
     )
     checkpoint: str
     reason: str
@@ -150,7 +153,7 @@ class CheckpointReconstructed(Event):
     def message(self) -> str:
         """Render the event as one line for people."""
         return (
-            f"computed back from parity and proved: {', '.join(self.files)}; the store still "
+            f"reconstructed from parity and verified: {', '.join(self.files)}; the store still "
             f"holds the damage: resilient ckpt repair {self.checkpoint}"
         )
 
@@ -194,8 +197,8 @@ class PromotionScheduleChosen(Event):
         why = f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
         why += f" {self.mtbf_seconds / 3600:.3g} h"
         if self.bound:
-            why += f"; bounded ({self.bound})"
-        return f"a save goes on to the durable tier every {self.interval_seconds:.3g} s: {why}"
+            why += f"; limited ({self.bound})"
+        return f"a save is promoted to the durable tier every {self.interval_seconds:.3g} s: {why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ class PromotionFailed(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{checkpoint} is in the near tier alone: {reason}; the next save is promoted in its place"
+        "{checkpoint} is only in the near tier: {reason}; the next save is promoted instead"
     )
     checkpoint: str
     reason: str
@@ -221,8 +224,8 @@ class NearTierEmpty(Event):
         """Render the event as one line for people."""
         ranks = ", ".join(str(rank) for rank in self.ranks)
         return (
-            f"the near tier of ranks {ranks} is empty: that host is new or lost its disk; what "
-            "needs a file that lay there alone cannot be resumed from"
+            f"the near tier of ranks {ranks} is empty: the host is new or lost its disk; "
+            "checkpoints with a file only in that tier cannot be resumed"
         )
 
 

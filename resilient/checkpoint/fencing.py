@@ -77,9 +77,9 @@ def check_store_capabilities(store: Store, clock: Clock, *, single_writer: bool 
         store.put(ABILITIES, _record(store, clock, exclusive=verdict))
     if not verdict:
         raise NotExclusive(
-            f"{store.url} accepts `If-None-Match` and lets several writers win, so a stale process "
-            f"could not be fenced off (recorded in `{ABILITIES}`, which is to be deleted after a "
-            "change of the server); a job that is the only one may promise that",
+            f"{store.url} accepts `If-None-Match` but lets several writers succeed, so a stale "
+            f"process cannot be fenced (recorded in `{ABILITIES}`; delete that file after a "
+            "change of the server); if no other job writes there, pass --single-writer",
             hint=f"resilient train --single-writer --repo {shell_quote(store.url)} SCRIPT",
         )
 
@@ -220,7 +220,7 @@ def _read(store: Store, generation: int) -> tuple[Generation | None, str]:
     except IntegrityError as error:
         return None, error.message
     except KeyNotFound:
-        return None, f"life {generation} has no record"
+        return None, f"generation {generation} has no record"
 
 
 def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
@@ -262,7 +262,8 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
         if _resume_below(store, first) == head:
             return generation
     raise Fenced(
-        f"whatever writes to {store.url} saved or rotated at each of {_ATTEMPTS_MAX} attempts",
+        f"another process saved to or deleted from {store.url} during each of {_ATTEMPTS_MAX} "
+        "attempts",
         hint=f"resilient ckpt unlock {shell_quote(store.url)}",
     )
 

@@ -184,7 +184,7 @@ def _with_needs(
     needed = needed_by(store, [*staying, *in_trash], contents, found.folders)
     if needed.unknown is None:
         return replace(found, needed=needed)
-    unsure = f"it is unknown what {needed.unknown} refers to: {needed.why}"
+    unsure = f"the dedup references of {needed.unknown} are unknown: {needed.why}"
     return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
 
 
@@ -225,7 +225,7 @@ def apply_plan(
     back = empty_expired_trash(store, found.over, unneeded)
     if back:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
-        return replace(plan, unsure=f"{back} was brought back from the trash meanwhile")
+        return replace(plan, unsure=f"{back} was restored from the trash meanwhile")
     for checkpoint, name in unneeded:
         if parse_trash(name) is None:
             store.delete(checkpoint.key(name))
@@ -277,12 +277,12 @@ class _Evidence:
     def doubt_newest(self, known: RetentionInput) -> str:
         """Return why the newest is not good enough to delete older ones; empty if it is."""
         if not known.line:
-            return "resume would find nothing that it may use"
+            return "resume would find no usable checkpoint"
         newest, level = known.line[0], self.retention.verify_before_rotate
         if level == "written" and newest == self.written:
             return ""
         content = known.contents.get(newest) or content_of(self.store, newest, self.folders)
-        problem = content.problem if content else "its manifest is gone"
+        problem = content.problem if content else "its manifest was deleted"
         if content:
             self.seen[newest] = content
         if not problem and level == "full":
@@ -341,7 +341,7 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
     try:
         tags = read_tags(store) if names else []
     except IntegrityError as error:
-        return {}, f"it is unknown what a tag holds: {error.message}"
+        return {}, f"a tag cannot be read: {error.message}"
     for tag in tags:
         pins.setdefault(tag.checkpoint, []).append(f"tagged `{tag.name}`")
     return pins, ""
@@ -357,8 +357,8 @@ def _unsaved_life(
     try:
         parent = read_generation(store, newest).parent
     except (IntegrityError, KeyNotFound) as error:
-        return {}, f"it is unknown where life {newest} began: {error.message}"
-    began_from = f"life {newest} began from it and has saved nothing yet"
+        return {}, f"the start of generation {newest} is unknown: {error.message}"
+    began_from = f"generation {newest} started from it and has saved nothing yet"
     return ({parent: [began_from]} if parent else {}), ""
 
 

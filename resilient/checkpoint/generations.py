@@ -106,7 +106,7 @@ class Generation:
         folder = fields["parent"]
         parent = parse_checkpoint(folder) if folder is not None else None
         if folder is not None and parent is None:
-            raise ValueError(f"{folder!r} names no checkpoint")
+            raise ValueError(f"{folder!r} is not the name of a checkpoint")
         return Generation(
             fields["number"],
             fields["run_id"],
@@ -155,8 +155,8 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
     """
     if not store.exclusive and not single_writer:
         raise NotExclusive(
-            f"{store.url} has no exclusive create, so a stale process could not be fenced off; "
-            "a job that is the only one may promise that",
+            f"{store.url} has no exclusive create, so a stale process cannot be fenced; if no "
+            "other job writes there, pass --single-writer",
             hint=f"resilient train --single-writer --repo {shell_quote(store.url)} SCRIPT",
         )
     numbers = list_numbers(store)
@@ -183,7 +183,9 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
         except KeyExists:
             continue
         return record
-    raise Fenced(f"{_ATTEMPTS_MAX} other lives began at {store.url} at the same moment")
+    raise Fenced(
+        f"{_ATTEMPTS_MAX} other generations were claimed at {store.url} at the same moment"
+    )
 
 
 def _check_writable(record: Generation) -> None:
@@ -192,7 +194,7 @@ def _check_writable(record: Generation) -> None:
         check_record(record.to_json())
     except ValueError as error:
         raise ConfigError(
-            f"life {record.number} cannot be recorded: {error}; a cause is one word"
+            f"generation {record.number} cannot be recorded: {error}; a cause is one word"
         ) from error
 
 
@@ -213,7 +215,7 @@ def create_record(store: Store, key: str, data: bytes) -> None:
     except KeyNotFound:
         store.put(key, data)
         return
-    raise KeyExists(f"`{key}` is taken", key=key)
+    raise KeyExists(f"`{key}` already exists", key=key)
 
 
 def list_numbers(store: Store) -> list[int]:
@@ -261,7 +263,7 @@ def check_mark(store: Store, number: int) -> None:
     key = committed_key(number)
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
     if (fields.get("format"), fields.get("number")) != (_MARK_FORMAT, number):
-        raise IntegrityError(f"`{key}` is not the mark of life {number}", key=key)
+        raise IntegrityError(f"`{key}` is not the mark of generation {number}", key=key)
 
 
 def read_generation(store: Store, number: int) -> Generation:
@@ -280,7 +282,7 @@ def read_generation(store: Store, number: int) -> Generation:
 def _read_fields(store: Store, key: str) -> dict[str, Any]:
     fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
     if fields.get("format") != _FORMAT or fields.get("version") != _VERSION:
-        raise IntegrityError(f"`{key}`: not a record that this release reads", key=key)
+        raise IntegrityError(f"`{key}`: this release cannot read the record", key=key)
     return fields
 
 
@@ -288,11 +290,13 @@ def _decode(fields: Mapping[str, Any], key: str, number: int) -> Generation:
     try:
         record = Generation.from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"`{key}`: contradicts itself ({error})", key=key) from error
+        raise IntegrityError(
+            f"`{key}`: the record contradicts itself ({error})", key=key
+        ) from error
     if record.number != number:
-        raise IntegrityError(f"`{key}` is the record of life {record.number}", key=key)
+        raise IntegrityError(f"`{key}` is the record of generation {record.number}", key=key)
     if record.parent and record.parent.generation >= number:
-        raise IntegrityError(f"`{key}` names a parent of its own future", key=key)
+        raise IntegrityError(f"`{key}` names a parent that is newer than itself", key=key)
     return record
 
 
@@ -330,8 +334,8 @@ def check_fence(store: Store, generation: int, token: str = "") -> None:
     newest = max(list_numbers(store), default=generation)
     if newest > generation:
         raise Fenced(
-            f"life {newest} of this run began while life {generation} was still running at "
-            f"{store.url}: this process has to stop",
+            f"generation {newest} of this run started while generation {generation} was still "
+            f"running at {store.url}: this process has to stop",
             hint=f"resilient ckpt reflog {shell_quote(store.url)}",
         )
     if token:
@@ -364,14 +368,15 @@ def _require_own_record(store: Store, generation: int, token: str) -> None:
         if fields.get("token") == token:
             return
         _decode(fields, key, generation)
-        found = "is of another process"
+        found = "belongs to another process"
     except IntegrityError:
         return
     except KeyNotFound:
-        found = "is gone"
+        found = "was deleted"
     raise Fenced(
-        f"the record of life {generation} at {store.url} {found}: the repository was restored or "
-        "replaced while this process ran. This process changed no committed file and has to stop",
+        f"the record of generation {generation} at {store.url} {found}: the repository was "
+        "restored or replaced while this process ran. This process changed no committed file and "
+        "has to stop",
         hint=f"resilient ckpt reflog {shell_quote(store.url)}",
     )
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Expected = Callable[[str, int, int, int], str]
 
-ORDERS = ("computed anew", "one in all lives", "not known")
+ORDERS = ("computed again", "one in all attempts", "not known")
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class Coverage:
         is_tail = dealt > taken and (not coverage.size or stop == coverage.size)
         if not 0 < taken <= dealt or (dealt > taken and not is_tail):
             raise LedgerGap(
-                f"{which} used up samples {start} to {stop} of epoch {epoch} with {rounds} rounds "
-                f"of {owners} x {batch}: they are {dealt}"
+                f"{which} used samples {start} to {stop} of epoch {epoch} in {rounds} rounds of "
+                f"{owners} x {batch}: {dealt} samples"
             )
         coverage.trained += taken
         coverage.repeated += dealt - taken if owners > 1 else 0
@@ -164,7 +164,7 @@ class Coverage:
         self.idle += last - first + 1 - updates
 
     def _skip(self, epoch: int, start: int, stop: int, reason: str) -> None:
-        coverage = self._enter(f"what was left out ({reason})", epoch, start)
+        coverage = self._enter(f"skipped samples ({reason})", epoch, start)
         self._advance(reason, coverage, start, stop)
         coverage.left_out += stop - start
         self.left_out[reason] = self.left_out.get(reason, 0) + stop - start
@@ -176,8 +176,8 @@ class Coverage:
             coverage.size and coverage.size != size
         ):
             raise LedgerGap(
-                f"epoch {epoch} goes on in another order than it began in, so that samples come "
-                "twice or never"
+                f"epoch {epoch} continues in another order than it started with, so samples are "
+                "repeated or missing"
             )
         if digest and not coverage.digest:
             expected = self.expected(kind, size, seed, epoch)
@@ -198,8 +198,8 @@ class Coverage:
             seen = "twice" if start < place.samples else "never"
             low, high = sorted((start, place.samples))
             raise LedgerGap(
-                f"{what} begins at sample {start} of epoch {epoch} where {place.samples} "
-                f"comes next: samples {low} to {high} were trained {seen}"
+                f"{what} starts at sample {start} of epoch {epoch} instead of {place.samples}: "
+                f"samples {low} to {high} were trained {seen}"
             )
         raise LedgerGap(
             f"{what} is at epoch {epoch}, sample {start}, and the record before it ends at "
@@ -210,13 +210,13 @@ class Coverage:
         coverage = self.epochs.get(epoch, EpochCoverage(epoch))
         if coverage.size and self.place.samples != coverage.size:
             raise LedgerGap(
-                f"epoch {epoch} ends at sample {self.place.samples} of {coverage.size}, and "
-                "nothing says that the rest was left out"
+                f"epoch {epoch} ends at sample {self.place.samples} of {coverage.size}, and no "
+                "record says that the others were skipped"
             )
 
     def _advance(self, what: str, coverage: EpochCoverage, start: int, stop: int) -> None:
         if stop < start or (coverage.size and stop > coverage.size):
-            raise LedgerGap(f"{what}: samples {start} to {stop} of {coverage.size} cannot be")
+            raise LedgerGap(f"{what}: samples {start} to {stop} of {coverage.size} are impossible")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,8 @@ class LedgerProblem:
     problem: str
 
 
-_PART = "this life's work is part of the result, and from where it began is not known"
-_NOTHING = "whether this life trained, and from where, is not known"
+_PART = "its work is part of the result, and its start is unknown"
+_NOTHING = "it is unknown whether it trained, and from where"
 
 
 def flaws_of_lives(
@@ -281,7 +281,9 @@ def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iter
     skipped = generations[after].skipped if after in generations else 0
     missing = after - skipped - before - 1
     if missing > 0:
-        more = f", and {missing - 1} more up to life {before + missing}" if missing > 1 else ""
+        more = (
+            (f", and {missing - 1} more up to generation {before + missing}") if missing > 1 else ""
+        )
         yield LedgerProblem(generation_key(before + 1), 0, f"is missing{more}: {_NOTHING}")
 
 
@@ -418,7 +420,7 @@ def _anchors(
             anchors[checkpoint] = (manifest, anchor)
         elif checkpoint == line[0]:
             found.flaws.append(
-                LedgerProblem(key, 0, "was saved without a ledger: nothing is proved")
+                LedgerProblem(key, 0, "was saved without a ledger: nothing can be verified")
             )
     return anchors
 
@@ -432,7 +434,7 @@ def _follow_back(
     seen: set[str] = set()
     while key:
         if key in seen:
-            found.flaws.append(LedgerProblem(named_by, 0, f"names `{key}` before itself"))
+            found.flaws.append(LedgerProblem(named_by, 0, f"names `{key}`, which precedes it"))
             return []
         seen.add(key)
         segment = _segment(store, key, named_by, found)
@@ -448,7 +450,7 @@ def _segment(store: Store, key: str, named_by: str, found: Audit) -> Segment | N
     try:
         return read_segment(store, key)
     except KeyNotFound:
-        found.flaws.append(LedgerProblem(key, 0, f"is missing, and `{named_by}` goes on from it"))
+        found.flaws.append(LedgerProblem(key, 0, f"is missing, and `{named_by}` continues from it"))
         return None
     except IntegrityError as error:
         sealed = LedgerProblem(key, 0, error.message)
@@ -468,8 +470,8 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
     for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
         if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:
             # The first link also covers the run, the attempt and the place of the segment.
-            header = ", or what the segment says of itself," if number == 1 else ""
-            problem = f"this record{header} is not what was chained here: {row}"
+            header = ", or the segment's own description," if number == 1 else ""
+            problem = f"this record{header} is not the record that was chained here: {row}"
             return [LedgerProblem(segment.key, number, problem)]
     if len(stored) != len(rows):
         return [LedgerProblem(segment.key, len(rows) + 1, "a record is missing here")]
@@ -484,14 +486,14 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem
         problem = f"is of run {before.run_id}, and `{after.key}` of run {after.run_id}"
         return [LedgerProblem(before.key, 0, problem)]
     if before.head != after.opens:
-        problem = f"ends in another head than `{after.key}` goes on from: it was replaced"
+        problem = f"ends in another head than `{after.key}` continues from: it was replaced"
         return [LedgerProblem(before.key, 0, problem)]
     left, right = before.checkpoint, after.checkpoint
     if left >= right:
-        return [LedgerProblem(after.key, 0, f"goes on from `{before.key}`, which is not older")]
+        return [LedgerProblem(after.key, 0, f"continues from `{before.key}`, which is not older")]
     parent = _parent(store, right.generation)
     if left.generation < right.generation and parent is not None and parent != left:
-        problem = f"goes on from {left}, and life {right.generation} began from {parent}"
+        problem = f"continues from {left}, and generation {right.generation} started from {parent}"
         return [LedgerProblem(after.key, 0, problem)]
     return []
 
@@ -515,8 +517,8 @@ def _unanchored(
     for checkpoint, (manifest, anchor) in anchors.items():
         is_there = anchor.head == chain[-1].head if checkpoint == newest else anchor.head in known
         if not is_there:
-            claim = f"says that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
-            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, and it does not"))
+            claim = f"states that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
+            flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, but it does not"))
         elif manifest.run_id != chain[0].run_id:
             problem = f"is of run {manifest.run_id}, and its ledger of run {chain[0].run_id}"
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, problem))
@@ -536,9 +538,7 @@ def _cover(
     for segment in chain:
         if (segment.start, segment.before) != (coverage.place, found.records):
             claim = f"{segment.start} after {segment.before} records"
-            problem = (
-                f"begins at {claim}, and comes after {coverage.place}, {found.records} records"
-            )
+            problem = f"starts at {claim}, but follows {coverage.place}, {found.records} records"
             found.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
         for number, row in enumerate(segment.rows, 1):
@@ -549,7 +549,7 @@ def _cover(
                 return
             found.records += 1
         if segment.stop != coverage.place:
-            problem = f"says that it ends at {segment.stop}, and it ends at {coverage.place}"
+            problem = f"states its end as {segment.stop}, but ends at {coverage.place}"
             found.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
     problem = _ends_elsewhere(coverage, manifest, anchor, found.records)
@@ -567,7 +567,7 @@ def _ends_elsewhere(
     place, step = coverage.place, manifest.checkpoint.step
     if (anchor.place, anchor.records) != (place, records):
         claim = f"{anchor.records} records up to {anchor.place}"
-        return f"says that the ledger has {claim}; it has {records} up to {place}"
+        return f"states {claim} for the ledger; it has {records} up to {place}"
     if place.step != step:
         return f"is of step {step}, and the ledger ends at step {place.step}"
     if "epoch" in manifest.data and "samples" in manifest.data:

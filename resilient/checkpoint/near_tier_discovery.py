@@ -119,8 +119,8 @@ def _connect(tiers: TieredStore, rank: int, address: Any) -> PeerStore:
         peer.reach()
     except StoreUnavailable as error:
         raise ConfigError(
-            f"{error.message}; hosts that each have a near tier of their own read what they lack "
-            "from each other, so that their ports have to be open to each other",
+            f"{error.message}; hosts with separate near tiers read missing files from each other, "
+            "so their ports must be reachable",
         ) from error
     tiers.on_close(peer.close)
     return peer

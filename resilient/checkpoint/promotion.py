@@ -251,7 +251,7 @@ def _carry(
 
     def proved(data: bytes) -> bytes:
         if digest_file(data) != entry.proof:
-            raise IntegrityError(f"`{key}` in the near tier is not what was saved", key=key)
+            raise IntegrityError(f"`{key}` in the near tier differs from what was saved", key=key)
         return data
 
     data = fetch(tiers.near, key, proved, entry.size_bytes)
@@ -436,7 +436,7 @@ class TierPromoter:
         except ResilientError as error:
             near = ", ".join(str(checkpoint) for checkpoint in owed if checkpoint not in self._done)
             raise SaveFailed(
-                f"{near} is saved in the near tier {self._tiers.near.url} alone: {error.message}; "
+                f"{near} is saved only in the near tier {self._tiers.near.url}: {error.message}; "
                 "the same command on this host promotes it",
                 hint=error.hint,
             ) from error

@@ -93,7 +93,7 @@ def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringO
         raise ConfigError(f"`tiering`={wishes!r} is not accepted: use a mapping of {known}")
     for name in wishes:
         if name not in known:
-            raise ConfigError(f"tiering knows no `{name}`: use one of {', '.join(known)}")
+            raise ConfigError(f"tiering has no option `{name}`: use one of {', '.join(known)}")
     return TieringOptions(**wishes)
 
 

@@ -92,10 +92,10 @@ class Reflog:
             if own:
                 return ReflogHead(own[0])
             if number in self._marks:
-                return ReflogHead(None, f"what life {number} saved was deleted")
+                return ReflogHead(None, f"the checkpoints of generation {number} were deleted")
             generation = self._lives.get(number)
             if generation is None and number in self._lives:
-                return ReflogHead(None, f"the record of life {number} cannot be read")
+                return ReflogHead(None, f"the record of generation {number} cannot be read")
             if generation and generation.parent:
                 there = generation.parent in self._whole
                 return ReflogHead(
@@ -115,11 +115,11 @@ class Reflog:
         for number, generation in self._lives.items():
             if generation is None:
                 raise IntegrityError(
-                    f"the record of life {number} at {self._url} cannot be read, so it is unknown "
-                    "what there is to undo",
+                    f"the record of generation {number} at {self._url} cannot be read, so the "
+                    "rollback to undo is unknown",
                     key="",
-                    hint=f"resilient ckpt rollback REF {shell_quote(self._url)} goes anywhere "
-                    "by name",
+                    hint=f"resilient ckpt rollback REF {shell_quote(self._url)} goes to any "
+                    "checkpoint by name",
                 )
             if generation.cause == ROLLBACK:
                 open_moves.append(number)
@@ -133,8 +133,8 @@ class Reflog:
         head = self.head_of(open_moves[-1] - 1)
         if head.checkpoint is None or head.gone:
             raise NothingToResume(
-                f"the rollback of life {open_moves[-1]} cannot be undone: "
-                f"{head.gone or 'it began from scratch'}",
+                f"the rollback of generation {open_moves[-1]} cannot be undone: "
+                f"{head.gone or 'it started from scratch'}",
                 hint=f"resilient ckpt ls {shell_quote(self._url)}",
             )
         return open_moves[-1], head.checkpoint
@@ -184,13 +184,13 @@ def held_for_undo(
     holders: dict[CheckpointId, list[str]] = {}
     if left == "all":
         for checkpoint in rolled_back_by_user(store, abandoned) if abandoned else ():
-            holders[checkpoint] = ["a rollback left it, and nobody pruned it"]
+            holders[checkpoint] = ["a rollback abandoned it, and it was not pruned"]
     elif left == "undo":
         try:
             _, target = Reflog(store).undone_to()
         except (IntegrityError, NothingToResume):
             return {}
-        holders[target] = ["`ckpt undo` goes back to it"]
+        holders[target] = ["it is the target of `ckpt undo`"]
     return holders
 
 

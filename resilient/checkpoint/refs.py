@@ -115,7 +115,7 @@ def read_tag(store: Store, name: str) -> Tag:
         or any(fields.get(field) != value for field, value in expected.items())
     ):
         raise IntegrityError(
-            f"`{key}`: not a tag that this release reads",
+            f"`{key}`: this release cannot read the tag",
             key=key,
             hint=f"resilient ckpt untag {name}",
         )
@@ -161,8 +161,8 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
     """
     if parse_tag(tag_key(name)) != name:
         raise UsageError(
-            f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and nothing that "
-            "means a checkpoint already, like `latest` or a number",
+            f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and no name with "
+            "another meaning, such as `latest` or a number",
             hint=f"resilient ckpt tag {checkpoint} {shell_quote(_near(name))} "
             f"{shell_quote(store.url)}",
         )
@@ -175,8 +175,8 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
         if there.checkpoint == checkpoint:
             return there
         raise UsageError(
-            f"tag `{name}` names {there.checkpoint} already; nothing was changed",
-            hint=f"resilient ckpt untag {name}, and then give it to {checkpoint}",
+            f"tag `{name}` already names {there.checkpoint}; nothing was changed",
+            hint=f"resilient ckpt untag {name}, and then tag {checkpoint}",
         ) from error
     try:
         _require_committed(store, checkpoint)
@@ -215,7 +215,7 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
         store.stat(checkpoint.manifest_key)
     except KeyNotFound as error:
         raise UsageError(
-            f"cannot tag {checkpoint}: it is not committed at {store.url}, or was rotated away",
+            f"cannot tag {checkpoint}: it is not committed at {store.url}, or was deleted",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         ) from error
 
@@ -254,7 +254,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     everything = committed(store)
     if not everything:
         raise RepositoryNotFound(
-            f"no checkpoint at {store.url}: no run ever saved there",
+            f"no checkpoint at {store.url}: no run has saved there",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
     known = lineage(store)
@@ -332,7 +332,7 @@ def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId |
         if named in trash_of(folders_of(store)):
             raise absent(store, str(named))
         raise UsageError(
-            f"tag `{ref}` names {named}, which is gone",
+            f"tag `{ref}` names {named}, which no longer exists",
             hint=f"resilient ckpt untag {shell_quote(ref)}",
         )
     return named
@@ -375,7 +375,7 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
             found.append(checkpoint)
     if len(found) > 1:
         raise UsageError(
-            f"`{ref}` names {len(found)} checkpoints",
+            f"`{ref}` matches {len(found)} checkpoints",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
     return found[0] if found else None
@@ -406,7 +406,7 @@ def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
         moment = _utc(ref[1:])
     except ValueError as error:
         raise UsageError(
-            f"`{ref}` is no moment, as @2026-11-20, @2026-11-20T10:00 and ...+01:00 are",
+            f"`{ref}` is not a time such as @2026-11-20, @2026-11-20T10:00 or ...+01:00",
             hint="resilient help refs",
         ) from error
     for candidate in known.candidates:

@@ -297,7 +297,7 @@ def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
             raise NothingToResume(
-                f"{checkpoint} was let go while it was repaired",
+                f"{checkpoint} was deleted while it was repaired",
                 hint=f"resilient ckpt ls {shell_quote(store.url)}",
             )
         key, data = _whole(store, places, plan, fix.file)
@@ -354,8 +354,9 @@ def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
     has_copy = not copy_problem(store, checkpoint, "full")
     way = f"resilient ckpt repair {checkpoint} {shell_quote(store.url)} --undelete"
     return NothingToResume(
-        f"{checkpoint} has no manifest at {store.url}: it was never committed, or was let go by a "
-        "rotation or by hand; repair does not bring back by itself what was let go",
+        f"{checkpoint} has no manifest at {store.url}: it was never committed, or was deleted by "
+        "garbage collection or by hand; repair does not restore deleted checkpoints without "
+        "--undelete",
         hint=way if has_copy else f"resilient ckpt ls {shell_quote(store.url)}",
     )
 

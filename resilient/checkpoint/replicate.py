@@ -102,7 +102,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
         StoreError: A store failed.
     """
     if source.url.rstrip("/") == target.url.rstrip("/"):
-        raise ConfigError(f"{checkpoint} is at {target.url} already")
+        raise ConfigError(f"{checkpoint} is already at {target.url}")
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
     generations = tuple(_lives(source, checkpoint.generation))
@@ -213,8 +213,8 @@ def _require_same_run(
         runs |= {read_manifest(target, there[0]).run_id} - {manifest.run_id}
     if runs:
         raise ConfigError(
-            f"{target.url} holds another run ({min(runs)}); nothing was changed; a copy needs "
-            "a place of its own",
+            f"{target.url} holds another run ({min(runs)}); nothing was changed; copy to another "
+            "repository",
             hint=f"resilient ckpt ls {shell_quote(target.url)}",
         )
     newest = max(
@@ -222,8 +222,8 @@ def _require_same_run(
     )
     if newest > own_generation:
         raise Fenced(
-            f"a run went on at {target.url}: life {newest} is there, and "
-            f"this is of life {own_generation}",
+            f"a run continued at {target.url}: generation {newest} exists there, and the copy is "
+            f"of generation {own_generation}",
             hint=f"resilient ckpt reflog {shell_quote(target.url)}",
         )
 
@@ -236,8 +236,7 @@ def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
         return False
     if there != data:
         raise ConfigError(
-            f"{target.url} has another `{key}`; nothing was changed; a copy needs "
-            "a place of its own",
+            f"{target.url} has another `{key}`; nothing was changed; copy to another repository",
             hint=f"resilient ckpt ls {shell_quote(target.url)}",
         )
     return True
@@ -265,7 +264,7 @@ def _carry(
     def proved(data: bytes) -> bytes:
         if digest_file(data) != entry.proof:
             raise IntegrityError(
-                f"`{key}` at {source.url} is not what was saved; no copy was made",
+                f"`{key}` at {source.url} differs from what was saved; no copy was made",
                 key=key,
                 hint=f"resilient ckpt repair {manifest.checkpoint} {shell_quote(source.url)}",
             )
@@ -282,7 +281,8 @@ def _require_files(target: Store, manifest: Manifest) -> None:
         key = manifest.key(entry.name)
         if _size_of(target, key) != entry.size_bytes:
             raise IntegrityError(
-                f"`{key}` was put at {target.url} and is gone: somebody deletes there",
+                f"`{key}` was written to {target.url} and no longer exists: another process "
+                "deletes there",
                 key=key,
                 hint=f"resilient ckpt ls {shell_quote(target.url)}",
             )

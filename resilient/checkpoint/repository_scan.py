@@ -110,7 +110,7 @@ def content_of(
     try:
         datetime.fromisoformat(manifest.created_at)
     except (TypeError, ValueError):
-        return CheckpointSummary(problem="its `created_at` is no time", refers=refers)
+        return CheckpointSummary(problem="its `created_at` is not a time", refers=refers)
     problem = absent_of(manifest, folders)
     return CheckpointSummary(
         manifest.created_at, manifest.metrics, problem, manifest.protects, refers

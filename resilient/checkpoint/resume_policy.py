@@ -92,7 +92,7 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     pinned = [generation.parent for generation in ours if generation.parent is not None]
     if pinned and facts.wish != NEVER:
         # A reference such as `latest~1` means another checkpoint once a generation was claimed.
-        return ResumeDecision(pinned[-1].folder, "this run began there")
+        return ResumeDecision(pinned[-1].folder, "this run started there")
     return ResumeDecision(facts.wish)
 
 
@@ -104,8 +104,8 @@ def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
     unknown = [] if facts.is_first else _unknown(facts, ours)
     if unknown:
         return (
-            f"the record of generation {unknown[-1]} cannot be read, and its checkpoints may be of "
-            "this run"
+            f"the record of generation {unknown[-1]} cannot be read, and its checkpoints may "
+            "belong to this run"
         )
     return ""
 
@@ -178,8 +178,8 @@ def settle_wish(
     if not decision.reference:
         raise NoIntactCheckpoint(
             f"cannot obey `--resume {wish}` at {store.url}: {decision.reason}. Nothing was changed",
-            hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey it all the same, "
-            "start the command anew",
+            hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey --resume anyway, "
+            "start the command again",
         )
     return decision
 

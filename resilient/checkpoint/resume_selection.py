@@ -155,7 +155,7 @@ def _try(
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:
-            return None, "its manifest is gone"
+            return None, "its manifest was deleted"
 
     outcome = capture_failure(work)
     return (None, outcome) if isinstance(outcome, RankFailure) else outcome
@@ -172,15 +172,15 @@ def _first_problem(problems: list[str]) -> str:
 def _nothing_left(
     store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
 ) -> NoIntactCheckpoint:
-    touched = "; the live model and optimizer may hold some of it: use neither" * is_touched
+    touched = "; the live model and optimizer may hold parts of it: do not use them" * is_touched
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or plan["lost"]
     # Outside the line of descent, so never taken automatically; but the user may want it.
     others = "".join(
-        f"; to use {folder} all the same: --resume {folder}" for folder in plan["abandoned"]
+        f"; to resume {folder} anyway: --resume {folder}" for folder in plan["abandoned"]
     )
     return NoIntactCheckpoint(
-        f"no intact checkpoint is left at {store.url}, and training will not silently start "
-        f"over: {reasons}{touched}",
+        f"no intact checkpoint is left at {store.url}, and training does not start over silently: "
+        f"{reasons}{touched}",
         hint=f"resilient ckpt verify --all {shell_quote(store.url)}{others}; "
         "to start over: --resume never",
     )

@@ -119,10 +119,12 @@ def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
         reasons[checkpoint].append(problem)
     if known.held:
         for checkpoint in known.everything:
-            reasons[checkpoint].append(f"nothing goes: {known.held}")
+            reasons[checkpoint].append(f"nothing is deleted: {known.held}")
     everything = known.everything
     for checkpoint in known.separate:
-        reasons[checkpoint].append("of another start from scratch, which rotation leaves alone")
+        reasons[checkpoint].append(
+            "from another start from scratch, which garbage collection does not touch"
+        )
     return RotationPlan(
         doomed=tuple(
             checkpoint for checkpoint in reversed(everything) if checkpoint not in reasons
@@ -156,7 +158,7 @@ def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[Chec
     yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])
     for checkpoint, holders in known.pinned.items():
         yield from ((checkpoint, holder) for holder in holders)
-    yield from ((checkpoint, "the run protects it") for checkpoint in known.keep)
+    yield from ((checkpoint, "protected by the run") for checkpoint in known.keep)
     yield from _among_the_last(retention, known)
     for wanted in retention.keep_best:
         for place, checkpoint in enumerate(best_by(wanted, known), start=1):
@@ -281,14 +283,14 @@ def _damaged(retention: Retention, known: RetentionInput) -> Iterator[tuple[Chec
             if problem and whole < wanted.count:
                 yield (
                     checkpoint,
-                    f"would be of the best by {wanted.metric}, but is damaged: {problem}",
+                    f"would be among the best by {wanted.metric}, but is damaged: {problem}",
                 )
             whole += not problem
     for checkpoint, content in known.contents.items():
         if not content.is_readable:
             yield (
                 checkpoint,
-                f"its manifest cannot be read, so what it holds is unknown: {content.problem}",
+                f"its manifest cannot be read, so its content is unknown: {content.problem}",
             )
 
 
@@ -321,7 +323,7 @@ class BestOf:
 
     def __post_init__(self) -> None:
         if not self.metric:
-            raise ConfigError("`keep_best` names no metric, as loss:3 does")
+            raise ConfigError("`keep_best` names no metric, such as loss:3")
         require_count("keep_best", self.count)
 
     @property
@@ -383,7 +385,7 @@ class Retention:
                 require_count(name, value)
         if self.keep_within is not None and not parse_length(self.keep_within):
             raise ConfigError(
-                f"`keep_within`={self.keep_within!r} is no length of time: use for example 2d"
+                f"`keep_within`={self.keep_within!r} is not a duration: use for example 2d"
             )
         if self.verify_before_rotate not in _TRUSTS:
             raise ConfigError(
@@ -422,7 +424,7 @@ def require_count(name: str, value: object) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(
-            f"`{name}`={value!r} is not accepted: keep at least 1, or leave it out to keep all"
+            f"`{name}`={value!r} is not accepted: keep at least 1, or omit it to keep all"
         )
 
 
@@ -457,9 +459,9 @@ def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> 
     known = [option.name for option in fields(Retention)]
     for name in wishes:
         if name not in known:
-            raise ConfigError(f"retention knows no `{name}`: use one of {', '.join(known)}")
+            raise ConfigError(f"retention has no option `{name}`: use one of {', '.join(known)}")
     if keep_last is not None and wishes.get("keep_last") is not None:
-        raise ConfigError("`save_total_limit` and `keep_last` say the same: use one of them")
+        raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
     best = wishes.get("keep_best") or ()
     several = [best] if isinstance(best, str | Mapping) else best
     tags = wishes.get("keep_tags") or ()

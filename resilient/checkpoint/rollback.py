@@ -79,8 +79,8 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
     ]
     if damaged:
         raise IntegrityError(
-            f"{target} at {store.url} is damaged, and resume would pass it over: "
-            f"{damaged[0].file} {damaged[0].problem}; nothing was changed",
+            f"{target} at {store.url} is damaged, and resume would skip it: {damaged[0].file} "
+            f"{damaged[0].problem}; nothing was changed",
             key=target.manifest_key,
             hint=f"resilient ckpt repair {shell_quote(target)} {shell_quote(store.url)}",
         )
@@ -136,8 +136,8 @@ def apply_rollback(
         store.stat(journey.after.manifest_key)
     except KeyNotFound as error:
         raise IntegrityError(
-            f"{journey.after} was deleted at {store.url} while it was being gone back to; resume "
-            "takes the newest that is left before it",
+            f"{journey.after} at {store.url} was deleted during the rollback; resume takes the "
+            "newest earlier checkpoint",
             key=journey.after.manifest_key,
             hint=f"resilient ckpt undo {shell_quote(store.url)}",
         ) from error

@@ -124,8 +124,7 @@ class SignedStore:
     def _compare(self, key: str, digest: str) -> None:
         if digest != self._stated[key]:
             raise SignatureRefused(
-                f"`{key}` is not the file that was signed, though its digest in the manifest may "
-                "fit",
+                f"`{key}` is not the signed file, although its digest in the manifest may match",
                 key=key,
             )
         with self._lock:

@@ -176,7 +176,7 @@ def check_contents(
         if digest.hexdigest() != stated.get(name):
             key = manifest.key(name)
             raise SignatureRefused(
-                f"`{key}` is not the file that was signed, though its digest in the manifest fits",
+                f"`{key}` is not the signed file, although its digest in the manifest matches",
                 key=key,
             )
 

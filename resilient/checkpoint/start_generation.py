@@ -103,8 +103,8 @@ def _require_parent(store: Store, choice: ResumeChoice) -> None:
         store.stat(choice.checkpoint.manifest_key)
     except KeyNotFound as error:
         raise Fenced(
-            f"{choice.checkpoint} was rotated away at {store.url} while this life loaded it: "
-            "another job of this run is at work there, and what it saves is intact",
+            f"{choice.checkpoint} at {store.url} was deleted while this generation loaded it: "
+            "another job of this run is active there, and its checkpoints are intact",
             hint=f"resilient ckpt reflog {shell_quote(store.url)}",
         ) from error
 

@@ -83,7 +83,7 @@ def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
         return
     except StoreFull as error:
         raise StoreFull(
-            f"no room left to put {checkpoint} in the trash; it stays, and nothing of it is lost",
+            f"not enough space to put {checkpoint} in the trash; it stays, and nothing is lost",
             key=checkpoint.key(name),
             hint=f"resilient ckpt prune {shell_quote(store.url)} --keep-last 1 --grace 0 --dry-run",
         ) from error

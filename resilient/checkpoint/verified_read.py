@@ -43,8 +43,8 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
     size_bytes = store.stat(key).size_bytes
     if size_bytes > size_bytes_max:
         raise IntegrityError(
-            f"`{key}` has {size_bytes} bytes where at most {size_bytes_max} can be right; it was "
-            "not read",
+            f"`{key}` has {size_bytes} bytes, more than the limit of {size_bytes_max}; it was not "
+            "read",
             key=key,
         )
     try:

@@ -79,7 +79,7 @@ def _regions(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Prob
         for region in tensor.regions:
             held = view[region.start : region.start + region.size_bytes]
             if region.file == entry.name and digest_bytes(held) != region.digest:
-                yield tensor.name, f"its region {region.region} is not what was staged"
+                yield tensor.name, f"its region {region.region} differs from what was staged"
 
 
 def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
@@ -120,12 +120,12 @@ def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Pr
             yield "", error.message
             continue
         if missing:
-            yield missing[0], f"part `{part.name}` names a tensor that is not there"
+            yield missing[0], f"part `{part.name}` names a tensor that does not exist"
 
 
 Level = Literal["quick", "full", "deep"]
 
-BY_ITSELF = "none is needed: resume takes the newest whole checkpoint by itself"
+BY_ITSELF = "none is needed: resume takes the newest intact checkpoint by itself"
 """Fix of damage while a whole checkpoint is there: the user has to do nothing."""
 
 MISSING = "missing"
@@ -357,8 +357,10 @@ def _resized(entry: FileEntry, size_bytes: int) -> Damage:
     return Damage(Finding(entry.name, "", problem, start=first, stop=last), frozenset(cut))
 
 
-_RECORD_FIX = "none here: resume goes on from the next older checkpoint; a copy may have the record"
-_MARK_FIX = "none is needed while a checkpoint is there; the next life marks its own"
+_RECORD_FIX = (
+    "none here: resume continues from the next older checkpoint; a copy may have the record"
+)
+_MARK_FIX = "none is needed while a checkpoint exists; the next generation writes its own mark"
 
 
 def verify_records(store: Store, level: Level = "full") -> list[Finding]:
@@ -407,11 +409,13 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
         own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
         if manifest is not None and set(own) <= set(folders[folder]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
-            problem = "missing, and the files are all there: it was deleted, or never put"
+            problem = "missing, but all files exist: it was deleted or never written"
             yield Finding(key, tensors, problem, fix=way)
         else:
-            problem = "missing, and so are files: a save is under way, or was killed"
-            yield Finding(key, "", problem, "warning", fix="none is needed: the next save tidies")
+            problem = "missing, and files are missing too: a save is in progress, or was killed"
+            yield Finding(
+                key, "", problem, "warning", fix="none is needed: the next save cleans up"
+            )
 
 
 def _unreadable(store: Store) -> Iterator[Finding]:
@@ -424,7 +428,7 @@ def _unreadable(store: Store) -> Iterator[Finding]:
     for name in list_tags(store):
         fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
         yield from _read(tag_key(name), fix, lambda name=name: read_tag(store, name))  # type: ignore[misc]
-    fix = f"none but to delete `{ABILITIES}`: the next life asks the store again"
+    fix = f"delete `{ABILITIES}`: the next generation tests the store again"
     yield from _read(ABILITIES, fix, lambda: _read_abilities(store))
 
 
@@ -455,7 +459,7 @@ def _contradictions(store: Store) -> Iterator[Finding]:
     for number in sorted({checkpoint.generation for checkpoint in whole}):
         if number not in numbers:
             key = generation_key(number)
-            yield Finding(key, "", "missing, and its checkpoints are there", fix=_RECORD_FIX)
+            yield Finding(key, "", "missing, but its checkpoints exist", fix=_RECORD_FIX)
         if number not in marks:
             problem = "missing, as after a crash between a first commit and its mark"
             yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
@@ -472,7 +476,9 @@ def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
     except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):
         return
     if stated != recorded:
-        problem = f"began from {recorded or 'scratch'}, and {checkpoint} says {stated or 'scratch'}"
+        problem = (
+            f"started from {recorded or 'scratch'}, but {checkpoint} states {stated or 'scratch'}"
+        )
         yield Finding(generation_key(checkpoint.generation), "", problem, fix=_RECORD_FIX)
 
 
@@ -484,7 +490,9 @@ def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
             continue
         if named not in whole:
             fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
-            yield Finding(tag_key(name), "", f"names {named}, which is gone", "warning", fix=fix)
+            yield Finding(
+                tag_key(name), "", f"names {named}, which no longer exists", "warning", fix=fix
+            )
 
 
 @dataclass(slots=True)

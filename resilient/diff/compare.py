@@ -417,5 +417,5 @@ def _incomparable(left: Tensor, right: Tensor) -> str:
         return "the shapes differ"
     unknown = [each.dtype for each in (left, right) if not is_known(each.dtype)]
     if unknown:
-        return f"a dtype whose numbers are not known: {unknown[0][:40]}"
+        return f"unknown dtype: {unknown[0][:40]}"
     return "one is complex" if is_complex(left.dtype) != is_complex(right.dtype) else ""

@@ -61,7 +61,7 @@ class Digests:
             return self._stored[key]
         self._read[name] = self._read.get(name, 0) + size_bytes
         if self._read[name] > _READ_TIMES_MAX * self._listing.sizes.get(name, 0):
-            raise Unreadable(f"`{name}` has storages that lie over each other")
+            raise Unreadable(f"`{name}` has overlapping storages")
         found = hashlib.blake2b(digest_size=20)
         for at in range(start, start + size_bytes, _BLOCK_BYTES):
             length = min(_BLOCK_BYTES, start + size_bytes - at)
@@ -99,7 +99,7 @@ class _Walk:
         if self._left < 0:
             raise Unreadable(f"more than {_VALUES_MAX} values")
         if depth > _DEPTH_MAX:
-            raise Unreadable(f"values in values, more than {_DEPTH_MAX} deep")
+            raise Unreadable(f"more than {_DEPTH_MAX} levels of nested values")
         if isinstance(value, dict | list | tuple | PickledCall):
             if id(value) not in self._known:
                 self._known[id(value)] = self._of_many(value, depth + 1)
@@ -191,7 +191,7 @@ def value_of(tree: Any, depth: int = 0) -> Any:
         ValueError: The tree is deeper than any state.
     """
     if depth > DEPTH_MAX:
-        raise ValueError(f"values in values, more than {DEPTH_MAX} deep")
+        raise ValueError(f"more than {DEPTH_MAX} levels of nested values")
     if isinstance(tree, list):
         return [value_of(item, depth + 1) for item in tree]
     if not isinstance(tree, dict):

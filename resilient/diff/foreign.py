@@ -446,7 +446,7 @@ class _ContentReader:
         names = sorted(index.values)
         if len(names) > VALUES_MAX:
             left = len(names) - VALUES_MAX
-            self.notes.append(f"{prefix or '.'}: {left} values that are no tensors were left out")
+            self.notes.append(f"{prefix or '.'}: {left} values that are not tensors were skipped")
         paths = names[:VALUES_MAX]
         return {path: value_at(self._folder, self._listing, index, path) for path in paths}
 

@@ -224,7 +224,7 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
     if len(set(steps.values())) > 1:
         most, _ = Counter(steps.values()).most_common(1)[0]
         file = next(file for file, step in steps.items() if step != most)
-        what = f"`{file.name[:80]}` is {steps[file]:g}, and most others are {most:g}"
+        what = f"`{file.name[:80]}` is {steps[file]:g}, but most others are {most:g}"
         yield Problem(file.files[0], what, cure=Remedy.COPY)
 
 
@@ -239,11 +239,11 @@ def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem |
         loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
         return Problem(place, what, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
-        what = f"`{name}` has {counts.negative} negative of {tensor.elements}, and is of squares"
+        what = f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"
         return Problem(place, what, is_fatal=True)
     if _is_beyond(counts, tensor.dtype):
         times = f"{counts.top / counts.others:.0e}" if counts.others else "more than 1e15"
-        what = f"`{name}` has a number of {counts.top:.0e}, {times} times the mean of its others"
+        what = f"`{name}` has a value of {counts.top:.0e}, {times} times the mean of its others"
         return Problem(place, f"{what}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
     if counts.hole and counts.nonzero:
         at, length = counts.hole
@@ -257,13 +257,13 @@ _STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's normalization layers."""
 _SQUARES = ("exp_avg_sq", "square_avg")
 """Moments whose root an optimizer takes; the root of a negative number is NaN."""
-_ZEROS = "every number in it is zero, as in a file whose bytes a loss of power took"
+_ZEROS = "every number in it is zero, as after a loss of power"
 _ZEROS_BYTES = 4096
 _SCALES_MAX = 1e15
-_BEYOND = "a flipped bit makes that, and a step spoils all weights"
+_BEYOND = "a flipped bit causes this, and a step spoils all weights"
 _MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
 """Largest magnitudes by dtype: masks use the most negative number of a dtype."""
-_HOLE = "a loss of power takes bytes like that"
+_HOLE = "a loss of power causes this"
 
 
 def _is_beyond(counts: _Counts, dtype: str) -> bool:

@@ -69,7 +69,7 @@ def stale_copies(
             continue
         step = other.url.rstrip("/").rpartition("/")[2]
         for name in alike:
-            what = f"{STALE}{step} beside it, and each step changes it"
+            what = f"{STALE}{step} beside it, although each step changes it"
             yield Problem(name, what, _LOSES[kinds[name]], cure=Remedy.COPY)
         if alike:
             return

@@ -148,8 +148,8 @@ def _by_name(
             keys[which] = _renamed(keys[which], order)
             return keys
     notes.append(
-        "the optimizer's parameters have numbers on one side and names on the other, and no order "
-        "of the names that was written down fits all shapes: its state was not compared"
+        "the optimizer's parameters have numbers on one side and names on the other, and no "
+        "recorded order of names fits all shapes: its state was not compared"
     )
     for dotted in keys:
         for key in [key for key in dotted if key[0] == OPTIMIZER]:

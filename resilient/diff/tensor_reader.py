@@ -88,18 +88,18 @@ class Elements:
     def __init__(self, folder: Folder, listing: DirectoryListing, tensor: Tensor) -> None:
         bits = ITEM_BITS.get(tensor.dtype, 0)
         if not tensor.pieces:
-            raise Unreadable("its bytes cannot be told from the headers")
+            raise Unreadable("the headers do not show where its bytes are")
         if not bits:
-            raise Unreadable(f"a dtype that is not known: {tensor.dtype[:40]}")
+            raise Unreadable(f"unknown dtype: {tensor.dtype[:40]}")
         if bits < _BITS:
-            raise Unreadable(f"{tensor.dtype}: numbers that share a byte")
+            raise Unreadable(f"{tensor.dtype}: several elements share a byte")
         if len(tensor.pieces) > _PIECES_MAX:
             raise Unreadable(f"{len(tensor.pieces)} pieces")
         stored = sum(listing.sizes.get(file, 0) for file in tensor.files)
         if tensor.size_bytes > _EXPANDED_MAX * max(stored, AHEAD_BYTES):
             raise Unreadable("it has more elements than its files have bytes")
         if not covers(tensor.shape, [piece.region for piece in tensor.pieces]):
-            raise Unreadable("its pieces do not make it whole")
+            raise Unreadable("its pieces do not cover it")
         self._folder, self._listing, self._tensor = folder, listing, tensor
         self._settled: dict[int, Piece] = {}
         self._strided: dict[int, NDArray[np.uint8]] = {}

@@ -64,7 +64,7 @@ def verify_folder(
     contents = read_layout(folder, listing)
     if contents is None:
         raise UnknownLayout(
-            f"`{folder.url}` is no checkpoint of a tool that is known",
+            f"`{folder.url}` is not a checkpoint of a supported tool",
             hint=f"resilient ckpt ls {shell_quote(folder.url)}",
         )
     problems = (*contents.problems, *verify_foreign(folder, listing, contents, buffers))

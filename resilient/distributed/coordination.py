@@ -170,7 +170,7 @@ class ControlGroup:
             beats = self._beats_of(range(self.world.size))
             if beats == before:
                 raise DeadlineExceeded(
-                    f"`{topic}`: the coordinator did not rule within {within_seconds:g} s",
+                    f"`{topic}`: the coordinator did not decide within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
@@ -201,9 +201,9 @@ class ControlGroup:
 
 def _hint(within_seconds: float) -> str:
     return (
-        "see in their logs what those ranks did meanwhile, and run the same command again: it "
-        f"goes on from the newest checkpoint; if ranks may be {within_seconds:g} s apart, with a "
-        "larger TrainingArguments(save_within_seconds=...) or Checkpointer(..., within_seconds=...)"
+        "read the logs of those ranks, and run the same command again: it continues from the "
+        f"newest checkpoint. If ranks may be {within_seconds:g} s apart, raise "
+        "TrainingArguments(save_within_seconds=...) or Checkpointer(..., within_seconds=...)"
     )
 
 

@@ -81,8 +81,8 @@ class HostLocalSum:
         while (number := _read(self._pages[rank], turn)) is None:
             if time.monotonic() - started_seconds > self._within_seconds:
                 raise DeadlineExceeded(
-                    f"rank {rank} has not given its loss within {self._within_seconds:g} s",
-                    hint="look what that rank does: `py-spy dump`, or the stacks in the report",
+                    f"rank {rank} did not report its loss within {self._within_seconds:g} s",
+                    hint="find out what that rank does: `py-spy dump`, or the stacks in the report",
                 )
             # Sleep, because a rank that waits for another rank is expected to be asleep.
             time.sleep(pause_seconds)

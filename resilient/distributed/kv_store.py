@@ -75,7 +75,7 @@ class JsonLineSocket:
             more = self._connection.recv(_READ_BYTES)
             if not more:
                 if self._read:
-                    raise MalformedMessage(f"a line torn after {looked} bytes")
+                    raise MalformedMessage(f"a line cut off after {looked} bytes")
                 return None
             self._read += more
         line = bytes(self._read[:end])
@@ -95,7 +95,7 @@ class JsonLineSocket:
         while ready < len(view):
             came = self._connection.recv_into(view[ready:])
             if not came:
-                raise MalformedMessage(f"cut after {ready} of {len(view)} bytes")
+                raise MalformedMessage(f"cut off after {ready} of {len(view)} bytes")
             ready += came
 
     def send_bytes(self, data: bytes | memoryview) -> None:
@@ -455,12 +455,14 @@ class SocketKVStore:
         except (OSError, MalformedMessage) as error:
             raise self._gone(error) from error
         if answer is None:
-            raise self._gone("it closed the connection")
+            raise self._gone("the connection was closed")
         return answer.get("value")
 
     def _gone(self, why: object) -> PeerFailed:
         where = f"{self._address.host}:{self._address.port}"
-        return PeerFailed(f"the keepers' board at {where} is gone: {why}", rank=0)
+        return PeerFailed(
+            f"the key-value store of the saver daemons at {where} is unreachable: {why}", rank=0
+        )
 
 
 def _text(value: bytes) -> str:

@@ -174,9 +174,9 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         # Not chained: the cause contains the whole text.
-        raise ConfigError(f"{where} is no JSON{place}", hint=_EXAMPLE) from None
+        raise ConfigError(f"{where} is not JSON{place}", hint=_EXAMPLE) from None
     if not isinstance(options, dict):
-        raise ConfigError(f"{where} is no JSON object", hint=_EXAMPLE)
+        raise ConfigError(f"{where} is not a JSON object", hint=_EXAMPLE)
     return options
 
 
@@ -189,7 +189,7 @@ def read_signing_key(environ: Mapping[str, str]) -> str:
     secret, file = environ.get(SIGNING_KEY, ""), environ.get(SIGNING_KEY_FILE, "")
     if secret and file:
         raise ConfigError(
-            f"{SIGNING_KEY} and {SIGNING_KEY_FILE} say the same: use one of them",
+            f"{SIGNING_KEY} and {SIGNING_KEY_FILE} are both set: use one of them",
             hint=f"unset {SIGNING_KEY}",
         )
     if not file:

@@ -31,7 +31,7 @@ _LOOKS_PER_SECOND_MAX = 200
 _FRAMES_MAX = 12
 _HINT = (
     "call save() on every rank at the same step: remove `if rank == 0` around it; each byte is "
-    "written once all the same"
+    "still written only once"
 )
 
 

@@ -116,7 +116,7 @@ def _join(launch: LaunchEnv, *, may_serve: bool) -> RankGroup:
     if not may_serve and not launch.hosted:
         # A store served at that port would take the port from the script's process group.
         raise ConfigError(
-            f"{world.size} ranks have no place to meet yet",
+            f"{world.size} ranks have no rendezvous yet",
             hint="call torch.distributed.init_process_group() first, or start with torchrun",
         )
     return RankGroup(world, connect(world, launch.host, launch.port, hosted=launch.hosted), launch)
@@ -126,9 +126,9 @@ def _require_same_size(size: int) -> None:
     """Raise if the script created a process group of another size after this process joined."""
     if dist.get_world_size() != size:
         raise ConfigError(
-            f"this process is one of {dist.get_world_size()} ranks, and was one of {size} when a "
-            "checkpointer was first opened",
-            hint="call torch.distributed.init_process_group() before that",
+            f"this process is one of {dist.get_world_size()} ranks, but was one of {size} when "
+            "the first checkpointer was opened",
+            hint="call torch.distributed.init_process_group() before the first checkpointer",
         )
 
 

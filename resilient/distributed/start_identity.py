@@ -81,15 +81,15 @@ class StartIdentity:
             ValueError: A field is missing, of another type or out of bounds.
         """
         if not isinstance(fields, dict):
-            raise ValueError("`start` is no object")  # noqa: TRY004 - as all readers of records
+            raise ValueError("`start` is not an object")  # noqa: TRY004 - as all readers of records
         if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
-            raise ValueError("`start` lacks a field, or one is of another type")
+            raise ValueError("`start` lacks a field, or a field has another type")
         found = StartIdentity(**{name: fields[name] for name in _FIELDS})
         texts, numbers = (found.id, found.job), (found.requeues, found.training)
         if any(len(text) > _TEXT_LENGTH_MAX or not text.isprintable() for text in texts):
-            raise ValueError("`start` holds no short text")
+            raise ValueError("`start` has a text that is too long or not a text")
         if any(not 0 <= number <= _NUMBER_MAX for number in numbers):
-            raise ValueError("`start` holds a number out of bounds")
+            raise ValueError("`start` has a number out of bounds")
         return found
 
 

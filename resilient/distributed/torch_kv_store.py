@@ -81,7 +81,7 @@ class TorchKVStore:
 
 
 def _gone(error: Exception) -> PeerFailed:
-    return PeerFailed(f"the rendezvous store is gone: {error}", rank=0)
+    return PeerFailed(f"the rendezvous store is unreachable: {error}", rank=0)
 
 
 def connect(world: World, host: str, port: int, *, hosted: bool) -> TorchKVStore:

@@ -207,7 +207,7 @@ class ElasticAgent(SimpleElasticAgent):
     def _watch(self) -> tuple[Outcome, list[WorkerFailure]]:
         # torch sets its attributes outside the constructor, so their declared types are None.
         group: Any = self._worker_group
-        assert self._workers is not None, "watched after it started"  # noqa: S101
+        assert self._workers is not None, "set when watching starts"  # noqa: S101
         clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))
         handler, nodes = group.spec.rdzv_handler, group.group_world_size
         self._roster = Roster(handler, group.store, self._emit)
@@ -249,7 +249,7 @@ class ElasticAgent(SimpleElasticAgent):
         self._life = self._registry.agree(worker_group, number, cause, resume)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        assert self._life is not None, "set by the rendezvous"  # noqa: S101
         self._keeping.ready()
         remove_dead_locks(os.environ, self._clock, self._emit)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
@@ -275,7 +275,7 @@ class ElasticAgent(SimpleElasticAgent):
         return dict(self._workers.pids)
 
     def _command(self, worker_group: TorchGroup, worker: Any) -> WorkerCommand:
-        assert self._life is not None, "agreed on in the rendezvous"  # noqa: S101
+        assert self._life is not None, "set by the rendezvous"  # noqa: S101
         spec = worker_group.spec
         error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
         host = HostEnv(self._keeping.path, self._patience.grace_seconds)
@@ -342,4 +342,4 @@ def _name_next(action: Action, number: int, restarts_left: int) -> str:
     if not isinstance(action, Restart):
         return f"exit {action.code}"
     delay = f" in {action.delay_seconds:.1f} s" if action.delay_seconds else ""
-    return f"restart as life {number}{delay}, {restarts_left} restarts left"
+    return f"restart as attempt {number}{delay}, {restarts_left} restarts left"

@@ -43,9 +43,11 @@ if TYPE_CHECKING:
 
 _KILL_SECONDS = 5.0
 _LINES_MAX = 16
-_HINT = "if the ranks only needed longer: --hang-floor, --hang-patience or --hang-deadline off"
+_HINT = (
+    "if the ranks only needed more time, set --hang-floor, --hang-patience or --hang-deadline off"
+)
 _HINT_OF_EDGES = (
-    "if it had work to do there: a longer --hang-patience, or resilient.heartbeat() now and then"
+    "if the rank had work to do, raise --hang-patience, or call resilient.heartbeat() regularly"
 )
 _STATES = {"T": "stopped (SIGSTOP)", "D": "stuck in the kernel (D)", "R": "running", "S": "asleep"}
 
@@ -93,7 +95,7 @@ class HangFound(Event):
     def message(self) -> str:
         """Return the message: the blamed rank, its phase, and the stacks of all ranks."""
         learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
-        waited = f"{self.waited_seconds:.1f} s, and {self.deadline_seconds:.1f} s are allowed here"
+        waited = f"{self.waited_seconds:.1f} s, and the deadline is {self.deadline_seconds:.1f} s"
         rows = [
             f"hang: no progress for {waited}{learned}",
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
@@ -110,7 +112,7 @@ def _shown(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
     if stacks.is_answered:
         lines, what = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
-        lines, what = stacks.kernel.splitlines(), "no answer; what the kernel says"
+        lines, what = stacks.kernel.splitlines(), "no answer; state in the kernel:"
     more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
     return [f"  {who}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
 
@@ -151,8 +153,8 @@ def describe_overdue(rank: OverdueRank) -> str:
     """Return one line: the state of an overdue rank, its wait and its deadline."""
     state = _STATES.get(rank.state, rank.state)
     return (
-        f"{state} for {rank.waited_seconds:.1f} s {_place(rank.step)} "
-        f"(phase `{rank.doing}`, {rank.deadline_seconds:.1f} s allowed)"
+        f"{state} for {rank.waited_seconds:.1f} s {_place(rank.step)} (phase `{rank.doing}`, "
+        f"deadline {rank.deadline_seconds:.1f} s)"
     )
 
 

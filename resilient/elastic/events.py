@@ -56,7 +56,7 @@ class WorkerGroupStarted(Event):
         """Return the message: number of ranks and reason of the attempt."""
         where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"life {self.life}: {ranks}{where} ({self.cause})"
+        return f"attempt {self.life}: {ranks}{where} ({self.cause})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class WorkerFailed(Event):
             ("hint", self.hint),
             ("next", self.follows),
         ]
-        head = f"rank {self.rank} failed first in life {self.life}: " + (
+        head = f"rank {self.rank} failed first in attempt {self.life}: " + (
             self.error or name_of(self.status)
         )
         body = [f"  {name:<7} {text}" for name, text in rows if text]
@@ -163,8 +163,8 @@ class ProgressUnknown(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "the repository did not answer in time: whether this life made progress is not known, and "
-        "it counts neither for nor against a crash loop"
+        "the repository did not answer in time: the progress of this attempt is unknown, and the "
+        "attempt does not count for a crash loop"
     )
 
 
@@ -174,8 +174,8 @@ class LaunchCountUnknown(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "the repository did not answer in time: earlier launches are not known, so "
-        "--max-preemptions counts the interruptions from here on only"
+        "the repository did not answer in time: earlier launches are unknown, so "
+        "--max-preemptions counts only from here on"
     )
 
 
@@ -199,7 +199,7 @@ class ResumeOptionRepeated(Event):
             return f"{until}; restarts and requeues of {self.job} then continue from its newest"
         return (
             f"{until}; restarts then continue from its newest. The next start of this command "
-            "obeys the wish again: leave it out to continue"
+            "applies --resume again: omit it to continue"
         )
 
 
@@ -249,7 +249,7 @@ class GroupRestarted(Event):
 class StopRequested(Event):
     """The agent was asked to stop and passed the request to its workers once."""
 
-    template: ClassVar[str] = "{reason}: the workers have {grace_seconds:.0f} s to save and end"
+    template: ClassVar[str] = "{reason}: the workers have {grace_seconds:.0f} s to save and exit"
     reason: str
     grace_seconds: float
 
@@ -269,7 +269,9 @@ class RendezvousLost(Event):
     """The rendezvous of the nodes does not answer."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "the rendezvous is gone: the workers have {grace_seconds:g} s to end"
+    template: ClassVar[str] = (
+        "the rendezvous is unreachable: the workers have {grace_seconds:g} s to exit"
+    )
     grace_seconds: float
 
 
@@ -292,7 +294,7 @@ class RunAborted(RunEnded):
 def _explain(failed: WorkerFailed) -> str:
     status, proof = failed.status, f" ({failed.proof})" * bool(failed.proof)
     if failed.cause == Cause.HANG.value:
-        return "killed by the agent after its stacks were taken"
+        return "killed by the agent after it had taken the stacks"
     by = " by the kernel's out-of-memory killer" * (failed.cause == Cause.OOM_KILL.value)
     if proof:
         return f"{name_of(status)}{by}{proof}"
@@ -326,8 +328,8 @@ class NoticeSourceLost(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "notices of {source} cannot be had: {reason}; signals still stop the run, and it is asked "
-        "again"
+        "notices of {source} are unavailable: {reason}; signals still stop the run, and the agent "
+        "retries"
     )
     source: str
     reason: str
@@ -337,7 +339,7 @@ class NoticeSourceLost(Event):
 class NoticeSourceFound(Event):
     """A lost source of preemption notices answers again."""
 
-    template: ClassVar[str] = "notices of {source} are heard again"
+    template: ClassVar[str] = "notices of {source} are available again"
     source: str
 
 
@@ -346,7 +348,7 @@ class NoticeInvalid(Event):
     """A source returned an invalid preemption notice; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "{source} said what makes no sense, which is ignored: {reason}"
+    template: ClassVar[str] = "{source} sent an invalid notice, which is ignored: {reason}"
     source: str
     reason: str
 
@@ -371,16 +373,16 @@ class NoticeReceived(Event):
         follows = (
             "stopping now"
             if not self.stops_in_seconds
-            else f"training goes on for {self.stops_in_seconds:.0f} s"
+            else f"training continues for {self.stops_in_seconds:.0f} s"
         )
-        return f"notice: {self.reason}, this host goes {left}: {follows}"
+        return f"notice: {self.reason}, this host stops {left}: {follows}"
 
 
 @dataclass(frozen=True, slots=True)
 class NoticeWithdrawn(Event):
     """The source withdrew a preemption notice that was due later."""
 
-    template: ClassVar[str] = "notice withdrawn: {reason}; training goes on"
+    template: ClassVar[str] = "notice withdrawn: {reason}; training continues"
     reason: str
 
 
@@ -389,7 +391,7 @@ class NoticeExpired(Event):
     """A preemption notice was due in the past, but the host still runs; the agent ignores it."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "notice: {reason} was due {ago_seconds:.0f} s ago, which is ignored"
+    template: ClassVar[str] = "notice: {reason} was due {ago_seconds:.0f} s ago, and is ignored"
     reason: str
     ago_seconds: float
 
@@ -399,7 +401,7 @@ class PreemptionAdvised(Event):
     """A preemption of this host became more likely; the run continues."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "notice: {reason}; training goes on until the host is really to go"
+    template: ClassVar[str] = "notice: {reason}; training continues until the host must stop"
     reason: str
 
 
@@ -408,7 +410,7 @@ class NoticeAckFailed(Event):
     """The agent could not tell the cloud that the host is free; the cloud takes it later."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "{source} was not told that all is saved: {reason}"
+    template: ClassVar[str] = "cannot acknowledge to {source} that everything is saved: {reason}"
     source: str
     reason: str
 

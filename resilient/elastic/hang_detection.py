@@ -81,7 +81,7 @@ class HangRule:
     def describe(self) -> str:
         """Return the rule in one line."""
         if not self.is_on:
-            return "not looked for"
+            return "off"
         floor, factor = f"{self.floor_seconds:g} s", f"{self.median_factor:g} x the median step"
         fixed = "" if self.fixed_seconds is None else f"a step above {self.fixed_seconds:g} s"
         return f"{fixed or f'a step above {floor} and {factor}'}; else {self.patience_seconds:g} s"
@@ -118,7 +118,7 @@ def parse_hang_rule(deadline: str, floor_seconds: float, patience_seconds: float
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise ConfigError(
-            f"--hang-deadline {deadline!r} is neither auto nor off nor a number of seconds",
+            f"--hang-deadline {deadline!r} is not auto, off or a number of seconds",
             hint="for example --hang-deadline 300",
         )
     return HangRule(patience_seconds=patience_seconds, fixed_seconds=seconds)
@@ -490,7 +490,7 @@ def parse_standing(text: str) -> tuple[int, HostHangStatus]:
         number, phase = int(found.pop("number")), Phase(found.pop("phase"))
         return number, HostHangStatus(phase=phase, **found)
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no standing: {text[:80]}") from error
+        raise ValueError(f"invalid rank status: {text[:80]}") from error
 
 
 def standing_of(

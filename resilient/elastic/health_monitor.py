@@ -214,8 +214,8 @@ class StragglerFound(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "rank {rank} is a straggler: it takes {own_seconds:.3g} s per step by itself, the median "
-        "rank {group_seconds:.3g} s"
+        "rank {rank} is a straggler: its own work takes {own_seconds:.3g} s per step, that of the "
+        "median rank {group_seconds:.3g} s"
     )
     rank: int
     own_seconds: float
@@ -272,8 +272,8 @@ class AgentSuspended(Event):
     """
 
     template: ClassVar[str] = (
-        "this agent did not run for {seconds:.1f} s (the job was suspended, or the host frozen or "
-        "very busy): that time counts against no rank"
+        "this agent did not run for {seconds:.1f} s (the job was suspended, or the host was "
+        "frozen or busy): that time counts against no rank"
     )
     seconds: float
 

@@ -157,7 +157,7 @@ def resolve(options: TrainOptions) -> LaunchPlan:
     if is_alone and nodes_max > 1:
         raise ConfigError(
             f"--standalone contradicts --nnodes {met.nnodes}",
-            hint="leave --standalone out and give --rdzv-endpoint HOST:PORT",
+            hint="omit --standalone and give --rdzv-endpoint HOST:PORT",
         )
     conf: dict[str, Any] = _parse_conf(met.conf)
     if met.backend == "static":
@@ -275,7 +275,7 @@ def _supervise(
             _check_resume(options, emit)
         agent = build_agent(options, stops, emit)
     except StopInterrupt:
-        reason = "stopped before anything was begun: the same command starts it"
+        reason = "stopped before the first attempt: the same command starts the run"
         emit(RunEnded(Preempted.exit_code, reason))
         return Preempted.exit_code
     return agent.supervise(stops, beats).code
@@ -354,7 +354,7 @@ def _endpoint(met: RendezvousOptions) -> str:
     if met.backend == "static":
         return f"{met.master_addr}:{met.master_port or _STATIC_PORT}"
     raise ConfigError(
-        "several nodes need a place to meet",
+        "several nodes need a rendezvous endpoint",
         hint="give --rdzv-endpoint HOST:PORT, the same on every node",
     )
 
@@ -365,7 +365,7 @@ def _parse_nnodes(text: str) -> tuple[int, int]:
         nodes_min, nodes_max = int(low), int(high or low)
         if 0 < nodes_min <= nodes_max:
             return nodes_min, nodes_max
-    raise ConfigError(f"--nnodes {text!r} is neither N nor MIN:MAX")
+    raise ConfigError(f"--nnodes {text!r} is not N or MIN:MAX")
 
 
 def _parse_conf(text: str) -> dict[str, str]:
@@ -380,7 +380,7 @@ def _count_workers(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     if text not in ("cpu", "gpu", "auto"):
-        raise ConfigError(f"--nproc-per-node {text!r} is neither a number nor cpu, gpu or auto")
+        raise ConfigError(f"--nproc-per-node {text!r} is not a number, cpu, gpu or auto")
     from torch.distributed.run import determine_local_world_size
 
     try:

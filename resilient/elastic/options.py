@@ -124,7 +124,7 @@ def parse_port(text: str) -> int | None:
         return 0
     if not (word.isascii() and word.isdecimal()) or int(word) > _PORT_MAX:
         raise ConfigError(
-            f"--metrics-port {text!r} is neither a port nor auto",
-            hint="0 serves none, auto takes a free one and prints it",
+            f"--metrics-port {text!r} is not a port or auto",
+            hint="0: no server, auto: a free port, which is printed",
         )
     return int(word) or None

@@ -154,10 +154,10 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
 def _of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
     """Return cause and evidence of a kill from the kernel's counters, None without evidence."""
     if seen.oom_kills:
-        return Cause.OOM_KILL, f"the control group counts {seen.oom_kills} killed for memory"
+        return Cause.OOM_KILL, f"out-of-memory kills in the control group: {seen.oom_kills}"
     if seen.oom_kills is None and seen.machine_oom_kills:
         count = seen.machine_oom_kills
-        return Cause.OOM_KILL, f"most likely: this host killed {count} for memory meanwhile"
+        return Cause.OOM_KILL, f"most likely: out-of-memory kills on this host meanwhile: {count}"
     if status == -signal.SIGKILL and seen.oom_kills == 0:
         return Cause.SIGNAL, "not the out-of-memory killer: the control group counts none"
     return None

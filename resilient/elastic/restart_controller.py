@@ -107,9 +107,9 @@ class ProgressLog:
     def describe(self) -> str:
         """Return the safe state of the run as readable text."""
         if self.newest is ProgressState.UNTOLD:
-            return "not known here (no --repo): what the script committed is not touched"
+            return "unknown here (no --repo): checkpoints that the script committed are not touched"
         if self.newest is ProgressState.UNKNOWN:
-            return "not known (the repository does not answer): nothing committed is touched"
+            return "unknown (the repository does not answer): committed checkpoints are not touched"
         if self.newest is None:
             return "no checkpoint was committed yet"
         return f"{self.newest} is committed"

@@ -148,7 +148,7 @@ def _after_regrouping(outcome: Outcome, budget: RestartBudget) -> Action:
 
 def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
     if budget.losses_left <= 0:
-        why = "ranks of other hosts were lost too often, and no progress was seen between"
+        why = "ranks of other hosts were lost too often without progress in between"
         return GiveUp(PeerFailed.exit_code, why)
     again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
     return _of_crash_loop(outcome, budget) or again
@@ -160,7 +160,7 @@ def _interrupted(budget: RestartBudget) -> Action | None:
         return None
     return GiveUp(
         SIGNAL_BASE + signal.SIGTERM,
-        "interrupted more often than --max-preemptions allows: what is committed is safe, and "
+        "preempted more often than --max-preemptions allows: committed checkpoints are safe, and "
         f"{budget.again} with a higher number resumes",
     )
 
@@ -192,10 +192,10 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
     code = exit_code(outcome.status) or 1
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
-        return GiveUp(code, f"exit code {code} says that another try would end the same way")
+        return GiveUp(code, f"exit code {code} means that another try would fail the same way")
     # Only a start is refused: damage that arose in training may be gone at the next attempt.
     if outcome.is_refusal and not outcome.has_stepped and is_own:
-        why = "a rank refused the checkpoint before its first step, and would refuse it again"
+        why = "a rank rejected the checkpoint before its first step, and would reject it again"
         return GiveUp(code, why)
     return (
         _of_broken_host(outcome)
@@ -212,10 +212,12 @@ def _of_broken_host(outcome: Outcome) -> Action | None:
     if outcome.is_echo:
         return None
     if outcome.cause is Cause.GPU and outcome.is_host_broken:
-        return LeaveHost(_CODE_HOST_UNHEALTHY, "a device of this host is broken: start elsewhere")
+        return LeaveHost(
+            _CODE_HOST_UNHEALTHY, "a device of this host is broken: start on another host"
+        )
     if outcome.is_host_broken:
         return LeaveHost(
-            _CODE_HOST_UNHEALTHY, "a worker of this host cannot even be killed: start elsewhere"
+            _CODE_HOST_UNHEALTHY, "a worker of this host cannot be killed: start on another host"
         )
     return None
 
@@ -228,8 +230,8 @@ def _of_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
     if is_worn and budget.may_leave:
         return LeaveHost(
             _CODE_HOST_UNHEALTHY,
-            f"this host failed {budget.host_failures} times (--max-host-failures) and is left "
-            "out: the others go on without it",
+            f"this host failed {budget.host_failures} times (--max-host-failures) and is "
+            "excluded: the other hosts continue without it",
         )
     return None
 
@@ -240,9 +242,9 @@ def _of_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
         return None
     return GiveUp(
         CrashLoop.exit_code,
-        f"crash loop: {budget.no_progress_lives} lives in a row failed without a new checkpoint "
-        f"(--max-no-progress), the last with {name_of(outcome.status)}; the traceback of the rank "
-        "that failed first says where to look",
+        f"crash loop: {budget.no_progress_lives} attempts in a row failed without a new "
+        f"checkpoint (--max-no-progress), the last with {name_of(outcome.status)}; see the "
+        "traceback of the rank that failed first",
     )
 
 
@@ -274,9 +276,9 @@ def _after_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.status in CODES_OF_LEAVING_AT_ONCE:
         return GiveUp(
             outcome.status,
-            "workers left at once before they had saved: the work since the last checkpoint is "
-            f"lost, that checkpoint is intact and {budget.again} resumes from it; --grace "
-            "gives them longer",
+            "workers exited at once before they had saved: the work since the last checkpoint is "
+            f"lost, that checkpoint is intact and {budget.again} resumes from it; --grace gives "
+            "more time",
         )
     code = exit_code(outcome.status)
     return GiveUp(code, f"a worker failed while stopping, with {name_of(outcome.status)}")
@@ -289,18 +291,21 @@ def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.is_taken:
         return _of_doomed(outcome, budget)
     if outcome.is_deserted:
-        why = "other ranks were lost or silent while the run was being stopped: the work since "
-        why += f"{outcome.newest} is lost at most; it is intact and {budget.again} resumes"
+        why = "other ranks were lost or stopped responding during the stop: at most the work since "
+        why += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
         return Finish(CODE_PREEMPTED, why)
     if not outcome.is_unsaved:
         return Finish(
             CODE_PREEMPTED,
-            "stopped outside training, as far as the workers told: no step is lost, and the same "
+            "stopped outside training, according to the workers: no step is lost, and the same "
             "command starts it again",
         )
     what = "stopped by SIGTERM without a save"
     if outcome.newest is None:
-        why = f"{what}: nothing was committed yet, so all work is lost and it starts from scratch"
+        why = (
+            f"{what}: nothing was committed yet, so all work is lost and the run starts from "
+            "scratch"
+        )
     else:
         newest = outcome.newest or "the last checkpoint"
         why = f"{what}: the work since {newest} is lost; it is intact and {budget.again} resumes"
@@ -309,12 +314,14 @@ def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
 
 def _of_doomed(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle a rank killed from outside before all ranks saved, as on a lost host."""
-    what = "a rank was killed from outside (SIGKILL) while the run was being stopped"
+    what = "a rank was killed from outside (SIGKILL) during the stop"
     if outcome.newest:
-        why = f"{what}: the work since {outcome.newest} is lost at most"
+        why = f"{what}: at most the work since {outcome.newest} is lost"
         return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
     known = (
-        "nothing was committed yet" if outcome.newest is None else "what is committed is not known"
+        "nothing was committed yet"
+        if outcome.newest is None
+        else "the committed checkpoints are unknown"
     )
     return GiveUp(exit_code(outcome.status), f"{what}, and {known}")
 
@@ -332,20 +339,20 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
     ("succeeded", "all workers ended with 0", Outcome(OutcomeKind.SUCCEEDED), RestartBudget()),
     (
         "preempted",
-        "all ranks agreed, saved, left",
+        "all ranks agreed, saved, exited",
         Outcome(OutcomeKind.PREEMPTED, 75),
         RestartBudget(),
     ),
     (
         "preempted",
-        "only other hosts were asked to, MIN are left",
+        "only other hosts must stop, MIN are left",
         Outcome(OutcomeKind.PREEMPTED, 75, hosts_left=1),
         RestartBudget(),
     ),
     ("preempted", "more than --max-preemptions", Outcome(OutcomeKind.PREEMPTED, 75), _OFTEN),
     (
         "failed",
-        "exit code 78, or another that stays",
+        "exit code 78, or another permanent one",
         Outcome(OutcomeKind.FAILED, 78),
         RestartBudget(),
     ),
@@ -385,7 +392,7 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
     ("failed", "this host: --max-host-failures", Outcome(OutcomeKind.FAILED, 1), _WORN),
     (
         "failed",
-        "loss broken, going back did not help",
+        "loss broken, rollbacks did not help",
         Outcome(OutcomeKind.FAILED, 70, cause=Cause.NUMBERS),
         RestartBudget(),
     ),
@@ -409,11 +416,11 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         RestartBudget(),
     ),
     ("regrouped", "nodes have left", Outcome(OutcomeKind.REGROUPED), RestartBudget()),
-    ("regrouped", "ranks here only lost one of another host", _LOSS, RestartBudget()),
-    ("regrouped", "so too often, without a new checkpoint", _LOSS, _LOOP),
+    ("regrouped", "ranks here only lost a rank of another host", _LOSS, RestartBudget()),
+    ("regrouped", "too often, without a new checkpoint", _LOSS, _LOOP),
     (
         "stopped",
-        "saved as asked",
+        "saved on request",
         Outcome(OutcomeKind.STOPPED, CODE_PREEMPTED, _TERM),
         RestartBudget(),
     ),
@@ -432,7 +439,7 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
     ),
     (
         "stopped",
-        "a rank was killed meanwhile, a checkpoint is there",
+        "a rank was killed meanwhile, a checkpoint exists",
         Outcome(OutcomeKind.STOPPED, _KILL, _TERM, cause=Cause.SIGNAL, newest="checkpoint-20-g1"),
         RestartBudget(),
     ),
@@ -444,13 +451,13 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
     ),
     (
         "stopped",
-        "other ranks were lost meanwhile, a checkpoint is there",
+        "other ranks were lost meanwhile, a checkpoint exists",
         Outcome(OutcomeKind.STOPPED, 69, _TERM, cause=Cause.PEER, newest="checkpoint-20-g1"),
         RestartBudget(),
     ),
     (
         "stopped",
-        "left at once: work was lost",
+        "exited at once: work was lost",
         Outcome(OutcomeKind.STOPPED, 143, _TERM),
         RestartBudget(),
     ),
@@ -468,7 +475,7 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
     ),
     (
         "unreachable",
-        "peers or rendezvous are gone",
+        "peers or rendezvous are unreachable",
         Outcome(OutcomeKind.UNREACHABLE),
         RestartBudget(),
     ),
@@ -492,7 +499,7 @@ def reaction_table() -> tuple[ReactionRow, ...]:
     ]
     # The trainer does this by itself, before any worker fails.
     inside = ReactionRow(
-        "loss", "no number, or a spike: rollback_on", "roll back and skip the data"
+        "loss", "not finite, or a spike: rollback_on", "roll back and skip the data"
     )
     return (*(ReactionRow(ended, how, follows) for ended, how, follows in cases), inside)
 
@@ -500,9 +507,9 @@ def reaction_table() -> tuple[ReactionRow, ...]:
 def _name(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
         saved = "" if outcome.status in (-_TERM, _KILL) else "save and "
-        return f"{saved}leave with {action.code}" if action.code else "finish with 0"
+        return f"{saved}exit with {action.code}" if action.code else "finish with 0"
     if isinstance(action, LeaveHost):
-        return f"restart elsewhere: leave this host with {action.code}"
+        return f"restart on another host: exit here with {action.code}"
     if not isinstance(action, Restart):
         return f"give up with {action.code}"
     if not action.is_paid:
@@ -513,8 +520,8 @@ def _name(outcome: Outcome, action: Action) -> str:
 
 def _name_free(outcome: Outcome) -> str:
     if outcome.is_loss:
-        return "restart with who is left"
-    return "grow: restart with more nodes" if outcome.is_joined else "shrink and go on: restart"
+        return "restart with the remaining nodes"
+    return "grow: restart with more nodes" if outcome.is_joined else "shrink and continue: restart"
 
 
 _JITTER_MIN = 0.5

@@ -28,7 +28,7 @@ class DaemonExited(Event):
     """The saver daemon of this host ended; the trainers persist by themselves meanwhile."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "the keeper of staged checkpoints ended with {status}: {follows}"
+    template: ClassVar[str] = "the saver daemon ended with {status}: {follows}"
     status: int
     follows: str
 
@@ -39,7 +39,7 @@ class DaemonUnavailable(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "no keeper of staged checkpoints on this host, the trainers save by themselves: {reason}"
+        "no saver daemon on this host, the trainers save by themselves: {reason}"
     )
     reason: str
 
@@ -50,9 +50,9 @@ class DaemonAbandoned(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "the keeper (pid {pid}) may still have a save in flight: it goes on by itself for up to "
-        "{linger_seconds:g} s, if this host lives that long; a save that does not land is lost, "
-        "and those before it are intact"
+        "the saver daemon (pid {pid}) may still have a save in flight: it continues for up to "
+        "{linger_seconds:g} s, if this host stays up. A save that is not committed in that time "
+        "is lost, and earlier checkpoints are intact"
     )
     pid: int
     linger_seconds: float
@@ -99,7 +99,7 @@ class DaemonSupervisor:
 
     def start(self) -> None:
         """Start a daemon unless one runs, without waiting until it is ready."""
-        if not self.path or self._is_running("another is started"):
+        if not self.path or self._is_running("another daemon is started"):
             return
         Path(self.path).unlink(missing_ok=True)
         self._process = subprocess.Popen(  # noqa: S603 - our own module
@@ -145,15 +145,15 @@ class DaemonSupervisor:
             process.kill()
             process.wait()
         if process.returncode:
-            self._emit(DaemonExited(process.returncode, "a save in flight may not have landed"))
+            self._emit(DaemonExited(process.returncode, "a save in flight may not be committed"))
             sweep()
 
     def _give_up(self, reason: str) -> None:
         process, self._process, self.path = self._process, None, ""
-        assert process is not None, "it was started"  # noqa: S101
+        assert process is not None, "the daemon was started"  # noqa: S101
         _hang_up(process)
         status = process.wait()
-        self._emit(DaemonUnavailable(reason or f"it ended with {status}"))
+        self._emit(DaemonUnavailable(reason or f"the daemon ended with {status}"))
 
     def _is_running(self, follows: str) -> bool:
         if self._process is None:
@@ -204,7 +204,7 @@ def parse_host_bytes(text: str) -> int:
     size_bytes = int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
     if not size_bytes:
         raise ConfigError(
-            f"--host-bytes-max {text!r} is neither auto nor none nor a size",
+            f"--host-bytes-max {text!r} is not auto, none or a size",
             hint="for example --host-bytes-max 8GiB",
         )
     return size_bytes
@@ -233,18 +233,18 @@ def resolve_memory_limit(wishes: DaemonOptions, root: Path = ROOT) -> DaemonOpti
     if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):
         return replace(wishes, host_bytes_max=granted_bytes, is_auto=is_auto)
     if is_auto:
-        reason = f"{numbers}, and less than {LEAST_BYTES} are not worth it"
+        reason = f"{numbers}, less than the minimum of {LEAST_BYTES}"
         return replace(wishes, host_bytes_max=NONE, why_not=reason)
     raise ConfigError(
         f"--host-bytes-max: {granted_bytes} bytes are too many: {numbers}",
-        hint="leave --host-bytes-max out, or give none to do without a keeper",
+        hint="omit --host-bytes-max, or give none to train without a saver daemon",
     )
 
 
 def _look(root: Path) -> tuple[int, int, str]:
     """Return free shared memory and available memory in bytes, and both as text."""
     if not root.is_dir():
-        return 0, 0, f"there is no {root}"
+        return 0, 0, f"{root} does not exist"
     shared_bytes, left_bytes = free_bytes(root), available_memory_bytes()
     numbers = f"{root} has {shared_bytes} bytes free and the machine {left_bytes} bytes of memory"
     return shared_bytes, sys.maxsize if left_bytes is None else left_bytes, numbers

@@ -153,5 +153,5 @@ class StopSignals:
 
 def _main_thread() -> int:
     identity = threading.main_thread().ident
-    assert identity is not None, "it has started"  # noqa: S101
+    assert identity is not None, "the handler is installed"  # noqa: S101
     return identity

@@ -144,7 +144,7 @@ class WorkerLogCapture:
         if not self._folder:
             return
         folder = Path(self._folder, quote(attempt, safe=""))
-        begun = f"begins ({cause}) on {socket.gethostname()}"
+        begun = f"starts ({cause}) on {socket.gethostname()}"
         try:
             for local_rank, rank in ranks.items():
                 file = AppendOnlyLog(folder / f"rank-{rank}.log")
@@ -153,7 +153,7 @@ class WorkerLogCapture:
                     pipe = _open_pipe(self._pipe(local_rank, stream))
                     self._taps.append(_Tap(pipe, onward, stream, file, self._clock))
         except OSError as error:
-            write_stderr(f"what ranks print is not kept: {error.strerror}: `{error.filename}`")
+            write_stderr(f"the output of ranks is not kept: {error.strerror}: `{error.filename}`")
             self._close()
             return
         self._ending = threading.Event()

@@ -43,29 +43,31 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 def text(value: Any, path: str, length_max: int = _TEXT_LENGTH_MAX) -> None:
     """Require a short printable text: no lone surrogates, no control characters."""
-    _require(isinstance(value, str) and len(value) <= length_max, path, "is no short text")
-    _require(value.isprintable(), path, "is no text that can be shown")
+    _require(isinstance(value, str) and len(value) <= length_max, path, "is not a short text")
+    _require(value.isprintable(), path, "is not a printable text")
 
 
 def name(value: Any, path: str) -> None:
     """Require a tensor name; it holds any keys of a model, so it may be longer and less plain."""
-    _require(isinstance(value, str) and len(value) <= _NAME_LENGTH_MAX, path, "is no name")
+    _require(isinstance(value, str) and len(value) <= _NAME_LENGTH_MAX, path, "is not a name")
 
 
 def number(value: Any, path: str) -> None:
     """Require a whole number in the range of file sizes."""
-    _require(type(value) is int and 0 <= value <= NUMBER_MAX, path, "is no whole number in bounds")
+    _require(
+        type(value) is int and 0 <= value <= NUMBER_MAX, path, "is not a whole number in bounds"
+    )
 
 
 def digest(value: Any, path: str) -> None:
     """Require an XXH3-128 in hex."""
     is_digest = isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-    _require(is_digest, path, "is no digest")
+    _require(is_digest, path, "is not a digest")
 
 
 def plain(value: Any, path: str) -> None:
     """Require an object of any JSON values."""
-    _require(isinstance(value, dict), path, "is no object")
+    _require(isinstance(value, dict), path, "is not an object")
 
 
 def maybe(check: Check) -> Check:
@@ -82,7 +84,7 @@ def each(check: Check, count_max: int) -> Check:
     """Require a list of at most ``count_max`` values that ``check`` accepts."""
 
     def look(value: Any, path: str) -> None:
-        _require(isinstance(value, list | tuple), path, "is no list")
+        _require(isinstance(value, list | tuple), path, "is not a list")
         _require(len(value) <= count_max, path, f"has more than {count_max} entries")
         for index, item in enumerate(value):
             check(item, f"{path}/{index}")
@@ -94,7 +96,7 @@ def having(**known: Check) -> Check:
     """Require an object with these fields; the reader decides about other fields."""
 
     def look(value: Any, path: str) -> None:
-        _require(isinstance(value, dict), path, "is no object")
+        _require(isinstance(value, dict), path, "is not an object")
         for field, check in known.items():
             _require(field in value, path, f"has no `{field}`")
             check(value[field], f"{path}/{field}")
@@ -151,7 +153,7 @@ _RECORD = having(
 def row(value: Any, path: str) -> None:
     """Require a ledger record: its kind, then numbers and short texts."""
     each(_cell, ROW_LENGTH_MAX)(value, path)
-    _require(len(value) > 0 and isinstance(value[0], str), path, "does not say its kind")
+    _require(len(value) > 0 and isinstance(value[0], str), path, "does not state its kind")
 
 
 def _cell(value: Any, path: str) -> None:
@@ -161,7 +163,7 @@ def _cell(value: Any, path: str) -> None:
     # A seed may use all 64 bits.
     is_whole = type(value) is int and -CELL_MAX <= value <= CELL_MAX
     is_number = is_whole or (type(value) is float and math.isfinite(value))
-    _require(is_number, path, "is no number in bounds")
+    _require(is_number, path, "is not a number in bounds")
 
 
 _PLACE = having(step=number, epoch=number, samples=number)
@@ -212,7 +214,7 @@ def check_record(fields: Mapping[str, Any]) -> None:
     _RECORD(fields, "record")
     skipped = fields.get("skipped", 0)
     number(skipped, "record/skipped")
-    _require(skipped <= fields["number"], "record/skipped", "is above the number of the life")
+    _require(skipped <= fields["number"], "record/skipped", "is above the number of the generation")
 
 
 def check_receipt(fields: Mapping[str, Any]) -> None:
@@ -252,7 +254,7 @@ def _check_tensors(tensors: list[dict[str, Any]]) -> Counter[str]:
     for tensor in tensors:
         # An empty axis must not hide the other axes: strides are products without it.
         elements = math.prod(max(extent, 1) for extent in tensor["shape"])
-        _require(elements <= _ELEMENTS_MAX, tensor["name"], "is too large for any memory")
+        _require(elements <= _ELEMENTS_MAX, tensor["name"], "is larger than any memory")
         for region in tensor["regions"]:
             claimed[region["file"]] += region["size_bytes"]
     return claimed
@@ -296,7 +298,7 @@ def unseal(data: bytes, key: str) -> dict[str, Any]:
             match.
     """
     if len(data) > DOCUMENT_BYTES_MAX:
-        raise IntegrityError(f"`{key}`: larger than any document of ours", key=key)
+        raise IntegrityError(f"`{key}`: larger than any valid document", key=key)
     try:
         fields = json.loads(data)
         check_depth(fields)
@@ -307,7 +309,7 @@ def unseal(data: bytes, key: str) -> dict[str, Any]:
     claimed = fields["root"]
     body = {name: value for name, value in fields.items() if name != "root"}
     if not _is_canonical(fields, data) or root_digest(canonical(body)) != claimed:
-        raise IntegrityError(f"`{key}`: its bytes are not what was committed", key=key)
+        raise IntegrityError(f"`{key}`: its bytes differ from what was committed", key=key)
     return fields
 
 

@@ -128,9 +128,9 @@ def whole_step(step: Any) -> int:
             number = -1
     if not 0 <= number <= STEP_MAX:
         raise ConfigError(
-            f"{step!r} ({type(step).__name__}) is no step: a step is a whole number from 0 to "
+            f"{step!r} ({type(step).__name__}) is not a step: a step is a whole number from 0 to "
             f"{STEP_MAX}",
-            hint="count optimizer steps, and give their number: save(int(step))",
+            hint="count optimizer steps, and pass their number: save(int(step))",
         )
     return number
 

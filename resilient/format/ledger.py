@@ -89,7 +89,7 @@ class LedgerHead:
                 LedgerPosition(*(int(number) for number in value["place"])),
             )
         except (KeyError, TypeError, ValueError) as error:
-            problem = f"what the manifest says of the ledger makes no sense: {error}"
+            problem = f"the ledger entry of the manifest is invalid: {error}"
             raise IntegrityError(problem) from error
 
 
@@ -220,7 +220,7 @@ def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
     """
     fields = unseal(data, key) if is_sealed else _parse(data, key)
     if (fields.get("format"), fields.get("version")) != (FORMAT, VERSION):
-        raise IntegrityError(f"`{key}`: not a segment of a ledger that this release reads", key=key)
+        raise IntegrityError(f"`{key}`: this release cannot read the ledger segment", key=key)
     try:
         check_ledger(fields)
         checkpoint = CheckpointId(fields["generation"], fields["step"])

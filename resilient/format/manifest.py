@@ -212,7 +212,7 @@ class Receipt:
                 tuple(ParityGroup.from_json(group) for group in value["parity"]),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise IntegrityError(f"this is no receipt of a rank: {error}") from error
+            raise IntegrityError(f"this is not a receipt of a rank: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +363,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
 def _named(folder: str) -> CheckpointId:
     checkpoint = parse_checkpoint(folder)
     if checkpoint is None:
-        raise ValueError(f"{folder!r} names no checkpoint")
+        raise ValueError(f"{folder!r} is not the name of a checkpoint")
     return checkpoint
 
 

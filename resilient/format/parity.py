@@ -167,7 +167,8 @@ def check_parity(count: object) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= PARITY_MAX:
         raise ConfigError(
             f"parity {count!r} is not accepted: use a whole number from 0 to {PARITY_MAX}",
-            hint="1 survives the loss of any one file of a rank, and costs its longest file",
+            hint="1 survives the loss of any one file of a rank, and costs the size of its longest "
+            "file",
         )
     return count
 
@@ -187,7 +188,7 @@ def check_groups(groups: Sequence[ParityGroup], sizes: Mapping[str, int]) -> Non
         raise ValueError("parity files and parity groups")
     for group in groups:
         if len(set(group.shares)) != len(group.shares):
-            raise ValueError("a file is twice in a parity group")
+            raise ValueError("a file appears twice in a parity group")
         if group.code != CODE:
             raise ValueError(f"parity code {group.code!r}")
         if not (0 < len(group.files) <= GROUP_FILES_MAX and 0 < len(group.parity) <= PARITY_MAX):

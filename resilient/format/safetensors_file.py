@@ -151,7 +151,7 @@ def compute_layout(slots: Sequence[TensorSlot], metadata: Mapping[str, str]) -> 
             "shape": list(slot.shape),
             "data_offsets": [relative[slot.key], end],
         }
-    assert len(relative) == len(slots), "a file never holds one key twice"  # noqa: S101
+    assert len(relative) == len(slots), "a file must not hold a key twice"  # noqa: S101
     text = json.dumps(header, separators=(",", ":")).encode()
     alignment = _LARGE_ALIGNMENT if end >= _LARGE_BYTES else _ALIGNMENT
     text += b" " * (-(_ALIGNMENT + len(text)) % alignment)

@@ -48,8 +48,8 @@ class SigningKey:
     def __post_init__(self) -> None:
         if len(self.secret) < SECRET_BYTES_MIN:
             raise ConfigError(
-                f"the signing key has {len(self.secret)} bytes, and fewer than "
-                f"{SECRET_BYTES_MIN} can be guessed",
+                f"the signing key has {len(self.secret)} bytes, and keys below {SECRET_BYTES_MIN} "
+                "can be guessed",
                 hint="openssl rand -hex 32 > signing.key",
             )
 
@@ -82,7 +82,7 @@ class SigningPolicy:
     def __post_init__(self) -> None:
         if self.is_required and self.key is None:
             raise ConfigError(
-                "a signature is required, and there is no key to check it with",
+                "a signature is required, but there is no key to check it with",
                 hint="export RESILIENT_SIGNING_KEY_FILE=signing.key",
             )
 
@@ -127,10 +127,10 @@ def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
         _FIELDS(fields, "signature")
         number(fields["version"], "version")
     except (KeyError, ValueError) as error:
-        raise IntegrityError(f"`{name}` is no signature: {error}", key=name) from error
+        raise IntegrityError(f"`{name}` is not a signature: {error}", key=name) from error
     for field_name, value in expected.items():
         if fields.get(field_name) != value:
-            raise IntegrityError(f"`{name}` is of another {field_name}", key=name)
+            raise IntegrityError(f"`{name}` belongs to another {field_name}", key=name)
     return fields
 
 
@@ -147,5 +147,5 @@ def check_mac(fields: Mapping[str, Any], key: SigningKey) -> None:
     expected = key.mac(fields["manifest"], fields["files"])
     if not hmac.compare_digest(str(fields["mac"]).encode(), expected.encode()):
         raise SignatureRefused(
-            f"its signature does not fit: whoever wrote it did not have the key {key.key_id}"
+            f"its signature does not match: its writer did not have the key {key.key_id}"
         )

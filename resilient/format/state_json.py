@@ -164,7 +164,7 @@ def tensors_of(tree: Any) -> list[str]:
         check_depth(tree, DEPTH_MAX)
         return list(_walk(tree))
     except ValueError as error:
-        raise IntegrityError(f"a checkpoint's state is no tree of ours: {error}") from error
+        raise IntegrityError(f"the state of the checkpoint is not a valid tree: {error}") from error
 
 
 def _walk(tree: Any) -> Iterator[str]:
@@ -224,4 +224,4 @@ def _text(tag: str, raw: Any) -> str:
 
 def _require(holds: bool, tag: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not holds:
-        raise ValueError(f"what `{tag}` says makes no sense")
+        raise ValueError(f"the content of `{tag}` is invalid")

@@ -322,7 +322,7 @@ class AttemptTimeline:
 
     def when_done(self, step: int) -> int:
         """Return the time at which ``step`` ended, interpolated between known steps."""
-        assert self.training is not None, "asked only of a life that trained"  # noqa: S101
+        assert self.training is not None, "only called for an attempt that trained"  # noqa: S101
         last = StepTime(self.last_step, self.training.ended_ms)
         return when_done([*(point for point in self.points if point.step < last.step), last], step)
 

@@ -178,7 +178,7 @@ _WITHOUT_A_WORD = ("regrouped", "unreachable")
 """Ends of an attempt in which other hosts were lost without a report."""
 _LOSSES = (
     ("host_lost", "hosts", "no answer from {}"),
-    ("agent_lost", "agents", "the agent of {} is gone, and its host answers"),
+    ("agent_lost", "agents", "the agent of {} ended, and its host answers"),
 )
 
 
@@ -367,7 +367,7 @@ def _how_it_ended(
     if attempt.told("TrainingStopped"):
         return "preemption", _reason(attempt), "", -1
     is_gone = any(left.get(agent) is not None for agent in attempt.agents)
-    return None if is_last and not is_gone else ("agent_lost", "nobody told its end", "", -1)
+    return None if is_last and not is_gone else ("agent_lost", "its end is unknown", "", -1)
 
 
 def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:

@@ -101,7 +101,7 @@ class AcceleratorCheckpointer(Checkpointer):
         }
         taken = sorted(set(own) & set(things))
         if taken:
-            raise ConfigError(f"`{taken[0]}` is what the accelerator prepared: choose another name")
+            raise ConfigError(f"`{taken[0]}` was prepared by the accelerator: choose another name")
         # Random state last, so that no other load can draw from the restored streams.
         super().__init__(url, rng=False, **{**things, **self._limit(things), **own})
         if places := _own_saves(self._accelerator):
@@ -121,9 +121,9 @@ class AcceleratorCheckpointer(Checkpointer):
         ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
         if processes != ranks:
             raise ConfigError(
-                f"this is one of {ranks} ranks (WORLD_SIZE), and the Accelerator is one of "
+                f"this is one of {ranks} ranks (WORLD_SIZE), but the Accelerator is one of "
                 f"{processes}: each rank would train its own model",
-                hint="on CPUs Accelerator(cpu=True) joins them",
+                hint="on CPUs, Accelerator(cpu=True) joins the ranks",
             )
         self._require_known("resume()")
         step = super().resume(ref)
@@ -155,10 +155,10 @@ class AcceleratorCheckpointer(Checkpointer):
         self._require_known("save()")
         if not self._accelerator.sync_gradients:
             raise ConfigError(
-                f"step {step} would be saved in the middle of an accumulation, without the "
-                "gradients that were added up; nothing was saved, older checkpoints are intact",
-                hint="save where accelerator.sync_gradients is true: `if "
-                "accelerator.sync_gradients: checkpointer.save(step)`",
+                f"cannot save step {step} in the middle of an accumulation: the accumulated "
+                "gradients would be lost; nothing was saved, older checkpoints are intact",
+                hint="save if accelerator.sync_gradients is true: `if accelerator.sync_gradients: "
+                "checkpointer.save(step)`",
             )
         return super().save(step, metrics=metrics, keep=keep)
 
@@ -174,7 +174,7 @@ class AcceleratorCheckpointer(Checkpointer):
         skipped = self._taken
         if not _has_length(loader):
             raise ConfigError(
-                "the loader has no length, so the place in its data cannot be found again",
+                "the loader has no length, so its data position cannot be restored",
                 hint="give its dataset a __len__, or make it map-style",
             )
         if hasattr(loader, "set_epoch"):
@@ -216,9 +216,9 @@ class AcceleratorCheckpointer(Checkpointer):
         ]
         if late:
             raise ConfigError(
-                f"{call} would leave out `{late[0]}`: it was prepared or registered after the "
-                "AcceleratorCheckpointer was made; nothing was saved or loaded",
-                hint="make the AcceleratorCheckpointer after prepare() and all register_ calls",
+                f"{call} would miss `{late[0]}`: it was prepared or registered after the "
+                "AcceleratorCheckpointer was created; nothing was saved or loaded",
+                hint="create the AcceleratorCheckpointer after prepare() and all register_ calls",
             )
 
     def _place(self) -> dict[str, int]:
@@ -333,12 +333,12 @@ def _require_supported(accelerator: Any) -> None:
     if accelerator.distributed_type in _REFUSED:
         raise ConfigError(
             f"an Accelerator of type {accelerator.distributed_type} keeps its state where this "
-            "cannot take it"
+            "library cannot read it"
         )
     loaders = accelerator._dataloaders  # noqa: SLF001 - no public way
     if any(getattr(loader, "use_stateful_dataloader", False) for loader in loaders):
         raise ConfigError(
-            "a prepared loader is a StatefulDataLoader, whose state no checkpoint would hold",
+            "a prepared loader is a StatefulDataLoader, whose state checkpoints cannot hold",
             hint="DataLoaderConfiguration(use_stateful_dataloader=False): batches() keeps the "
             "position in the data",
         )

@@ -15,8 +15,8 @@ class EarlyStopKept(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{callback} stopped this run at step {trained_steps}: no step is trained; to train "
-        "further, start without that callback or with more patience"
+        "{callback} stopped this run at step {trained_steps}: no step is trained; to continue "
+        "training, start without that callback or with more patience"
     )
     callback: str
     trained_steps: int
@@ -28,7 +28,7 @@ class CheckpointPathIgnored(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "training continues from {checkpoint}; `{path}` was only its first start"
+        "training continues from {checkpoint}; `{path}` was only used for the first start"
     )
     path: str
     checkpoint: str

@@ -119,7 +119,7 @@ class ResilientCheckpoint(Checkpoint):
         strategy = type(trainer.strategy).__name__
         if strategy not in _KNOWN_STRATEGIES:
             raise ConfigError(
-                f"a Trainer with {strategy} keeps its state where this cannot take it",
+                f"a Trainer with {strategy} keeps its state where this library cannot read it",
                 hint=f"use one of {', '.join(_KNOWN_STRATEGIES)}",
             )
         hooks, metrics, callbacks = HookState(trainer), LoggedMetrics(trainer), _Callbacks(trainer)
@@ -132,7 +132,7 @@ class ResilientCheckpoint(Checkpoint):
         }
         if taken := sorted(set(own) & set(self._given)):
             raise ConfigError(
-                f"`{taken[0]}` is the name of a part that the trainer fills",
+                f"`{taken[0]}` is the name of a part that the trainer sets",
                 hint=f"give `{taken[0]}` another name",
             )
         self._checkpointer = Checkpointer(self._url, rng=False, **{**self._given, **own})

@@ -93,7 +93,7 @@ def set_generators(loaders: Iterable[Any], states: list[torch.Tensor]) -> None:
         raise IncompatibleCheckpoint(
             f"the checkpoint has the state of {len(states)} generators of data loaders, and the "
             f"loaders of this run have {len(generators)}",
-            hint="give the loaders the generators that they had when the checkpoint was saved",
+            hint="give the loaders the same generators as in the saved run",
         )
     for generator, state in zip(generators, states, strict=True):
         generator.set_state(state)

@@ -127,7 +127,8 @@ class ResilientCallback(TrainerCallback):
             )
         if resume is not None:
             raise ConfigError(
-                f"cannot resume from `{resume}`: the repository `{self._url}` says where to go on",
+                f"cannot resume from `{resume}`: the repository `{self._url}` decides where to "
+                "continue",
                 hint="call train() without resume_from_checkpoint",
             )
         self._theirs["_init_training_state"](max_steps, updates, epochs, None, trial)
@@ -152,7 +153,7 @@ class ResilientCallback(TrainerCallback):
     def _tell_limits(self) -> None:
         """Report a setting for the trainer's own checkpoints that has no effect here."""
         if self._trainer.args.push_to_hub and self._checkpointer is not None:
-            reason = "push_to_hub uploads the model at the end alone"
+            reason = "push_to_hub uploads the model only at the end"
             self._checkpointer.emit(StateNotKept(("checkpoints on the hub",), reason))
 
     def _restore_callbacks(self) -> None:
@@ -360,12 +361,14 @@ def _check(trainer: Any, url: str) -> None:
             hint="the adapter is tested with transformers 5.23",
         )
     if trainer.is_deepspeed_enabled:
-        raise ConfigError("a Trainer with DeepSpeed keeps its state where this cannot take it")
+        raise ConfigError(
+            "a Trainer with DeepSpeed keeps its state where this library cannot read it"
+        )
     place = local_path(url).resolve() if protocol_of(url) == "file" else None
     if place == local_path(trainer.args.output_dir).resolve():
         raise ConfigError(
-            f"`{url}` is the trainer's output_dir, where it may delete checkpoints by itself",
-            hint="give the repository a folder of its own",
+            f"`{url}` is the trainer's output_dir, where the trainer may delete checkpoints",
+            hint="give the repository its own folder",
         )
 
 

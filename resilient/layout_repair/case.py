@@ -172,7 +172,7 @@ def _cut(piece: Piece, start: int, length: int) -> bytes:
 
 AGREEMENT = "the agreement of its files"
 """Loss that readers report if two files are of different steps."""
-UNKNOWN = "no checkpoint of a tool that is known"
+UNKNOWN = "not a checkpoint of a supported tool"
 
 
 @dataclass(frozen=True, slots=True)

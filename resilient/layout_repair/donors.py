@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ROUNDS_MAX = 4
 """Rounds per copy: one damage may hide another, as a missing shard hides its index."""
 DIFFERENT = (
-    "and not the same: they are two checkpoints, or one of the two files is damaged where no "
-    "checksum shows it"
+    "but different: they are two checkpoints, or one of the two files has damage that no checksum "
+    "shows"
 )
 
 
@@ -68,12 +68,12 @@ def _take(case: RepairCase, copy: Donor) -> bool:
             is_moved = _is_another(case, copy, name, different)
             (wanted if is_moved else doubtful).append(name)
     for name in doubtful:
-        case.refused[name] = f"it is whole here and in {copy.url}, {DIFFERENT}"
+        case.refused[name] = f"it is intact here and in {copy.url}, {DIFFERENT}"
     if doubtful or not wanted:
         return False
     for name in wanted:
         _replace(case, copy, name)
-    what = f"{len(wanted)} files taken whole" if len(wanted) > 1 else "taken whole"
+    what = f"{len(wanted)} files copied" if len(wanted) > 1 else "copied"
     case.done(", ".join(sorted(wanted)), what, copy.url)
     return True
 
@@ -131,27 +131,27 @@ _SLICED = re.compile(r"optimizer_\d{1,4}/")
 _ENGINE = re.compile(r"global_step(?:\d{1,12}|\*)/")
 _OF_ENGINE = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
 _OF_RUN = ("scheduler.pt", "trainer_state.json", "scaler.pt")
-_NEW = "DeepSpeed resumes only whole engines: a new training begins from these weights"
+_NEW = "DeepSpeed resumes only complete engines: a new training starts from these weights"
 _DRAWN = (
-    "dropout and augmentation draw other numbers than they would have: a stream of this tool is "
-    "where its draws left it, which no seed and no step give back"
+    "dropout and augmentation draw other numbers: the position of a stream of this tool follows "
+    "from no seed and no step"
 )
-_BEGINS = "begins anew: Transformers takes both together, or neither"
+_BEGINS = "starts from its initial state: Transformers loads both together, or neither"
 _UNREAD = {
     "config.json": (
         "the model's configuration",
         "a resume does not need it; `from_pretrained` of this folder does",
     ),
-    "training_args.bin": ("the run's arguments", "a resume takes those of its own script"),
+    "training_args.bin": ("the run's arguments", "a resume takes the arguments of its own script"),
 }
 _LOST = (
-    "{}, and they are lost: they were where their draws left them, which no seed, no step and no "
-    "other rank give back. Those of Python, NumPy, torch and each GPU are made anew as the script "
-    "seeds them, so dropout, augmentation and samplers draw other numbers than they would have"
+    "{}, and they are lost: their positions follow from no seed, no step and no other rank. The "
+    "states of Python, NumPy, torch and each GPU are created from the script's seed, so dropout, "
+    "augmentation and samplers draw other numbers"
 )
 _OF_DEVICES = (
-    "the state of a GPU's generator is where its draws left it; no seed, no step and no other rank "
-    "give it back, and its tool goes on with other numbers there; a resume on CPUs takes none of it"
+    "the position of a GPU's generator follows from no seed, no step and no other rank, so its "
+    "tool draws other numbers there; a resume on CPUs does not need it"
 )
 
 
@@ -161,7 +161,7 @@ def drop_optional_files(case: RepairCase) -> None:
         if _RANDOM.fullmatch(name) and name in case.listing.sizes and not _is_kept(case, name):
             case.losses["random state"] = _DRAWN
             case.draft.drop(name)
-            case.done(name, "left out: it is broken", "its tool goes on without it")
+            case.done(name, "left out: it is damaged", "its tool continues without it")
     for problem in case.problems:
         if problem.loses == "random state" and problem.place == ".":
             case.refused["."] = _LOST.format(problem.what)
@@ -190,7 +190,7 @@ def _leave_unread(case: RepairCase) -> None:
         if name in case.broken() and name in case.listing.sizes:
             case.losses[what] = follows
             case.draft.drop(name)
-            case.done(name, "left out: it is broken", "its tool goes on without it")
+            case.done(name, "left out: it is damaged", "its tool continues without it")
 
 
 def _leave_optimizer(case: RepairCase) -> None:
@@ -203,7 +203,9 @@ def _leave_optimizer(case: RepairCase) -> None:
     case.losses["the schedule"] = _BEGINS
     for name in pair:
         case.draft.drop(name)
-    case.done(", ".join(sorted(broken)), "left out with what goes with it", "its tool goes on")
+    case.done(
+        ", ".join(sorted(broken)), "left out with the files that depend on it", "its tool continues"
+    )
 
 
 def _leave_slices(case: RepairCase) -> None:
@@ -213,7 +215,7 @@ def _leave_slices(case: RepairCase) -> None:
     if not folders or not all(_SLICED.match(place) for place in places):
         return
     names = [file for file in case.listing.sizes if file.startswith(tuple(folders))]
-    _restart(case, [*names, _SCHEDULE], ", ".join(sorted(folders)), "its tool goes on")
+    _restart(case, [*names, _SCHEDULE], ", ".join(sorted(folders)), "its tool continues")
 
 
 def _leave_engine(case: RepairCase) -> None:
@@ -252,4 +254,4 @@ def _restart(case: RepairCase, names: list[str], what: str, source: str, name: s
     case.losses |= dict.fromkeys(("the optimizer's state", "the schedule"), follows)
     if name:
         case.losses |= dict.fromkeys(("random state", "the data position"), _NEW)
-    case.done(what, "left out with what goes with it: the weights are whole", source)
+    case.done(what, "left out with the files that depend on it: the weights are intact", source)

@@ -74,15 +74,15 @@ def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
     ):
         return ""
     if any("checksum" in problem.what for problem in case.problems if problem.place == name):
-        return "the flipped bit put back that its checksum gives away"
+        return "the flipped bit restored, which its checksum identifies"
     if after < before:
-        return f"{before - after} bytes behind its end cut off"
-    return "the directory at its end written anew from the headers of its members"
+        return f"{before - after} bytes after its end removed"
+    return "the directory at its end written again from the headers of its members"
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
     """Return True if a torch file has no structural damage, whatever its content."""
-    marks = ("checksum", "directory", BEHIND, "no whole zip")
+    marks = ("checksum", "directory", BEHIND, "not a complete zip")
     is_told = any(
         problem.place == name and any(mark in problem.what for mark in marks)
         for problem in case.problems
@@ -183,7 +183,7 @@ def _cut_behind(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str,
     if not ends or end >= size_bytes:
         return None
     trial.put(name, *sliced(case.draft.pieces(name), 0, end))
-    return f"{size_bytes - end} bytes behind its tensors cut off", "its own header"
+    return f"{size_bytes - end} bytes after its tensors removed", "its own header"
 
 
 def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
@@ -203,7 +203,7 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
     at, end = _LENGTH.size + len(head), case.listing.sizes[name]
     behind = sliced(case.draft.pieces(name), at, end)
     trial.put(name, _LENGTH.pack(len(head)) + data.ljust(len(head)), *behind)
-    return "the name that stands in its header twice left out once: both say the same", "its header"
+    return "a duplicate name removed from its header: both entries are equal", "its header"
 
 
 def _with_header_of_another(
@@ -221,7 +221,7 @@ def _with_header_of_another(
         if 0 < changed <= _BITS_MAX:
             trial.put(name, donor_header, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (
-                f"its header, of which {changed} byte was another, as in the other step",
+                f"its header, with {changed} byte corrected, as in the other step",
                 other.url,
             )
     return None
@@ -256,7 +256,9 @@ def swap_back(case: RepairCase) -> None:
         _, problems = looked_through(trial)
         if not {first, other} & {problem.place for problem in problems if problem.is_fatal}:
             case.draft.take(trial)
-            case.done(first, f"swapped with `{other}`: each is what the other should be", "both")
+            case.done(
+                first, f"swapped with `{other}`: each file has the content of the other", "both"
+            )
             return
 
 
@@ -278,10 +280,12 @@ def cut_slices(case: RepairCase) -> None:
         ]
         if not ends:
             case.draft.drop(name)
-            case.done(name, "left out: it is of another save, the index knows nothing of it", INDEX)
+            case.done(
+                name, "left out: it belongs to another save, and the index does not name it", INDEX
+            )
         elif max(ends) < case.listing.sizes[name]:
             case.draft.put(name, *sliced(case.draft.pieces(name), 0, max(ends)))
-            case.done(name, "what is behind its last slice cut off", INDEX)
+            case.done(name, "the bytes after its last slice removed", INDEX)
 
 
 _PICKLE = "data.pkl"
@@ -343,14 +347,14 @@ def _of_file(draft: VirtualFolder, name: str) -> SalvagedFile:
         return _of_slices(draft, name)
     if name.endswith(TORCH):
         return _of_zip(draft, name)
-    raise Unreadable("no file of tensors")
+    raise Unreadable("not a file of tensors")
 
 
 def _of_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
     scan = scan_members(draft, name, 0, draft.list().sizes[name])
     pickles = [member for member in scan.members if member.name.rpartition("/")[2] == _PICKLE]
     if len(pickles) != 1 or not pickles[0].is_whole:
-        raise Unreadable("what says what its tensors are is damaged")
+        raise Unreadable("the description of its tensors is damaged")
     root = pickles[0].name.removesuffix(_PICKLE)
     value = read_pickle(draft.read(name, pickles[0].data, pickles[0].size_bytes), rebuild)
     whole = {
@@ -434,7 +438,7 @@ def _saved(draft: VirtualFolder, tensor: Tensor) -> IntactTensor:
     piece = resolve_pieces(draft, draft.list(), tensor.pieces[0], tensor.dtype)
     item = ITEM_BITS.get(tensor.dtype, 0) // 8
     if not item or piece.is_swapped or not _is_row(piece.strides, tensor.shape):
-        raise Unreadable("it does not lie in one row")
+        raise Unreadable("its bytes are not contiguous")
     at, size_bytes = piece.start + piece.first * item, tensor.size_bytes
     if piece.first * item + size_bytes > piece.size_bytes:
         raise Unreadable("its bytes are not here")

@@ -64,7 +64,7 @@ def mend_index(case: RepairCase) -> None:
             case.refused[index] = str(error)
             continue
         case.draft.put(index, text)
-        case.done(index, "written anew", f"the headers of {len(found)} shards")
+        case.done(index, "written again", f"the headers of {len(found)} shards")
 
 
 def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
@@ -73,7 +73,7 @@ def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
     if lacking:
         return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
     if any(problem.loses == RENAMED for problem in case.problems):
-        return "a name in a shard is wrong, and so would be an index of it"
+        return "a name in a shard is wrong, and an index of it would be wrong too"
     return ""
 
 
@@ -107,11 +107,11 @@ def mend_latest(case: RepairCase) -> None:
             _, problems = looked_through(trial)
             if not any(problem.is_fatal for problem in problems):
                 case.draft.take(trial)
-                case.done(name, f"names `{tag}` again", "the newest folder beside it that is whole")
+                case.done(name, f"names `{tag}` again", "the newest complete folder beside it")
                 break
         else:
             if tags:
-                case.refused[name] = "no tag beside it is whole"
+                case.refused[name] = "no tag beside it is complete"
 
 
 def _engines(draft: VirtualFolder) -> list[str]:
@@ -141,7 +141,7 @@ def mend_encodings(case: RepairCase) -> None:
         with suppress(Unreadable):
             read_json(trial, trial.list(), name)
             case.draft.take(trial)
-            case.done(name, "in UTF-8, and without a mark before it", "its own text")
+            case.done(name, "in UTF-8, without a byte order mark", "its own text")
 
 
 def mend_documents(case: RepairCase) -> None:
@@ -164,7 +164,7 @@ def mend_documents(case: RepairCase) -> None:
             case.done(name, "the same in each step of the run", other.url)
             break
         else:
-            case.refused[name] = "no other step of the run is here, which says the same"
+            case.refused[name] = "no other step of the run is here to take the value from"
 
 
 def mend_name(case: RepairCase) -> None:
@@ -198,9 +198,12 @@ def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
     The Trainer's optimizer may have skipped steps, and Megatron's scheduler counts samples.
     """
     if len(counted) > 1 and case.contents.layout == "torchtitan":
-        return "its files are of different steps, and which is right does not show"
+        return "its files are of different steps, and the right one is unknown"
     if any(donor.url.rstrip("/").rpartition("/")[2] == name for donor in case.near):
-        return f"`{name}` is beside it: files of that one may be in this one; `--from` another copy"
+        return (
+            f"`{name}` is beside it, and its files may be mixed with this one; `--from` another "
+            "copy"
+        )
     return ""
 
 
@@ -210,7 +213,7 @@ def _is_at_odds(case: RepairCase) -> bool:
 
 _END, _END_BYTES, _TAIL_BYTES = b"PK\x05\x06", 22, 1 << 20
 _ALONE = (
-    "the names of its tensors stood in it alone; another step of the same run has them: leave it "
+    "the names of its tensors were only there; another step of the same run has them: put it "
     "beside this one, or name it with `--from`"
 )
 
@@ -239,8 +242,8 @@ def mend_indexes(case: RepairCase) -> None:
                 case.refused[name] = str(error)
                 continue
             case.draft.take(trial)
-            source = f"{other.url} and the slices, each proved by its checksums"
-            case.done(name, "written anew", source)
+            source = f"{other.url} and the slices, each verified by its checksums"
+            case.done(name, "written again", source)
             break
 
 
@@ -274,7 +277,7 @@ def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]
     """Return the entries of an index by file: offset, key and location, sorted by offset."""
     stored = value.get("storage_data") if isinstance(value, PickledCall) else None
     if not isinstance(stored, dict) or not isinstance(value.state, dict):
-        raise Unreadable("its index is none")
+        raise Unreadable("its index is not valid")
     found: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
     for key, info in stored.items():
         if info.get("transform_descriptors"):

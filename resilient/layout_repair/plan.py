@@ -67,14 +67,14 @@ _MENDERS = (
 )
 """Repairs in order of application: restoring whole files first, removing lost ones last."""
 _SAVED_SO = (
-    "it was saved like that, so no copy and no checksum knows better: go back to a step before"
+    "it was saved like that, so no copy and no checksum can repair it: resume an earlier step"
 )
-_DISAGREE = "its files are of different steps, and which is right does not show"
+_DISAGREE = "its files are of different steps, and the right one is unknown"
 _FETCH = "fetch the file, then repair"
-_OTHER = "no repair knows the missing parts; `--from` a copy of this step has them"
-_LEADS_OUT = "a link that leads out is not followed: `cp -rL` takes what it leads to"
-_NO_BYTES = "{} is no file, and nothing was read from it"
-_NO_WAY = "what was there is nowhere here; `--from` another copy of this step would have it"
+_OTHER = "no source has the missing parts; `--from` a copy of this step has them"
+_LEADS_OUT = "a link that leads out is not followed: `cp -rL` copies its target"
+_NO_BYTES = "{} is not a file, and nothing was read from it"
+_NO_WAY = "no source has the lost bytes; `--from` another copy of this step would have them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def plan_layout_repair(
     _mend(case)
     if not case.is_layout_known and not case.steps:
         raise UnknownLayout(
-            f"`{folder.url}` is no checkpoint of a tool that is known, and nothing beside it says "
+            f"`{folder.url}` is not a checkpoint of a supported tool, and nothing beside it shows "
             "what it was",
             hint=f"resilient ckpt repair {shell_quote(folder.url)} --from COPY",
         )
@@ -310,11 +310,11 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
     if target.exists():
         url, other = plan.url, f"{target}-2"
         raise ConfigError(
-            f"`{target}` is there already",
+            f"`{target}` exists already",
             hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(other)}",
         )
     if not plan.is_mended and not plan.salvaged:
-        raise ConfigError(f"of `{plan.url}` nothing can be written")
+        raise ConfigError(f"nothing can be written from `{plan.url}`")
     listing = plan.draft.list()
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -111,8 +111,8 @@ _LAMBDAS = {
 }
 """Schedulers of Transformers with the state of torch's `LambdaLR`."""
 _NO_KIND = (
-    "nothing says which kind it was: neither another step of the run, beside this one or named "
-    f"with `--from`, nor {ARGUMENTS}"
+    "its kind is unknown: no other step of the run, beside this one or named with `--from`, and "
+    f"no {ARGUMENTS} states it"
 )
 
 
@@ -136,7 +136,7 @@ def _mend(case: RepairCase, name: str, optimizer: str) -> None:
         case.refused[name] = f"its rates would be in {optimizer}: {error}"
         return
     if step is None:
-        case.refused[name] = "nothing says of which step it was"
+        case.refused[name] = "its step is unknown"
         return
     try:
         value, source = _schedule_state(case, name, groups, step)
@@ -146,7 +146,7 @@ def _mend(case: RepairCase, name: str, optimizer: str) -> None:
         case.refused[name] = str(error)
         return
     case.done(
-        name, f"written anew, at step {value['last_epoch']}", f"the rates in {optimizer}, {source}"
+        name, f"written again, at step {value['last_epoch']}", f"the rates in {optimizer}, {source}"
     )
 
 
@@ -247,7 +247,7 @@ def _from_another(
     # accelerate steps a scheduler once per rank.
     each = last // updates if case.contents.layout == "accelerate" and updates else 1
     if case.contents.layout == "accelerate" and (not updates or each * updates != last):
-        raise Unreadable("another step does not say how often it moves")
+        raise Unreadable("no other step shows how often it advances")
     count = whole(donor_state.get("_step_count"))
     more = {"_step_count": each * step + count - last} if count is not None else {}
     return {**donor_state, **more, "last_epoch": each * step, "_last_lr": rates}
@@ -303,12 +303,12 @@ _COUNTS = ("total_flos", "num_input_tokens_seen")
 CONSEQUENCES = {
     "history": "no losses and metrics of these steps",
     "digits": "event files of TensorBoard keep seven digits of each number of the history",
-    "best model": "the next evaluation is the best so far",
-    "callbacks": "their counters, as the patience of an early stop, begin anew or are another "
-    "step's; with one that no step here knows Transformers raises at its next save",
-    "epoch": "logs tell another one; Transformers counts its place in the data from the step",
-    "counts": "of operations and tokens: they begin anew, or are in proportion to another step's",
-    "batch size": "0 stands for it: Transformers warns of another one, and raises with "
+    "best model": "the next evaluation counts as the best so far",
+    "callbacks": "their counters, such as the patience of an early stop, start again or come from "
+    "another step; for a callback that no step here has, Transformers raises at its next save",
+    "epoch": "the logs name another epoch; Transformers counts its data position from the step",
+    "counts": "of operations and tokens: they start again, or are scaled from another step",
+    "batch size": "0 is used: Transformers warns about another value, and raises with "
     "`auto_find_batch_size`",
 }
 
@@ -368,7 +368,12 @@ def _fill(case: RepairCase, held: dict[str, Any], odd: list[str]) -> None:
     if _COUNTS[0] in odd:
         case.losses["counts"] = CONSEQUENCES["counts"]
     named = ", ".join([*lacking, *([] if lacking else [CONTROL])])
-    _put(case, state, f"filled up: {named}", ", ".join(sources) or "what Transformers begins with")
+    _put(
+        case,
+        state,
+        f"completed: {named}",
+        ", ".join(sources) or "the initial values of Transformers",
+    )
 
 
 def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -401,7 +406,7 @@ def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     if len(meant) == len(strange):
         _put(case, kept, f"`{named}` is `{', '.join(meant.values())}` with a flipped bit", STATE)
     else:
-        _put(case, kept, f"without `{named}`, which its loader does not take", STATE)
+        _put(case, kept, f"without `{named}`, which its loader rejects", STATE)
     return kept
 
 
@@ -459,7 +464,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     rest = parse_truncated_json(_text(case)) if not stale else {}
     step = whole(rest.get("global_step")) if step is None else step
     if step is None:
-        case.refused[STATE] = "nothing says of which step it was"
+        case.refused[STATE] = "its step is unknown"
         return
     if whole(rest.get("global_step")) not in (step, None):
         rest = {}
@@ -489,13 +494,13 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     _tell_counts(known, step, rest, run)
     if rest:
         known.state |= {key: rest[key] for key in rest if key in KEYS and key != "log_history"}
-        known.sources.append("what is whole of it")
+        known.sources.append("its intact parts")
     _tell_batch_size(known)
     for loss in known.lost:
         case.losses[loss] = CONSEQUENCES[loss]
     said = "the folder's name, the schedule and the optimizer"
     sources = ", ".join(dict.fromkeys((said, *reversed(known.sources))))
-    _put(case, known.state, f"written anew, of step {step}", sources)
+    _put(case, known.state, f"written again, at step {step}", sources)
 
 
 def _text(case: RepairCase) -> str:

@@ -152,7 +152,7 @@ def _of_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLo
         attempt_entries, entry = _line(line)
         if entry:
             attempts.setdefault(attempt_entries, []).append(entry)
-    broken = "" if size_bytes <= _LINES_BYTES_MAX else "of its lines the first are read"
+    broken = "" if size_bytes <= _LINES_BYTES_MAX else "only its first lines are read"
     if not attempts:
         return None
     where = folder.url if listing.is_file else f"{folder.url}/{name}"

@@ -333,7 +333,7 @@ def torch_file(value: Any, root: str) -> bytes:
 
 def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
     if depth > _DEPTH_MAX:
-        raise Unreadable(f"values in values, more than {_DEPTH_MAX} deep")
+        raise Unreadable(f"more than {_DEPTH_MAX} levels of nested values")
     if value is None or isinstance(value, bool):
         return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, int | float | str | bytes):
@@ -346,7 +346,7 @@ def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
         packed = b"".join(_put(item, inner, is_old=is_old) for item in value)
         return b"](" + packed + b"e" if isinstance(value, list) else b"(" + packed + b"t"
     if is_old or not isinstance(value, PickledCall | PickledGlobal):
-        raise Unreadable(f"a {type(value).__name__}, which is no plain value")
+        raise Unreadable(f"a {type(value).__name__}, which is not a plain value")
     return _name(value) if isinstance(value, PickledGlobal) else _made(value, inner)
 
 
@@ -360,7 +360,7 @@ def _scalar(value: float | str | bytes, *, is_old: bool) -> bytes:
         return b"G" + struct.pack(">d", value)
     if isinstance(value, bytes):
         if is_old:
-            raise Unreadable("bytes, which its format has no room for")
+            raise Unreadable("bytes, which its format cannot hold")
         return b"B" + struct.pack("<I", len(value)) + value
     data = value.encode("utf-8", "surrogatepass")
     return b"X" + struct.pack("<I", len(data)) + data
@@ -374,9 +374,9 @@ def _name(name: PickledGlobal) -> bytes:
 
 def _made(made: PickledCall, depth: int) -> bytes:
     if not isinstance(made.name, PickledGlobal) or not isinstance(made.args, tuple):
-        raise Unreadable("a call of what is no name")
+        raise Unreadable("a call of an invalid name")
     call = b"\x81" if made.name.name in _WITHOUT_INIT else b"R"
     found = _name(made.name) + _put(made.args, depth) + call
     if made.items:
-        raise Unreadable("a call that is given items")
+        raise Unreadable("a call with items")
     return found if made.state is None else found + _put(made.state, depth) + b"b"

@@ -102,10 +102,10 @@ def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
     tensors, problems = read_weights(folder, listing)
     if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
         # Only with FSDP the Trainer writes this name, and it then loads weights from no other file.
-        what = "it is missing, and with FSDP the Trainer stops at that"
+        what = "it is missing, and with FSDP the Trainer fails without it"
         problems = [Problem(_FSDP, what, is_fatal=True, cure=Remedy.COPY)]
     elif not tensors and not problems:
-        problems = [Problem(".", "no weights are in it", is_fatal=True)]
+        problems = [Problem(".", "it contains no weights", is_fatal=True)]
     return StateHalf(tensors, None, "", tuple(problems))
 
 
@@ -117,10 +117,10 @@ def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
     if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
         return None
     what = (
-        "the engine's model states are missing, and DeepSpeed stops at that"
+        "the engine's model states are missing, and DeepSpeed fails without them"
         if left
-        else "the folder of DeepSpeed's engine is missing, and no resume takes the model's file "
-        "beside it"
+        else "the folder of DeepSpeed's engine is missing, and a resume does not use the model's "
+        "file beside it"
     )
     return Problem(left or f"{named or 'global_step*'}/", what, is_fatal=True, cure=Remedy.COPY)
 
@@ -237,7 +237,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
         optimizer=numbers,
         schedule=schedule,
         rng=rng,
-        data={"kept by the script itself": place} if place else {},
+        data={"stored by the script itself": place} if place else {},
         versions=dict(model.engine.versions) if model.engine else {},
         facts=_facts(folder, listing, own=len(_numbers(listing, _OWN))),
         problems=(*found, *_scheduled(folder, listing, numbers, schedule)),
@@ -306,7 +306,7 @@ def _scheduled(
     """
     name = "scheduler.bin"
     if schedule is None and name not in listing.sizes and _had_schedule(folder, listing):
-        what = "it is missing, and the optimizer had a schedule"
+        what = "it is missing, but the optimizer had a schedule"
         return [Problem(name, what, is_fatal=True)]
     if optimizer is None or schedule is None or not schedule.rates or not optimizer.rates:
         return []
@@ -353,13 +353,11 @@ def _own(
 def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
     """Return the problem of the position in the data, which accelerate saves for few loaders."""
     if _LOADER not in listing.sizes:
-        return [
-            Problem(
-                ".", "nothing in it says how far in the data it was", _PLACE, cure=Remedy.UNKEPT
-            )
-        ]
+        return [Problem(".", "it does not contain a data position", _PLACE, cure=Remedy.UNKEPT)]
     if (ranks or 1) > 1:
-        what = f"{ranks} ranks wrote their place in the data to this one file, and one was last"
+        what = (
+            f"{ranks} ranks wrote their data positions to this one file, and only the last remains"
+        )
         return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one", cure=Remedy.UNKEPT)]
     return []
 
@@ -368,7 +366,7 @@ def _facts(folder: Folder, listing: DirectoryListing, own: int) -> dict[str, Any
     found: dict[str, Any] = {"objects of the script": own} if own else {}
     step = _value(folder, listing, "random_states_0.pkl", "step")
     if whole(step):
-        found["batches since it began"] = whole(step)
+        found["batches since its start"] = whole(step)
     scale = decimal(_value(folder, listing, _SCALER, "scale"))
     return {**found, **({"loss scale": scale} if scale is not None else {})}
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 4 << 20
 _ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
-BEHIND = "there are bytes behind its end"
+BEHIND = "it has bytes after its end"
 _RANDOM = re.compile(r"(?:.*/)?(?:rng_state|random_states)[^/]*")
 _UNREAD = "training_args.bin"
 """A file that Transformers writes, but does not read at a resume."""
@@ -100,7 +100,7 @@ def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator
             members, comment = opened.infolist(), opened.comment
     except (*BROKEN, KeyNotFound, Unreadable) as error:
         if folder.read(name, start, len(_ZIP)) == _ZIP:
-            yield f"it is no whole zip ({str(error)[:80]})"
+            yield f"it is not a complete zip ({str(error)[:80]})"
         return
     end = start + size_bytes - _END_BYTES - len(comment)
     if folder.read(name, end, len(_END)) != _END:

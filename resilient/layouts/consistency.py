@@ -63,8 +63,8 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
             continue
         what = (
             f"`{layer_tensor.name[:80]}` is in no other layer, and `{wanted[:80]}` of "
-            f"{'the other' if is_pair else 'all others'} is not in this one: one of both names "
-            "is wrong, and its tool begins that weight anew"
+            f"{'the other' if is_pair else 'all others'} is not in this one: one of both names is "
+            "wrong, and its tool initializes that weight again"
         )
         yield Problem(
             layer_tensor.files[0] if layer_tensor.files else ".", what, LOSES, cure=Remedy.COPY
@@ -85,7 +85,7 @@ _EPOCHS_APART = 0.02
 _RATES_APART = 1e-6
 _LAMBDAS = "lr_lambdas"
 """Schedulers with this key use their base rates; others use the current rate of a group."""
-_BASES = "the rates that the schedule begins from"
+_BASES = "the initial rates of the schedule"
 _WIDTHS = (
     *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
     "dim",
@@ -130,8 +130,8 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
     ]
     if best is not None and measured and best not in measured:
         what = (
-            f"its best metric is {best:g}, and its log has no such number at its best step, {at}: "
-            "what is better from now on is decided by it"
+            f"its best metric is {best:g}, but its log has no such number at its best step, {at}: "
+            "later evaluations are compared with this metric"
         )
         found.append(Problem(place, what, "the best checkpoint", cure=Remedy.COPY))
     return found
@@ -190,7 +190,7 @@ def _in_time(
         return
     last = max(at for at, _ in logged)
     if last > step:
-        yield f"its log goes on to step {last}, beyond its own {step}"
+        yield f"its log continues to step {last}, beyond its own {step}"
     if epoch is None:
         return
     for at, item in logged:
@@ -212,21 +212,21 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
     rates = value.get("base_lrs")
     for rate in rates if isinstance(rates, list) else []:
         if isinstance(rate, float) and not math.isfinite(rate):
-            what = f"a rate it begins from is {rate}: a step spoils all weights"
+            what = f"an initial rate is {rate}: a step spoils all weights"
             return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
     step, last_rates = whole(last), value.get("_last_lr")
     if _LAMBDAS in value and isinstance(rates, list) and isinstance(last_rates, list):
         for at, (left, right) in enumerate(zip(rates, last_rates, strict=False)):
             if decimal(left) == 0 and decimal(right):
-                what = f"group {at} begins from a rate of 0, and its last one was {right:g}"
+                what = f"group {at} starts from a rate of 0, but its last rate was {right:g}"
                 return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
     if type(last) is int and last < 0 and count:
-        what = f"it is at step {last} after {count} calls: its rates would begin anew"
-        return [Problem(place, what, "the place in the schedule", cure=Remedy.COPY)]
+        what = f"it is at step {last} after {count} calls: its rates would start again"
+        return [Problem(place, what, "the position in the schedule", cure=Remedy.COPY)]
     if count is None or step is None or count == step + 1 or "_schedulers" in value:
         return []
-    what = f"it counts {count} calls at step {step}, and each step is one more"
+    what = f"it counts {count} calls at step {step}, but each step adds one"
     return [Problem(place, what, cure=Remedy.NEEDLESS)]
 
 
@@ -245,18 +245,21 @@ def check_update_count(
         return []
     bases, last = value.get("base_lrs"), value.get("_last_lr")
     if not isinstance(bases, list):
-        what = "it has no `base_lrs`: the rates it begins from would be those of today's arguments"
+        what = "it has no `base_lrs`: the initial rates would be those of the current arguments"
         return [Problem(place, what, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
     count, begun = optimizer.groups, len(bases)
     groups = len(last) if isinstance(last, list) else count
     stops = Problem(place, "", is_fatal=True, cure=Remedy.COPY)
     if begun == groups != count:
-        what = f"it has {count} groups, and the schedule rates of {groups}: torch stops at that"
+        what = f"it has {count} groups, but the schedule has rates of {groups}: torch fails at that"
         return [replace(stops, place=owner or place, what=what)]
     if begun != count and (_LAMBDAS in value or groups != count):
         what = f"it has rates of {begun} groups, and the optimizer has {count}"
-        return [replace(stops, what=f"{what}: torch stops at that")]
-    what = f"it tells of {begun} and {groups} groups, and the optimizer has {count}"
+        return [replace(stops, what=f"{what}: torch fails at that")]
+    what = (
+        f"it has {begun} initial rates and {groups} last rates, but the optimizer has {count} "
+        "groups"
+    )
     return [] if begun == groups else [Problem(place, what, cure=Remedy.NEEDLESS)]
 
 
@@ -268,7 +271,7 @@ def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None)
         if not math.isclose(left, right, rel_tol=_RATES_APART, abs_tol=1e-30):
             what = (
                 f"the learning rate of group {at} is {left:g} in the optimizer and {right:g} in "
-                "the schedule: the next step is made with the optimizer's"
+                "the schedule: the next step uses the optimizer's rate"
             )
             return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
     return []
@@ -301,7 +304,8 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
         if weights and all(weight.name.startswith(prefix) for weight in weights):
             what = (
                 f"all its weights are named `{prefix}...`, as of a model in a wrapper: a model "
-                "without one takes none of them, and the Trainer goes on from weights as new"
+                "without the wrapper loads none of them, and the Trainer continues from new "
+                "weights"
             )
             loses = "the weights, unless the model is in that wrapper"
             place = weights[0].files[0] if weights[0].files else "."
@@ -323,7 +327,7 @@ def check_model_config(
     """
     model_tensors = [tensor for tensor in tensors if tensor.part == MODEL]
     sayings = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
-    after = "`from_pretrained` of this folder would make another model"
+    after = "`from_pretrained` of this folder would create another model"
     return [Problem(place, f"{message}: {after}") for message in sayings]
 
 
@@ -356,7 +360,7 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
         yield f"its `{name}` is {config[name]}, and the weights are of {count} layers"
 
 
-_EMPTIED = "it has nothing of any parameter: what it had gathered of each begins anew"
+_EMPTIED = "it has no state of any parameter: the collected moments start again"
 _REPAIR = "resilient ckpt repair {path}"
 _SCALARS = (
     *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
@@ -390,7 +394,7 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
     """
     groups, state = value["param_groups"], value["state"]
     if not groups or not all(isinstance(group, dict) for group in groups):
-        return [_fatal(place, "it has no parameter groups, and its tool stops at that")]
+        return [_fatal(place, "it has no parameter groups, and its tool fails without them")]
     sayings = (
         *_without(groups[:_GROUPS_MAX], state),
         *_of_another(groups, state),
@@ -429,8 +433,8 @@ def _few(place: str, value: Any) -> list[Problem]:
         return []
     lacking = count - len(states)
     what = (
-        f"it has no state of {lacking} of its {count} parameters: unless no gradient ever reached "
-        "them, what it had gathered of each begins anew"
+        f"it has no state of {lacking} of its {count} parameters: unless these parameters never "
+        "had a gradient, their moments start again"
     )
     loses = f"the optimizer's state of {lacking} parameters"
     return [Problem(place, what, loses, cure=Remedy.COPY)]
@@ -456,14 +460,20 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
     own = set(named)
     if len(own) != len(named):
         twice = Counter(named).most_common(1)[0][0]
-        yield f"parameter `{str(twice)[:80]}` is twice in its groups: another goes on without state"
+        yield (
+            f"parameter `{str(twice)[:80]}` is twice in its groups: another parameter continues "
+            "without state"
+        )
     elif own == set(range(len(own))) and named != sorted(named, key=int):
-        yield "the numbers of its parameters are not in order: torch would give them to others"
+        yield (
+            "the numbers of its parameters are not in order: torch would assign them to other "
+            "parameters"
+        )
     lost = [key for key, members in state.items() if isinstance(members, dict) and key not in own]
     if own and lost:
         yield (
-            f"the state of `{str(lost[0])[:80]}` is of no parameter in its groups: whose it was "
-            "goes on without"
+            f"the state of `{str(lost[0])[:80]}` belongs to no parameter in its groups: its owner "
+            "continues without state"
         )
 
 
@@ -477,7 +487,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
             # A group may lack options of another group only if each lacks some of the other's.
             wanted |= (other & _OPTIONS) if own < other else set()
         if lacking := sorted(wanted - own):
-            yield f"its group {at} has no `{lacking[0]}`: the first step stops at that"
+            yield f"its group {at} has no `{lacking[0]}`: the first step fails at that"
             return
 
 
@@ -491,8 +501,8 @@ def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator
         )
         if lacking:
             yield (
-                f"its groups are of Adam, and the state of `{str(key)[:80]}` has no "
-                f"`{lacking[0]}`: the first step stops at that"
+                f"its groups are of Adam, but the state of `{str(key)[:80]}` has no "
+                f"`{lacking[0]}`: the first step fails at that"
             )
             return
 
@@ -522,7 +532,7 @@ _PAIR = {"exp_avg", "exp_avg_sq"}
 _FLAT = "rank "
 """Name prefix of parts that are split over ranks; their shapes have no meaning."""
 _OWNER = re.compile(r"(?P<of>.*?)(?:^|(?<=\.))state\.(?P<name>.+)")
-_ANOTHER = "the optimizer is of another model"
+_ANOTHER = "the optimizer belongs to another model"
 _Shape = tuple[int, ...]
 
 
@@ -561,7 +571,7 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
         if other.shape != moment.shape:
             what = (
                 f"`{owner[:80]}` has `{other.name.rpartition('.')[2]}` of the shape "
-                f"{list(other.shape)} and `{slot}` of {list(moment.shape)}: the first step stops"
+                f"{list(other.shape)} and `{slot}` of {list(moment.shape)}: the first step fails"
             )
             yield Problem(_place(moment), what, is_fatal=True)
 
@@ -581,8 +591,8 @@ def _misshapen(
             shape = named.get(name.removeprefix("model."), value.shape)
             if shape != value.shape:
                 what = (
-                    f"`{value.name[:80]}` has the shape {list(value.shape)}, "
-                    f"its weight {list(shape)}"
+                    f"`{value.name[:80]}` has the shape {list(value.shape)}, but its weight has "
+                    f"{list(shape)}"
                 )
                 yield Problem(_place(value), f"{what}: {_ANOTHER}", is_fatal=True)
         counts = Counter(weight.shape for weight in weights)
@@ -602,7 +612,7 @@ def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> P
     of = (
         f"{count} weights have it, and {shapes[odd.shape]} moments" if count else "no weight has it"
     )
-    what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, and {of}: {_ANOTHER}"
+    what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, but {of}: {_ANOTHER}"
     return Problem(_place(odd), what, is_fatal=True)
 
 
@@ -611,10 +621,10 @@ def _lost(
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""
     lost, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
-    follows = "begins those anew" if is_lenient else "stops at that"
+    follows = "starts those again" if is_lenient else "fails at that"
     what = (
-        f"the optimizer has the state of {shapes.total()} weights, and {lost} of them are not "
-        f"here, one of the shape {list(odd.shape)} among them: its tool {follows}"
+        f"the optimizer has the state of {shapes.total()} weights, but {lost} of them are not "
+        f"here, including one of the shape {list(odd.shape)}: its tool {follows}"
     )
     place = places.pop() if len(places) == 1 else "."
     loses = f"{lost} of {shapes.total()} weights"
@@ -633,7 +643,7 @@ def _halved(moments: Sequence[Tensor]) -> list[Problem]:
         lacking = _PAIR - set(slots)
         if len(lacking) == 1:
             place = _place(next(iter(slots.values())))
-            what = f"`{owner[:80]}` has no `{lacking.pop()}`, as others have"
+            what = f"`{owner[:80]}` has no `{lacking.pop()}`, although others have it"
             return [Problem(place, what, is_fatal=True)]
     return []
 

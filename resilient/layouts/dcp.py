@@ -125,10 +125,10 @@ def read_index(
         pickled_name.dotted for pickled_name in pickled.names if _is_strange(pickled_name)
     )
     if strange:
-        raise Unreadable(f"it names `{strange[0][:80]}`, which torch has not")
+        raise Unreadable(f"it names `{strange[0][:80]}`, which torch does not have")
     entries = value.get("state_dict_metadata") if isinstance(value, PickledCall) else None
     if not isinstance(entries, dict):
-        raise Unreadable("it is no index of a distributed checkpoint")
+        raise Unreadable("it is not the index of a distributed checkpoint")
     slices, problems = _slices(value.get("storage_data"), listing, prefix)
     tensors = tuple(
         _tensor(key, entry, part or part_of(key), slices.get(key, ()))
@@ -279,11 +279,11 @@ def _slices(
 
 def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
     if not isinstance(key, PickledCall) or not isinstance(info, PickledCall):
-        raise Unreadable("its places are not what torch writes")
+        raise Unreadable("its entries are not those that torch writes")
     name, file = key.get("fqn"), info.get("relative_path")
     start, length = whole(info.get("offset")), whole(info.get("length"))
     if not isinstance(name, str) or not isinstance(file, str) or start is None or length is None:
-        raise Unreadable("its places are not what torch writes")
+        raise Unreadable("its entries are not those that torch writes")
     offset = key.get("offset")
     offsets = shape_of(offset) if isinstance(offset, tuple) else None
     is_plain = not info.get("transform_descriptors")
@@ -303,7 +303,7 @@ def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
             if isinstance(chunk, PickledCall)
         ]
         if sum(sizes) != math.prod(shape_of(entry.get("size"))):
-            what = f"the pieces of `{str(key)[:80]}` do not make it whole"
+            what = f"the pieces of `{str(key)[:80]}` do not cover it"
             problems.append(Problem(f"{prefix}{INDEX}", what, is_fatal=True))
     return problems[:8]
 
@@ -313,7 +313,7 @@ def _orphans(
 ) -> list[Problem]:
     used = {piece.file for pieces in slices.values() for piece in pieces}
     return [
-        Problem(name, "the index knows nothing of it; it may be of an earlier save")
+        Problem(name, "the index does not name it; it may belong to an earlier save")
         for name in sorted(_files(listing, prefix))
         if name not in used
     ]
@@ -399,12 +399,12 @@ def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tenso
     try:
         places = json.loads(str(meta.get(_PLACES, "")))
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"its header has no `{_PLACES}` that is JSON") from error
+        raise Unreadable(f"its header has no `{_PLACES}` in JSON") from error
     for tensor in tensors:
         place = places.get(tensor.name) if isinstance(places, dict) else None
         offsets = place.get(_OFFSETS) if isinstance(place, dict) else None
         if not isinstance(offsets, list) or len(offsets) != len(tensor.shape):
-            raise Unreadable(f"its header does not say where `{tensor.name[:80]}` begins")
+            raise Unreadable(f"its header does not state where `{tensor.name[:80]}` starts")
         region = Region(shape_of(offsets), tensor.shape)
         pieces = (
             Piece(region, piece.file, piece.start, piece.size_bytes) for piece in tensor.pieces
@@ -437,7 +437,7 @@ def _incomplete_slices(tensors: tuple[Tensor, ...]) -> list[Problem]:
     return [
         Problem(
             tensor.files[0],
-            f"the pieces of `{tensor.name[:80]}` do not make it whole",
+            f"the pieces of `{tensor.name[:80]}` do not cover it",
             is_fatal=True,
         )
         for tensor in tensors

@@ -47,7 +47,7 @@ _NAMED_MAX = 8
 """Largest number of files that are named per kind of problem."""
 _LOOKED_AT_BYTES = 1 << 20
 """Bytes read of one tensor to find out if it has nonzero values."""
-_ODD = "DeepSpeed loads it as it is, and goes on from a state that never was"
+_ODD = "DeepSpeed loads it without an error, and continues from a state that never existed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +147,12 @@ def _pointer(engine: Engine) -> list[Problem]:
     is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
     mend = _REPAIR if is_there else ""
     if latest != tag and "latest_universal" not in engine.listing.sizes:
-        what = f"it names `{latest[:80]}`, which is not there" if latest else "it names no tag"
-        what = f"{what}: DeepSpeed loads nothing, and the Trainer stops"
+        what = f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
+        what = f"{what}: DeepSpeed loads nothing, and the Trainer fails"
         return [Problem(LATEST, what, is_fatal=True, help=mend)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
-        what = f"it names `{tag[:80]}`, and `{right}` of the Trainer's step is beside it"
-        what = f"{what}: DeepSpeed would train on from the other one"
+        what = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
+        what = f"{what}: DeepSpeed would continue from the other tag"
         return [Problem(LATEST, what, is_fatal=True, help=mend)]
     return []
 
@@ -379,7 +379,7 @@ def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Pr
     world, rows = _sizes(engine)
     ranks = max(world or 1, max(rank for rank, _ in present) + 1) if cut else 1
     return missing(
-        "the model's states of {} are missing: DeepSpeed stops there",
+        "the model's states of {} are missing: DeepSpeed fails without them",
         engine.prefix,
         present,
         ranks,

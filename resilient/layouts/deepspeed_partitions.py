@@ -124,7 +124,7 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
         if (match := OPTIMIZER_STATES.fullmatch(name[len(prefix) :])) and int(match[2]) == 0
     }
     if any("mp_rank_01" in name or "expert" in name for name in names):
-        raise Unreadable("its layers were cut over ranks as well")
+        raise Unreadable("its layers were cut over ranks too")
     models = [name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :])]
     opened = tuple(open_archive(folder, listing, model) for model in models)
     if not opened:
@@ -133,11 +133,11 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
     config = _field(_field(first, "ds_config"), "zero_optimization")
     odd = [name for name in _OTHERWISE if _field(config, name)]
     if odd:
-        raise Unreadable(f"it was saved with `{odd[0]}`, which lays its parts out otherwise")
+        raise Unreadable(f"it was saved with `{odd[0]}`, which orders its partitions differently")
     stage = whole(_field(config, "stage")) or 0
     ranks = whole(_field(first, "dp_world_size")) or len(files)
     if stage and (not files or ranks != len(files) or max(files) + 1 != ranks):
-        raise Unreadable(f"it has the parts of {len(files)} ranks, and not of all")
+        raise Unreadable(f"it has the parts of {len(files)} ranks, but not of all")
     archives = tuple(open_archive(folder, listing, files[rank]) for rank in sorted(files))
     parts = tuple(_dict(_field(archive.value, "optimizer_state_dict")) for archive in archives)
     shapes = _field(first, "param_shapes")

@@ -66,7 +66,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     prefix = "" if _is_directly(listing) else _latest(folder, listing)
     if prefix is None:
         latest = read_text(folder, listing, LATEST)[:80]
-        what = f"it names `{latest}`, which is not there" if latest else "it names no tag"
+        what = f"it names `{latest}`, which does not exist" if latest else "it names no tag"
         help_ = "resilient ckpt inspect {path}/" + tag_in(listing)[-1].rstrip("/")
         problem = Problem(LATEST, what, is_fatal=True, help=help_)
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
@@ -141,7 +141,7 @@ def _tensors(
 def _tensor(archive: Archive, name: str, kind: str) -> Tensor:
     value = archive.value.get("param") if isinstance(archive.value, dict) else archive.value
     if not isinstance(value, TensorRef):
-        raise Unreadable("it holds no tensor")
+        raise Unreadable("it holds no tensors")
     is_weight = kind == WEIGHTS
     return Tensor(
         name if is_weight else f"state.{name}.{kind}",
@@ -258,7 +258,10 @@ def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]
     for tensor in tensors:
         name = _owner(tensor)
         if name in shapes and tensor.elements != math.prod(shapes[name]):
-            what = f"it has {tensor.elements} elements, and the parameter {math.prod(shapes[name])}"
+            what = (
+                f"it has {tensor.elements} elements, but the parameter has "
+                f"{math.prod(shapes[name])}"
+            )
             problems.append(Problem(tensor.files[0], what, is_fatal=True))
     return problems[:8]
 
@@ -266,7 +269,7 @@ def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]
 def _disagreements(prefix: str, found: Contents, steps: Mapping[str, int]) -> list[Problem]:
     distinct = sorted(set(steps.values()))
     if len(distinct) > 1:
-        what = f"its parameters speak of different steps, {distinct[0]} and {distinct[-1]}"
+        what = f"its parameters are of different steps, {distinct[0]} and {distinct[-1]}"
         return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
     if distinct and found.step is not None and distinct[0] > found.step:
         what = f"the optimizer made {distinct[0]} updates by step {found.step}"

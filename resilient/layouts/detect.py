@@ -82,7 +82,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         world=index.ranks,
         optimizer=optimizer,
         versions={"metadata": index.version} if index.version else {},
-        facts={"values that are no tensors": len(index.values)} if index.values else {},
+        facts={"values that are not tensors": len(index.values)} if index.values else {},
         problems=(*index.problems, *lacking),
     )
 
@@ -109,14 +109,14 @@ def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[P
     found = (
         []
         if optimizer
-        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
+        else [Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
     # The step in an optimizer's state belongs to one parameter.
     names = {name for name in names if not name.startswith("optim")}
     for word, what in _WANTED.items():
         if not any(re.search(word, name) for name in names):
             found.append(
-                Problem(".", f"nothing in it is named like {what}", what, cure=Remedy.UNKEPT)
+                Problem(".", f"it contains nothing named like {what}", what, cure=Remedy.UNKEPT)
             )
     is_alone = not any(tensor.part == OPTIMIZER for tensor in index.tensors)
     if len(found) > len(_WANTED) and index.tensors and is_alone:
@@ -138,7 +138,7 @@ def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
     latest = read_text(folder, listing, deepspeed.LATEST)
     if f"{latest}/" == tag:
         return found
-    what = f"it names `{latest[:80]}`, which is not there" if latest else "it names no tag"
+    what = f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
     help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
     pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
     return replace(found, problems=(pointer, *found.problems))

@@ -150,13 +150,16 @@ def _leftover(
     if world:
         last = 0 if world == 1 else world
         more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
-        what = f"it is of a rank that the run of {world} had not: a leftover of another one"
+        what = (
+            f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
+        )
         return [Problem(name, what, cure=Remedy.NEEDLESS) for name in more]
     if not numbered or _ALONE not in listing.sizes or rng is None:
         return []
     what = (
         f"`{_ALONE}` is of a run of one process, `{numbered[max(numbered)]}` of one of "
-        f"{max(numbered) + 1}, and nothing says which of them this was: remove the other one's"
+        f"{max(numbered) + 1}, and which run this was is unknown: remove the files of the other "
+        "run"
     )
     return [Problem(".", what, is_fatal=True, cure=Remedy.COPY)]
 
@@ -168,7 +171,7 @@ def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
     if any("mp_rank_01" in name or "expert" in name for name in names):
         found.append("DeepSpeed cut its layers over ranks")
     if names and _SCHEDULE not in listing.sizes:
-        found.append("its schedule is DeepSpeed's own")
+        found.append("its schedule belongs to DeepSpeed")
     return tuple(found)
 
 
@@ -192,11 +195,11 @@ def _refusal(state: dict[str, Any]) -> str:
         return "it has no `global_step`"
     for name, unsaid in NUMBERS.items():
         if name not in state and unsaid is None:
-            return f"it has no `{name}`, and Transformers computes with it"
+            return f"it has no `{name}`, which Transformers computes with"
         if decimal(state.get(name, unsaid)) is None:
-            return f"its `{name}` is not a number, and Transformers computes with it"
+            return f"its `{name}` is not a number, but Transformers computes with it"
     if unknown := sorted(set(state) - KEYS):
-        return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} does not take"
+        return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} rejects"
     return _without_control(state)
 
 
@@ -215,7 +218,7 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
     """Return a problem if the batch size is 0; ``_refusal`` refuses what is not a number."""
     if decimal(state["train_batch_size"]):
         return []
-    what = "its `train_batch_size` is 0, which Transformers warns of"
+    what = "its `train_batch_size` is 0, which Transformers warns about"
     return [Problem(STATE, what, "the batch size that `auto_find_batch_size` had found")]
 
 
@@ -229,13 +232,13 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
         # Versions before 4.51 name the folder alone.
         if is_beside(folder.url, best, base):
             return []
-        what = f"its best checkpoint `{best[:80]}` is neither there nor beside this one"
+        what = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
     elif base != f"checkpoint-{step}":
         what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
     elif step != whole(state.get("global_step")) and not is_beside(
         folder.url, best, f"checkpoint-{step}"
     ):
-        what = f"its best checkpoint `{best[:80]}` is neither there nor beside this one"
+        what = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
     else:
         return []
     return [Problem(STATE, what, "the best checkpoint")]
@@ -335,9 +338,7 @@ def _disagreements(
     steps = {name: value for name, value in found.items() if value is not None}
     problems = []
     if len(set(steps.values())) > 1:
-        what = "they speak of different steps: " + ", ".join(
-            f"{a} of {b}" for a, b in steps.items()
-        )
+        what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
         problems.append(Problem(".", what, "the agreement of its files", is_fatal=False))
     return [*problems, *ahead(".", optimizer, step)]
 
@@ -361,10 +362,10 @@ def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Prob
     if state.get("num_train_epochs") == _NO_LENGTH and epoch is not None and epoch >= 1:
         found.append(
             f"its data have no length, and it is in pass {int(epoch) + 1} over them: Transformers "
-            "finds its place again in the first one alone"
+            "can restore the position only in the first pass"
         )
     if arguments is not None and arguments.get("ignore_data_skip") is True:
-        found.append("its run has `ignore_data_skip`: a resume begins the data anew")
+        found.append("its run has `ignore_data_skip`: a resume starts the data again")
     return [Problem(".", reason, "the data position", cure=Remedy.UNKEPT) for reason in found[:1]]
 
 

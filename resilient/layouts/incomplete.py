@@ -101,11 +101,13 @@ _INCOMPLETE = "it is an incomplete checkpoint"
 def _reason(url: str, listing: DirectoryListing) -> tuple[str, str]:
     """Return the place and the reason of an incomplete checkpoint; empty texts for others."""
     if SENTINEL in listing.sizes:
-        return SENTINEL, f"{_INCOMPLETE}: its save never ended"
+        return SENTINEL, f"{_INCOMPLETE}: its save was never finished"
     if listing.is_file:
         return "", ""
     if name := saved_name(url):
-        return ".", f"{_INCOMPLETE}: a staging folder, which the end of its save names `{name}`"
+        return ".", (
+            f"{_INCOMPLETE}: a staging folder, which is renamed to `{name}` at the end of a save"
+        )
     if is_cut_short(url, listing):
         return ".", f"{_INCOMPLETE}: its save ended early"
     return "", ""

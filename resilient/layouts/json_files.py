@@ -21,7 +21,7 @@ HEADER_BYTES_MAX = 32 << 20
 _META = "__metadata__"
 _POINTER = b"version https://git-lfs"
 """First bytes of a Git LFS pointer: docs/spec.md of Git LFS."""
-POINTER = "it is a pointer of Git LFS, not the file: `git lfs pull` there gets it"
+POINTER = "it is a pointer of Git LFS, not the file: run `git lfs pull` there"
 _POINTER_BYTES_MAX = 1024
 _SAFE_DTYPES = frozenset(ITEM_BITS) - {"C32", "C128"}
 """The dtypes of safetensors 0.8; the library refuses a file with any other name."""
@@ -103,16 +103,16 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
         if b"\\ud" in data.lower():
             json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{what} is not whole JSON ({str(error)[:120]})") from error
+        raise Unreadable(f"{what} is not complete JSON ({str(error)[:120]})") from error
     if not isinstance(found, dict):
-        raise Unreadable(f"{what} is no JSON object")
+        raise Unreadable(f"{what} is not a JSON object")
     return found
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands in it twice")
+        raise ValueError("a name appears twice in it")
     return found
 
 
@@ -136,7 +136,7 @@ def read_header(
         raise Unreadable(POINTER)
     (length,) = struct.unpack_from("<Q", head)
     if length > min(HEADER_BYTES_MAX, size_bytes - 8):
-        raise Unreadable(f"its header claims {length} bytes, and the file has {size_bytes}")
+        raise Unreadable(f"its header claims {length} bytes, but the file has {size_bytes}")
     entries = _parsed(folder.read(name, 8, length), "its header")
     meta = _metadata(entries.pop(_META, None))
     tensors, ends = [], []
@@ -158,7 +158,7 @@ def _metadata(found: Any) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise Unreadable(f"its `{_META}` does not map texts to texts, and safetensors refuses that")
+        raise Unreadable(f"its `{_META}` does not map texts to texts, and safetensors rejects that")
     return found
 
 
@@ -170,7 +170,7 @@ def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int
         raise Unreadable(f"its header has no tensor at `{key[:80]}`")
     if dtype not in _SAFE_DTYPES:
         raise Unreadable(
-            f"its header gives `{key[:80]}` the dtype `{dtype[:20]}`, which safetensors refuses"
+            f"its header gives `{key[:80]}` the dtype `{dtype[:20]}`, which safetensors rejects"
         )
     tensor = Tensor(key, part, dtype, shape_of(entry.get("shape")), (file,))
     begin, end = (whole(offset) if type(offset) is int else None for offset in offsets)
@@ -187,4 +187,4 @@ def _check_tiling(ends: list[tuple[int, int]], size_bytes: int) -> None:
             raise Unreadable("its tensors overlap" if begin < at else "its tensors leave a hole")
         at = end
     if at != size_bytes:
-        raise Unreadable(f"its tensors need {at} bytes, and it has {size_bytes}")
+        raise Unreadable(f"its tensors need {at} bytes, but it has {size_bytes}")

@@ -75,14 +75,14 @@ def read_run(archive: Archive) -> Contents:
     found = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
     problems = [] if weights else [_fatal(archive.name, "it has no weights")]
     if "optimizer_states" not in value:
-        what = "it holds weights and no optimizer's state, as with `save_weights_only=True`"
+        what = "it holds weights but no optimizer's state, as with `save_weights_only=True`"
         problems.append(_fatal(archive.name, what))
     elif len(optimizers) != len(states):
-        problems.append(_fatal(archive.name, "an optimizer's state in it is none"))
+        problems.append(_fatal(archive.name, "an optimizer's state in it is invalid"))
     is_begun = bool(whole(value.get("global_step")))
     if value.get("optimizer_states") == [] and is_begun:
         # The loader pairs optimizers with states, and an optimizer without one restarts silently.
-        what = "its `optimizer_states` is empty, and it has made steps"
+        what = "its `optimizer_states` is empty, but it has made steps"
         problems.append(Problem(archive.name, what, "the optimizer's state", cure=Remedy.COPY))
     for optimizer_state in states:
         if optimizer_of(optimizer_state, archive) is not None:
@@ -107,10 +107,10 @@ def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
         return Contents("lightning", _TITLE, problems=(_fatal(at, str(error)),))
     optimizer = optimizer_at(folder, listing, index, "optimizer_0.")
     if not is_run(archive.value):
-        problem = _fatal(REST, "it is not what Lightning writes there")
+        problem = _fatal(REST, "it is not the file that Lightning writes there")
         return Contents("lightning", _TITLE, tensors=index.tensors, problems=(problem,))
     found = _progress(archive, optimizer, index.tensors)
-    lost = () if optimizer else (_fatal(".", "no optimizer is in it"),)
+    lost = () if optimizer else (_fatal(".", "it contains no optimizer"),)
     return replace(
         found,
         title=f"{_TITLE}, FSDP with sharded state",
@@ -158,12 +158,12 @@ def _progress(
 
 def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     if "lr_schedulers" not in archive.value:
-        return [_fatal(archive.name, "it has no `lr_schedulers`, and its loader asks for them")]
+        return [_fatal(archive.name, "it has no `lr_schedulers`, which its loader needs")]
     for one in schedules:
         # Lightning gives each state to its scheduler, of any class, as it is.
         is_known = schedule_of(one, archive) is not None or begins_anew(one)
         if not is_known and not is_own_schedule(one):
-            return [_fatal(archive.name, "the state of a schedule in it is none")]
+            return [_fatal(archive.name, "the state of a schedule in it is invalid")]
     states = _list(archive.value.get("optimizer_states"))
     groups = [group for state in states for group in _list(_at(state, "param_groups"))]
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
@@ -173,7 +173,7 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
     if not schedules and has_schedule:
         # The loader pairs schedulers with states, and a scheduler without one restarts silently.
-        what = "the optimizer had a schedule, and it has none"
+        what = "the optimizer had a schedule, but the file has none"
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
     return []
 
@@ -204,13 +204,13 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     )
     counted = (made or 0) + (manual or 0)
     if made is not None and step is not None and counted != step:
-        what = f"its loops made {counted} steps, and it says {step}"
+        what = f"its loops made {counted} steps, but it states {step}"
         problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Remedy.COPY))
     batches = _at(loop, "epoch_loop.batch_progress")
     is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
     kept = _down(loop, "state_dict", "combined_loader")
     if is_within and not kept:
-        what = "it was saved within an epoch, and its loader keeps no place"
+        what = "it was saved within an epoch, and its loader stores no position"
         problems.append(Problem(archive.name, what, _PLACE, cure=Remedy.UNKEPT))
     return problems
 

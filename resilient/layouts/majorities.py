@@ -72,7 +72,7 @@ def odd_weight(tensors: Sequence[Tensor], witnesses: Witnesses) -> Problem | Non
                 named.append("the index")
             if len(named) >= _VOTES and len(named) > len(against):
                 what = (
-                    f"`{weight.name[:80]}` has the shape {list(weight.shape)}, and "
+                    f"`{weight.name[:80]}` has the shape {list(weight.shape)}, but "
                     f"{_joined(named)} say {list(shape)}: the weight is damaged"
                 )
                 return Problem(_place(weight), what, is_fatal=True, cure=Remedy.COPY)
@@ -148,14 +148,14 @@ def odd_dtypes(tensors: Sequence[Tensor], witnesses: Witnesses) -> Iterator[Prob
     if odd:
         first, named = odd[0]
         what = (
-            f"{len(odd)} of its weights are {first.dtype}, `{first.name[:80]}` among them, and "
+            f"{len(odd)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
             f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
         )
         yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
     dtypes = {weight.dtype for weight in weights}
     if wanted and len(dtypes) == 1 and wanted not in dtypes and kept == dtypes and is_trained:
-        what = f"its `dtype` is {told}, and weights and optimizer are {dtypes.pop()}"
-        after = "`from_pretrained` of this folder would make another model"
+        what = f"its `dtype` is {told}, but weights and optimizer are {dtypes.pop()}"
+        after = "`from_pretrained` of this folder would create another model"
         yield Problem("config.json", f"{what}: {after}")
 
 

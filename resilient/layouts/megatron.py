@@ -61,7 +61,7 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     if is_iteration(listing, name):
         return _read(folder, listing, name)
     known = latest == "release" or name != "release/"
-    what = f"it names `{name}`, which is not there" if known else "it names no iteration"
+    what = f"it names `{name}`, which does not exist" if known else "it names no iteration"
     other = max(_inside(listing))
     help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
     return Contents(
@@ -97,7 +97,7 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
     optimizer = _optimizer(index.tensors, common)
     if optimizer is None:
         problems.append(
-            Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)
+            Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)
         )
     samples = whole(given.get("consumed_train_samples"))
     if common and samples is None:
@@ -135,7 +135,7 @@ def _config(
         return {}
     backend = config.get("sharded_backend")
     if backend != "torch_dist":
-        what = f"its tensors are kept in the way of `{str(backend)[:40]}`, which is not known here"
+        what = f"its tensors are stored by `{str(backend)[:40]}`, which is not supported here"
         problems.append(Problem(name, what, is_fatal=True))
     return config
 
@@ -149,7 +149,7 @@ def _common(
 ) -> dict[Any, Any]:
     name = f"{prefix}{COMMON}"
     if name not in listing.sizes and config and "common_backend" not in config:
-        what = "it is missing; newer releases keep it in the index, where it is not read"
+        what = "it is missing; newer releases store it in the index, where it is not read"
         problems.append(Problem(name, what))
         return {}
     try:
@@ -220,7 +220,7 @@ def _disagreements(
     steps = {name: value for name, value in found.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
+    what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
     return [Problem(prefix or ".", what, "the agreement of its files")]
 
 

@@ -86,7 +86,7 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     by_file = next((name for name in _WITH_CONFIG if name in listing.sizes), "")
     if beside is None and not by_file:
         return []
-    why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it was there"
+    why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it existed"
     cure = Remedy.REPAIR if beside else Remedy.COPY
     return [Problem(CONFIG, f"it is missing, and {why}", _LOSES, cure=cure)]
 

@@ -77,7 +77,7 @@ def rebuild(made: PickledCall) -> Any:
     if made.name == "persistent":
         return _stored(made.args)
     if not isinstance(made.args, tuple):
-        raise Unreadable("a call whose arguments are no tuple")
+        raise Unreadable("a call whose arguments are not a tuple")
     known = _KNOWN.get(made.kind)
     return made if known is None else known(made)
 
@@ -96,11 +96,11 @@ def shape_of(value: Any) -> tuple[int, ...]:
         Unreadable: The value is no shape that a tensor could have.
     """
     if not isinstance(value, tuple | list) or len(value) > AXES_MAX:
-        raise Unreadable("a shape that is none")
+        raise Unreadable("an invalid shape")
     elements = 1
     for axis in value:
         if type(axis) is not int or not 0 <= axis < _ELEMENTS_MAX:
-            raise Unreadable("a shape with an axis that is none")
+            raise Unreadable("a shape with an invalid axis")
         elements *= max(axis, 1)
         if elements > _ELEMENTS_MAX:
             raise Unreadable("a tensor larger than any memory")
@@ -129,7 +129,7 @@ def _tensor(made: PickledCall) -> TensorRef:
     strides = shape_of(made.args[3]) if len(made.args) > 3 else None  # noqa: PLR2004
     found = TensorRef(name, shape_of(shape), storage, offset, strides)
     if strides is not None and len(strides) != len(found.shape):
-        raise Unreadable("a tensor whose strides are none")
+        raise Unreadable("a tensor with invalid strides")
     return found
 
 
@@ -162,7 +162,7 @@ def _ordered(made: PickledCall) -> Any:
 def _encoded(made: PickledCall) -> Any:
     text = made.args[0]
     if not isinstance(text, str):
-        raise Unreadable("bytes that are no text")
+        raise Unreadable("bytes that are not text")
     return text.encode("latin1", "replace")
 
 
@@ -374,7 +374,7 @@ def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
         return LOAD, ""
     shown = sorted(stops)
     more = f" and {len(shown) - 1} more" if shown[1:] else ""
-    what = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` stops at it"
+    what = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` rejects it"
     effects = set(stops.values())
     if effects == {Effect.LIBRARY} and len(shown) <= _NAMED_MAX:
         return _LOAD_NAMED.replace("{names}", ", ".join(shown)), what

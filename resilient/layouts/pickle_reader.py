@@ -158,7 +158,7 @@ def _walk(machine: _Machine, stream: io.BytesIO) -> None:
                     return
                 machine.step(opcode.name, argument)
     except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
-        raise Unreadable(f"not a whole pickle ({str(error)[:120]})") from error
+        raise Unreadable(f"not a complete pickle ({str(error)[:120]})") from error
     raise Unreadable("a pickle without an end")
 
 
@@ -175,7 +175,7 @@ def leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         path, item = waiting.pop()
         if isinstance(item, dict | list | tuple):
             if len(path) >= DEPTH_MAX:
-                raise Unreadable(f"values in values, more than {DEPTH_MAX} deep")
+                raise Unreadable(f"more than {DEPTH_MAX} levels of nested values")
             if len(item) + len(waiting) > LEAVES_MAX:
                 break
             pairs = list(item.items() if isinstance(item, dict) else enumerate(item))
@@ -230,7 +230,7 @@ class _Machine:
 
     def _gather(self, count: int) -> None:
         if len(self.stack) < count:
-            raise ValueError("too little on the stack")
+            raise ValueError("too few values on the stack")
         self.stack[-count:] = [tuple(self.stack[-count:])]
 
     def _since_mark(self) -> list[Any]:
@@ -298,7 +298,7 @@ class _Machine:
         elif isinstance(target, PickledCall):
             target.items += flat
         else:
-            raise TypeError("items of what has none")
+            raise TypeError("items of an object without items")
 
     def import_name(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
@@ -307,7 +307,7 @@ class _Machine:
     def import_stacked(self, _: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
-            raise TypeError("a name that is no text")
+            raise TypeError("a name that is not text")
         self._named(module, name)
 
     def _named(self, module: str, name: str) -> None:
@@ -353,7 +353,7 @@ def _as_key(key: Any) -> Any:
     """Return a key that hashes in bounded time: plain values, and flat tuples of them."""
     if isinstance(key, tuple):
         if len(key) > DEPTH_MAX or not all(_is_plain(element) for element in key):
-            raise Unreadable("a tuple of what is not plain as a key")
+            raise Unreadable("a tuple as a key with values that are not plain")
         return key
     if _is_plain(key) or isinstance(key, PickledCall | PickledGlobal):
         return key
@@ -372,7 +372,7 @@ def _extend(target: Any, values: list[Any]) -> None:
     elif isinstance(target, list):
         target += values
     else:
-        raise TypeError("an item of what is no list")
+        raise TypeError("an item of an object that is not a list")
 
 
 _HANDLERS: dict[str, Callable[[_Machine, Any], None]] = {

@@ -131,9 +131,9 @@ def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
 _FIXES = {
     Remedy.REPAIR: "resilient ckpt repair {path}",
     Remedy.COPY: "resilient ckpt repair {path} --from COPY",
-    Remedy.EARLIER: "none: it was saved like that, so a step before is what can be gone on from",
-    Remedy.UNKEPT: "none: what saved it keeps none, so each resume goes on without",
-    Remedy.NEEDLESS: "none is needed: no resume goes by it",
+    Remedy.EARLIER: "none: it was saved like that, so resume an earlier step",
+    Remedy.UNKEPT: "none: its tool saves no such state, so each resume continues without it",
+    Remedy.NEEDLESS: "none is needed: no resume uses it",
 }
 
 

@@ -153,9 +153,7 @@ def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
     found = [*_outside(listing), *_names(listing)]
     if not listing.is_whole:
         found.append(
-            ScanFinding(
-                Risk.WARNING, "", "more files than are listed", "the rest was not looked at"
-            )
+            ScanFinding(Risk.WARNING, "", "more files than are listed", "the others were not read")
         )
     for name in sorted(listing.sizes):
         found += _file(folder, listing, name)
@@ -168,14 +166,14 @@ def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
 def _outside(listing: DirectoryListing) -> Iterator[ScanFinding]:
     for name in listing.outside:
         what = listing.kinds.get(name, LINK)
-        yield ScanFinding(Risk.DANGER, name, what, "who opens it reads or writes something else")
+        yield ScanFinding(Risk.DANGER, name, what, "its reader reads or writes another file")
 
 
 def _names(listing: DirectoryListing) -> Iterator[ScanFinding]:
     for name in (*listing.sizes, *listing.outside):
         if has_control_chars(name):
             what = "a name with control characters"
-            yield ScanFinding(Risk.WARNING, name, what, "a terminal that lists it obeys them")
+            yield ScanFinding(Risk.WARNING, name, what, "a terminal that lists it executes them")
 
 
 def _talking(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
@@ -183,7 +181,7 @@ def _talking(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[S
     if count:
         more = f" and {count - 1} more" if count > 1 else ""
         what = f"control characters or marks of direction in `{first}`{more}"
-        yield ScanFinding(Risk.WARNING, name, what, "a terminal that shows it obeys them")
+        yield ScanFinding(Risk.WARNING, name, what, "a terminal that shows it executes them")
 
 
 def _file(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
@@ -208,7 +206,7 @@ def _header(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[Sc
         read_header(folder, listing, name)
     except Unreadable as error:
         yield ScanFinding(
-            Risk.WARNING, name, str(error), "readers fail on it, or read something else"
+            Risk.WARNING, name, str(error), "readers fail on it, or read another file"
         )
 
 
@@ -217,7 +215,7 @@ def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[
         found = read_json(folder, listing, name)
     except Unreadable as error:
         # A list or a number is valid JSON and harmless.
-        if "no JSON object" not in str(error):
+        if "not a JSON object" not in str(error):
             yield ScanFinding(Risk.WARNING, name, str(error), "readers fail on it")
         return
     if name.endswith(_INDEX):
@@ -263,20 +261,20 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
             try:
                 found = read_index(folder, listing, prefix)
             except Unreadable as error:
-                yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not looked at")
+                yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not read")
                 continue
             pieces = {piece for some in found.slices.values() for piece in some}
             indexed |= {(piece.file, piece.start, piece.size_bytes) for piece in pieces}
     if len(indexed) > _SLICES_MAX:
         what = f"{len(indexed)} slices"
-        yield ScanFinding(Risk.WARNING, "", what, f"only the first {_SLICES_MAX} were looked at")
+        yield ScanFinding(Risk.WARNING, "", what, f"only the first {_SLICES_MAX} were read")
     for file, start, size_bytes in sorted(indexed)[:_SLICES_MAX]:
         yield from _archive(folder, file, size_bytes, start)
     lost = {name for name in listing.sizes if name.endswith(SLICES)} - {
         piece[0] for piece in indexed
     }
     for name in sorted(lost):
-        yield ScanFinding(Risk.WARNING, name, "no index says what is in it", "it was not looked at")
+        yield ScanFinding(Risk.WARNING, name, "no index describes its content", "it was not read")
 
 
 def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iterator[ScanFinding]:
@@ -296,7 +294,7 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
         broken = str(error)
     if broken:
         what = f"a zip that cannot be read ({broken[:120]})"
-        yield ScanFinding(Risk.WARNING, name, what, "readers differ in what they take it for")
+        yield ScanFinding(Risk.WARNING, name, what, "readers disagree about its kind")
 
 
 def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iterator[ScanFinding]:
@@ -308,7 +306,7 @@ def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iter
         path for path, count in Counter(member.filename for member in members).items() if count > 1
     ]
     if doubles:
-        what = f"`{doubles[0][:80]}` stands in it twice"
+        what = f"`{doubles[0][:80]}` appears in it twice"
         yield ScanFinding(Risk.DANGER, name, what, "two readers can see two different contents")
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(_SWELLS * size_bytes, _SWELLS_FROM_BYTES):
@@ -347,13 +345,13 @@ def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]
     yield from _effects(name, names)
     if why:
         what = f"a pickle that cannot be read to its end: {why}"
-        yield ScanFinding(Risk.WARNING, name, what, "what it does behind that place is not known")
+        yield ScanFinding(Risk.WARNING, name, what, "the rest of the pickle is unknown")
 
 
 _SAID = {
     Effect.RUNS: (Risk.DANGER, "unpickling it runs code"),
-    Effect.UNKNOWN: (Risk.WARNING, "unpickling it runs code that is not known here"),
-    Effect.LIBRARY: (Risk.NOTE, "reading it needs that library: weights_only=True refuses it"),
+    Effect.UNKNOWN: (Risk.WARNING, "unpickling it runs code that is unknown here"),
+    Effect.LIBRARY: (Risk.NOTE, "reading it needs that library: weights_only=True rejects it"),
 }
 
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _PARAMETERS, _BUFFERS, _MODULES = "_parameters", "_buffers", "_modules"
 _PROGRAM = "__torch__"
 _CONSTANTS = "constants.pkl"
-_IN_CODE = "it is the module itself, and to load it runs what its pickle names: `{}` and others"
-_AS_PROGRAM = "it is a program of TorchScript, to run a model and not to train it on"
+_IN_CODE = "it is the module itself, and loading it runs what its pickle names: `{}` and others"
+_AS_PROGRAM = "it is a TorchScript program, which runs a model and cannot continue its training"
 _SCAN = "resilient ckpt scan {path}"
 _LOAD_PROGRAM = "torch.jit.load('{path}')"
 _WEIGHTS = "the optimizer, the schedule, the random state and the data position"
@@ -70,11 +70,11 @@ def read_module(archive: Archive) -> Contents:
     value = archive.value
     if is_program(archive):
         problem = Problem(archive.name, _AS_PROGRAM, _WEIGHTS, is_fatal=True, help=_LOAD_PROGRAM)
-        title, layout, resume = "a program of TorchScript", "torchscript", _LOAD_PROGRAM
+        title, layout, resume = "a TorchScript program", "torchscript", _LOAD_PROGRAM
     else:
         what = _IN_CODE.format(value.kind[:80] or "its class")
         problem = Problem(archive.name, what, _WEIGHTS, is_fatal=True, help=_SCAN)
-        title, layout, resume = "a module of torch, saved whole", "torch-module", _SCAN
+        title, layout, resume = "a torch module, saved as an object", "torch-module", _SCAN
     return Contents(
         layout,
         title,
@@ -103,7 +103,7 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         prefix, depth, value = waiting.pop()
         seen += 1
         if depth > DEPTH_MAX or seen > LEAVES_MAX:
-            raise Unreadable("modules in modules without an end")
+            raise Unreadable("endless nesting of modules")
         fields = _fields(value)
         named |= {f"{prefix}{key}": each for key, each in fields if isinstance(each, TensorRef)}
         inside = [(key, each) for key, each in fields if isinstance(each, PickledCall)]
@@ -123,9 +123,9 @@ def _fields(module: Any) -> list[tuple[Any, Any]]:
     return [pair for part in parts if isinstance(part, dict) for pair in part.items()]
 
 
-TORCH_TITLE = "one file of torch"
+TORCH_TITLE = "a single file of torch"
 WEIGHTS_ONLY = "the optimizer, the schedule, the random state and the data position"
-ALONE = "it holds weights alone, to begin a new training from"
+ALONE = "it holds only weights, to start a new training from"
 _LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
 _FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
 _WANTED = {
@@ -142,7 +142,7 @@ _SCHEDULE_NAMES = ("sched", "lr_sched")
 
 def read_safetensors(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
     """Return the contents of a safetensors file."""
-    title = "one file of safetensors"
+    title = "a single file of safetensors"
     try:
         tensors, meta = read_header(folder, listing, name)
     except Unreadable as error:
@@ -168,7 +168,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     named = value if isinstance(value, dict) else {}
     optimizer, schedule = _optimizer(named, archive), _schedule(named, archive)
     tensors = _tensors(archive)
-    problems = [] if tensors else [Problem(archive.name, "there is no tensor in it", is_fatal=True)]
+    problems = [] if tensors else [Problem(archive.name, "it contains no tensor", is_fatal=True)]
     lacking = [
         *(("the optimizer's state",) if optimizer is None else ()),
         *(("the schedule",) if schedule is None else ()),
@@ -184,7 +184,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         Problem(archive.name, f"it has no {part[4:]}", part, cure=Remedy.UNKEPT) for part in lacking
     ]
     for key, _ in _modules(archive):
-        what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` stops at it"
+        what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` rejects it"
         problems.append(Problem(archive.name, what, cure=Remedy.NEEDLESS))
     if stops and not _modules(archive):
         problems.append(Problem(archive.name, stops, cure=Remedy.NEEDLESS))

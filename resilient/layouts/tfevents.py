@@ -88,12 +88,16 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
     size_bytes = listing.sizes[name]
     window = RangeReader(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
     found: list[Scalar] = []
-    broken = "" if size_bytes <= FILE_BYTES_MAX else f"of its {size_bytes} bytes the first are read"
+    broken = (
+        ""
+        if size_bytes <= FILE_BYTES_MAX
+        else (f"only the first of its {size_bytes} bytes are read")
+    )
     began = None
     for record, wrong in _records(window):
         broken = broken or wrong
         if wrong and began is None:
-            raise Unreadable(f"it is no file of events: {wrong}")
+            raise Unreadable(f"it is not a file of events: {wrong}")
         try:
             at, scalars = _event(record)
         except Unreadable as error:
@@ -102,7 +106,7 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
         began = at if began is None else began
         found += scalars
         if len(found) >= _SCALARS_MAX:
-            broken = broken or f"of more than {_SCALARS_MAX} numbers the first are read"
+            broken = broken or f"only the first of more than {_SCALARS_MAX} numbers are read"
             break
     return Scalars(began or 0.0, tuple(found), broken)
 
@@ -237,7 +241,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         if wire == _BYTES:
             size_bytes, at = _varint(data, at)
         if size_bytes is None or size_bytes > len(data) - at:
-            raise Unreadable("a record is no message of TensorBoard")
+            raise Unreadable("a record is not a message of TensorBoard")
         yield number, wire, data[at : at + size_bytes]
         at += size_bytes
 
@@ -248,4 +252,4 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         found |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:  # noqa: PLR2004 - the bit that says there are more
             return found, at + shift + 1
-    raise Unreadable("a record is no message of TensorBoard")
+    raise Unreadable("a record is not a message of TensorBoard")

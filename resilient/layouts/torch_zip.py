@@ -71,7 +71,7 @@ class RangeReader(io.RawIOBase):
         """Move the position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
-            raise ValueError("before the beginning")
+            raise ValueError("before the start")
         self._at = base + offset
         return self._at
 
@@ -266,7 +266,7 @@ def open_archive(
 def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]) -> Archive:
     pickles = [member for member in found if member.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
-        raise Unreadable(f"a zip with {len(pickles)} pickles is no file of torch's")
+        raise Unreadable(f"a zip with {len(pickles)} pickles is not a file of torch")
     stored = [member for member in found if member.compress_type == zipfile.ZIP_STORED]
     if any(is_contradictory(member) for member in stored):
         raise Unreadable("the directory of the zip contradicts itself")
@@ -316,10 +316,10 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
     head = folder.read(name, start, min(size_bytes, BYTES_MAX))
     at = head.find(_LEGACY_MAGIC, 0, 64)
     if head[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
-        raise Unreadable("a tar file, as torch before 0.1.10 wrote them: `torch.save` it anew")
+        raise Unreadable("a tar file, as written by torch before 0.1.10: `torch.save` it again")
     if at < _LEGACY_PROTO_BYTES:
         require_no_pointer(folder, name)
-        raise Unreadable(f"not a file of torch's: {str(error)[:120]}") from error
+        raise Unreadable(f"not a file of torch: {str(error)[:120]}") from error
     stream = io.BytesIO(head)
     stream.seek(at - _LEGACY_PROTO_BYTES)
     for _ in ("magic", "version", "system"):
@@ -380,7 +380,7 @@ def _inside(folder: Folder, listing: DirectoryListing, piece: Piece, dtype: str)
     if not isinstance(found, TensorRef):
         raise Unreadable(f"a slice of `{piece.file}` holds no tensor")
     if found.shape != piece.region.lengths or found.dtype != dtype:
-        raise Unreadable(f"a slice of `{piece.file}` is not what the index says")
+        raise Unreadable(f"a slice of `{piece.file}` differs from the index")
     pieces = archive.pieces(found)
     if not pieces:
         raise Unreadable(f"a slice of `{piece.file}` lacks its bytes")

@@ -53,10 +53,10 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
     lacking = (
         []
         if optimizer
-        else [Problem(".", "no optimizer is in it", "the optimizer's state", cure=Remedy.UNKEPT)]
+        else [Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
     if last is None:
-        lacking.append(Problem(".", "no schedule is in it", "the schedule", cure=Remedy.UNKEPT))
+        lacking.append(Problem(".", "it contains no schedule", "the schedule", cure=Remedy.UNKEPT))
     data = {"loaders": world, "tokens": tokens}
     return Contents(
         "torchtitan",
@@ -91,13 +91,13 @@ def _unplaced(index: Index, world: int | None) -> list[Problem]:
     """Return the loaders without a position in the data; each data-parallel rank has one."""
     ranks = {int(match[1]) for part in index.slices if (match := _RANK.fullmatch(part))}
     if not ranks:
-        return [Problem(".", "no loader's place is in it", _PLACE, cure=Remedy.UNKEPT)]
+        return [Problem(".", "it contains no loader's position", _PLACE, cure=Remedy.UNKEPT)]
     last = min(max(world or 0, max(ranks) + 1), len(ranks) + _GAPS_MAX)
     gaps = [str(rank) for rank in range(last) if rank not in ranks][:_GAPS_MAX]
     if not gaps:
         return []
     return [
-        Problem(".", f"loaders without their place: {', '.join(gaps)}", _PLACE, cure=Remedy.COPY)
+        Problem(".", f"loaders without their position: {', '.join(gaps)}", _PLACE, cure=Remedy.COPY)
     ]
 
 
@@ -114,7 +114,7 @@ def _disagreements(
     steps = {name: value for name, value in found.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they speak of different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
+    what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
     # A repair can fix a wrong name alone.
     is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR

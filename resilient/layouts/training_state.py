@@ -38,8 +38,8 @@ _DEVICE_BYTES = ((16,), (8,))
 """Seed and offset, or the seed alone."""
 _OLDER_BYTES = 816
 """GPU state of torch before 2.1: 800 unused bytes, the seed and the offset."""
-OLDER = "its state of CUDA has 816 bytes, as torch before 2.1 writes it: torch from 2.1 refuses it"
-OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 takes it"
+OLDER = "its state of CUDA has 816 bytes, as written by torch before 2.1: torch from 2.1 rejects it"
+OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 accepts it"
 
 
 def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
@@ -53,7 +53,7 @@ def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
         kind = kinds.get(name, "") if isinstance(name, str) else ""
         takes = _TAKEN.get(kind)
         if takes and not takes(state):
-            return f"its `{name}` is no state that the generator of {_OWNERS[kind]} takes"
+            return f"its `{name}` is not a state that the generator of {_OWNERS[kind]} accepts"
     return ""
 
 
@@ -78,7 +78,9 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
             continue
         _, left, is_seeded, drawn = _CPU_HEAD.unpack(head)
         if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and drawn <= _CPU_WORDS):
-            return f"its `{name}` is no state that the generator of torch takes: it was never set"
+            return (
+                f"its `{name}` is not a state that the generator of torch accepts: it was never set"
+            )
     return ""
 
 
@@ -93,13 +95,13 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
     for name, (key, state) in counts.items():
         if not key:
             if others := [other for other, (its, _) in counts.items() if its]:
-                yield name, f"it has no state of CUDA, and {others[0]} has one"
+                yield name, f"it has no state of CUDA, but {others[0]} has one"
             continue
         devices = [state] if is_alone else state
         is_taken = isinstance(devices, list | tuple) and all(map(_is_device, devices))
         if not is_taken or not devices:
             kept = "one device" if is_alone else "a list of devices"
-            yield name, f"its `{key}` is no state of {kept}, as this many ranks keep it"
+            yield name, f"its `{key}` is not a state of {kept}, as this many ranks store it"
 
 
 def has_devices(state: Any) -> bool:
@@ -183,7 +185,7 @@ def required(found: _Found | None, what: str) -> _Found:
         Unreadable: It is None.
     """
     if found is None:
-        raise Unreadable(f"it is no state of {what}")
+        raise Unreadable(f"it is not a state of {what}")
     return found
 
 
@@ -329,7 +331,7 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
     """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
     whole_ones = {name: value for name, value in values.items() if isinstance(value, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
-        what = f"no random states of CUDA are saved, and the optimizer was on {device}"
+        what = f"no random states of CUDA are saved, but the optimizer was on {device}"
         return [Problem(".", what, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
     old = [name for name, value in whole_ones.items() if has_older_devices(value)]
     found = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]

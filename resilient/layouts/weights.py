@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STEMS = ("model", "pytorch_model", "adapter_model", "diffusion_pytorch_model")
 SHARD = re.compile(rf"(({'|'.join(STEMS)})-)(\d{{5}})-of-(\d{{5}})(\.safetensors|\.bin)")
-STALE = "it is of shards, and nothing reads it: the weights are in one file"
-ORPHAN = "a shard that no index names, so nothing reads it"
+STALE = "it is an index of shards, but nothing reads it: the weights are in one file"
+ORPHAN = "no index names this shard, so nothing reads it"
 _REPAIR = "resilient ckpt repair {path}"
 _MAP = "its `weight_map`"
 
@@ -39,7 +39,7 @@ def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
 
 def unnamed(index: str, count: int) -> Problem:
     """Return the problem of shards without an index."""
-    what = f"it is missing, and its tool finds the {count} shards by it alone"
+    what = f"it is missing, and its tool needs it to find the {count} shards"
     return Problem(index, what, is_fatal=True, help=_REPAIR)
 
 
@@ -50,8 +50,8 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
         other = first_of_name.setdefault(tensor.name, tensor)
         if other is not tensor and other.files != tensor.files:
             what = (
-                f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` as well, and which of both is "
-                "right does not show"
+                f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` too, and the right one is "
+                "unknown"
             )
             return [Problem(tensor.files[0], what, is_fatal=True, cure=Remedy.COPY)]
     return []
@@ -77,16 +77,14 @@ def contradictions(
     ]
     found = []
     if lacking:
-        found.append(
-            f"{_MAP} lacks {len(lacking)} of their tensors, `{lacking[0][:80]}` among them"
-        )
+        found.append(f"{_MAP} lacks {len(lacking)} of their tensors, including `{lacking[0][:80]}`")
     if in_other_files:
-        found.append(f"{_MAP} names another shard for `{in_other_files[0][:80]}` than has it")
+        found.append(f"{_MAP} names the wrong shard for `{in_other_files[0][:80]}`")
     metadata = document.get("metadata")
     said = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.size_bytes for tensor in tensors)
     if isinstance(said, int | float) and said != total:
-        found.append(f"its `total_size` is {said}, and the shards have {total} bytes of tensors")
+        found.append(f"its `total_size` is {said}, but the shards have {total} bytes of tensors")
     return [Problem(index, problem, help=_REPAIR) for problem in found]
 
 
@@ -152,7 +150,7 @@ def _indexed(
     tensors, problems = read_all(folder, listing, shards)
     lacking = sorted(set(mapped) - {tensor.name for tensor in tensors})
     if lacking and not problems:
-        what = f"{len(lacking)} of its tensors are in no file, `{lacking[0][:80]}` among them"
+        what = f"{len(lacking)} of its tensors are in no file, including `{lacking[0][:80]}`"
         problems.append(Problem(index, what, is_fatal=True))
     elif not problems:
         problems += doubled(tensors) or contradictions(index, document, prefix, tensors)

@@ -107,7 +107,7 @@ class ChangePolicy:
     allowed: frozenset[str] = frozenset()
     compares_options: Callable[[Mapping[str, Any]], bool] = _always
     lost: Callable[[Iterable[str]], tuple[str, ...]] = _nothing
-    hint: str = "resume with the objects that saved it"
+    hint: str = "resume with the objects that were saved"
     prefix: str = ""
 
     def allows(self, part: str) -> bool:
@@ -157,7 +157,9 @@ class ResumeCheck:
         found += _model_changes(manifest.tensors, trees, parts)
         lost = policy.lost(entry.name for entry in manifest.parts)
         found += (
-            StateChange(part, "saved, and not given to this run: it would be lost", is_refused=True)
+            StateChange(
+                part, "saved, but not passed to this run: it would be lost", is_refused=True
+            )
             for part in lost
         )
         refused = [
@@ -257,7 +259,7 @@ def _setup_changes(
             follows = (
                 "the rate would follow neither schedule"
                 if is_scheduler
-                else "its saved state goes on with the new class"
+                else "the new class loads the saved state"
             )
             text = f"class {old['class']} -> {new['class']}: {follows}"
             yield StateChange(name, text, is_refused=is_scheduler, is_fresh=is_scheduler)
@@ -274,7 +276,7 @@ def _option_changes(
         if key in old and old[key] != value
     ]
     if shown:
-        follows = "the checkpoint's go on: they are part of its state"
+        follows = "the values of the checkpoint are used: they are part of its state"
         yield StateChange(name, f"{', '.join(shown)}: {follows}")
 
 
@@ -384,7 +386,7 @@ def _dtype_changes(
     for (saved, own), paths in found.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         is_narrower = not _holds(own, saved)
-        follows = "digits would be lost" if is_narrower else "the numbers stay same"
+        follows = "digits would be lost" if is_narrower else "the values stay equal"
         text = f"dtype {saved} -> {own} of `{paths[0]}`{more}: {follows}"
         yield StateChange(name, text, is_refused=is_narrower)
 
@@ -407,8 +409,8 @@ def _tie_changes(
     """Find tied weights that are separate here, and separate weights that are tied here."""
     for paths in _tied(saved, own):
         if len({own[path] for path in paths}) > 1:
-            text = f"{_listed(paths)} were one tied tensor, and are several here"
-            yield StateChange(name, f"{text}: they would be trained apart", is_refused=True)
+            text = f"{_listed(paths)} were one tied tensor, and are separate here"
+            yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
     for paths in _tied(own, saved):
         stored = {saved[path] for path in paths}
         content = {

@@ -91,7 +91,7 @@ def parameter_locations(engine: Any) -> list[ParameterLocation]:
             _refuse_model_parallel(engine)
             return list(found)
     raise ConfigError(
-        f"DeepSpeed's {type(optimizer).__qualname__} keeps its state in a way that is not known",
+        f"DeepSpeed's {type(optimizer).__qualname__} keeps its state in an unknown way",
         hint="use ZeRO 0 to 3 with an optimizer of torch",
     )
 
@@ -99,7 +99,7 @@ def parameter_locations(engine: Any) -> list[ParameterLocation]:
 def _refuse_model_parallel(engine: Any) -> None:
     if engine.dp_world_size != torch.distributed.get_world_size() or engine.has_moe_layers:
         raise ConfigError(
-            f"DeepSpeed spreads this model over {engine.dp_world_size} ranks of "
+            f"DeepSpeed distributes this model over {engine.dp_world_size} ranks of "
             f"{torch.distributed.get_world_size()}: only plain data parallelism can be saved",
             hint="use ZeRO without model, pipeline, sequence or expert parallelism",
         )
@@ -294,7 +294,9 @@ def _frozen(value: Any) -> Any:
 def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
     """Copy a loaded tensor to its place, unless it was loaded in place."""
     if tuple(live.shape) != tuple(saved.shape):
-        raise RuntimeError(f"shape {tuple(saved.shape)} was saved, and here is {tuple(live.shape)}")
+        raise RuntimeError(
+            f"shape {tuple(saved.shape)} was saved, but the shape is {tuple(live.shape)} here"
+        )
     if not isinstance(live, FlatShard):
         live.copy_(saved)
         return
@@ -480,7 +482,7 @@ def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
         return value.detach().clone()
     raise UnsavableState(
         f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "
-        "elements, which cannot be told apart by parameter",
+        "elements, which cannot be split by parameter",
         path=f"{home.name}/{kind}",
         hint="use an optimizer that keeps one number for each element, such as AdamW",
     )

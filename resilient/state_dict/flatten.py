@@ -48,8 +48,10 @@ _SHOWN_MAX = 120
 # A few less than a manifest accepts, to leave room for a suffix that makes the name unique.
 _PATH_LENGTH_MAX = 4000
 _RESERVED = "__metadata__"
-_META = "give it memory first: module.to_empty(device=...), then load or set its values"
-_QUANTIZED = "give its dequantize(), or its int_repr() with scale and zero point, in state_dict()"
+_META = "allocate it first: module.to_empty(device=...), then load or set its values"
+_QUANTIZED = (
+    "return its dequantize(), or its int_repr() with scale and zero point, from state_dict()"
+)
 
 _NESTED = frozenset({list, dict})
 PLAIN_VALUES = frozenset({type(None), bool, int, str})
@@ -111,7 +113,7 @@ class _Flattener:
             f"`{path}` is a {type(value).__module__}.{type(value).__qualname__}, "
             "which only pickle could save",
             path=path,
-            hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
+            hint="return tensors, numbers, strings, lists or dicts from state_dict()",
         )
 
     def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
@@ -160,8 +162,8 @@ class _Flattener:
                 f"`{path}` is a {type(value).__qualname__} of layout {value.layout}, "
                 "which has no plain bytes",
                 path=path,
-                hint="give it as dense tensors in state_dict(): its to_dense(), or its indices "
-                "and values",
+                hint="return dense tensors from state_dict(): its to_dense(), or its indices and "
+                "values",
             )
         dtype = value.dtype
         if dtype not in DTYPE_NAMES or value.is_meta:
@@ -198,16 +200,16 @@ class _Flattener:
             raise UnsavableState(
                 f"`{path}` is a numpy array of {value.dtype}, which has no plain bytes",
                 path=path,
-                hint="give it as numbers, or its tolist() in state_dict()",
+                hint="return numbers, or its tolist(), from state_dict()",
             ) from error
 
 
 def _too_deep(path: str) -> UnsavableState:
     shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
     return UnsavableState(
-        f"`{shown}` nests deeper than the {DEPTH_MAX} levels that are read, or holds itself",
+        f"`{shown}` is nested deeper than the limit of {DEPTH_MAX} levels, or contains itself",
         path=shown,
-        hint="leave out what refers back to what holds it, and flatten the rest",
+        hint="remove references to containing objects, and flatten the rest",
     )
 
 
@@ -220,13 +222,13 @@ def _require_name(path: str) -> None:
     if len(path) > _PATH_LENGTH_MAX:
         raise UnsavableState(
             f"`{path[:_SHOWN_MAX]}...` is the name of a tensor, and has {len(path)} characters: "
-            f"at most {_PATH_LENGTH_MAX} can be read",
+            f"the limit is {_PATH_LENGTH_MAX}",
             path=path,
             hint="give the tensor a shorter key in state_dict()",
         )
     if path.partition("/")[2] == _RESERVED:
         raise UnsavableState(
-            f"`{path}` names a tensor: a safetensors file keeps `{_RESERVED}` for itself",
+            f"`{path}` names a tensor, but safetensors reserves the name `{_RESERVED}`",
             path=path,
             hint="give the tensor another key in state_dict()",
         )
@@ -264,8 +266,8 @@ def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
         raise UnsavableState(
             f"`{path}` is a {type(value).__qualname__}, which has no plain bytes",
             path=path,
-            hint="give plain tensors in state_dict(); a lazy parameter has some after the first "
-            "forward pass",
+            hint="return plain tensors from state_dict(); a lazy parameter has values after the "
+            "first forward pass",
         )
     check_placements(value, path)
     return local_memory(value)
@@ -347,9 +349,7 @@ def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
     try:
         return _READERS[tag](raw)
     except (ValueError, TypeError, RuntimeError) as error:
-        raise IntegrityError(
-            f"`{tag}` in a checkpoint's state says what cannot be: {error}"
-        ) from error
+        raise IntegrityError(f"`{tag}` in a checkpoint's state is invalid: {error}") from error
 
 
 def _is_nested(values: Iterable[Any]) -> bool:
@@ -466,7 +466,8 @@ def _plain(value: Any) -> Any:
 def _class_of(name: str, known: set[str]) -> Any:
     if name not in known:
         raise IncompatibleCheckpoint(
-            f"the optimizer's state holds a `{name}`, which is none of {', '.join(sorted(known))}"
+            f"the optimizer's state holds a `{name}`, which is not one of "
+            f"{', '.join(sorted(known))}"
         )
     module, _, kind = name.rpartition(".")
     try:

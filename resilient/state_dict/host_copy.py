@@ -198,12 +198,11 @@ class DeferredCopies:
         changed = [name for batch in self._work for name in batch.changed()]
         if changed:
             raise SaveFailed(
-                f"`{changed[0]}` was changed while it was copied, and so were "
-                f"{len(changed) - 1} others: with overlap nothing changes parameters "
-                "between a save and the next optimizer.step()",
-                hint="move that change behind optimizer.step() (where you wait for the copy "
-                "yourself: behind before_update()), or save without overlap "
-                "(resilient.Checkpointer: overlap=False, TrainingArguments: save_overlap=False)",
+                f"`{changed[0]}` and {len(changed) - 1} others changed during the copy: with "
+                "overlap, parameters must not change between a save and the next optimizer.step()",
+                hint="change parameters after optimizer.step() (after before_update() if you wait "
+                "for the copy yourself), or save without overlap (resilient.Checkpointer: "
+                "overlap=False, TrainingArguments: save_overlap=False)",
             )
 
     def _make_next(self, *, modestly: bool) -> bool:

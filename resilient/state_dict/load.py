@@ -271,7 +271,7 @@ class LoadPlan:
                 raise IncompatibleCheckpoint(
                     f"`{entry.name}` has shape {list(entry.shape)} in the checkpoint and "
                     f"{list(live.shape)} here",
-                    hint="resume with the model that saved it, or begin with --resume never",
+                    hint="resume with the model that was saved, or start with --resume never",
                 )
             return live
         part = self._parts.get(entry.part) if self._together else None
@@ -328,8 +328,9 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
     for name in absent:
         if parts[name].scope == "replicated" and not parts[name].optional:
             raise IncompatibleCheckpoint(
-                f"{manifest.checkpoint} holds no `{name}`; going on would start it afresh",
-                hint="resume with the configuration that saved it, or begin with --resume never",
+                f"{manifest.checkpoint} holds no `{name}`, so this part would start from its "
+                "initial state",
+                hint="resume with the configuration that was saved, or start with --resume never",
             )
     return absent
 
@@ -423,7 +424,9 @@ def load(
 def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
     """Return a tensor of zeros with the dtype and shape of a stored one, over one element."""
     if name not in entries:
-        raise IntegrityError(f"a checkpoint's state names `{name}`, which it does not hold")
+        raise IntegrityError(
+            f"a checkpoint's state names `{name}`, which the checkpoint does not hold"
+        )
     entry = entries[name]
     return torch.zeros((), dtype=TORCH_DTYPES[entry.dtype]).expand(entry.shape)
 
@@ -437,7 +440,7 @@ def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
         raise
     except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise IncompatibleCheckpoint(
-            f"`{name}` cannot take its state from {manifest.checkpoint}: {error}",
+            f"`{name}` cannot load its state from {manifest.checkpoint}: {error}",
             hint=f"resilient ckpt inspect {manifest.checkpoint} --tensors",
         ) from error
 
@@ -458,7 +461,9 @@ class _Reader:
 
     def __call__(self, name: str) -> torch.Tensor:
         if name not in self._entries:
-            raise IntegrityError(f"a checkpoint's state names `{name}`, which it does not hold")
+            raise IntegrityError(
+                f"a checkpoint's state names `{name}`, which the checkpoint does not hold"
+            )
         if name not in self._made:
             self._made[name] = self._make(self._entries[name])
         return self._made[name]

@@ -78,8 +78,8 @@ def require_compatible_optimizer(
     strange = found - own - optimizer.defaults.keys()
     if missing and strange:
         raise ValueError(
-            f"it was saved by an optimizer that is told {_listed(found)}, and {name} is told "
-            f"{_listed(own)}; make the optimizer that was saved"
+            f"it was saved by an optimizer with the options {_listed(found)}, but {name} has "
+            f"{_listed(own)}; create the optimizer that was saved"
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
@@ -87,8 +87,8 @@ def require_compatible_optimizer(
     for parameter, kept in saved["state"].items():
         if needed and parameter in members and kept and not needed <= kept.keys():
             raise ValueError(
-                f"it was saved by an optimizer that keeps {_listed(kept)} of `{parameter}`, and "
-                f"{name} goes on from {_listed(needed)}; make the optimizer that was saved"
+                f"it was saved by an optimizer that keeps {_listed(kept)} of `{parameter}`, but "
+                f"{name} needs {_listed(needed)}; create the optimizer that was saved"
             )
 
 
@@ -98,7 +98,7 @@ def _told(groups: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) or "nothing of its own"
+    return ", ".join(f"`{name}`" for name in sorted(names)) or "no options"
 
 
 _MEMBERS = frozenset({"params", "param_names"})
@@ -146,9 +146,10 @@ class NamedOptimizer:
         unknown = sum(id(parameter) not in names for parameter in members)
         if unknown:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(members)} parameters are not the model's",
-                hint="build the optimizer, and groups that it gets later, from model.parameters() "
-                "of the model you train",
+                f"{unknown} of the optimizer's {len(members)} parameters do not belong to the "
+                "model",
+                hint="create the optimizer, and groups added later, from model.parameters() of the "
+                "model you train",
             )
         self._parameters = members
         self._names = [names[id(parameter)] for parameter in members]
@@ -181,10 +182,10 @@ class NamedOptimizer:
         for key in self._optimizer.state:
             if isinstance(key, int):
                 raise UnsavableState(
-                    f"the optimizer keeps something of itself as {key!r}, which would be taken for "
-                    "the number of a parameter",
+                    f"the optimizer keeps a state of its own under {key!r}, which could be "
+                    "mistaken for the number of a parameter",
                     path=f"state/{key}",
-                    hint="keep it under a name in optimizer.state",
+                    hint="store it under a name in optimizer.state",
                 )
 
     def _key_of(self, key: Any) -> Any:
@@ -193,9 +194,10 @@ class NamedOptimizer:
             return self._names[key]
         if key in self._names:
             raise UnsavableState(
-                f"the optimizer keeps something of itself as `{key}`, which is a parameter's name",
+                f"the optimizer keeps a state of its own under `{key}`, which is the name of a "
+                "parameter",
                 path=f"state/{escape(key)}",
-                hint="keep it under another key of optimizer.state",
+                hint="store it under another key of optimizer.state",
             )
         return key
 
@@ -397,9 +399,10 @@ def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence
     for number, group in enumerate(optimizer.param_groups):
         if group["params"] and not names[number]:
             raise ConfigError(
-                f"group {number} of the optimizer, of {len(group['params'])} parameters, was added "
-                "after the optimizer was spread over the ranks, so it is neither reduced nor saved",
-                hint="give all groups at once, those for later with a learning rate of 0",
+                f"group {number} of the optimizer, of {len(group['params'])} parameters, was "
+                "added after the optimizer was sharded over the ranks, so it is neither reduced "
+                "nor saved",
+                hint="pass all groups at once; give groups for later a learning rate of 0",
             )
 
 
@@ -471,7 +474,7 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
         or set(names) - members
         or not all(is_same(option, options[0]) for option in options)
     ):
-        raise ValueError(f"parameters are grouped otherwise: {sorted(names)[:3]}")
+        raise ValueError(f"parameters are grouped differently: {sorted(names)[:3]}")
     return {**options[0], "params": names}
 
 

@@ -120,8 +120,8 @@ class PipelineModel:
                 continue
             if tuple(value.shape) != tuple(saved.shape):
                 raise RuntimeError(
-                    f"shape {tuple(saved.shape)} of `{name}` was saved, and here is "
-                    f"{tuple(value.shape)}"
+                    f"shape {tuple(saved.shape)} of `{name}` was saved, but the shape is "
+                    f"{tuple(value.shape)} here"
                 )
             if not value.is_meta:
                 value.copy_(saved)
@@ -176,9 +176,9 @@ class PipelineOptimizer:
         unknown = sum(id(parameter) not in names for parameter in members)
         if unknown:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(members)} parameters are not the model's: it "
-                "was made before the model was cut into stages",
-                hint="give its class as `optimizer_cls_and_kwargs`, or make it in "
+                f"{unknown} of the optimizer's {len(members)} parameters do not belong to the "
+                "model: the optimizer was created before the model was cut into stages",
+                hint="pass its class as `optimizer_cls_and_kwargs`, or create it in "
                 "`create_optimizer` of the trainer",
             )
         found = [[names[id(parameter)] for parameter in group["params"]] for group in groups]

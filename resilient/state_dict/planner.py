@@ -260,7 +260,7 @@ def tree_to_json(tree: Any) -> str:
         return _text(tree, _CONSTANT_DEPTH)
     except ValueError as error:
         require_readable_numbers(tree)
-        raise UnsavableState(f"the state is no JSON: {error}") from error
+        raise UnsavableState(f"the state is not valid JSON: {error}") from error
 
 
 def require_readable_numbers(tree: Any, path: str = "") -> None:
@@ -271,9 +271,9 @@ def require_readable_numbers(tree: Any, path: str = "") -> None:
     """
     if type(tree) is int and abs(tree) >= _INT_END:
         raise UnsavableState(
-            f"`{path}` is an integer of more than {DIGITS_MAX} digits, which cannot be read again",
+            f"`{path}` is an integer of more than {DIGITS_MAX} digits, which cannot be read back",
             path=path,
-            hint="give it as bytes or text in state_dict()",
+            hint="return bytes or text from state_dict()",
         )
     if isinstance(tree, dict | list):
         pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
@@ -292,7 +292,7 @@ def document_to_json(tree: Any) -> str:
         return _document_of(tree)
     except ValueError as error:
         require_readable_numbers(tree)
-        raise UnsavableState(f"the state is no JSON: {error}") from error
+        raise UnsavableState(f"the state is not valid JSON: {error}") from error
 
 
 def _document_of(tree: Any) -> str:
@@ -541,7 +541,7 @@ def _lay_out(
 ) -> PlannedFile:
     """Lay regions out as one safetensors file."""
     pieces = {_key_in_file(part, piece.spec, piece.region): piece for piece in share}
-    assert len(pieces) == len(share), "a file never holds one key twice"  # noqa: S101
+    assert len(pieces) == len(share), "a file must not hold a key twice"  # noqa: S101
     slots = [
         TensorSlot(key, piece.spec.dtype, piece.region.lengths) for key, piece in pieces.items()
     ]

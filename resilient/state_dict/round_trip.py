@@ -98,10 +98,10 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
     try:
         found = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
     except (ResilientError, ValueError, TypeError, LookupError) as error:
-        raise _refusal(part, f"cannot be read again: {error}") from error
+        raise _refusal(part, f"cannot be read back: {error}") from error
     differs = _difference(state, found, part)
     if differs:
-        raise _refusal(differs, "would come back as another value or type")
+        raise _refusal(differs, "would be loaded as another value or type")
     _require_taken(part, stateful, found)
 
 
@@ -109,7 +109,7 @@ def _refusal(path: str, why: str) -> UnsavableState:
     return UnsavableState(
         f"`{path}` {why}. {_SAFE}",
         path=path,
-        hint="give it as tensors, numbers, strings, lists or dicts in state_dict()",
+        hint="return tensors, numbers, strings, lists or dicts from state_dict()",
     )
 
 
@@ -179,9 +179,9 @@ def _require_taken(part: str, stateful: Any, state: Any) -> None:
         raise
     except (ResilientError, RuntimeError, ValueError, LookupError, TypeError) as error:
         raise UnsavableState(
-            f"`{part}` would refuse its own state at a resume: {error}. {_SAFE}",
+            f"`{part}` would reject its own state at a resume: {error}. {_SAFE}",
             path=part,
-            hint=f"make state_dict() and load_state_dict() of `{part}` fit each other",
+            hint=f"make state_dict() and load_state_dict() of `{part}` consistent",
         ) from error
 
 

@@ -149,7 +149,7 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
         placement.is_partial() for placement in tensor.placements
     ):
         raise UnsavableState(
-            f"`{path}` is a sum that was not made yet: its placements are {tensor.placements}",
+            f"`{path}` is an unreduced sum: its placements are {tensor.placements}",
             path=path,
             hint="reduce it in state_dict(): tensor.full_tensor()",
         )
@@ -186,8 +186,8 @@ def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
     if tuple(local.shape) != tuple(sum(count for _, count in runs) for runs in axes):
         raise UnsavableState(
             f"a tensor of shape {tuple(tensor.shape)} with placements {tensor.placements} holds "
-            f"{tuple(local.shape)} here, which is not its share",
-            hint="report this with the way in which the tensor was made",
+            f"{tuple(local.shape)} here, which is not its expected share",
+            hint="report this error, and say how the tensor was created",
         )
     if tensor.numel() == 0:
         return ()

@@ -114,7 +114,7 @@ def _require_apart(parts: Mapping[str, Part]) -> None:
         of_ranks = parts.get(owner) if number.isdecimal() and part.scope == "replicated" else None
         if of_ranks is not None and of_ranks.scope == "rank":
             raise ConfigError(
-                f"`{name}` is the name under which a rank stores its own `{owner}`",
+                f"`{name}` is reserved: a rank stores its own `{owner}` under this name",
                 hint=f"give `{name}` another name",
             )
         if part.document and part.scope == "replicated":
@@ -133,7 +133,7 @@ def _capture_part(
     if not is_file_name(f"{name}.json") or "." in name:
         raise ConfigError(
             f"`{name}` cannot name a part: use letters, digits, `_` and `-`",
-            hint="give it another name; what is stored under a name is found by it again",
+            hint="choose another name; a resume finds the part by its name",
         )
     own = rank_part(name, rank) if part.scope == "rank" else name
     tree, tensors = flatten_part(own, part.stateful)
@@ -141,7 +141,7 @@ def _capture_part(
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
             path=next(iter(tensors)),
-            hint="give numbers in its state_dict(), or leave out `document` of the part",
+            hint="return numbers from its state_dict(), or omit `document` of the part",
         )
     if part.scope == "rank":
         _refuse_shards(tensors)
@@ -157,7 +157,8 @@ def _refuse_shards(tensors: Mapping[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if type(tensor) not in PLAIN:
             raise UnsavableState(
-                f"`{name}` is spread over ranks, in a part that each rank has for itself",
+                f"`{name}` is sharded over ranks, but the part belongs to each rank alone",
                 path=name,
-                hint='give the part the scope "replicated", or state_dict() the local tensor',
+                hint='give the part the scope "replicated", or return the local tensor from '
+                "state_dict()",
             )

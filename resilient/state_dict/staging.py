@@ -314,7 +314,9 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPE_NAMES:
-            raise UnsavableState(f"`{name}` is {tensor.dtype}, which has no place there", path=name)
+            raise UnsavableState(
+                f"`{name}` is {tensor.dtype}, which cannot be staged there", path=name
+            )
     layout = compute_layout(
         [
             TensorSlot(name, DTYPE_NAMES[content.dtype], tuple(content.shape))

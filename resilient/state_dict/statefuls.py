@@ -53,7 +53,9 @@ class PlainValue:
         """
         saved, value = state_dict["value"], self.value
         if isinstance(value, dict | list) and type(saved) is not type(value):
-            raise ValueError(f"it was a {type(saved).__name__}, and is a {type(value).__name__}")
+            raise ValueError(
+                f"it was a {type(saved).__name__}, but is a {type(value).__name__} here"
+            )
         if isinstance(value, dict):
             value.clear()
             value.update(saved)
@@ -179,7 +181,7 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
                 parts[f"{name}_buffers"] = Part(own, "rank", optional=True)
     if rng:
         if RNG in parts:
-            raise ConfigError(f"`{RNG}` is the name of the random state: choose another name")
+            raise ConfigError(f"`{RNG}` is reserved for the random state: choose another name")
         # Last, so that no load draws from the restored generators.
         parts[RNG] = Part(RandomState(), "rank")
     values = {
@@ -203,9 +205,9 @@ def _require_together(tracked: Mapping[str, Any], ranks: int) -> None:
     if found is not None:
         raise ConfigError(
             f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{found}`: "
-            "torch.distributed is not initialized, so nothing makes them one",
+            "torch.distributed is not initialized, so the ranks are not connected",
             hint="call torch.distributed.init_process_group() before resume(); on CPUs accelerate "
-            "does that for Accelerator(cpu=True) alone, and Transformers for use_cpu=True",
+            "needs Accelerator(cpu=True), and Transformers needs use_cpu=True",
         )
 
 
@@ -242,7 +244,7 @@ def _stateful(name: str, value: Any) -> Part:
     raise ConfigError(
         f"`{name}` is a {type(value).__module__}.{type(value).__qualname__}, which has no state "
         "that could be saved",
-        hint=f"put it in a dict, which is given back in place: {name}={{'value': ...}}"
+        hint=f"put it in a dict, which is restored in place: {name}={{'value': ...}}"
         if _can_be_inside(value)
         else "give it the methods state_dict() and load_state_dict(state_dict)",
     )
@@ -265,8 +267,9 @@ def _model(name: str, model: nn.Module) -> Part:
         return Part(ZeroModel(model))
     if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ConfigError(
-            f"`{name}` has parameters that ZeRO-3 has partitioned, and only its engine knows how",
-            hint=f"give what deepspeed.initialize returned first: {name}=engine",
+            f"`{name}` has parameters that ZeRO-3 has partitioned, and only its engine can "
+            "collect them",
+            hint=f"pass the first result of deepspeed.initialize: {name}=engine",
         )
     if _is_flat(model):
         # Only FSDP1 pays for the import of torch's part about it.
@@ -285,8 +288,8 @@ def _optimizer(name: str, optimizer: Any, models: Mapping[str, nn.Module]) -> Pa
             return Part(ZeroOptimizer(engine))
     if _is_a(optimizer, "DeepSpeedOptimizer"):
         raise ConfigError(
-            f"`{name}` is DeepSpeed's, and none of the modules given is its engine",
-            hint="give what deepspeed.initialize returned first as well: model=engine",
+            f"`{name}` belongs to DeepSpeed, but its engine was not passed",
+            hint="also pass the first result of deepspeed.initialize: model=engine",
         )
     return _plain_optimizer(name, optimizer, models)
 
@@ -306,8 +309,8 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
         owners = dict(models)
     if not owners:
         raise ConfigError(
-            f"`{name}` trains none of the modules given",
-            hint="give its model as well: its state is kept by the names of parameters",
+            f"`{name}` trains none of the modules passed",
+            hint="also pass its model: the optimizer's state is stored by parameter names",
         )
     whole = [
         m for m in owners.values() if members <= {id(parameter) for parameter in m.parameters()}
@@ -377,9 +380,9 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
         except (TypeError, ValueError, RuntimeError) as error:
             path = f"metrics/{name}"
             raise UnsavableState(
-                f"`{path}` is no number: it is a {type(value).__name__}",
+                f"`{path}` is not a number: it is a {type(value).__name__}",
                 path=path,
-                hint="give one number for each name, of a tensor its mean() or item()",
+                hint="pass one number for each name; for a tensor, its mean() or item()",
             ) from error
     return plain
 
@@ -415,8 +418,8 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
         odd = _odd_one(value)
         if odd is not None:
             raise UnsavableState(
-                f"cannot log `{name}`: {_described(odd)} is no number and no text, and the log is "
-                "saved with each checkpoint; older checkpoints are intact",
+                f"cannot log `{name}`: {_described(odd)} is neither a number nor a text, and the "
+                "log is saved with each checkpoint; older checkpoints are intact",
                 path=f"log_history/{name}",
                 hint=f"log one number for each name, as `{name}_0`, or the mean as `{name}`",
             )

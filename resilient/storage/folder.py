@@ -73,7 +73,7 @@ class DirectoryListing:
     def why_unread(self, name: str) -> str:
         """Return why a name that is no listed file cannot be read."""
         if leads_out(name):
-            return "it is outside of the folder, and was not looked at"
+            return "it is outside of the folder, and was not read"
         if name not in self.outside:
             return "it is missing"
         return f"it is {self.kinds.get(name, LINK)}, and was not opened"
@@ -160,7 +160,7 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
 def _why_unread(found: os.stat_result, bytes_max: int | None) -> str:
     """Return why a file is not read; empty for a plain file of an accepted size."""
     if not stat.S_ISREG(found.st_mode):
-        return next((what for is_it, what in _KINDS if is_it(found.st_mode)), "no plain file")
+        return next((what for is_it, what in _KINDS if is_it(found.st_mode)), "not a plain file")
     if bytes_max is not None and found.st_size > bytes_max:
         return f"larger than {bytes_max >> 30} GiB"
     return ""
@@ -217,7 +217,7 @@ class LocalFolder:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
         try:
             if self._stat(name) is None:
-                raise KeyNotFound(f"`{name}` is no file inside {self.url}", key=name)
+                raise KeyNotFound(f"`{name}` is not a file inside {self.url}", key=name)
             # O_NONBLOCK: a pipe that takes the file's place meanwhile must not block this process.
             handle = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -329,7 +329,7 @@ class FsspecFolder:
         files = [(path, info) for path, info in sorted(found.items()) if info["type"] == "file"]
         if any(info.get("size") is None for _, info in files):
             raise ConfigError(
-                f"cannot read {self.url}: its server does not tell the size of a file",
+                f"cannot read {self.url}: its server does not report the size of a file",
                 hint=f"curl -LO {shell_quote(self.url)}",
             )
         self._paths = {self._name(path): path for path, _ in files[:FILES_MAX]}
@@ -368,8 +368,8 @@ class FsspecFolder:
                 self._wholes[name] = None
             elif self._sizes[name] > _WHOLE_BYTES_MAX:
                 raise ConfigError(
-                    f"cannot read {self.url}: its server sends no parts of a file, and this one "
-                    f"has {self._sizes[name]} bytes; copy it first",
+                    f"cannot read {self.url}: its server sends no byte ranges, and this file has "
+                    f"{self._sizes[name]} bytes; copy it first",
                     hint=f"curl -LO {shell_quote(self.url)}",
                 )
             else:

@@ -98,7 +98,7 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
     """
     if "::" in url:
         raise ConfigError(
-            f"cannot open {redacted(url)}: a chained URL puts a cache between us and the store",
+            f"cannot open {redacted(url)}: a chained URL puts a cache in front of the store",
             hint=f"resilient ckpt ls {shell_quote(redacted(url.rpartition('::')[2]))}",
         )
     if protocol in ("s3", "s3a"):
@@ -114,9 +114,9 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
         ) from error
     except AttributeError as error:
         raise ConfigError(
-            f"cannot open {redacted(url)}: `{protocol}://` leads on to another filesystem, which "
-            "the URL does not name",
-            hint="name the place itself: a folder, s3://, gs://, az:// or another store",
+            f"cannot open {redacted(url)}: `{protocol}://` leads to another filesystem, which the "
+            "URL does not name",
+            hint="use the URL of the store itself: a folder, s3://, gs://, az:// or another store",
         ) from fit_to_show(error)
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
@@ -127,8 +127,8 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
         # Some filesystems log in at once, and may reach no server.
         raise kind_of_foreign(error)(
             f"cannot open {redacted(url)}: {type(error).__name__}: {redacted_text(str(error))}",
-            hint="nothing was changed; see that its server runs and the URL names it, then run "
-            "the same command again",
+            hint="nothing was changed; check that its server runs and that the URL is right, then "
+            "run the same command again",
         ) from fit_to_show(error)
     # s3fs retries everything five times on top of botocore's retries.
     with suppress(AttributeError):

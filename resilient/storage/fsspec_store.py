@@ -75,7 +75,7 @@ def _create_in_memory(filesystem: Any, path: str, data: bytes) -> None:
     # Its ``open(path, "xb")`` looks and then writes: two threads can both pass the look.
     with MEMORY_LOCK:
         if filesystem.isfile(path):
-            raise FileExistsError(errno.EEXIST, "the key is taken", path)
+            raise FileExistsError(errno.EEXIST, "the key exists", path)
         try:
             filesystem.pipe_file(path, data)
         except FileExistsError as error:
@@ -107,7 +107,7 @@ def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
         if not isinstance(error, FileExistsError) and status_of(error) not in _CONFLICT:
             raise
         if _writer(filesystem, path) != token:
-            raise FileExistsError(errno.EEXIST, "the key is taken", path) from error
+            raise FileExistsError(errno.EEXIST, "the key exists", path) from error
 
 
 def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
@@ -231,7 +231,7 @@ class FsspecStore:
                 self._create(self._filesystem, path, content)
             except FileExistsError as error:
                 raise KeyExists(
-                    f"cannot create `{key}` in {self.url}: the key is taken, nothing was changed",
+                    f"cannot create `{key}` in {self.url}: the key exists, nothing was changed",
                     key=key,
                 ) from error
             except self._caught as error:
@@ -344,9 +344,8 @@ class FsspecStore:
 
     def _not_exclusive(self, key: str) -> NotExclusive:
         return NotExclusive(
-            f"cannot create `{key}` in {self.url}: no exclusive create is known there, so two "
-            "processes could both believe they were first; a local path, s3://, gs:// and az:// "
-            "have one",
+            f"cannot create `{key}` in {self.url}: no exclusive create is known for this store, "
+            "so two processes could both succeed; a local path, s3://, gs:// and az:// have one",
             key=key,
             hint="pip install --upgrade s3fs" if self.url.startswith("s3") else "",
         )

@@ -273,7 +273,8 @@ class LocalStore(TempFileSweeper):
             # object.
             self._make_folder(folder)
         raise StoreUnavailable(
-            f"cannot put `{key}` in {self.url}: its folder vanishes as fast as it is made", key=key
+            f"cannot put `{key}` in {self.url}: another process deletes its folder repeatedly",
+            key=key,
         )
 
     def _make_folder(self, folder: Path) -> None:
@@ -293,7 +294,7 @@ class LocalStore(TempFileSweeper):
             self._files.link(temporary, final)
         except FileExistsError as error:
             raise KeyExists(
-                f"cannot create `{key}` in {self.url}: the key is taken, nothing was changed",
+                f"cannot create `{key}` in {self.url}: the key exists, nothing was changed",
                 key=key,
             ) from error
         except OSError as error:
@@ -301,7 +302,7 @@ class LocalStore(TempFileSweeper):
                 raise
             raise NotExclusive(
                 f"cannot create `{key}` in {self.url}: this file system has no hard links "
-                f"({error.strerror}), so two processes could both believe they were first",
+                f"({error.strerror}), so two processes could both succeed",
                 key=key,
                 hint=f"findmnt --target {self._root}",
             ) from error
@@ -387,7 +388,7 @@ def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
     except FileNotFoundError as error:
         if was_there and folder.parent.is_dir():
             raise StoreDenied(
-                f"cannot write below `{folder.parent}`: it takes no folder `{folder}`",
+                f"cannot write below `{folder.parent}`: it does not accept the folder `{folder}`",
                 hint="nothing was changed; give another folder, on a file system for files",
             ) from error
 
@@ -414,5 +415,5 @@ def _write_all(handle: WritableFile, view: memoryview) -> None:
     while view.nbytes:
         written = handle.write(view)
         if written <= 0:
-            raise OSError(errno.EIO, "the file takes no more bytes and gives no reason")
+            raise OSError(errno.EIO, "the file accepts no more bytes, without a reason")
         view = view[written:]

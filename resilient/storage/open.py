@@ -73,8 +73,8 @@ def local_path(url: str) -> Path:
     if parts.netloc not in ("", "localhost"):
         meant = f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise ConfigError(
-            f"cannot open {redacted(url)}: `{parts.netloc.rpartition('@')[2]}` is read as a "
-            "machine's name, and a local path has none",
+            f"cannot open {redacted(url)}: `{parts.netloc.rpartition('@')[2]}` is read as a host "
+            "name, and a local path has none",
             hint=f"resilient ckpt ls {shell_quote(meant)}",
         )
     return Path(unquote(parts.path))

@@ -242,24 +242,24 @@ def _check_limits(options: S3Options) -> None:
         raise ConfigError(
             f"storage option `client` is {options.client!r}, which is none of: "
             f"{', '.join(CLIENTS)}",
-            hint="leave it out to take the fastest one that is installed",
+            hint="omit it to use the fastest installed client",
         )
     if options.client == "obstore" and options.for_s3fs:
         names = ", ".join(sorted(options.for_s3fs))
         raise ConfigError(
-            f"storage options {names} are of s3fs alone, and `client` says obstore",
+            f"storage options {names} belong to s3fs only, and `client` is obstore",
             hint=f"use some of: {', '.join(_KNOWN)}",
         )
     if 0 < options.part_bytes < _PART_BYTES_MIN or options.parts_in_flight < 1:
         raise ConfigError(
             "storage options `part_bytes` and `parts_in_flight` must be at least "
             f"{_PART_BYTES_MIN} (S3's own limit) and 1",
-            hint="leave them out",
+            hint="omit them",
         )
     if not (options.connect_seconds > 0 and options.request_seconds > 0):
         raise ConfigError(
             "storage options `connect_seconds` and `request_seconds` must be above 0",
-            hint="leave them out",
+            hint="omit them",
         )
 
 

@@ -35,8 +35,8 @@ class StoreUnresponsive(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{url} has not answered for {waited_seconds:.0f} s ({error}); it is asked again for up to "
-        "{within_seconds:g} s, and nothing that is committed is touched"
+        "{url} has not answered for {waited_seconds:.0f} s ({error}); retrying for up to "
+        "{within_seconds:g} s. Committed data is not touched"
     )
     url: str
     error: str

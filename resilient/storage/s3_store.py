@@ -137,7 +137,7 @@ class ObstoreStore:
             except exceptions.AlreadyExistsError as error:
                 self._check_taken(key)
                 raise KeyExists(
-                    f"cannot create `{key}` in {self.url}: the key is taken, nothing was changed",
+                    f"cannot create `{key}` in {self.url}: the key exists, nothing was changed",
                     key=key,
                 ) from error
 

@@ -130,7 +130,7 @@ class S3Transfer:
                 return 0
             self._require(answer, "get", key)
             if start and answer.status != _PARTIAL:
-                raise self._failed("get", key, StoreError, "the server sent no range of it")
+                raise self._failed("get", key, StoreError, "the server did not send the range")
             return _received(answer, room, arrived)
 
     def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
@@ -231,7 +231,7 @@ class S3Transfer:
             if checksum and checksum != answer.proof.sum:
                 # The checksum is that of the received bytes, which differ from the sent bytes.
                 raise self._failed(
-                    verb, key, StoreUnavailable, "the server has another checksum than was sent"
+                    verb, key, StoreUnavailable, "the server reports another checksum than was sent"
                 )
             text = answer.text().decode("utf-8", "replace")
             return PutResponse(

@@ -232,7 +232,7 @@ def _create(root: Path) -> tuple[Path, int]:
         lock = lock_folder(path)
         if lock is not None:
             return path, lock
-    raise FileNotFoundError(0, "somebody sweeps faster than we make folders")
+    raise FileNotFoundError(0, "another process deletes new folders repeatedly")
 
 
 def lock_folder(path: Path) -> int | None:

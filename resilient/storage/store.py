@@ -131,7 +131,7 @@ def check_key(key: str) -> str:
             characters.
     """
     if not is_key(key):
-        raise StoreError(f"not a key of a store: {key[:80]!r}", key=key)
+        raise StoreError(f"not a valid key of a store: {key[:80]!r}", key=key)
     return key
 
 

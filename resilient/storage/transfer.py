@@ -32,7 +32,7 @@ def as_byte_view(data: Data, key: str = "") -> memoryview:
         return view.cast("B") if view.nbytes else memoryview(b"")
     except TypeError as error:
         raise StoreError(
-            f"cannot put `{key}`: the data is no contiguous buffer of bytes", key=key
+            f"cannot put `{key}`: the data is not a contiguous buffer of bytes", key=key
         ) from error
 
 

@@ -48,8 +48,8 @@ def require_plain_host(url: str) -> None:
     is_port = port.isdecimal() and protocol_of(url) not in _BUCKETS
     if colon and protocol_of(url) != "file" and not is_port and not netloc.endswith("]"):
         raise ConfigError(
-            f"cannot open {redacted(url)}: a user and a secret have no place in a URL, and this "
-            "one ends in the middle of them",
+            f"cannot open {redacted(url)}: a URL must not contain a user or a secret, and this "
+            "one ends inside them",
             hint="export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=...",
         )
 

@@ -104,8 +104,8 @@ def _asked(model: nn.Module, how: ActivationCheckpointing) -> bool:
         return False
     if how.every_n_layers > 1 or how.offload:
         raise ConfigError(
-            f"`{type(model).__name__}.gradient_checkpointing_enable` knows no "
-            "`every_n_layers` and no `offload`: leave them out"
+            f"`{type(model).__name__}.gradient_checkpointing_enable` has no `every_n_layers` and "
+            "no `offload`: omit them"
         )
     cast("Any", model).gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     return True

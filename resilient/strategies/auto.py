@@ -107,17 +107,15 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
     tensor = _tensor_ranks(model, machine, reasons)
     if need > room * machine.ranks:
         raise ConfigError(
-            f"the model fits nowhere: {what}, so it needs {-int(-need // room)} ranks, and "
-            f"there are {machine.ranks}",
+            f"the model does not fit: {what}, so it needs {-int(-need // room)} ranks, and there "
+            f"are {machine.ranks}",
             hint="start more ranks, use an optimizer with less state, or offload it: "
             'TrainingArguments(fsdp="full_shard offload")',
         )
     if tensor > 1:
         return _over_groups(model, machine, tensor, reasons)
     if need <= room:
-        reasons.append(
-            "it fits on each rank: replicas send gradients, once a step, and nothing else"
-        )
+        reasons.append("it fits on each rank: replicas send only gradients, once a step")
         return ParallelismChoice({"parallelism": "ddp"}, tuple(reasons))
     stages = _stages(model, machine, reasons)
     if stages > 1:
@@ -136,10 +134,10 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) 
     fits = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
     what = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
     if not fits:
-        raise ConfigError(f"the model fits nowhere: {what}, on all ranks of a host as well")
+        raise ConfigError(f"the model does not fit: {what}, on all ranks of a host as well")
     if not model.is_cut_by_plan:
         raise ConfigError(
-            f"{what}: it must be cut over {fits[0]} ranks, and the model does not say how",
+            f"{what}: it must be cut over {fits[0]} ranks, and the model does not define how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
     reasons.append(f"{what}: layers are cut over {fits[0]} ranks of a host")
@@ -152,7 +150,7 @@ def _over_groups(
     """Return replicas or shards over groups that share each layer."""
     mesh: dict[str, Any] = {"tp_size": tensor}
     if model.state_bytes <= machine.room_bytes * tensor:
-        reasons.append(f"{tensor} ranks together hold all of it: groups of them are replicas")
+        reasons.append(f"{tensor} ranks together hold the whole model: groups of them are replicas")
         return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(reasons))
     reasons.append("such groups hold a share of it each (FSDP)")
     return ParallelismChoice({"parallelism": "fsdp", "parallelism_config": mesh}, tuple(reasons))
@@ -195,8 +193,8 @@ def _shards(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> dic
     is_several = machine.hosts > 1
     if is_several and model.state_bytes <= machine.room_bytes * machine.ranks_per_host:
         reasons.append(
-            f"the {machine.ranks_per_host} ranks of a host hold all of it: weights are sent inside "
-            "hosts, gradients once a step between them"
+            f"the {machine.ranks_per_host} ranks of a host hold the whole model: weights are sent "
+            "inside hosts, gradients once a step between hosts"
         )
         config = {"shard_size": machine.ranks_per_host}
         return {"parallelism": "fsdp", "fsdp": "hybrid_shard", "fsdp_config": config}

@@ -107,7 +107,7 @@ class DdpStrategy:
         if names and not self.broadcast_buffers:
             raise ConfigError(
                 f"`ddp_broadcast_buffers`=False would let {names[0]} and {len(names) - 1} more "
-                "buffers differ between ranks, of which a checkpoint holds one: leave it out"
+                "buffers differ between ranks, but a checkpoint holds only one copy: omit it"
             )
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:

@@ -91,13 +91,13 @@ def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
     for name in config:
         near = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
         if name not in TOP and near:
-            yield f"{name} is no key of it; did you mean `{near[0]}`?"
+            yield f"{name} is not a key of it; did you mean `{near[0]}`?"
     zero = config.get("zero_optimization")
     for name in zero if isinstance(zero, dict) else ():
         if name not in ZERO:
             near = get_close_matches(str(name), ZERO, n=1)
             hint = f"; did you mean `{near[0]}`?" if near else ""
-            yield f"zero_optimization.{name} is no key of it{hint}"
+            yield f"zero_optimization.{name} is not a key of it{hint}"
 
 
 # DeepSpeed's name -> our names that may accompany it; "linear" is the default.
@@ -157,7 +157,7 @@ def contradictions(block: Mapping[str, Any], values: Mapping[str, Any]) -> Itera
         yield f"scheduler.params.warmup_type={params['warmup_type']!r} is none of {_TYPES}"
     low = params.get("warmup_min_lr", 0)
     if low != "auto" and not isinstance(low, int | float):
-        yield f"scheduler.params.warmup_min_lr={low!r} is no number"
+        yield f"scheduler.params.warmup_min_lr={low!r} is not a number"
     yield from _other_values(params, values)
 
 
@@ -193,8 +193,8 @@ def read_warmup(block: Mapping[str, Any], rate: float, warmup: int, total: int) 
     steps = warmup if steps == "auto" else steps
     if not isinstance(steps, int) or steps < 1 or (warmup and steps != warmup):
         raise ConfigError(
-            f"scheduler.params.warmup_num_steps={steps!r} in the config of DeepSpeed is no length "
-            f"of a warm-up, or not that of `warmup_steps` ({warmup})",
+            f"scheduler.params.warmup_num_steps={steps!r} in the config of DeepSpeed is not the "
+            f"length of a warm-up, or not that of `warmup_steps` ({warmup})",
             hint='write "auto" and set warmup_steps',
         )
     low, high = params.get("warmup_min_lr", 0.0), params.get("warmup_max_lr")
@@ -298,7 +298,7 @@ def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     if wrong:
         raise ConfigError(
             f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}",
-            hint='write "auto" for these keys, or leave them out',
+            hint='write "auto" for these keys, or omit them',
         )
     made.pop("optimizer", None)
     made.setdefault("steps_per_print", 100)

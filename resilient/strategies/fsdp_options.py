@@ -109,7 +109,7 @@ def read_fsdp(
     if policy == "no_wrap":
         values |= {"layer_classes": (), "min_num_params": 0, "wrap": False}
     elif policy == "size_based_wrap" and not values.get("min_num_params"):
-        raise _refused("auto_wrap_policy", policy, "say `min_num_params` too")
+        raise _refused("auto_wrap_policy", policy, "set `min_num_params` too")
     elif policy is not None:
         values["wrap"] = True
     options = FsdpOptions(**values)
@@ -145,7 +145,7 @@ def _read(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read `fsdp_config` from `{config}`: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"`fsdp_config`: `{config}` holds no object of JSON")
+        raise ConfigError(f"`fsdp_config`: `{config}` does not hold a JSON object")
     return found
 
 
@@ -154,7 +154,7 @@ def _config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         name = key.removeprefix("fsdp_")
         if name not in _KEYS:
-            raise _refused(key, value, f"it is no key of `fsdp_config`{_meant(name, _KEYS)}")
+            raise _refused(key, value, f"it is not a key of `fsdp_config`{_meant(name, _KEYS)}")
         options |= _KEYS[name](name, value)
     return options
 
@@ -190,7 +190,7 @@ def _not_in_2(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
     if options.dtypes.buffer not in (None, "float32"):
         refused["buffer_dtype"] = (
             options.dtypes.buffer,
-            "FSDP2 leaves buffers alone: convert them in the model, or write version=1",
+            "FSDP2 does not change buffers: convert them in the model, or write version=1",
         )
     if not options.limit_all_gathers:
         refused["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"

@@ -77,7 +77,8 @@ def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
     given = [name for name in PIPELINE_KEYS[1:] if values.get(name) is not None]
     if ranks == 1 and given:
         raise ConfigError(
-            f"`parallelism_config.{given[0]}` is about pipelines, and `{SIZE}` says no ranks of one"
+            f"`parallelism_config.{given[0]}` is about pipelines, but `{SIZE}` gives no ranks to "
+            "a pipeline"
         )
     schedule = (values.get(SCHEDULE) or "1f1b").lower()
     several = SCHEDULES[schedule]
@@ -92,8 +93,9 @@ def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
     options = PipelineOptions(ranks, schedule, per_rank, points)
     if points and len(points) != options.stages - 1:
         raise ConfigError(
-            f"`{SPLIT_POINTS}` of parallelism_config names {len(points)} modules, and "
-            f"{options.stages} stages begin at {options.stages - 1} besides the model's start"
+            f"`{SPLIT_POINTS}` of parallelism_config names {len(points)} modules, but "
+            f"{options.stages} stages start at {options.stages - 1} modules besides the model's "
+            "start"
         )
     return options
 
@@ -122,9 +124,9 @@ def check_micro_batches(options: PipelineOptions, count: int) -> None:
     near = [n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)]
     fit = sorted(sorted(near, key=lambda n: abs(n - count))[:3])
     raise ConfigError(
-        f"`gradient_accumulation_steps`={count} is how many micro-batches go through the pipeline "
-        f"in a step, and `{SCHEDULE}`={options.schedule!r} over {options.stages} stages cannot "
-        f"take so many: use {', '.join(map(str, fit))}, or `{SCHEDULE}`='gpipe'"
+        f"`gradient_accumulation_steps`={count} is the number of micro-batches in a step, and "
+        f"`{SCHEDULE}`={options.schedule!r} over {options.stages} stages does not allow it: use "
+        f"{', '.join(map(str, fit))}, or `{SCHEDULE}`='gpipe'"
     )
 
 
@@ -156,9 +158,9 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
         (lambda value: type(value) is int and value > 0, "use a whole number of at least 1"),
     ),
     **dict.fromkeys(
-        _ONE, (lambda value: value == 1, "sequences are not cut over ranks here: leave it out")
+        _ONE, (lambda value: value == 1, "sequences are not cut over ranks here: omit it")
     ),
-    **dict.fromkeys(_HANDLERS, (lambda _: False, "it is accelerate's own: leave it out")),
+    **dict.fromkeys(_HANDLERS, (lambda _: False, "it belongs to accelerate: omit it")),
     # accelerate's object always has these names, whether they are used or not.
     **dict.fromkeys(("cp_backend", "sp_backend"), (lambda _: True, "")),
     PLAN: (
@@ -261,9 +263,9 @@ def mesh_sizes(config: Mapping[str, Any] | None, ranks: int, *, shards: bool) ->
     if tensor * pipeline * replicate * shard != ranks:
         stages = (f" x {pipeline}", ", stages") if pipeline > 1 else ("", "")
         raise ConfigError(
-            f"`parallelism_config` says {replicate} x {shard} x {tensor}{stages[0]} ranks "
-            f"(replicas, shards, tensors{stages[1]}), and there are {ranks}",
-            hint="start as many ranks, or leave one of dp_replicate_size and dp_shard_size out",
+            f"`parallelism_config` has {replicate} x {shard} x {tensor}{stages[0]} ranks "
+            f"(replicas, shards, tensors{stages[1]}), but there are {ranks}",
+            hint="start as many ranks, or omit one of dp_replicate_size and dp_shard_size",
         )
     return MeshSizes(replicate, shard, tensor, pipeline)
 

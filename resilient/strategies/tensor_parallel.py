@@ -175,7 +175,7 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     tied = [name for name, parameter in model.named_parameters() if uses[id(parameter)] > 1]
     if tied:
-        raise ConfigError(f"parameter `{tied[0]}` is tied to another: cut apart it would not be")
+        raise ConfigError(f"parameter `{tied[0]}` is tied to another: a cut would untie them")
     styles: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
         named = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
@@ -190,8 +190,8 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
         own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
         if own and any(True for _ in module.children()):
             raise ConfigError(
-                f"`{name}.{own[0]}` lies beside modules, where it cannot be replicated",
-                hint="give it a module of its own",
+                f"`{name}.{own[0]}` is beside modules, where it cannot be replicated",
+                hint="give it its own module",
             )
         if own:
             styles.setdefault(name, Replicated())

@@ -36,8 +36,8 @@ class RequestFault(Enum):
     BUSY = "503, nothing happened"
     CONFLICT = "409, nothing happened"
     ANSWER_LOST = "a timeout, and yet it happened"
-    TWICE = "it is delivered twice, and the second answer is heard: 412 for an exclusive create"
-    LATE = "a timeout; it happens ``after`` requests later, whoever makes those"
+    TWICE = "it is delivered twice, and the second answer is received: 412 for an exclusive create"
+    LATE = "a timeout; it happens after ``after`` further requests, of any client"
 
     def __repr__(self) -> str:
         return str(self)

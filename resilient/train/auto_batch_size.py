@@ -174,13 +174,13 @@ def fitting_for(
         return None
     if strategy.name not in ("single", "ddp"):
         raise ConfigError(
-            f"`auto_find_batch_size` needs one process or replicas, and {strategy.name} is neither"
-            ": its ranks compute each pass together, and one that runs out of memory leaves the "
-            "others waiting; find the batch size with one short run, or halve it by hand"
+            f"`auto_find_batch_size` needs one process or replicas, but {strategy.name} is "
+            "neither: its ranks compute each pass together, and a rank without memory would leave "
+            "the others waiting; find the batch size with a short run, or halve it by hand"
         )
     if args.ddp_comm_hook != "no":
         raise ConfigError(
-            f"`auto_find_batch_size` averages gradients by itself, and `ddp_comm_hook`="
-            f"{args.ddp_comm_hook!r} would be left out: use one of them"
+            "`auto_find_batch_size` averages gradients itself, so "
+            f"`ddp_comm_hook`={args.ddp_comm_hook!r} would have no effect: use one of them"
         )
     return AutoBatchSize(strategy.unwrap(model), session.device, session.world.size)

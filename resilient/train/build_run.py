@@ -199,7 +199,7 @@ def _loader_of(hooks: TrainerHooks) -> Any:
         ConfigError: An override made a loader that has no such position.
     """
     made, sampler = hooks.get_train_dataloader(), hooks.train_sampler
-    assert sampler is not None, "a run has a place in its data"  # noqa: S101
+    assert sampler is not None, "a run has a data position"  # noqa: S101
     loader = resumable_loader(hooks.args, made, sampler)
     if loader is not made and hooks.session.world.is_coordinator:
         hooks.session.emit(LoaderRebuilt(sampler.sampling.name))
@@ -395,7 +395,7 @@ def _name_at(path: str, repository: str) -> str:
     if slash and place_of(folder or "/") != place_of(repository):
         raise ConfigError(
             f"cannot resume from `{path}`: it is not in the repository `{repository}`; name a "
-            f"checkpoint of that, or set `repo` of TrainingArguments to `{folder}`",
+            f"checkpoint of that repository, or set `repo` of TrainingArguments to `{folder}`",
             hint=f"resilient ckpt ls {shell_quote(repository)}",
         )
     return name

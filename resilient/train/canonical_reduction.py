@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from resilient.train.trainer_hooks import TrainerHooks
 
 _HINT = (
-    "train on hosts of one kind, with the same versions and threads_per_rank; or go on with bits "
-    "that depend on which host computes what: on_arithmetic_mismatch='continue'"
+    "train on hosts of the same kind, with the same versions and threads_per_rank; or continue "
+    "with bits that depend on the host: on_arithmetic_mismatch='continue'"
 )
 
 
@@ -99,7 +99,7 @@ class ArithmeticFingerprint:
         if self.digest and self.digest != own_arithmetic:
             told(
                 session,
-                f"this life computes other bits ({machine}) than the one that saved "
+                f"this attempt computes other bits ({machine}) than the attempt that saved "
                 f"({self.machine})",
             )
         self.digest, self.machine = own_arithmetic, machine
@@ -133,7 +133,9 @@ def told(session: Session, problem: str) -> None:
         ConfigError: The arguments do not allow to continue.
     """
     if session.args.on_arithmetic_mismatch == "stop":
-        raise ConfigError(f"reduction='canonical' cannot promise its bits: {problem}", hint=_HINT)
+        raise ConfigError(
+            f"reduction='canonical' cannot guarantee equal bits: {problem}", hint=_HINT
+        )
     if session.world.is_coordinator:
         session.emit(ArithmeticMismatchFound(problem))
 
@@ -248,9 +250,9 @@ def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> st
     if len(set(digests)) > 1:
         raise ConfigError(
             "the same micro-batch, computed twice by one rank, gives other gradients, so "
-            "reduction='canonical' has no bits to keep: an operation of the model is not "
-            "deterministic although torch was told to choose those that are",
-            hint="look for kernels of your own, or of a package, that add atomically",
+            "reduction='canonical' cannot guarantee equal bits: an operation of the model is not "
+            "deterministic, although torch uses deterministic operations",
+            hint="search for kernels, of your own or of a package, that add atomically",
         )
     return digests[0]
 

@@ -62,8 +62,8 @@ class CallbacksGone(Event):
     def message(self) -> str:
         """Format the callbacks' names."""
         return (
-            f"the checkpoint holds the state of callbacks that this run does not have: "
-            f"{', '.join(self.names)}; give them to the Trainer to go on as before"
+            "the checkpoint holds the state of callbacks that this run does not have: "
+            f"{', '.join(self.names)}; pass them to the Trainer to continue as before"
         )
 
 
@@ -88,7 +88,10 @@ class ColumnsUnused(Event):
 
     def message(self) -> str:
         """Format the columns."""
-        return f"not given to the model, its forward does not take them: {', '.join(self.columns)}"
+        return (
+            "not passed to the model, because its forward does not accept them: "
+            f"{', '.join(self.columns)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class ArithmeticMismatchFound(Event):
     """Hosts compute different bits, and training continues anyway."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "{reason}: the bits of this run depend on which host computes what"
+    template: ClassVar[str] = "{reason}: the bits of this run depend on the host"
     reason: str
 
 
@@ -124,8 +127,8 @@ class BatchSizeReduced(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "out of memory with {old} samples per device: the step is made anew with {new}, and none "
-        "is left out or repeated"
+        "out of memory with {old} samples per device: the step is repeated with {new}, and no "
+        "sample is skipped or repeated"
     )
     old: int
     new: int
@@ -236,7 +239,7 @@ class TrainingRolledBack(Event):
             place = f"{samples} of epoch {epoch} to {to_samples} of epoch {to_epoch}"
         return (
             f"went back from step {self.global_step} to {self.checkpoint}: {self.reason}; samples "
-            f"{place} are left out ({self.times} of {self.limit} times)"
+            f"{place} are skipped ({self.times} of {self.limit} times)"
         )
 
 
@@ -265,10 +268,10 @@ class FinalSavePlanned(Event):
 
 
 _TIERS = {
-    "DURABLE": "saving it until it is durable",
-    "NEAR": "saving it in the near repository alone",
-    "MEMORY": "handing it to the keeper",
-    "IN_FLIGHT": "no time to save it, only what is in flight is finished",
+    "DURABLE": "saving until the checkpoint is durable",
+    "NEAR": "saving only in the near repository",
+    "MEMORY": "handing the state to the saver daemon",
+    "IN_FLIGHT": "no time for a save, only finishing the save in flight",
 }
 
 
@@ -277,7 +280,7 @@ class SaveRetried(Event):
     """The previous save failed and training went on."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "went on without a checkpoint: {reason}"
+    template: ClassVar[str] = "continued without a checkpoint: {reason}"
     reason: str
 
 

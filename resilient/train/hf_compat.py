@@ -32,13 +32,13 @@ _INSTEAD = {
     "accumulate": "`gradient_accumulation_steps` says how many micro-batches a step has",
     "no_sync": "`gradient_accumulation_steps` says how many micro-batches a step has",
     "save_state": "the trainer saves: `save_steps`, or `control.should_save` in a callback",
-    "load_state": "`train()` goes on from the newest checkpoint by itself",
+    "load_state": "`train()` resumes from the newest checkpoint by itself",
     "register_for_checkpointing": "write `trainer.register(name, thing)`",
-    "state": "arguments say how ranks train together: read `trainer.args`",
+    "state": "arguments set how ranks train together: read `trainer.args`",
     "scaler": "read `trainer.precision.scaler`",
     "log": "write `trainer.log(...)`",
 }
-_SYNC = "micro-batches are joined in one fixed order, all at the end of the step (`reduction`)"
+_SYNC = "micro-batches are added in one fixed order, all at the end of the step (`reduction`)"
 
 
 class Accelerator:
@@ -65,8 +65,8 @@ class Accelerator:
         if asked or options.get("scale_wrt_gas"):
             name = asked[0] if asked else "scale_wrt_gas"
             raise ConfigError(
-                f"`accelerator.backward` does not take `{name}`",
-                hint="call `loss.backward(...)` on what only this rank needs, or leave it out",
+                f"`accelerator.backward` does not accept `{name}`",
+                hint="call `loss.backward(...)` for tensors that only this rank needs, or omit it",
             )
         self._trainer.make_backward(loss)
 
@@ -99,9 +99,9 @@ class Accelerator:
             return tensor
         if not self._trainer.model.training:
             raise ConfigError(
-                "`accelerator.gather` waits for all ranks, and in an evaluation some may have "
-                "one batch less",
-                hint="return it from `prediction_step`: the trainer gathers that, each sample once",
+                "`accelerator.gather` waits for all ranks, but in an evaluation some ranks may "
+                "have one batch less",
+                hint="return it from `prediction_step`: the trainer gathers it, each sample once",
             )
         ranks = self.num_processes
         return nested(
@@ -135,7 +135,7 @@ class Accelerator:
             ConfigError: The reduction is canonical, so a step has no such micro-batch.
         """
         if is_canonical(self._trainer.args):
-            raise ConfigError(f"`accelerator.sync_gradients` is not known: {_SYNC}")
+            raise ConfigError(f"`accelerator.sync_gradients` is unknown: {_SYNC}")
         return self._trainer.is_last_micro_batch
 
     @property
@@ -185,8 +185,8 @@ class Accelerator:
         return "MULTI_CPU" if self.device.type == "cpu" else f"MULTI_{_maker(self.device)}"
 
     def __getattr__(self, name: str) -> NoReturn:
-        advice = _INSTEAD.get(name, "what the trainer does by itself is said by its arguments")
-        raise AttributeError(f"`accelerator.{name}` is not there: {advice}", name=name, obj=self)
+        advice = _INSTEAD.get(name, "arguments set what the trainer does by itself")
+        raise AttributeError(f"`accelerator.{name}` does not exist: {advice}", name=name, obj=self)
 
 
 def _maker(device: torch.device) -> str:
@@ -211,15 +211,15 @@ ASKED = (
 """Methods that only scripts call; so overrides of them take effect."""
 
 _EVALUATING = "override `prediction_step`, `evaluate` or `get_eval_dataloader`"
-_SAVING = "what a checkpoint holds more is said by `trainer.register(name, thing)`"
+_SAVING = "`trainer.register(name, thing)` adds state to a checkpoint"
 _STEPPING = "override `training_step` or `compute_loss`, or use callbacks"
 _COLUMNS = "set `remove_unused_columns` to False, or choose columns in your `data_collator`"
 _LOADING = "override `get_train_dataloader` or `get_eval_dataloader`"
-_RESUMING = "a run goes on from its newest checkpoint by itself; add to it with `trainer.register`"
-_RANKS = "arguments say how ranks train together"
+_RESUMING = "a run resumes from its newest checkpoint by itself; add state with `trainer.register`"
+_RANKS = "arguments set how ranks train together"
 _CLIPPING = "set `max_grad_norm`; a callback's `on_pre_optimizer_step` may change gradients"
-_HUB = "what is pushed is said by a callback's `on_save`"
-_SEARCHING = "give `hyperparameter_search` a `backend` of your own"
+_HUB = "a callback's `on_save` decides what is pushed"
+_SEARCHING = "pass your own `backend` to `hyperparameter_search`"
 _GENERATING = "override `prediction_step`"
 NOT_CALLED = {
     "evaluation_loop": _EVALUATING,
@@ -237,21 +237,21 @@ NOT_CALLED = {
     "_load_from_checkpoint": _SAVING,
     "_load_rng_state": _SAVING,
     "_load_scaler": _SAVING,
-    "save_model": "a checkpoint holds the whole model without it: write more beside one in a "
-    "callback's `on_save`, and give what your script calls at its end another name",
-    "_rotate_checkpoints": "what stays is said by `save_total_limit` and `save_retention`",
+    "save_model": "a checkpoint holds the whole model without it: write more files in a callback's "
+    "`on_save`, and rename the method that your script calls at its end",
+    "_rotate_checkpoints": "`save_total_limit` and `save_retention` set which checkpoints stay",
     "_get_output_dir": "set `output_dir`, or `repo`",
     "_issue_warnings_after_load": _RESUMING,
     "_load_callback_state": "a callback that has `state_dict` and `load_state_dict` is saved",
     "_init_training_state": _RESUMING,
-    "_load_best_model": "`load_best_model_at_end` says so; `trainer.load_model(...)` loads another",
+    "_load_best_model": "`load_best_model_at_end` does it; `trainer.load_model(...)` loads another",
     "_determine_best_metric": "set `metric_for_best_model` and `greater_is_better`",
     "_inner_training_loop": _STEPPING,
     "_run_epoch": _STEPPING,
     "_prepare_for_training": _STEPPING,
     "_finalize_training": _STEPPING,
     "set_initial_training_values": "set `num_train_epochs` or `max_steps`",
-    "_maybe_log_save_evaluate": "callbacks say when to log, evaluate and save",
+    "_maybe_log_save_evaluate": "callbacks decide when to log, evaluate and save",
     "_get_num_items_in_batch": "override `get_batch_samples`",
     "_track_num_input_tokens": "set `include_num_input_tokens_seen`",
     "store_flos": "override `floating_point_ops`",
@@ -262,15 +262,15 @@ NOT_CALLED = {
     "_mixed_mesh_grad_norm": _CLIPPING,
     "_get_train_sampler": "override `train_sampling`, which returns an order (`sequential` and "
     "others are names of `train_sampling_strategy`), or `get_train_dataloader`",
-    "_get_eval_sampler": "an evaluation takes each sample once, in order; override "
-    "`get_eval_dataloader` for others",
+    "_get_eval_sampler": "an evaluation takes each sample once, in order; for another order "
+    "override `get_eval_dataloader`",
     "_get_dataloader": _LOADING,
     "_get_collator_with_removed_columns": _COLUMNS,
     "_remove_unused_columns": _COLUMNS,
     "_set_signature_columns_if_needed": _COLUMNS,
-    "num_examples": "how many samples there are is said by the dataset's `__len__`",
+    "num_examples": "the dataset's `__len__` gives the number of samples",
     "num_tokens": "set `include_num_input_tokens_seen`",
-    "call_model_init": "give `model_init`",
+    "call_model_init": "pass `model_init`",
     "_move_model_to_device": "move it in an override of `_wrap_model`",
     "_validate_args": "override `__init__`",
     "_update_auto_batch_size": "set `auto_find_batch_size`",
@@ -310,6 +310,6 @@ def refuse_uncalled_overrides(kind: type) -> None:
     if found is not None:
         raise ConfigError(
             f"`{kind.__name__}.{found}` would never be called: Transformers' Trainer calls a "
-            "method of that name, and this one does not",
+            "method of that name, and this Trainer does not",
             hint=NOT_CALLED[found],
         )

@@ -28,8 +28,8 @@ RECENT = 128
 LOSSES_TO_LEARN = 16
 _SIGMA = 1.4826  # standard deviation of a normal distribution / its median deviation
 _LEAST_SHARE = 0.01
-_ENDS = "what training makes from here on is broken too, unless it comes back by itself"
-_HINT = '`rollback_on`="nan" or "spike" goes back and leaves the data out'
+_ENDS = "training is broken from here on, unless it recovers by itself"
+_HINT = '`rollback_on`="nan" or "spike" goes back and skips the data'
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class LossDivergenceDetected(Event):
         if self.value is None or self.limit is None:
             return f"the {self.figure} is {self.kind} in step {self.global_step}: {_ENDS}; {_HINT}"
         return (
-            f"the loss is a spike in step {self.global_step}: {self.value:.4g}, and "
-            f"{self.limit:.4g} is the limit by those before; {_HINT}"
+            f"the loss is a spike in step {self.global_step}: {self.value:.4g}, above the limit "
+            f"of {self.limit:.4g} from earlier losses; {_HINT}"
         )
 
 
@@ -222,11 +222,11 @@ class LossGuard:
         if not math.isfinite(loss):
             raise LossDiverged(f"the loss is {loss}", kind_of(loss))
         if bad:
-            raise LossDiverged("the gradients are no numbers", "nan", "grad_norm")
+            raise LossDiverged("the gradients are not finite", "nan", "grad_norm")
         limit = self.limit()
         if loss > limit:
             raise LossDiverged(
-                f"the loss is {loss:.4g}, and {limit:.4g} is the limit by those before",
+                f"the loss is {loss:.4g}, above the limit of {limit:.4g} from earlier losses",
                 "spike",
                 numbers=(loss, limit),
             )
@@ -254,8 +254,8 @@ def watch_for(args: TrainingArguments, dataset: Any, device: torch.device, ranks
     """
     if args.rollback_on != "off" and (is_stream(dataset) or args.save_strategy == "no"):
         raise ConfigError(
-            f"`rollback_on`={args.rollback_on!r} needs checkpoints to go back to and a "
-            "train_dataset with a length to leave a part of out: set `save_strategy`, give a "
-            "map-style dataset, or write 'off'"
+            f"`rollback_on`={args.rollback_on!r} needs checkpoints to go back to, and a "
+            "train_dataset with a length to skip a part of: set `save_strategy`, use a map-style "
+            "dataset, or write 'off'"
         )
     return LossGuard(args, device, ranks)

@@ -313,7 +313,7 @@ class TokenCount:
             return int(inputs["attention_mask"].sum())
         if self._padding is not None:
             return int((main != self._padding).sum())
-        self._tell("nothing says which are padding, so all are counted")
+        self._tell("the padding is unknown, so all tokens are counted")
         return int(main.numel())
 
     def _tell(self, why: str) -> None:

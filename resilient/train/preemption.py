@@ -88,7 +88,7 @@ def _before_agent(seconds: float) -> float:
 
 def leave_at_once(why: str, status: int) -> None:
     """Exit immediately; stores are atomic, so durable data is not harmed."""
-    os.write(2, f"resilient: left at once: {why}\n".encode())
+    os.write(2, f"resilient: exited at once: {why}\n".encode())
     os._exit(status)
 
 
@@ -298,7 +298,7 @@ class StopCoordinator:
             why = f"{request.reason}: the time is over, and all finished steps are durable"
             self._leave(why, Preempted.exit_code)
         number = self._signal or signal.SIGTERM
-        self._leave(f"the time is over that {request.reason} left", 128 + number)
+        self._leave(f"the time of {request.reason} is over", 128 + number)
 
     def _hear(self, request: StopRequest) -> None:
         """Freeze; a later request can only shorten the time. A single rank agrees with itself."""

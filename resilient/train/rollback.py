@@ -71,7 +71,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     behind = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
     if times > limit:
-        raise _given_up(step, broken, f"it went back {limit} times already (`rollback_limit`)")
+        raise _given_up(step, broken, f"it already went back {limit} times (`rollback_limit`)")
     # Counts not reported yet belong to steps that are given up.
     run.settle_counts()
     resumed = None
@@ -94,6 +94,6 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
 
 def _given_up(step: int, broken: str, why: str) -> NumbersBroken:
     return NumbersBroken(
-        f"step {step} was not made: {broken}; {why}; what is committed is of before it",
-        hint="lower `learning_rate`, look at the data of this step, clip by `max_grad_norm`",
+        f"step {step} was not applied: {broken}; {why}; committed checkpoints are from before it",
+        hint="lower `learning_rate`, check the data of this step, or clip with `max_grad_norm`",
     )

@@ -197,7 +197,7 @@ class TrainingRun:
         except ResilientError as failed:
             if error is None:
                 raise
-            error.add_note(f"the save in flight failed as well: {failed}")
+            error.add_note(f"the save in flight failed too: {failed}")
 
     def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
         """Save at the agreed step, in the tier that the remaining time allows, and exit.
@@ -355,8 +355,8 @@ def pipeline_for(hooks: TrainerHooks) -> PipelinedModel | None:
     pipelined = pipeline_of(hooks.model)
     if pipelined is not None and hooks.has_own_training_step:
         raise ConfigError(
-            f"`{type(hooks).__name__}.training_step` makes the passes of one micro-batch, and a "
-            "pipeline makes those of a whole step together: override `compute_loss` instead"
+            f"`{type(hooks).__name__}.training_step` runs the passes of one micro-batch, but a "
+            "pipeline runs those of a whole step together: override `compute_loss` instead"
         )
     return pipelined
 

@@ -162,8 +162,8 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
     """
     if config.get("save_only_model"):
         raise IncompatibleCheckpoint(
-            "the checkpoint holds only a model (`save_only_model`), and training cannot go on "
-            "from that: take an older one that is whole, or begin anew from its weights with "
+            "the checkpoint holds only a model (`save_only_model`), so training cannot resume "
+            "from it: take an older complete checkpoint, or start again from its weights with "
             "`trainer.load_model(...)` and `trainer.train(False)`",
             hint="resilient ckpt ls",
         )
@@ -194,7 +194,7 @@ def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
         frozenset([allowed] if isinstance(allowed, str) else allowed),
         compares_options,
         lost,
-        "give the objects that saved it (trainer.register(name, thing) for a part of yours), or "
+        "pass the objects that were saved (trainer.register(name, thing) for your own part), or "
         "allow the difference: TrainingArguments(resume_changes=[{names}])",
         PART,
     )
@@ -459,7 +459,7 @@ class CheckpointSaver:
         step = self._state.global_step
         if tier is SaveDestination.MEMORY:
             self._checkpointer.before_update()
-            gate.go(f"step {step} is handed to the keeper, which makes it durable")
+            gate.go(f"step {step} was handed to the saver daemon, which makes it durable")
         self._checkpointer.wait()
         if tier is not SaveDestination.IN_FLIGHT:
             gate.landed(step)
@@ -474,7 +474,9 @@ class CheckpointSaver:
         """
         best, step = self.best.checkpoint, self._state.best_global_step
         if best is None:
-            self.emit(BestModelMissing("", "no checkpoint holds it; the last weights stay"))
+            self.emit(
+                BestModelMissing("", "no checkpoint holds the best model; the last weights stay")
+            )
             return
         try:
             if best != self._saved:
@@ -483,7 +485,10 @@ class CheckpointSaver:
             self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))
             return
         if step != best.step:
-            why = f"it is of step {step}, which was not saved; these weights are of {best}"
+            why = (
+                f"the best model is of step {step}, which was not saved; these weights are of "
+                f"{best}"
+            )
             self.emit(BestModelMissing(str(best), why))
 
     def close(self) -> None:
@@ -611,7 +616,7 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
         return False
     name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
-        raise ConfigError(f"`metric_for_best_model` `{name}` is none of {sorted(metrics)}")
+        raise ConfigError(f"`metric_for_best_model` `{name}` is not one of {sorted(metrics)}")
     up, value = bool(args.greater_is_better), plain_value(metrics[name])
     if not isinstance(value, int | float):
         raise ConfigError(

@@ -42,7 +42,7 @@ class Seq2SeqTrainingArguments(TrainingArguments):
         None, "`num_beams` of generation in evaluations; None: the model's own"
     )
     generation_config: str | None = option(
-        None, "folder or file with a GenerationConfig of Transformers that the model gets"
+        None, "folder or file with a GenerationConfig of Transformers for the model"
     )
 
 
@@ -122,8 +122,8 @@ class Seq2SeqTrainer(Trainer):
         generate: Any = getattr(self.model, "generate", None)
         if generate is None or not isinstance(inputs, Mapping):
             raise ConfigError(
-                f"`predict_with_generate` needs a model with `generate` and batches with names: "
-                f"`{type(self.model).__name__}` and `{type(inputs).__name__}` are not"
+                "`predict_with_generate` needs a model with `generate` and batches with names, "
+                f"but got `{type(self.model).__name__}` and `{type(inputs).__name__}`"
             )
         used = {name: value for name, value in inputs.items() if name not in self.label_names}
         if find_labels(inputs, self.label_names) is not None:
@@ -158,8 +158,8 @@ class Seq2SeqTrainer(Trainer):
                 if isinstance(token, int):
                     return token
         raise ConfigError(
-            "generated sequences differ in length and nothing says what fills them up: set "
-            "`pad_token_id` in the model's config, or give a tokenizer as `processing_class`"
+            "generated sequences differ in length, and their padding is unknown: set "
+            "`pad_token_id` in the model's config, or pass a tokenizer as `processing_class`"
         )
 
 
@@ -182,4 +182,4 @@ def _read_config(place: str) -> Any:
     try:
         return GenerationConfig.from_pretrained(str(folder), name, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"`generation_config` `{place}` is not there: {error}") from error
+        raise ConfigError(f"`generation_config` `{place}` cannot be loaded: {error}") from error

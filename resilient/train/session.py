@@ -195,9 +195,9 @@ class Session:
         first = self.gang.outputs.setdefault(place_of(self.repository), place)
         if first != place:
             raise ConfigError(
-                f"cannot train into `{place}`: its repository `{self.repository}` holds this "
-                f"script's training into `{first}`, which it would take for its own and resume; "
-                "give each training a repository of its own",
+                f"cannot train into `{place}`: its repository `{self.repository}` already holds "
+                f"this script's training into `{first}`, and would resume that one; use one "
+                "repository for each training",
                 hint="set `repo` of TrainingArguments for each, and start without --repo",
             )
 
@@ -282,8 +282,8 @@ def _backend(args: TrainingArguments, world: World) -> ProcessGroupSpec:
     device = choose_device(world, use_cpu=args.use_cpu)
     if args.ddp_backend == "nccl" and device.type != "cuda":
         raise ConfigError(
-            "`ddp_backend`='nccl' needs a GPU for each rank, and this one trains on the CPU",
-            hint="leave it out, or write gloo",
+            "`ddp_backend`='nccl' needs a GPU for each rank, but this rank trains on the CPU",
+            hint="omit it, or write gloo",
         )
     return ProcessGroupSpec(args.ddp_backend or _backend_for(args, device), args.ddp_timeout)
 
@@ -324,7 +324,7 @@ def own_arguments(args: Any) -> TrainingArguments:
     if not isinstance(args, TrainingArguments):
         kind = type(args)
         raise ConfigError(
-            f"`args` is a {kind.__module__}.{kind.__qualname__}, not our TrainingArguments",
+            f"`args` is a {kind.__module__}.{kind.__qualname__}, not resilient.TrainingArguments",
             hint="from resilient import TrainingArguments",
         )
     # A field may have changed since the arguments were made.
@@ -364,8 +364,8 @@ def allow_tf32(device: torch.device, *, wanted: bool) -> None:
     has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
     if wanted and not has:
         raise ConfigError(
-            f"`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, and this trains "
-            f"on `{device}`: leave it out"
+            "`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, but this run "
+            f"trains on `{device}`: omit it"
         )
     if has:
         backends: Any = torch.backends  # missing in torch's stubs

@@ -140,7 +140,7 @@ def _entries(trees: Callable[[], list[Any]]) -> list[Entry]:
     except (ValueError, RecursionError) as error:
         raise _damaged(str(error)) from error
     if not all(type(entry) is dict for entry in found):
-        raise _damaged("not each of its entries is an object")
+        raise _damaged("some of its entries are not objects")
     return found  # type: ignore[no-any-return]
 
 
@@ -150,8 +150,8 @@ def _no_tensor(name: str) -> NoReturn:
 
 def _damaged(why: str) -> IntegrityError:
     return IntegrityError(
-        f"the `{_FIELD}` that a checkpoint held cannot be read: {why}",
-        hint="nothing that training needs is in it: go on with `trainer.state.log_history = []`",
+        f"the `{_FIELD}` of a checkpoint cannot be read: {why}",
+        hint="training does not need it: continue with `trainer.state.log_history = []`",
     )
 
 
@@ -254,7 +254,7 @@ class TrainerState:
             _require_kinds(taken)
         except (ValueError, RecursionError, TypeError, AttributeError) as error:
             raise IntegrityError(
-                f"`{json_path}` is no trainer state: {error}",
+                f"`{json_path}` is not a trainer state: {error}",
                 key=str(json_path),
                 hint="resilient ckpt verify REPO, or take the file of an older checkpoint",
             ) from error

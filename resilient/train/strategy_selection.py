@@ -119,8 +119,8 @@ def _refuse_alone(args: TrainingArguments) -> None:
     if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
         raise ConfigError(
             "`mixed_precision` in fsdp_config needs more than one rank: FSDP does not shard over "
-            "one, and its precision would be ignored",
-            hint="leave it out and write bf16=True",
+            "one rank, and would ignore its precision",
+            hint="omit it and write bf16=True",
         )
 
 
@@ -147,8 +147,8 @@ def _refuse_mixed_decay(args: TrainingArguments, model: nn.Module) -> None:
     decays = {group["weight_decay"] for group in parameter_groups(model, args.weight_decay)}
     if len(decays) > 1:
         raise ConfigError(
-            "`use_orig_params`=False flattens weights and biases into one vector, of which only "
-            f"the weights are to decay (`weight_decay`={args.weight_decay})",
+            "`use_orig_params`=False flattens weights and biases into one vector, but only the "
+            f"weights have weight decay (`weight_decay`={args.weight_decay})",
             hint="write use_orig_params=True in fsdp_config, or weight_decay=0",
         )
 
@@ -188,7 +188,7 @@ def _tensor_plan(args: TrainingArguments, model: nn.Module) -> Mapping[str, str]
         plan = getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)
     if not plan:
         raise ConfigError(
-            f"`{type(model).__name__}` does not say how its layers are cut (`tp_plan`)",
+            f"`{type(model).__name__}` does not define how its layers are cut (`tp_plan`)",
             hint='name them: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
     return plan  # type: ignore[no-any-return]  # as the user or the model says it

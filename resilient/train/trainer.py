@@ -287,11 +287,11 @@ class Trainer(TrainerEvaluation):
         """
         if name in RESERVED:
             raise ConfigError(
-                f"cannot register `{name}`: the trainer's own parts have this name (reserved: "
-                f"{', '.join(RESERVED)}); give it another"
+                f"cannot register `{name}`: the trainer's own parts use this name (reserved: "
+                f"{', '.join(RESERVED)}); choose another name"
             )
         if name in self.registered:
-            raise ConfigError(f"a part named `{name}` is registered already")
+            raise ConfigError(f"a part named `{name}` is already registered")
         self.registered[name] = Part(stateful, scope)
 
     def save_model(

@@ -192,7 +192,7 @@ class TrainerHooks:
         known = ", ".join(map(str, sets)) if isinstance(sets, Mapping) else "none"
         raise ConfigError(
             f"`eval_dataset` has no dataset named `{name}` (it names: {known})",
-            hint="give the Trainer `eval_dataset={name: dataset}`, or give the dataset itself",
+            hint="pass the Trainer `eval_dataset={name: dataset}`, or pass the dataset itself",
         )
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any] | StreamEvaluation:
@@ -501,7 +501,7 @@ class TrainerHooks:
                 continue
             raise ConfigError(
                 f"`{type(self).__name__}.{method.__name__}` does not take `num_items_in_batch`, "
-                "and the loss is divided by it: add `num_items_in_batch=None` to it and pass it "
+                "but the loss is divided by it: add `num_items_in_batch=None` to it and pass it "
                 "on, or set `model_accepts_loss_kwargs = False` on the trainer"
             )
 
@@ -591,8 +591,8 @@ class TrainerHooks:
             return
         if "params" in options and self.optimizer_cls_and_kwargs is None:
             raise ConfigError(
-                f"`{kind.__name__}.get_decay_parameter_names` would not count: "
-                f"`{self.args.optim}` has groups of its own",
+                f"`{kind.__name__}.get_decay_parameter_names` would have no effect: "
+                f"`{self.args.optim}` has its own groups",
                 hint="override `get_optimizer_cls_and_kwargs`, and return those groups as `params`",
             )
 
@@ -678,8 +678,8 @@ class TrainerHooks:
         self.makes_scheduler = self.lr_scheduler is None
         if given is not None and self.optimizer is not None:
             raise ConfigError(
-                "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: leave "
-                "one of them out"
+                "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: omit "
+                "one of them"
             )
         self.optimizer_cls_and_kwargs = given
 

@@ -62,8 +62,8 @@ def skip_more_than_there_is(forger):
     forger.write(LAST, forger.read(LAST) | {"skipped": 5})
 
 
-PART = "this life's work is part of the result, and from where it began is not known"
-NOTHING = "whether this life trained, and from where, is not known"
+PART = "its work is part of the result, and its start is unknown"
+NOTHING = "it is unknown whether it trained, and from where"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ NOTHING = "whether this life trained, and from where, is not known"
         ),
         (edit_the_cause, LAST, PART),
         (swap_for_another_runs, LOST, "is of run"),
-        (swap_for_another_lives, LOST, "is the record of life 1"),
-        (skip_more_than_there_is, LAST, "is above the number of the life"),
+        (swap_for_another_lives, LOST, "is the record of generation 1"),
+        (skip_more_than_there_is, LAST, "is above the number of the generation"),
     ],
 )
 def test_a_record_that_is_missing_or_does_not_prove_is_a_flaw(tamper, where, said, repo, call):
@@ -107,7 +107,7 @@ def test_a_hole_of_any_size_is_one_flaw(repo, call):
     forger.write(key, {name: one for name, one in forger.read(key).items() if name != "skipped"})
     flaws = json.loads(call("audit", repo, "--json").stdout)["flaws"]
     assert [one["key"] for one in flaws] == [generation_key(5)]
-    assert f"999999995 more up to life {10**9}" in flaws[0]["problem"]
+    assert f"999999995 more up to generation {10**9}" in flaws[0]["problem"]
 
 
 def test_moves_by_hand_and_lives_that_saved_nothing_leave_no_flaw(repo, call):

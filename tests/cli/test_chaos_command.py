@@ -83,12 +83,12 @@ def test_the_seed_that_was_drawn_is_part_of_the_command(call):
         (("kills", "--", "train", "--repo", "x", "t.py"), 78, "--repo: each of the two runs"),
         (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the struck run"),
         (("kills", "--", "train", "--nnodes=1:2", "t.py"), 78, "--nnodes: chaos starts one host"),
-        (("cuts", *TRAIN), 78, "`cut`: it is about one host of several: chaos run --hosts 2"),
+        (("cuts", *TRAIN), 78, "`cut`: it applies to one of several hosts: chaos run --hosts 2"),
         (("kills", "--hosts", "0", *TRAIN), 2, "--hosts"),
         (
             ("preemptions", "--", "train", "--notice", "aws", "t.py"),
             78,
-            "`notice`: the command has a --notice of its own",
+            "`notice`: the command has its own --notice",
         ),
     ],
 )

@@ -100,7 +100,7 @@ def test_a_deleted_newest_manifest_is_damage(repo, call, level):
         assert outcome.status == 1
         (found,) = json.loads(outcome.stdout)["records"]
         assert found["file"] == "checkpoint-35-g2/manifest.json"
-        assert "the files are all there" in found["problem"]
+        assert "all files exist" in found["problem"]
         assert found["tensor"]
         assert "--undelete" in found["fix"]
 

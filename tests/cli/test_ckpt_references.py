@@ -81,6 +81,6 @@ def test_prune_says_what_stays_for_others_and_frees_what_it_says(repo, call):
 def test_prune_says_why_files_stay_while_a_manifest_cannot_be_read(repo, call):
     flip_bit(repo / "checkpoint-2-g1" / "manifest.json", offset=100)
     told = call("ckpt", "prune", repo, "--keep-last", "2", "--grace", "0", "--yes").stdout
-    assert "it is unknown what checkpoint-2-g1 refers to" in told
+    assert "the dedup references of checkpoint-2-g1 are unknown" in told
     assert (repo / "checkpoint-1-g1" / MODEL).exists()
     assert not (repo / "checkpoint-1-g1" / "manifest.json").exists()

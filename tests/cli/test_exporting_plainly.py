@@ -71,7 +71,7 @@ def test_a_damaged_one_is_not_written(kind, repo, tmp_path, call):
 
 def test_what_is_there_is_not_written_over(repo, tmp_path, call):
     outcome = call("ckpt", "export", "latest", repo, "--format", "safetensors", "--out", tmp_path)
-    assert (outcome.status, "is there already" in outcome.stderr) == (78, True)
+    assert (outcome.status, "exists already" in outcome.stderr) == (78, True)
 
 
 def test_a_folder_without_tensors_leaves_nothing(tmp_path, call):

@@ -43,7 +43,7 @@ def told(repo, *words):
 def test_a_full_disk_is_told_and_is_no_bug_of_ours(repo, words):
     done = told(repo, *words)
     assert done.returncode == 73
-    assert "could not be written to stdout" in done.stderr
+    assert "could not be written completely to stdout" in done.stderr
     assert "No space left on device" in done.stderr
     assert "RES-STORE-507" in done.stderr
     assert "unexpected" not in done.stderr

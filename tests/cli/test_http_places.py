@@ -52,7 +52,7 @@ REFUSALS = {
     "broken/w.pt": (69, "RES-STORE-503", "500"),
     "busy/w.pt": (69, "RES-STORE-503", "503"),
     "around/w.pt": (69, "RES-STORE", "TooManyRedirects"),
-    "chunked/w.pt": (78, "RES-CONFIG", "does not tell the size"),
+    "chunked/w.pt": (78, "RES-CONFIG", "does not report the size"),
     "ranged/run": (65, "RES-CKPT-LAYOUT", "over http a folder cannot be listed"),
     "ranged/run/": (65, "RES-CKPT-LAYOUT", "over http a folder cannot be listed"),
     "bare/run/": (77, "RES-STORE-403", "403"),
@@ -86,7 +86,7 @@ def test_a_file_too_large_to_be_held_is_not_fetched_for_a_part_of_it(url, monkey
     monkeypatch.setattr(folder_module, "_WHOLE_BYTES_MAX", 1000)
     found = open_folder(f"{url}/whole/w.pt")
     found.list()
-    with pytest.raises(ConfigError, match="sends no parts") as caught:
+    with pytest.raises(ConfigError, match="sends no byte ranges") as caught:
         found.read("w.pt", 0, 10)
     assert caught.value.hint.startswith("curl -LO http://")
     ranged = open_folder(f"{url}/ranged/w.pt")

@@ -66,7 +66,7 @@ def test_no_repair_is_named_where_it_mends_nothing(run, call, is_hurt):
     told = call("ckpt", "verify", run / "checkpoint-8")
     assert told.status == 1
     assert (f"ckpt repair {run / 'checkpoint-8'}" in told.stdout) == is_hurt
-    assert "none: it was saved like that, so a step before is what can be" in told.stdout
+    assert "none: it was saved like that, so resume an earlier step" in told.stdout
 
 
 def test_verify_reads_every_byte_of_it(run, call, matches):

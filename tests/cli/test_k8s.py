@@ -88,7 +88,7 @@ def policy(made):
 
 def test_the_policy_is_the_table_of_exit_codes(render):
     rules = policy(render(*IMAGE, *TRAIN))
-    free = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count no failure"]
+    free = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count nothing"]
     assert [REQUEUE] == free
     assert [one["action"] for one in rules] == ["Ignore", "Ignore", "FailJob"]
     assert [one["onExitCodes"]["values"] for one in rules[1:]] == [free, list(PERMANENT)]

@@ -158,7 +158,7 @@ def test_a_run_that_goes_on_after_the_timeout_is_69(cluster, seen):
     [
         ((403, "jobs is forbidden"), (), 77, "RES-CLUSTER-403"),
         ((500, "etcd is gone"), (), 69, "RES-CLUSTER-503"),
-        (None, (), 66, "knows no run `gpt2`"),
+        (None, (), 66, "has no run `gpt2`"),
         (None, ("--context", "nowhere"), 69, "RES-CLUSTER-503"),
         (None, ("--context", "none"), 78, "none"),
         (None, ("--kubeconfig", "/nowhere"), 78, "/nowhere"),

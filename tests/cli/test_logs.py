@@ -29,10 +29,10 @@ def append(folder, life, rank, *lines):
 @pytest.fixture
 def run(tmp_path):
     """Write what two ranks printed in two lives."""
-    begun = (0, RUN, "begins (start) on box")
+    begun = (0, RUN, "starts (start) on box")
     append(tmp_path, 1, 0, begun, (1, OUT, "loss 2.5"), (4, OUT, "saved to s3://me:pass@lab/run"))
     append(tmp_path, 1, 1, begun, (3, ERR, "RuntimeError: \u00e9 broke"))
-    begun = (0, RUN, "begins (failure) on box")
+    begun = (0, RUN, "starts (failure) on box")
     append(tmp_path, 2, 0, begun, (2, OUT, "loss 2.4\tlr 0.1"))
     append(tmp_path, 2, 1, begun)
     return tmp_path
@@ -90,7 +90,7 @@ def test_following_goes_over_to_the_next_life_until_it_is_interrupted(run, call,
     steps = iter(
         [
             lambda: append(run, 2, 1, (5, OUT, "late")),
-            lambda: append(run, 3, 0, (0, RUN, "begins (preemption) on box"), (1, OUT, "again")),
+            lambda: append(run, 3, 0, (0, RUN, "starts (preemption) on box"), (1, OUT, "again")),
         ]
     )
 
@@ -111,7 +111,7 @@ def test_following_goes_over_to_the_next_life_until_it_is_interrupted(run, call,
     assert [(one["life"], one["rank"], one["text"]) for one in said] == [
         (2, 0, "loss 2.4\tlr 0.1"),
         (2, 1, "late"),
-        (3, 0, "begins (preemption) on box"),
+        (3, 0, "starts (preemption) on box"),
         (3, 0, "again"),
     ]
 

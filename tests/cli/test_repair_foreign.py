@@ -70,7 +70,7 @@ def test_another_copy_and_another_place_are_options(checkpoint, call, tmp_path):
     assert call("ckpt", "verify", tmp_path / "new").status == 0
     again = call("ckpt", "repair", checkpoint, *options)
     assert again.status == 78
-    assert "is there already" in again.stderr
+    assert "exists already" in again.stderr
 
 
 def test_what_is_saved_of_a_hopeless_one_is_told(checkpoint, call, matches):
@@ -101,7 +101,7 @@ def test_what_nothing_here_has_is_said_and_not_called_whole(checkpoint, call):
     (checkpoint / "rng_state.pth").unlink()
     outcome = call("ckpt", "repair", checkpoint)
     assert "no random states are saved, and they are lost" in outcome.stdout
-    assert "are made anew as the script seeds them" in outcome.stdout
+    assert "are created from the script's seed" in outcome.stdout
     assert "whole" not in outcome.stdout
 
 

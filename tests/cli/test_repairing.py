@@ -163,7 +163,7 @@ def test_weights_that_lost_their_state_get_a_new_one(tmp_path, call):
     assert outcome.status == 1, outcome.stderr
     assert "Step 7 is in" in outcome.stdout
     assert "yes with loss of" in outcome.stdout
-    assert "the first epoch begins again" in outcome.stdout
+    assert "the first epoch starts again" in outcome.stdout
     refused = call("ckpt", "repair", folder, "--rebuild", tmp_path / "none", "--dry-run")
     assert refused.status == 2, refused.stderr
     assert not (tmp_path / "none").exists()

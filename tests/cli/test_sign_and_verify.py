@@ -176,7 +176,7 @@ def test_a_damaged_record_is_a_row_of_its_own(repo, call):
     outcome = call("ckpt", "verify", "--all", repo)
     assert outcome.status == 1
     assert "generations/g000002.json" in outcome.stdout
-    assert "fix: none here: resume goes on from the next older checkpoint" in outcome.stdout
+    assert "fix: none here: resume continues from the next older checkpoint" in outcome.stdout
     document = json.loads(call("ckpt", "verify", "--all", repo, "--json").stdout)
     assert [one["file"] for one in document["records"]] == ["generations/g000002.json"]
     assert call("ckpt", "verify", "--all", repo, "--level", "quick").status == 0
@@ -187,5 +187,5 @@ def test_deep_finds_a_tag_that_names_what_is_gone(repo, call):
     (repo / "checkpoint-10-g1" / "manifest.json").unlink()
     assert "names checkpoint-10-g1" not in call("ckpt", "verify", repo).stdout
     outcome = call("ckpt", "verify", repo, "--level", "deep")
-    assert "names checkpoint-10-g1, which is gone" in outcome.stdout
+    assert "names checkpoint-10-g1, which no longer exists" in outcome.stdout
     assert "fix: resilient ckpt untag old" in outcome.stdout

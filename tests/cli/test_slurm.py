@@ -92,7 +92,7 @@ def test_submit_dry_run_prints_what_render_does(call):
         (("--nodes", "0", *TRAIN), 78, "--nodes '0' is not N or MIN-MAX"),
         (("--time", "soon", *TRAIN), 78, "--time 'soon' is not MINUTES"),
         (("--time", "3", *TRAIN), 78, "the run exits 120 s before its end"),
-        (("--time", "1", "--", "train", "--notice", "off", "t.py"), 78, "leaves 30 s before"),
+        (("--time", "1", "--", "train", "--notice", "off", "t.py"), 78, "exits 30 s before"),
         (("--array", "a-b", *TRAIN), 78, "--array 'a-b' is not as for sbatch"),
         (("--array", "0-7", *TRAIN), 78, "all its tasks would write to one repository"),
         (ARRAY, 78, "and --array is missing"),

@@ -33,7 +33,7 @@ def test_the_plan_is_text_for_people(call, script):
     ended = call("train", "--dry-run", "--repo", "https://user:secret@host/run", script)
     assert "workers     1 per node" in ended.stdout
     assert "budget      3 restarts in 3600 s, any number of preemptions" in ended.stdout
-    assert "restart elsewhere: leave this host with 71" in ended.stdout
+    assert "restart on another host: exit here with 71" in ended.stdout
     assert "secret" not in ended.stdout
     assert "saves       decided by the script" in ended.stdout
 
@@ -68,10 +68,10 @@ def test_the_plan_says_after_which_step_it_ends(call, script):
     ("options", "why"),
     [
         (("--max-preemptions", "some"), "neither a number nor unlimited"),
-        (("--hang-deadline", "soon"), "neither auto nor off"),
+        (("--hang-deadline", "soon"), "is not auto, off"),
         (("--notice", "bogus"), "--notice takes auto, off"),
         (("--every", "soon"), "--every 'soon' is not accepted: use 500steps"),
-        (("--metrics-port", "free"), "neither a port nor auto"),
+        (("--metrics-port", "free"), "not a port or auto"),
     ],
 )
 def test_a_plan_is_checked_before_it_is_printed(call, script, options, why):

@@ -135,7 +135,7 @@ def test_what_doctor_answers_on_a_machine_that_is_known(form, call, tmp_path, mo
     masks = {
         "N ms for a small object, N at most": r"[\d.]+ ms for a small object, [\d.]+ at most",
         "N MiB/s for one object": r"[\d.]+ MiB/s for one object",
-        "N MiB left": r"\d+ MiB left",
+        "N MiB free": r"\d+ MiB free",
     }
     matches(f"doctor{form}", Masked(ended, masks), tmp_path)
 

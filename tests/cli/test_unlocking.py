@@ -146,6 +146,6 @@ def test_ranks_without_a_launcher_tell_what_they_can(event, at, state, repo, tmp
 def test_what_holds_rotation_is_told_and_what_is_no_repository_is_refused(repo, tmp_path, call):
     (repo / "tags").mkdir()
     (repo / "tags" / "release.json").write_bytes(b"{}")
-    assert "unknown what a tag holds" in call("ckpt", "unlock", repo).stdout
+    assert "a tag cannot be read" in call("ckpt", "unlock", repo).stdout
     assert call("ckpt", "unlock", tmp_path / "no").status == 66
     assert call("ckpt", "unlock", repo, "--run", tmp_path / "no").status == 66

@@ -73,7 +73,7 @@ def test_slurm_that_does_not_answer_or_makes_no_sense(tmp_path):
             SlurmSource(JOB, scontrol(tmp_path, f"echo {text}")).look()
     with pytest.raises(SourceGarbled):
         SlurmSource({**JOB, "SLURM_JOB_END_TIME": "noon"}, "").look()
-    with pytest.raises(ConfigError, match="no job of SLURM"):
+    with pytest.raises(ConfigError, match="not a SLURM job"):
         SlurmSource({})
 
 

@@ -165,7 +165,7 @@ def test_gcp_maintenance_stops_only_what_is_not_moved(gcp, value, reason):
 
 def test_a_server_that_is_not_googles_is_not_believed(gcp):
     gcp.set(preempted="TRUE", flavor="captive")
-    with pytest.raises(SourceGarbled, match="not the metadata server"):
+    with pytest.raises(SourceGarbled, match="not come from the metadata server"):
         GcpSource(CLOCK, "preempted", gcp.url).look()
 
 

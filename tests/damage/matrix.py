@@ -69,7 +69,7 @@ def say(path: Path) -> Said:
     listing = folder.list()
     contents = read_layout(folder, listing)
     if contents is None:
-        return Said("unknown", (), ((".", "no checkpoint of a tool that is known", ""),))
+        return Said("unknown", (), ((".", "not a checkpoint of a supported tool", ""),))
     found = (*contents.problems, *verify_foreign(folder, listing, contents))
     verdict = assess_resumability(replace(contents, problems=found), str(path))
     told = tuple((one.place, one.what, remedy(one, str(path))) for one in found)

@@ -37,7 +37,7 @@ BY_DEFAULT = {
     "save_pretrained": ("index: missing",),
 }
 """Damages by layout, of which each repair works another way."""
-WEIGHTS_ALONE = "it holds weights alone, to begin a new training from"
+WEIGHTS_ALONE = "it holds only weights, to start a new training from"
 
 
 def repairs_of(path, copy):

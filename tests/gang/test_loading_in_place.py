@@ -189,10 +189,10 @@ def test_with_nothing_whole_it_says_what_is_in_memory_and_saves_nothing(store):
 
     def rank_main(world, board):
         one, live = checkpointer(store, world, board), Live(77)
-        with pytest.raises(NoIntactCheckpoint, match="may hold some of it: use neither"):
+        with pytest.raises(NoIntactCheckpoint, match="may hold parts of it: do not use them"):
             one.resume(live.parts())
         assert not live.holds(77), "else there is nothing to refuse"
-        with pytest.raises(ConfigError, match="nothing is saved before `resume` has returned"):
+        with pytest.raises(ConfigError, match="cannot save before `resume` has returned"):
             one.save(3, live.parts(), CheckpointInfo())
         one.close()
 

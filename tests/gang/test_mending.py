@@ -173,5 +173,5 @@ def test_the_look_for_room_counts_the_parity():
         if fits:
             train(roomy, ranks=1, steps=(1,), parity=2)
         else:
-            with pytest.raises(SaveFailed, match="no space left"):
+            with pytest.raises(SaveFailed, match="not enough space"):
                 train(roomy, ranks=1, steps=(1,), parity=2)

@@ -154,5 +154,5 @@ def test_no_host_ends_well_while_what_the_run_protects_is_damaged(nears, durable
     assert steps(durable) == [4, 3]
     assert all(isinstance(one, RankFailure) for one in ends), ends
     for one in ends:
-        assert "checkpoint-2-g1 is saved in the near tier" in one.message
+        assert "checkpoint-2-g1 is saved only in the near tier" in one.message
         assert "missing in every near tier" in one.message

@@ -97,7 +97,7 @@ def test_damage_that_no_rank_reads_hurts_nobody(store):
 def test_damage_everywhere_is_refused(store):
     damage(store, 1, 0)
     damage(store, 2, -1)
-    with pytest.raises(NoIntactCheckpoint, match="will not silently start over"):
+    with pytest.raises(NoIntactCheckpoint, match="does not start over silently"):
         resumed(store)
 
 

@@ -89,7 +89,7 @@ def test_with_all_damaged_every_rank_refuses_with_exit_code_3():
     for checkpoint in catalog.committed(store):
         key = checkpoint.key("state.json")
         store.objects[key] = b"x" + store.objects[key][1:]
-    with pytest.raises(NoIntactCheckpoint, match="will not silently start over") as caught:
+    with pytest.raises(NoIntactCheckpoint, match="does not start over silently") as caught:
         train(store, 2, 1)
     assert caught.value.exit_code == 3
     assert len(catalog.committed(store)) == 2
@@ -246,7 +246,7 @@ def test_ranks_that_save_different_steps_are_told_and_nothing_is_committed():
         one = checkpointer(store, world, board)
         one.resume({})
         one.save(10 + world.rank, parts_of(world), CheckpointInfo())
-        with pytest.raises(SaveFailed, match="ranks save different steps at once"):
+        with pytest.raises(SaveFailed, match="ranks save different steps at the same time"):
             one.close()
 
     run_ranks(2, rank_main)
@@ -272,7 +272,7 @@ def test_starting_over_beside_checkpoints_says_so():
         one.close()
 
     run_ranks(1, rank_main)
-    assert any("started over: 2 committed checkpoints are left aside" in line for line in told)
+    assert any("started over: 2 committed checkpoints are kept" in line for line in told)
     assert train(store, 1, 1)[0][0] == 2, "a life that saved nothing hides nothing"
 
 

@@ -87,7 +87,7 @@ def test_the_numbers_are_told_with_what_rotation_could_free():
     [error], _ = save(store, 1, (3,), Retention(keep_last=1))
     free = store.free_bytes()
     freed = sum(len(data) for key, data in store.objects.items() if "checkpoint-1" in key)
-    assert f"{free} are free, and rotation could free {freed}" in error.message
+    assert f"{free} are free, and garbage collection could free {freed}" in error.message
     assert "older checkpoints are intact" in error.message
     assert "--keep-last 1 --grace 0 --dry-run" in error.hint
     assert [one.step for one in committed(store)] == [2, 1], "and nothing was freed before a commit"

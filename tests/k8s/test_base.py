@@ -16,7 +16,7 @@ from tests.helpers.manifest_schemas import VERSIONS, check_schema
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 ROOT = K8S.parent
 SHM = "/dev/shm"  # noqa: S108 - a mount of the container
-REQUEUE = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count no failure"]
+REQUEUE = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count nothing"]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ NAMES = sorted(
 OVERLAYS = [one for one in NAMES if one.startswith("overlays/")]
 # The only one that asks for a version.
 SINCE = {"components/gang": "1.37"}
-REQUEUE = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count no failure"]
+REQUEUE = [one.number for one in EXIT_CODES if one.scheduler == "requeue, count nothing"]
 NOTICES = {
     "components/spot-aws": NOTICE_SECONDS["aws"],
     "overlays/elastic-spot": NOTICE_SECONDS["aws"],

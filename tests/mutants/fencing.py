@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant(
         "the fence lets a process go on whose record is gone",
         GENERATIONS,
-        '        found = "is gone"\n',
+        '        found = "was deleted"\n',
         "        return\n",
         f"{FENCE} -k record_gone",
     ),

@@ -51,7 +51,7 @@ MUTANTS = [
     Mutant(
         "what ended the loop is covered up by a failed save",
         "resilient/checkpointer.py",
-        '            error.add_note(f"the save in flight failed as well: {failed}")\n',
+        '            error.add_note(f"the save in flight failed too: {failed}")\n',
         "            raise failed from error\n",
         LOOP,
     ),

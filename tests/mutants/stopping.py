@@ -29,8 +29,8 @@ MUTANTS = [
     Mutant(
         "a taken rank is 75 although nothing is known to be committed",
         TABLE,
-        '    if outcome.newest:\n        why = f"{what}: the work since',
-        '    if True:\n        why = f"{what}: the work since',
+        '    if outcome.newest:\n        why = f"{what}: at most the work since',
+        '    if True:\n        why = f"{what}: at most the work since',
         DECIDE,
     ),
     Mutant(

@@ -141,8 +141,8 @@ MUTANTS = [
     Mutant(
         "a hint names an option that is not there",
         "cli/resilient_cli/commands/unlock.py",
-        ' --yes --force "',
-        ' --yes --by-force "',
+        " --yes --force loses",
+        " --yes --by-force loses",
         "tests/cli/test_hinted_commands.py -k sources",
     ),
     Mutant(

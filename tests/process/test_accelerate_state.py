@@ -159,14 +159,14 @@ def test_object_prepared_after_the_checkpointer_is_refused(tmp_path, add):
         checkpointer.resume()
         run.train(checkpointer, stop_after=1)
         add(run)
-        with pytest.raises(ConfigError, match="would leave out") as caught:
+        with pytest.raises(ConfigError, match="would miss") as caught:
             checkpointer.save(7)
     assert "after prepare()" in caught.value.hint
     assert [one.name for one in tmp_path.glob("checkpoint-*")] == ["checkpoint-1-g1"]
     second = Run()
     late = AcceleratorCheckpointer(second.accelerator, tmp_path)
     add(second)
-    with pytest.raises(ConfigError, match="would leave out"):
+    with pytest.raises(ConfigError, match="would miss"):
         late.resume()
 
 

@@ -221,5 +221,5 @@ def test_a_trainer_is_not_given_the_folder_that_it_sweeps(tmp_path):
     with pytest.raises(ConfigError, match="output_dir"):
         ResilientCallback(trainer, tmp_path)
     trainer.add_callback(ResilientCallback(trainer, tmp_path / "repository"))
-    with pytest.raises(ConfigError, match="says where to go on"):
+    with pytest.raises(ConfigError, match="decides where to continue"):
         trainer._init_training_state(1, 1, 1, "elsewhere", None)

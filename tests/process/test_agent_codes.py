@@ -69,7 +69,7 @@ def test_the_first_75_hides_no_failure_of_another_rank(train):
         *("--nproc-per-node", "2", "--max-restarts", "0"),
     )
     assert agent.end() == 1, agent.err
-    assert "rank 1 failed first in life 1: ValueError: rank 1 lost its part" in agent.err
+    assert "rank 1 failed first in attempt 1: ValueError: rank 1 lost its part" in agent.err
 
 
 def test_a_rank_that_stays_after_the_first_75_is_killed_and_that_is_the_code(train):
@@ -86,9 +86,9 @@ def test_a_failed_group_is_restarted_until_it_succeeds(train):
     agent = train(f"if life < 3:\n    {FAIL_AT_ONCE}", "--max-restarts", "3")
     assert agent.end() == 0, agent.err
     assert len(agent.said("pid")) == 3
-    assert "restart as life 2, 2 restarts left" in agent.err
+    assert "restart as attempt 2, 2 restarts left" in agent.err
     # The second in a row that got nowhere has the next one wait.
-    assert re.search(r"restart as life 3 in \d\.\d s, 1 restarts left", agent.err)
+    assert re.search(r"restart as attempt 3 in \d\.\d s, 1 restarts left", agent.err)
 
 
 def test_restarts_are_used_up_and_then_the_code_is_passed_on(train):
@@ -115,7 +115,7 @@ def test_lives_without_a_new_checkpoint_end_with_70(train, tmp_path):
     assert agent.end() == 70, agent.err
     # Life 1 committed nothing, life 2 did, lives 3 to 5 did not.
     assert len(agent.said("pid")) == 5
-    assert "crash loop: 3 lives in a row" in agent.err
+    assert "crash loop: 3 attempts in a row" in agent.err
     assert "checkpoint-2-g1 is committed" in agent.err
 
 
@@ -194,7 +194,7 @@ raise ConnectionError("an echo")
     assert agent.end() == 1, agent.err
     blocks = [line for line in agent.err.splitlines() if "failed first" in line]
     assert len(blocks) == 1
-    assert "rank 2 failed first in life 1: ValueError: the first one" in blocks[0]
+    assert "rank 2 failed first in attempt 1: ValueError: the first one" in blocks[0]
     assert "    ValueError: the first one" in agent.err
     assert "failed after it" in agent.err
 
@@ -218,7 +218,7 @@ raise ConnectionError("the peer is gone")
         *("--nproc-per-node", "2", "--max-restarts", "0"),
     )
     assert agent.end() == 137, agent.err
-    assert "rank 0 failed first in life 1: SIGKILL" in agent.err
+    assert "rank 0 failed first in attempt 1: SIGKILL" in agent.err
     assert "out-of-memory" in agent.err
 
 

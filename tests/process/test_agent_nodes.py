@@ -108,7 +108,7 @@ def test_a_preempted_node_serves_the_rendezvous_until_the_others_have_saved(node
     second.wait_for("life", 1)
     first.send(signal.SIGTERM)
     assert [first.end(), second.end()] == [75, 75], first.err + second.err
-    assert "the rendezvous is gone" not in second.err
+    assert "the rendezvous is unreachable" not in second.err
 
 
 def test_a_node_without_time_takes_the_rendezvous_along_and_the_others_still_save(node):
@@ -118,7 +118,7 @@ def test_a_node_without_time_takes_the_rendezvous_along_and_the_others_still_sav
     second.wait_for("life", 1)
     first.send(signal.SIGTERM)
     assert [first.end(), second.end()] == [75, 75], first.err + second.err
-    assert "the rendezvous is gone" in second.err
+    assert "the rendezvous is unreachable" in second.err
 
 
 @pytest.mark.parametrize("is_noticed_by", ["ranks", "agent"])

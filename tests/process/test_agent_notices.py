@@ -42,7 +42,7 @@ def test_an_interruption_of_a_spot_machine_reaches_every_worker_with_its_deadlin
         assert agent.end() == 75, agent.err
     assert [word["reason"] for word in words(agent)] == ["aws: spot terminate"] * 2
     assert all(40 < word["left"] < 60 for word in words(agent))
-    assert "notice: aws: spot terminate, this host goes in" in agent.err
+    assert "notice: aws: spot terminate, this host stops in" in agent.err
 
 
 @pytest.mark.smoke
@@ -103,7 +103,7 @@ def test_metadata_that_never_answers_holds_up_neither_start_nor_end(train):
         aws.set(hop_seconds=30.0)
         agent = train(SAVES, *TWO, "--notice", f"aws={aws.url},gcp=http://127.0.0.1:9")
         agent.wait_for("ready", 2)
-        wait_until(lambda: "cannot be had" in agent.err, "the loss is told", agent)
+        wait_until(lambda: "are unavailable" in agent.err, "the loss is told", agent)
         (agent.folder / "finish").touch()
         began = time.monotonic()
         assert agent.end() == 0, agent.err
@@ -124,7 +124,7 @@ def test_a_user_signal_uses_all_of_what_the_scheduler_left(train):
     environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_END_TIME": end}
     agent = train(SAVES, *TWO, "--notice", "slurm", environ=environ)
     agent.wait_for("ready", 2)
-    wait_until(lambda: "training goes on for" in agent.err, "the end of the job", agent)
+    wait_until(lambda: "training continues for" in agent.err, "the end of the job", agent)
     agent.send(10)
     assert agent.end() == 75, agent.err
     assert {word["reason"] for word in words(agent)} == {"SIGUSR1"}

@@ -171,7 +171,7 @@ sys.exit(1)
     agent.send(signal.SIGTERM)
     assert agent.end() == 75, agent.err
     assert len(agent.said("pid")) == 2
-    assert "restart as life" not in agent.err
+    assert "restart as attempt" not in agent.err
 
 
 @pytest.mark.parametrize("meet", [(), ("--nnodes", "2", "--rdzv-endpoint", "192.0.2.1:29400")])

@@ -50,7 +50,7 @@ def test_a_kill_for_memory_is_told_from_a_kill(train, small_group):
     assert agent.end() == 0, agent.err
     first, second = events(agent, "WorkerFailed")
     assert (first["status"], first["cause"]) == (-9, "oom_kill"), agent.err
-    assert "counts 1 killed for memory" in first["proof"]
+    assert "out-of-memory kills in the control group: 1" in first["proof"]
     assert "SIGKILL by the kernel's out-of-memory killer" in agent.err
     assert (second["status"], second["cause"]) == (-9, "signal")
     assert "not the out-of-memory killer" in second["proof"]

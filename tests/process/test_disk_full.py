@@ -41,9 +41,9 @@ def test_stop_ends_with_73_and_the_message_says_what_to_do(tmp_path, small_disk)
     assert intact(repo) == [8, 4]
     assert "checkpoint-12-g1 was not saved" in said
     assert "older checkpoints are intact" in said
-    assert "no space left for it" in said, "told before the first byte, with the numbers"
+    assert "not enough space" in said, "told before the first byte, with the numbers"
     assert "bytes with a margin" in said
-    assert "rotation could free 0" in said
+    assert "garbage collection could free 0" in said
     assert "df -h" in said or "free" in said
     leftovers = [path.name for path in repo.rglob("*") if "checkpoint-12" in str(path)]
     assert leftovers == [], "a failed save gives its space back"

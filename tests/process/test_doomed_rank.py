@@ -31,11 +31,11 @@ def test_a_rank_that_dies_after_the_notice_costs_the_steps_since_the_last_commit
         assert job.wait() == 75, job.said()
         assert time.monotonic() - told_at < GRACE_SECONDS + 5, job.said()
         said = job.said()
-    assert f"rank {doomed} failed first in life 1: SIGKILL" in said
+    assert f"rank {doomed} failed first in attempt 1: SIGKILL" in said
     newest = committed(open_store(str(tmp_path / "run")))[0].step
     assert ending(tmp_path / "run")["step"] == newest
     # What was staged before may land after that was said.
-    told = re.search(r"the work since checkpoint-(\d+)-g1 is lost at most", said)
+    told = re.search(r"at most the work since checkpoint-(\d+)-g1 is lost", said)
     assert told, said
     assert 4 <= int(told[1]) <= newest
     code, said = run(tmp_path / "run", "--steps", str(newest + 2))

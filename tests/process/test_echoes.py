@@ -95,7 +95,7 @@ def test_all_hosts_end_with_the_code_of_the_one_that_gives_up(node, guilty):
     agents = [node(script, "2", *SOON, "--events", "events") for _ in range(2)]
     assert [agent.end() for agent in agents] == [78, 78], agents[0].err + agents[1].err
     gave_up, other = sorted(agents, key=lambda one: not (one.folder / f"pid.{guilty}").exists())
-    why = "exit code 78 says that another try would end the same way"
+    why = "exit code 78 means that another try would fail the same way"
     assert f"exit 78: {why}" in gave_up.err
     assert f"exit 78: the rendezvous is closed: the run ended on {socket.gethostname()}: {why}" in (
         other.err

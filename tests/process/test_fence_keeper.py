@@ -58,7 +58,7 @@ def test_fence_save_handed_over_changes_no_file(start, run, step):
     old, new = claim_again(start, run)
     save(new, 2, 5)
     before = content(run[0])
-    with pytest.raises(Fenced, match="is of another process"):
+    with pytest.raises(Fenced, match="belongs to another process"):
         save(old, step, 9)
     after = content(run[0])
     assert {name: after[name] for name in before} == before

@@ -47,8 +47,8 @@ def test_a_stopped_rank_is_found_within_its_deadline_and_training_ends(tmp_path)
     assert "State: T (stopped)" in hang["stacks"]["1"]["kernel"]
     failed = next(one for one in records(tmp_path) if one["event"] == "WorkerFailed")
     assert (failed["rank"], failed["cause"]) == (1, "hang")
-    assert "rank 1 failed first in life 1: hang: stopped (SIGSTOP) for" in said
-    assert "life 2: 2 ranks (hang)" in said
+    assert "rank 1 failed first in attempt 1: hang: stopped (SIGSTOP) for" in said
+    assert "attempt 2: 2 ranks (hang)" in said
     assert [one["step"] for one in job.steps()][-1] == 24
 
 

@@ -56,7 +56,7 @@ def test_a_stopped_rank_of_a_plain_loop_is_found_and_the_loop_ends_as_if_it_had_
     assert 0 < hang["median_seconds"] < 1
     assert set(hang["stacks"]) == {"0", "1"}
     assert all("worker.py" in one["stacks"] for one in hang["stacks"].values())
-    assert "life 2: 2 ranks (hang)" in agent.err
+    assert "attempt 2: 2 ranks (hang)" in agent.err
     assert agent.said("end") == calm.said("end")
     assert len(set(agent.said("end"))) == 1
     # What had been saved was not done again.

@@ -59,7 +59,7 @@ def test_a_step_that_was_being_changed_while_it_was_copied_is_not_believed(
     with torch.no_grad():
         model.weight.add_(1)
     holding.before_update()
-    with pytest.raises(SaveFailed, match=r"`model/weight` was changed while it was copied"):
+    with pytest.raises(SaveFailed, match=r"changed during the copy"):
         holding.hold(4, parts, CheckpointInfo(), overlap=True)
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)

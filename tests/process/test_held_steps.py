@@ -177,7 +177,7 @@ def test_a_save_that_needs_the_memory_of_held_steps_gets_it(start, tmp_path, bou
     worded = {**weight(4, SIZE), "words": Part(Values(words="x" * 900_000))}
     checkpointer.save(4, worded, CheckpointInfo())
     checkpointer.wait()
-    with pytest.raises(ConfigError, match="a save needed the memory that they were held in"):
+    with pytest.raises(ConfigError, match="a save needed the memory of cached steps"):
         hold(holding, 5)
     holding.drop()
     checkpointer.save(6, weight(6, 2 * SIZE), CheckpointInfo())
@@ -224,7 +224,7 @@ def test_a_keeper_that_was_killed_is_missed_at_the_next_step(start, tmp_path):
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
     keeper.kill()
-    with pytest.raises(PeerFailed, match="the keeper is gone"):
+    with pytest.raises(PeerFailed, match="the saver daemon has ended"):
         hold(holding, 4)
     lose(checkpointer, holding)
 

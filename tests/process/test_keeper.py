@@ -106,7 +106,7 @@ def test_with_every_trainer_killed_right_after_save_returned_the_checkpoint_land
         wait_until(lambda: gate.holds(2), "both ranks to write")
         assert keeper_of(job) in gate.pids()
         kill(pids)
-        wait_until(lambda: "life 2" in job.said(), "the next life")
+        wait_until(lambda: "attempt 2" in job.said(), "the next life")
         assert not is_committed(folder, 8)
         gate.open()
         assert job.wait() == 0, job.said()
@@ -123,7 +123,7 @@ def test_with_a_near_tier_the_keeper_lands_it_there_and_promotes_the_last(tmp_pa
         wait_until(lambda: gate.holds(2), "both ranks to write")
         assert keeper_of(job) in gate.pids()
         kill(pids)
-        wait_until(lambda: "life 2" in job.said(), "the next life")
+        wait_until(lambda: "attempt 2" in job.said(), "the next life")
         gate.open()
         assert job.wait() == 0, job.said()
         assert job.said().count("resumed from checkpoint-8-g1") == 1
@@ -174,7 +174,7 @@ def test_a_restore_survives_damage_of_either_copy(tmp_path, shared, gate, unbrok
         kill(pids)
         assert job.wait() == 0, job.said()
         assert job.said().count("resumed from checkpoint-8-g1") == 1
-        assert ("in memory is not what was saved" in job.said()) is (where == "memory")
+        assert ("in memory differs from what was saved" in job.said()) is (where == "memory")
     assert bool(gate.reads()) is (where == "memory")
     assert differences(ending(folder), unbroken) == []
 
@@ -192,7 +192,7 @@ def test_what_a_keeper_killed_in_mid_save_held_is_persisted_by_the_trainers(
         said = job.said()
     assert "checkpoint-8-g1 is persisted by the trainers" in said
     assert "saved checkpoint-8-g1" in said
-    assert "the keeper of staged checkpoints ended with -9" in said
+    assert "the saver daemon ended with -9" in said
     assert differences(ending(folder), unbroken) == []
 
 
@@ -245,7 +245,7 @@ def test_the_same_command_started_again_at_once_waits_for_what_was_handed_over(
         job.process.kill()
         job.process.wait()
     with Job(folder, *PAUSE) as again:
-        wait_until(lambda: "life 1" in again.said(), "the next agent's life")
+        wait_until(lambda: "attempt 1" in again.said(), "the next agent's life")
         time.sleep(4)
         gate.open()
         assert again.wait() == 0, again.said()
@@ -275,4 +275,4 @@ def test_memory_that_the_host_has_not_is_refused_before_anything_starts(tmp_path
     code, said = run(tmp_path, launch=("--host-bytes-max", "900TiB"))
     assert code == 78, said
     assert f"{900 << 40} bytes are too many: {shared} has" in said
-    assert "life 1" not in said
+    assert "attempt 1" not in said

@@ -104,7 +104,7 @@ def test_what_is_spoiled_is_not_committed_by_the_keeper(keeper, tmp_path):
     with torch.no_grad():
         weight.add_(1)
     go_on.set()
-    with pytest.raises(SaveFailed, match="`model/weight` was changed while it was copied"):
+    with pytest.raises(SaveFailed, match="changed during the copy"):
         checkpointer.wait()
     checkpointer.save(2, parts, CheckpointInfo(), overlap=True)
     checkpointer.close()

@@ -56,8 +56,8 @@ def test_a_killed_rank_of_a_stopped_run_ends_it_with_75_where_something_is_commi
     assert spare_seconds(agent) > 0, "it left within the deadline"
     failed = told(agent, "WorkerFailed")
     assert (failed["rank"], failed["status"]) == (1, -9), agent.err
-    assert "rank 1 failed first in life 1: SIGKILL" in agent.err
-    assert "the work since checkpoint-20-g1 is lost at most" in agent.err
+    assert "rank 1 failed first in attempt 1: SIGKILL" in agent.err
+    assert "at most the work since checkpoint-20-g1 is lost" in agent.err
 
 
 def test_a_killed_rank_of_a_stopped_run_that_saved_nothing_passes_its_signal_on(train):
@@ -66,7 +66,7 @@ def test_a_killed_rank_of_a_stopped_run_that_saved_nothing_passes_its_signal_on(
     agent.wait_for("ready", 2)
     agent.send(signal.SIGTERM)
     assert agent.end() == 137, agent.err
-    assert "while the run was being stopped, and nothing was committed yet" in agent.err
+    assert "during the stop, and nothing was committed yet" in agent.err
 
 
 def test_a_rank_that_fails_by_itself_while_stopping_is_no_preemption(train):
@@ -107,7 +107,7 @@ while True:
 """
     agent = train(SAVED + script, *TWO, "--notice", "file:notice", "--max-restarts", "0")
     assert agent.end() == 75, agent.err
-    assert "the work since checkpoint-20-g1 is lost at most" in agent.err
+    assert "at most the work since checkpoint-20-g1 is lost" in agent.err
 
 
 def test_a_kill_that_nothing_explains_passes_its_signal_on_where_no_restart_is_left(train):

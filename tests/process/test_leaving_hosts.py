@@ -92,7 +92,7 @@ def test_a_host_that_is_asked_to_leave_does_and_the_other_goes_on_from_that_step
     wait_until(lambda: beats.exists() and len(beats.read_text().split()) > made + 3, "steps", first)
     second.send(signal.SIGTERM)
     assert [second.end(), first.end()] == [75, 0], said([first, second])
-    assert "127.0.0.1 leaves; 1 of 1:2 host goes on" in first.err
+    assert "127.0.0.1 leaves; 1 of 1:2 host continues" in first.err
     assert [int(step) for step in beats.read_text().split()] == [*range(1, STEPS + 1)]
     assert audited(run)["ranks"][-2:] == [2, 1]
     assert digest(run) == calm
@@ -120,7 +120,7 @@ def test_two_of_three_go_on_and_all_leave_once_those_are_asked_as_well(hosts):
 def test_a_host_that_is_asked_while_it_waits_to_meet_again_leaves_too(hosts):
     first, second = agents = hosts(2, "1:2")
     second.send(signal.SIGTERM)
-    wait_until(lambda: "host goes on" in first.err, "it to go on", first)
+    wait_until(lambda: "host continues" in first.err, "it to go on", first)
     first.send(signal.SIGTERM)
     assert [first.end(), second.end()] == [75, 75], said(agents)
     assert first.said("life")[-1:] == ["2"], "its ranks did not start again"
@@ -139,7 +139,7 @@ def test_all_end_together_where_nobody_could_go_on_or_the_run_is_meant(hosts, nn
     agents = hosts(2, nnodes)
     agents[asked].send(order)
     assert [one.end() for one in agents] == [75, 75], said(agents)
-    assert "goes on" not in said(agents)
+    assert "continues" not in said(agents)
 
 
 def test_all_end_together_where_ranks_leave_and_nobody_knows_who_was_asked(hosts, tmp_path):
@@ -155,7 +155,7 @@ def test_the_run_is_stopped_from_one_host_or_that_host_alone(hosts, only_here, t
     subprocess.run([*command, *(["--this-host"] if only_here else [])], check=True)
     assert second.end() == 75, said(agents)
     if only_here:
-        wait_until(lambda: "host goes on" in first.err, "it to go on", first)
+        wait_until(lambda: "host continues" in first.err, "it to go on", first)
         (tmp_path / "done").touch()
     assert first.end() == (0 if only_here else 75), said(agents)
-    assert ("goes on" in first.err) is only_here
+    assert ("continues" in first.err) is only_here

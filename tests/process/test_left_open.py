@@ -101,7 +101,7 @@ def test_what_fails_then_is_told_and_the_others_are_closed_all_the_same(how, cod
     assert done.returncode == code
     assert done.stdout == "closed\n"
     assert "checkpoint-9-g1 was not saved  [RES-SAVE-FAILED]\n  hint: df -h\n" in done.stderr
-    assert "its exit code does not tell" in done.stderr
+    assert "its exit code does not show it" in done.stderr
 
 
 def test_a_fork_leaves_what_its_parent_opened():
@@ -118,7 +118,7 @@ def test_under_the_agent_it_is_how_the_worker_ends(train, how):
     agent = train(FAILING + how, "--max-restarts", "0")
     assert agent.end() == 73, agent.err
     assert "hint    df -h" in agent.err
-    assert "its exit code does not tell" not in agent.err
+    assert "its exit code does not show it" not in agent.err
 
 
 def test_under_the_agent_a_code_of_its_own_stays(train):

@@ -27,7 +27,7 @@ def test_a_wait_before_the_next_try_is_told_and_ends_with_a_stop(train):
     agent = train(
         "os.makedirs('repo', exist_ok=True)\nsys.exit(1)", "--repo", "repo", "--max-restarts", "9"
     )
-    wait_until(lambda: "restart as life 3 in " in agent.err, "a wait", agent)
+    wait_until(lambda: "restart as attempt 3 in " in agent.err, "a wait", agent)
     agent.send(signal.SIGTERM)
     began = time.monotonic()
     assert agent.end() == 75, agent.err
@@ -52,4 +52,4 @@ sys.exit(75)
         agent = train(script, *options)
         codes.append(agent.end())
     assert codes == [75, 75, 143], agent.err
-    assert "interrupted more often than --max-preemptions allows" in agent.err
+    assert "preempted more often than --max-preemptions allows" in agent.err

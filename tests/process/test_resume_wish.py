@@ -77,7 +77,7 @@ def test_resume_reference_holds_until_this_run_has_saved(train, old_run):
     old_run(3)
     agent = train(DYING, "--resume", "latest~1")
     assert begun(agent) == ["2", "2", "3"]
-    assert "this run began there, so this attempt continues from checkpoint-2-g1" in agent.err
+    assert "this run started there, so this attempt continues from checkpoint-2-g1" in agent.err
 
 
 @pytest.mark.smoke
@@ -180,5 +180,5 @@ def test_resume_folder_killed_while_imported_imports_it_again(train):
     agent = train(TAKING.format(worker=str(WORKER)), "--resume", str(folder))
     assert agent.end() == 0, agent.err
     assert len(agent.said("pid")) == 2
-    assert "took over step 7" in agent.err
+    assert "imported step 7" in agent.err
     assert "resumed from checkpoint-7-g2" in agent.err

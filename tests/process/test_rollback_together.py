@@ -60,7 +60,7 @@ def check_what_was_trained(folder, said):
         assert answer["skipped"] == [[0, BEGIN, 0, END]]
         assert answer["seen"] == [order[one] for one in places if one // 4 % 2 == rank]
     assert WENT_BACK in said
-    assert "samples 40 to 56 of epoch 0 are left out (1 of 3 times)" in said
+    assert "samples 40 to 56 of epoch 0 are skipped (1 of 3 times)" in said
     check_proven(folder)
 
 

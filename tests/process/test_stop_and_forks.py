@@ -52,7 +52,7 @@ def test_a_signal_to_the_process_group_saves_although_loaders_hear_it(tmp_path, 
         said, _ = process.communicate(timeout=60)
     last = committed(open_store(str(tmp_path)))[0].step
     assert f"training stopped after step {last}: {asked.name}" in said
-    assert "left at once" not in said
+    assert "exited at once" not in said
     assert process.returncode == 75, said
     assert "hint: start it again" in said
     assert "Traceback" not in said

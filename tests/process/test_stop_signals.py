@@ -52,7 +52,7 @@ def test_a_rank_inside_a_collective_hears_a_second_signal(tmp_path):
         gang[1].send_signal(signal.SIGTERM)
         assert gang[1].wait(5) == 128 + signal.SIGTERM
         gang[0].kill()
-        assert "left at once: a second signal came" in finish(gang)[1][2]
+        assert "exited at once: a second signal came" in finish(gang)[1][2]
 
 
 def test_the_grace_is_kept(tmp_path):

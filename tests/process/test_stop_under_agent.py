@@ -45,7 +45,7 @@ def test_the_grace_of_the_agent_counts_and_not_that_of_the_script(tmp_path):
         job.wait_for_step(1)
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 75, job.said()
-        assert "left at once" not in job.said()
+        assert "exited at once" not in job.said()
 
 
 def test_work_that_was_lost_at_the_deadline_is_not_reported_as_saved(tmp_path):
@@ -54,7 +54,7 @@ def test_work_that_was_lost_at_the_deadline_is_not_reported_as_saved(tmp_path):
         job.wait_for_step(1)
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == 143, job.said()
-        assert "left at once" in job.said()
+        assert "exited at once" in job.said()
         assert "work since the last checkpoint is lost" in job.said()
         assert "same command resumes" in job.said()
 
@@ -63,7 +63,7 @@ def test_a_crash_loop_is_told_although_only_the_script_names_the_repository(tmp_
     options = ("--steps", "24", "--save-steps", "4", "--die-at", "6")
     code, said = run(tmp_path, *options, launch=("--max-restarts", "9"))
     assert code == 70, said
-    assert "crash loop: 3 lives in a row" in said
+    assert "crash loop: 3 attempts in a row" in said
     assert "checkpoint-4-g1 is committed" in said
 
 

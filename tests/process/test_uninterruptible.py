@@ -94,7 +94,7 @@ def test_a_rank_that_cannot_be_killed_makes_the_agent_leave_the_host(train, free
     assert agent.end() == 71, agent.err
     (hang,) = facts(agent, "HangFound")
     assert hang["state"] == "stuck in the kernel (D)"
-    assert "a worker of this host cannot even be killed: start elsewhere" in agent.err
+    assert "a worker of this host cannot be killed: start on another host" in agent.err
 
 
 @pytest.mark.parametrize("moment", ["the kill was sent", "it was given up on"])

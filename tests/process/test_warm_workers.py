@@ -139,7 +139,7 @@ def test_a_dead_nursery_means_a_cold_start_and_is_replaced(train):
     go(agent, 1)
     agent.wait_for("ready", 4)
     assert lives(agent) == [False, False]
-    assert "workers are started cold" in agent.err
+    assert "workers are started without the fork server" in agent.err
     second = wait_until_warm(agent)
     assert second != first
     os.kill(second, signal.SIGKILL)

@@ -35,7 +35,7 @@ METRICS = st.dictionaries(
     st.sampled_from(("eval_loss", "eval_accuracy")), st.floats(-9, 9), max_size=2
 )
 CONTENTS = st.builds(CheckpointSummary, MOMENTS, METRICS, st.just("") | st.just("short")) | st.just(
-    CheckpointSummary(problem="its bytes are not what was committed")
+    CheckpointSummary(problem="its bytes differ from what was committed")
 )
 
 

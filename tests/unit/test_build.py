@@ -125,4 +125,4 @@ def test_a_stop_is_heard_before_torch_is_imported():
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
     )
     assert ended.returncode == 75, ended.stderr
-    assert "exit 75: stopped before anything was begun" in ended.stderr
+    assert "exit 75: stopped before the first attempt" in ended.stderr

@@ -174,7 +174,7 @@ def test_a_step_is_saved_once_and_a_second_try_harms_nothing():
     checkpointer = open_one(store)
     checkpointer.resume({})
     checkpointer.save(5, tensor_part(torch.ones(3)), CheckpointInfo())
-    with pytest.raises(ConfigError, match="a step is saved once in a life"):
+    with pytest.raises(ConfigError, match="this run already saved it"):
         checkpointer.save(5, tensor_part(torch.zeros(3)), CheckpointInfo())
     checkpointer.close()
     assert torch.equal(load(store, 5), torch.ones(3))
@@ -213,5 +213,5 @@ def test_the_memory_of_a_process_is_refused_for_several_ranks():
 
 
 def test_several_ranks_need_a_board(tmp_path):
-    with pytest.raises(ConfigError, match="2 ranks need a board"):
+    with pytest.raises(ConfigError, match="2 ranks need a key-value store"):
         open_engine(str(tmp_path), World(0, 2))

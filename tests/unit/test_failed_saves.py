@@ -124,7 +124,7 @@ def test_a_foreign_error_after_the_commit_is_not_told_as_a_deletion_that_failed(
     assert not [one for one in told if isinstance(one, RetentionFailed)]
     (event,) = [one for one in told if isinstance(one, PostCommitCleanupFailed)]
     assert event.reason.startswith("RuntimeError: a client's own error (in put, test_failed_saves")
-    assert "checkpoint-1-g1 is saved, but a defect, not the store" in event.message()
+    assert "checkpoint-1-g1 is saved, but garbage collection failed on a defect" in event.message()
 
 
 class Refusing(ThreadSaveExecutor):
@@ -217,7 +217,7 @@ def test_a_step_whose_commit_is_in_doubt_is_not_written_over():
     with pytest.raises(SaveFailed, match="cut"):
         checkpointer.wait()
     store.is_cut = False
-    with pytest.raises(ConfigError, match="may be committed all the same"):
+    with pytest.raises(ConfigError, match="may still be committed"):
         checkpointer.save(2, weight(99), CheckpointInfo())
     save(checkpointer, 3)
     checkpointer.close()
@@ -282,7 +282,7 @@ class Torn(MemoryStore):
 def test_with_a_rival_nothing_is_committed_whose_files_are_gone():
     store = Torn()
     desk, job = jobs_of(open_one(store), 2)
-    with pytest.raises(SaveFailed, match="is not there any more"):
+    with pytest.raises(SaveFailed, match="no longer exists"):
         persist(desk, replace(job, has_rival=True))
     assert CheckpointId(1, 2).manifest_key not in store.objects
 
@@ -327,7 +327,11 @@ def test_a_keeper_that_was_only_slow_has_saved_after_all(lands):
     commit = partial(persist, desk, job) if lands else list
     alone = replace(desk, comms=ControlGroup(Deserted(commit), World(0, 2), "life"))
     persister = DaemonSaveExecutor(None, Refusing())
-    gone = RankFailure(PeerFailed.code, "it did not answer", cause=PeerFailed("it did not answer"))
+    gone = RankFailure(
+        PeerFailed.code,
+        "it did not answer",
+        cause=PeerFailed("it did not answer"),
+    )
     if lands:
         assert persister._persist_here(alone, job, gone)
         return

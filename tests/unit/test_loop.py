@@ -167,7 +167,7 @@ def test_the_state_of_another_kind_of_optimizer_is_refused_before_anything_is_lo
         kept.save(1)
     notes["at"] = 2
     other = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with pytest.raises(IncompatibleCheckpoint, match="`betas`, `eps`, and SGD is told `dampening`"):
+    with pytest.raises(IncompatibleCheckpoint, match="`betas`, `eps`, but SGD has `dampening`"):
         Checkpointer(tmp_path, notes=notes, model=model, optimizer=other).resume()
     assert notes == {"at": 2}
     other.step()
@@ -182,7 +182,7 @@ def test_an_optimizer_of_unknown_parameters_is_refused(tmp_path):
 def test_partitions_of_others_are_refused_rather_than_saved_in_part(tmp_path):
     partitioned = nn.Linear(2, 1)
     partitioned.weight.ds_id = 0  # as ZeRO-3 marks what is spread over ranks
-    with pytest.raises(ConfigError, match="only its engine knows how"):
+    with pytest.raises(ConfigError, match="only its engine can collect them"):
         Checkpointer(tmp_path, model=partitioned).resume()
 
 
@@ -204,7 +204,7 @@ def test_the_name_of_the_random_state_is_taken(tmp_path):
 
 
 def test_saving_before_resuming_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"resume\(\) comes before save\(\)"):
+    with pytest.raises(ConfigError, match=r"call resume\(\) before save\(\)"):
         Checkpointer(tmp_path, notes={}).save(1)
 
 
@@ -255,7 +255,7 @@ def end_with_a_failed_save(folder, monkeypatch, error=None):
 def test_what_ended_the_loop_is_not_covered_up_by_a_failed_save(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="mine") as caught:
         end_with_a_failed_save(tmp_path, monkeypatch, RuntimeError("mine"))
-    assert "the save in flight failed as well" in caught.value.__notes__[0]
+    assert "the save in flight failed too" in caught.value.__notes__[0]
 
 
 def test_leaving_the_block_raises_what_the_save_in_flight_raised(tmp_path, monkeypatch):

@@ -69,7 +69,7 @@ def test_a_bound_that_is_below_one_file_is_refused_with_the_number_that_is_enoug
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "1G"])
 def test_what_is_no_number_of_bytes_is_refused(tmp_path, value):
-    with pytest.raises(ConfigError, match="no number of bytes"):
+    with pytest.raises(ConfigError, match="not a number of bytes"):
         Checkpointer(tmp_path, host_bytes_max=value, **models()).resume()
 
 

@@ -34,8 +34,8 @@ def test_closed_rank_fails_each_agreement_of_a_peer(saver, at):
         return ""
 
     assert run_ranks(2, rank_main)[saver] == (
-        f"rank {1 - saver}: it closed its checkpointer and did not call save(); "
-        "all ranks call save()"
+        f"rank {1 - saver}: it closed its checkpointer and did not call save(); all ranks call "
+        "save()"
     )
 
 

@@ -72,7 +72,7 @@ def test_a_rank_that_does_not_come_is_named(pages):
     first, second, _ = ranks_of(pages, within_seconds=0.05)
     turn = first.give(1.0)
     second.give(1.0)
-    with pytest.raises(DeadlineExceeded, match="rank 2 has not given its loss within"):
+    with pytest.raises(DeadlineExceeded, match="rank 2 did not report its loss within"):
         first.total(turn)
 
 

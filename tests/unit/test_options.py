@@ -42,7 +42,7 @@ def test_a_limit_that_means_nothing_is_refused(tmp_path, name, value):
 @pytest.mark.parametrize("other", ["keep_last", "retention"])
 def test_two_limits_are_one_too_many(tmp_path, other):
     value = 2 if other == "keep_last" else Retention(keep_last=2)
-    with pytest.raises(ConfigError, match=f"`save_total_limit` and `{other}` say the same"):
+    with pytest.raises(ConfigError, match=f"`save_total_limit` and `{other}` mean the same"):
         Checkpointer(tmp_path, notes={}, save_total_limit=2, **{other: value})
 
 
@@ -108,7 +108,7 @@ def test_a_script_that_evaluates_reads_beside_a_job_that_trains(tmp_path):
 )
 @pytest.mark.parametrize("value", [2, None, {"a": 1}, (1, 2), Retention()])
 def test_a_slip_of_an_option_is_not_saved_as_a_thing(tmp_path, slip, meant, value):
-    with pytest.raises(ConfigError, match=f"`{slip}` is no option.*`{meant}") as caught:
+    with pytest.raises(ConfigError, match=f"`{slip}` is not an option.*`{meant}") as caught:
         Checkpointer(tmp_path, notes={}, **{slip: value})
     assert "Part(" in caught.value.hint
 

@@ -16,14 +16,14 @@ from resilient.state_dict.statefuls import PlainValue
 def test_a_metric_that_is_no_number_is_named(tmp_path, value):
     with Checkpointer(tmp_path, notes={}) as checkpointer:
         checkpointer.resume()
-        with pytest.raises(UnsavableState, match="`metrics/loss` is no number"):
+        with pytest.raises(UnsavableState, match="`metrics/loss` is not a number"):
             checkpointer.save(1, metrics={"loss": value})
         checkpointer.save(1, metrics={"loss": torch.tensor(1.0, requires_grad=True)})
 
 
 @pytest.mark.parametrize("value", ["x", 3, [1]])
 def test_storage_options_that_are_none_are_refused(tmp_path, value):
-    with pytest.raises(ConfigError, match=r"`storage_options` is a \w+, and no mapping") as caught:
+    with pytest.raises(ConfigError, match=r"`storage_options` is a \w+, not a mapping") as caught:
         Checkpointer(tmp_path, notes={}, storage_options=value).resume()
     assert repr(value) not in str(caught.value), "it may be a secret"
 
@@ -54,7 +54,9 @@ def deep(levels, wrap=lambda one: {"in": one}):
 def test_a_value_that_nests_without_an_end_is_named(tmp_path, make):
     with Checkpointer(tmp_path, notes=make()) as checkpointer:
         checkpointer.resume()
-        with pytest.raises(UnsavableState, match=r"`notes/value/\S*` nests deeper than") as caught:
+        with pytest.raises(
+            UnsavableState, match=r"`notes/value/\S*` is nested deeper than"
+        ) as caught:
             checkpointer.save(1)
         assert len(str(caught.value)) < 300
         checkpointer["notes"] = {}
@@ -79,7 +81,7 @@ def test_what_nests_as_deep_as_is_read_comes_back(tmp_path, levels, wrap):
 
 
 def test_a_protocol_that_only_wraps_others_is_a_configuration_error():
-    with pytest.raises(ConfigError, match="`dir://` leads on to another filesystem"):
+    with pytest.raises(ConfigError, match="`dir://` leads to another filesystem"):
         Checkpointer("dir://x", notes={}).resume()
 
 

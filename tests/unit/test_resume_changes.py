@@ -142,7 +142,7 @@ def test_narrower_dtype_refused_and_wider_reported(tmp_path):
     assert changes(told) == [
         (
             "model",
-            "dtype torch.bfloat16 -> torch.float32 of `weight` and 1 more: the numbers stay same",
+            "dtype torch.bfloat16 -> torch.float32 of `weight` and 1 more: the values stay equal",
         )
     ]
 
@@ -174,7 +174,7 @@ def test_ties_of_equal_values_are_taken(tmp_path):
 def test_lost_part_refused_and_absent_part_refused(tmp_path):
     life(tmp_path, own={"n": 1})
     error = refusal(tmp_path)
-    assert "`own`: saved, and not given to this run" in error.message
+    assert "`own`: saved, but not passed to this run" in error.message
     life(tmp_path, resume_changes=["own"])
     with pytest.raises(IncompatibleCheckpoint, match="holds no `own`"):
         life(tmp_path, own={"n": 1})
@@ -194,10 +194,10 @@ def test_options_that_changed_are_reported(tmp_path):
     assert optimizer[0] == "optimizer"
     assert "lr 0.1 -> 0.2" in optimizer[1]
     assert "betas [0.9, 0.999] -> [0.8, 0.9]" in optimizer[1]
-    assert "the checkpoint's go on" in optimizer[1]
+    assert "the values of the checkpoint are used" in optimizer[1]
     assert scheduler == (
         "scheduler",
-        "gamma 0.5 -> 0.9: the checkpoint's go on: they are part of its state",
+        "gamma 0.5 -> 0.9: the values of the checkpoint are used: they are part of its state",
     )
     assert found["optimizer"].param_groups[0]["betas"] == (0.9, 0.999)
 

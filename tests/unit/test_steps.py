@@ -38,7 +38,7 @@ WRONG = [
 def test_what_is_no_step_is_refused_before_anything_is_staged(tmp_path, step):
     with Checkpointer(tmp_path, notes={}) as checkpointer:
         checkpointer.resume()
-        with pytest.raises(ConfigError, match="is no step") as caught:
+        with pytest.raises(ConfigError, match="is not a step") as caught:
             checkpointer.save(step)
         assert caught.value.hint
         checkpointer.save(1)
@@ -49,7 +49,7 @@ def test_what_is_no_step_is_refused_before_anything_is_staged(tmp_path, step):
 def test_the_spine_refuses_it_too(step):
     checkpointer = open_one(MemoryStore())
     checkpointer.resume({})
-    with pytest.raises(ConfigError, match="is no step"):
+    with pytest.raises(ConfigError, match="is not a step"):
         checkpointer.save(step, {}, CheckpointInfo())
     checkpointer.save(np.int64(1), {}, CheckpointInfo())
     checkpointer.close()

@@ -82,7 +82,9 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -
         "salvaged": [_salvaged(one) for one in plan.salvaged if not plan.is_mended],
         "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
     }
-    rows = [(one.file, "mended" if done else "mend", one.what, one.source) for one in plan.steps]
+    rows = [
+        (one.file, "repaired" if done else "repair", one.what, one.source) for one in plan.steps
+    ]
     rows += [(name, "LOST", follows, NONE) for name, follows in plan.losses.items()]
     rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
     table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))

@@ -113,7 +113,7 @@ def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
         ],
     }
     rows = tuple(_row(one, now) for one in found)
-    table = Table(("REF", "LIFE", "CAUSE", "AGE", "BEGAN FROM", "HEAD"), rows)
+    table = Table(("REF", "GEN", "CAUSE", "AGE", "STARTED FROM", "HEAD"), rows)
     return CommandResult("ckpt.reflog", "moves", document, (table,), tuple(map(_ref, found)))
 
 

@@ -390,7 +390,7 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
         ),
     )
     cells = tuple((row.ended, row.how, row.follows) for row in rows)
-    table = Table(("A LIFE", "HOW IT ENDED", "WHAT FOLLOWS"), cells)
+    table = Table(("ATTEMPT", "HOW IT ENDED", "WHAT FOLLOWS"), cells)
     return CommandResult(
         "train", "plan", document, (KeyValues(pairs), "", table), ids=(plan.run_id,)
     )

@@ -73,7 +73,7 @@ def _tiles(found: Comparison) -> str:
         (f"{differ} of {len(found.tensors)}", "tensors differ"),
         (f"{max(known):.2g}" if known else "0", "largest relative change"),
         (str(sum(one.is_in == "both" for one in found.fields)), "fields differ"),
-        (f"{sum(one.same is True for one in streams)} of {len(streams)}", "random streams go on"),
+        (f"{sum(one.same is True for one in streams)} of {len(streams)}", "random streams equal"),
         (f"{nans:,}", "NaN in the second"),
     )
     cells = "".join(f'<div class="tile"><b>{one}</b><span>{of}</span></div>' for one, of in tiles)
@@ -212,7 +212,7 @@ def _rest(found: Comparison) -> Iterator[str]:
             yield f"<li>and {left} more</li></ul>" if left > 0 else "</ul>"
     if found.tied:
         names = ", ".join(found.tied[:_NAMES_MAX])
-        yield f"<p>Kept once on the other side: {short(names, 2000)}</p>"
+        yield f"<p>Stored once on the other side: {short(names, 2000)}</p>"
     if found.opaque:
         places = "".join(f"<li>{short(one.place, 500)}</li>" for one in found.opaque[:_ROWS_MAX])
         yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(found.opaque))

@@ -90,7 +90,7 @@ class RenderQueue:
             job = self._jobs.get(key)
             if job is None:
                 if self._closed or len(self._jobs) >= _WAITING_MAX:
-                    return 503, "too much is being made at once: ask again"
+                    return 503, "too many parts are being rendered: try again"
                 job = self._jobs[key] = _Job(self._clock.monotonic_seconds())
                 thread = threading.Thread(
                     target=self._make, args=(key, job, work, is_once), daemon=True
@@ -102,7 +102,7 @@ class RenderQueue:
         with self._lock:
             if key in self._kept:
                 return 200, self._hand_out(key)
-        return 503, "it was not made: ask again"
+        return 503, "the part was not rendered: try again"
 
     def close(self) -> None:
         """Refuse new parts, and wait up to 10 s for each one in work."""
@@ -127,7 +127,7 @@ class RenderQueue:
                 job.said = "reading"
                 answer = work(lambda done, of: self._told(job, done, of))
         except _LeftError:
-            job.said = "nobody waited for it"
+            job.said = "no request waited for it"
         except (ResilientError, Unreadable, OSError) as error:
             # A later attempt to read may succeed, so the error is delivered only once.
             answer, is_once = _FAILED.format(text(error)), True
@@ -191,11 +191,11 @@ class LazyParts:
         fields, make = needs[name]
         store = self._store()
         if store is None or set(asked) != set(fields):
-            return 404, "there is nothing of that name"
+            return 404, "this part does not exist"
         ids = [parse_checkpoint(asked[one]) for one in fields if one != "name"]
         known = [one for one in ids if one is not None and _is_there(store, one)]
         if len(known) != len(ids):
-            return 404, "there is no such checkpoint any more"
+            return 404, "this checkpoint no longer exists"
         rest = [asked["name"]] if "name" in fields else []
         key = (name, *(asked[one] for one in fields))
         # Committed content does not change, but its bytes may get damaged.

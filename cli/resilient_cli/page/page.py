@@ -34,10 +34,10 @@ def run_part(found: GoodputReport) -> str:
             _bar(found),
             _classes(found),
             "<h3>Lives</h3>",
-            "<p>Triangles are faults, notches are checkpoints; rest on anything for its name.</p>",
+            "<p>Triangles are faults, notches are checkpoints; point at a mark for its name.</p>",
             scroll(timeline(found)),
             "<h3>Loss</h3>",
-            "<p>Lives in turns of two colours; grey is what was rolled back or died.</p>",
+            "<p>Attempts alternate between two colours; grey steps were rolled back or lost.</p>",
             scroll(curve(found)),
             "<h3>Faults</h3>",
             _faults(found),
@@ -141,7 +141,7 @@ def _checkpoints(found: GoodputReport) -> str:
     return said + table(head, rows, numbers=(1, 2, 3, 4, 5))
 
 
-_ONLY_FILE = "This page is a file, and was written without them. They are in"
+_ONLY_FILE = "This page is a file, and was written without them. Use"
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,9 +129,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a request that the base class refuses, without repeating its text."""
         del message, explain
         if code == HTTPStatus.NOT_IMPLEMENTED:
-            self._send(405, "it can be read, and nothing else\n", more=_ALLOWED)
+            self._send(405, "the page is read-only\n", more=_ALLOWED)
         else:
-            self._send(code, "this is no request that is answered\n")
+            self._send(code, "unknown request\n")
 
     def do_GET(self) -> None:
         refused = self._refused()
@@ -151,11 +151,11 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
         except ValueError:
-            self._send(400, "this is no request that is answered\n")
+            self._send(400, "unknown request\n")
             return
         found = self.server.page.part(name, asked)
         if found is None:
-            self._send(404, "there is nothing of that name\n")
+            self._send(404, "unknown path\n")
         else:
             status, text = found
             self._send(status, text, _HTML if status == HTTPStatus.OK else _TEXT)
@@ -168,14 +168,14 @@ class _Handler(BaseHTTPRequestHandler):
         names = [f"{one}:{self.server.port}" for one in (HOST, "localhost")]
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in names:
-            return "this address is served under no such name"
+            return "this address is not served under this name"
         _, _, rest = self.path.partition("?")[0].partition("/")
         token, slash, _ = rest.partition("/")
         is_known = secrets.compare_digest(
             token.encode("utf-8", "replace"), self.server.token.encode()
         )
         if not self.path.startswith("/") or not slash or not is_known:
-            return "use the whole address that `resilient ui` has shown"
+            return "use the whole address that `resilient ui` has printed"
         return ""
 
     def _send(

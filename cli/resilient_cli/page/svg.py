@@ -58,7 +58,7 @@ def timeline(found: GoodputReport) -> str:
     lives = [one.life.number for one in found.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
     below = (len(lives) + 1) * (_ROW + 4) + 14
-    parts = [opened("lives", WIDTH, below + 20, "timeline of lives")]
+    parts = [opened("lives", WIDTH, below + 20, "timeline of attempts")]
     parts += _axis(scale, below)
     rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", found.intervals)]
     rows += [
@@ -151,5 +151,5 @@ def _line(
     name = "gone" if is_lost else f"kept k{life % 2}"
     name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
     last = part[-1]
-    title = f"life {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
+    title = f"attempt {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
     return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

@@ -58,7 +58,7 @@ def reporting_stored(found: Listing, page: str) -> CommandResult:
     said = f"Step {_step(found)}, {count(len(lives), 'generation')}, "
     said += f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
     blocks: tuple[Table | str, ...] = (
-        Table(("LIFE", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
+        Table(("GEN", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
         said,
         f"{UNTOLD} {KEEPS}",
         *([f"page: {page}"] if page else []),
@@ -182,7 +182,7 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
     blocks: tuple[Table | str, ...] = (
         Table(("CLASS", "TIME", "SHARE"), rows),
         Table(
-            ("LIFE", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
+            ("ATTEMPT", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
             tuple(_fault_row(found, one) for one in found.faults),
         ),
         Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),

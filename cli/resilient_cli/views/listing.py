@@ -203,7 +203,7 @@ def _lives(found: Listing, now: str) -> Table:
         mark = " (abandoned)" if survey.checkpoint not in found.lineage.candidates else ""
         steps[survey.checkpoint.generation].append(f"{survey.checkpoint.step}{mark}")
     return Table(
-        ("LIFE", "BEGAN FROM", "CAUSE", "AGE", "SAVED STEPS"),
+        ("GEN", "STARTED FROM", "CAUSE", "AGE", "SAVED STEPS"),
         tuple(
             (
                 str(life.number),

@@ -252,7 +252,7 @@ def resolve_outcome(
 
 def _hear(context: CheckpointContext, job: SaveJob, address: Address | None) -> bool:
     if context.world.is_coordinator or address is None:
-        raise PeerFailed("the keeper that would have ruled is gone")
+        raise PeerFailed("the saver daemon of the coordinator has ended")
     kv_store = SocketKVStore(address)
     try:
         # A save without enough space, or one that a rank never handed over, ends at the first
@@ -310,7 +310,7 @@ class DaemonSaveExecutor:
         self._talk: DaemonConnection | None = None
         self._process = DaemonProcess(0)
         self.board: Address | None = None
-        self._url, self._why_not = "", "it was not asked yet"
+        self._url, self._why_not = "", "no verdict was requested yet"
         self._is_announced = False
         self.leased = LeasedBuffers(lambda verb, **message: self._to().request(verb, **message))
         self._handed: tuple[CheckpointContext, SaveJob] | None = None
@@ -330,7 +330,7 @@ class DaemonSaveExecutor:
         within_seconds = context.limits.within_seconds
         kv_store = agree(context.comms, "keeper/board", shown, first_if_all, within_seconds)
         if kv_store is None:
-            self._lose(self._why_not or "another host has none")
+            self._lose(self._why_not or "another host has no saver daemon")
         if self._talk is None:
             return context.store
         self.board = Address.from_json(kv_store)
@@ -423,7 +423,7 @@ class DaemonSaveExecutor:
     def close(self) -> None:
         """Disconnect; the daemon keeps the last commit in memory for the next attempt."""
         self._fallback.close()
-        self._lose("it was closed")
+        self._lose("the connection was closed")
         self._process.close()
 
     def _see_to_its_end(self) -> None:
@@ -438,7 +438,7 @@ class DaemonSaveExecutor:
             tell_once(self.address.path, "hurry", url=self._url)
         context, job = handed
         if is_called := listener.join(partial(context.comms.is_called, _here(job))):
-            self._lose("another rank gave its keeper up")
+            self._lose("another rank stopped using its saver daemon")
             listener.join()
         _remember(self, listener)
         failed = listener.heard
@@ -562,7 +562,7 @@ class DaemonSaveExecutor:
         if self._talk is not None and self._talk.is_over:
             self._lose("it did not answer")
         if self._talk is None:
-            raise PeerFailed(f"the keeper is gone: {self._why_not}")
+            raise PeerFailed(f"the saver daemon has ended: {self._why_not}")
         return self._talk
 
     def _lose(self, why: str) -> None:

@@ -144,7 +144,7 @@ class FileStream:
             if not self._changed.wait_for(
                 lambda: self._free or self._failure, self._within_seconds
             ):
-                raise DeadlineExceeded("no slot of the keeper's memory became free in time")
+                raise DeadlineExceeded("no slot of the saver daemon's memory became free in time")
             self._require()
             return self._free.popleft()
 
@@ -224,13 +224,13 @@ def feed(
 
 def _fill(file: StreamedFile | None, slot: memoryview | None) -> None:
     if file is None or slot is None or len(slot) < file.size_bytes:
-        raise SaveFailed("the keeper asked for what was not handed over")
+        raise SaveFailed("the saver daemon requested bytes that were not offered")
     file.fill(slot[: file.size_bytes])
 
 
 def is_gone() -> RankFailure:
     """Return the failure of a rank that ended before its bytes were stored."""
-    return RankFailure(PeerFailed.code, "it ended before its bytes were stored")
+    return RankFailure(PeerFailed.code, "the connection ended before all bytes were stored")
 
 
 def read_failure(value: Mapping[str, str]) -> RankFailure:
@@ -246,7 +246,7 @@ _SILENCE_SECONDS_MIN = 2.0
 _SILENT_SHARE = 1 / 3
 _LOOK_SECONDS = 0.5
 _CREDENTIALS = "3i"
-_CLOSED = "it closed the connection"
+_CLOSED = "the connection was closed"
 _CONVERSATIONS: WeakSet[DaemonConnection] = WeakSet()
 
 
@@ -287,7 +287,7 @@ class DaemonConnection:
             self._connection.connect(path)
         except OSError as error:
             self.close()
-            raise PeerFailed(f"no keeper at {path}: {error}") from error
+            raise PeerFailed(f"no saver daemon at {path}: {error}") from error
         _CONVERSATIONS.add(self)
 
     def send(self, verb: str, **message: Any) -> None:
@@ -404,14 +404,14 @@ class DaemonConnection:
         # A late answer would be taken for the answer to another request.
         self.close()
         self._unread = 0
-        return PeerFailed(f"the keeper is gone: {why}")
+        return PeerFailed(f"the saver daemon has ended: {why}")
 
 
 def _unix_socket() -> socket.socket:
     try:
         return socket.socket(socket.AF_UNIX)
     except OSError as error:
-        raise PeerFailed(f"no way to the keeper: {error}") from error
+        raise PeerFailed(f"cannot connect to the saver daemon: {error}") from error
 
 
 def silence_seconds_max(left_seconds: float) -> float:

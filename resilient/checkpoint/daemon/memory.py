@@ -79,7 +79,8 @@ class MemoryQuota:
         """Return the error for a host limit below the needed bytes."""
         if self.is_auto:
             return StoreFull(
-                f"{needed_bytes} bytes are needed and this host's keeper has {self.host_bytes_max}",
+                f"{needed_bytes} bytes are needed and the saver daemon of this host has "
+                f"{self.host_bytes_max}",
                 hint=f"resilient train --host-bytes-max {needed_bytes} or more",
             )
         return ConfigError(

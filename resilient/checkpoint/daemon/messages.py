@@ -118,7 +118,9 @@ def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
         ConfigError: A repository cannot be opened.
     """
     if asked["version"] != PROTOCOL_VERSION:
-        raise UsageError(f"version {asked['version']} and this keeper's {PROTOCOL_VERSION}")
+        raise UsageError(
+            f"protocol version {asked['version']}, and this saver daemon has {PROTOCOL_VERSION}"
+        )
     rank, size, local_rank = (int(number) for number in asked["world"])
     near_url = str(asked["near_url"])
     return SessionInfo(
@@ -289,7 +291,7 @@ def decode_job(
     try:
         return _job(value, memory_of, rank, within_seconds)
     except NONSENSE as error:
-        raise UsageError(f"this is no job to hand over: {type(error).__name__}: {error}") from error
+        raise UsageError(f"invalid save job: {type(error).__name__}: {error}") from error
 
 
 def _job(
@@ -300,7 +302,7 @@ def _job(
 ) -> tuple[SaveJob, FileStream]:
     checkpoint = _checkpoint(value["checkpoint"])
     receipt = Receipt.from_json(value["receipt"])
-    _require(receipt.rank == rank, f"rank {receipt.rank} on the line of rank {rank}")
+    _require(receipt.rank == rank, f"rank {receipt.rank} on the connection of rank {rank}")
     staged, streamed = _sizes(value["files"]), _sizes(value["streamed"])
     sizes = staged | streamed
     _require(len(sizes) == len(staged) + len(streamed), "a file is named twice")
@@ -340,7 +342,7 @@ def _job(
 
 
 def _bound(size_bytes: Any) -> int | None:
-    _require(size_bytes is None or int(size_bytes) >= 0, "a bound of less than nothing")
+    _require(size_bytes is None or int(size_bytes) >= 0, "a negative limit")
     return None if size_bytes is None else int(size_bytes)
 
 
@@ -365,21 +367,21 @@ def _stream(
     """Return the stream for files of these sizes."""
     longest_bytes = max(sizes.values(), default=0)
     slots = [StreamBuffer(str(name), memory_of(str(name), longest_bytes)) for name in names]
-    _require(bool(slots) or not sizes, "there is nothing to stream through")
+    _require(bool(slots) or not sizes, "no streamed file is named")
     _require(len({slot.name for slot in slots}) == len(slots), "a slot is named twice")
-    _require(min(sizes.values(), default=0) >= 0, "a file of less than nothing")
+    _require(min(sizes.values(), default=0) >= 0, "a negative file size")
     return FileStream(slots, within_seconds)
 
 
 def _checkpoint(folder: str) -> CheckpointId:
     checkpoint = parse_checkpoint(folder)
-    _require(checkpoint is not None, f"{folder!r} is no checkpoint")
-    assert checkpoint is not None, "required above"  # noqa: S101
+    _require(checkpoint is not None, f"{folder!r} is not a checkpoint")
+    assert checkpoint is not None, "a checkpoint id is required"  # noqa: S101
     return checkpoint
 
 
 def _name(name: str) -> str:
-    _require(is_file_name(name), f"{name!r} is no file of a checkpoint")
+    _require(is_file_name(name), f"{name!r} is not a file of a checkpoint")
     return name
 
 

@@ -300,13 +300,19 @@ def _run(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="resilient.checkpoint.daemon.server", description=__doc__)
-    parser.add_argument("--socket", type=Path, required=True, help="where the ranks connect")
-    parser.add_argument("--listen", default="127.0.0.1", help="address of the keepers' board")
-    parser.add_argument("--shared", type=Path, default=ROOT, help="folder in memory")
-    parser.add_argument("--host-bytes-max", type=int, default=0, help="bound for this host")
-    parser.add_argument("--ranks", type=int, default=1, help="of this host, which share it")
-    parser.add_argument("--auto", action="store_true", help="the bound is the machine's")
-    parser.add_argument("--linger-seconds", type=float, default=25.0, help="for saves in flight")
+    parser.add_argument("--socket", type=Path, required=True, help="socket path for the ranks")
+    parser.add_argument(
+        "--listen", default="127.0.0.1", help="address of the daemons' key-value store"
+    )
+    parser.add_argument("--shared", type=Path, default=ROOT, help="folder in shared memory")
+    parser.add_argument("--host-bytes-max", type=int, default=0, help="memory limit of this host")
+    parser.add_argument("--ranks", type=int, default=1, help="number of ranks of this host")
+    parser.add_argument(
+        "--auto", action="store_true", help="the limit was derived from free memory"
+    )
+    parser.add_argument(
+        "--linger-seconds", type=float, default=25.0, help="seconds to finish saves in flight"
+    )
     return parser
 
 

@@ -276,7 +276,7 @@ class RankSession:
 
     def _at_work(self) -> tuple[SessionInfo, ControlGroup]:
         if self._guest is None or self._board is None:
-            raise UsageError("say hello and join first")
+            raise UsageError("hello and join must come first")
         return self._guest, ControlGroup(self._board, self._guest.world, self._guest.scope)
 
     def _refuse_if_busy(self) -> None:

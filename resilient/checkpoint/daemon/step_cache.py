@@ -145,7 +145,7 @@ class StepCacheClient:
 
     def _ask(self, verb: str, **message: Any) -> dict[str, Any]:
         if self._is_released and verb == "reserve":
-            raise ConfigError("a save needed the memory that they were held in")
+            raise ConfigError("a save needed the memory of cached steps")
         return self._talk.request(verb, **message)
 
     def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
@@ -162,7 +162,7 @@ def holder_for(persister: SaveExecutor, context: CheckpointContext) -> StepCache
         ResilientError: The daemon is gone.
     """
     if not isinstance(persister, DaemonSaveExecutor) or persister.board is None:
-        return "this host has no keeper (start with `resilient train`)"
+        return "this host has no saver daemon (start with `resilient train`)"
     if persister.address.near_url:
         return "a near tier takes every save"
     holder = StepCacheClient(persister.address, persister.board, context)

@@ -325,7 +325,7 @@ def _segment(
 def _named(folder: str) -> CheckpointId:
     checkpoint = parse_checkpoint(folder)
     if checkpoint is None:
-        raise IntegrityError(f"{folder!r} is no checkpoint")
+        raise IntegrityError(f"{folder!r} is not a checkpoint")
     return checkpoint
 
 
@@ -516,7 +516,7 @@ def _copies(memory: memoryview) -> _Copy:
 
     def copy(start: int, stop: int) -> bytes:
         if not 0 <= start <= stop <= len(memory):
-            raise IntegrityError(f"there are no bytes {start} to {stop}")
+            raise IntegrityError(f"bytes {start} to {stop} do not exist")
         return bytes(memory[start:stop])
 
     return copy
@@ -531,13 +531,13 @@ def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
     """
     size_bytes = int.from_bytes(said_at(0, _WORD_BYTES), "little")
     if not size_bytes:
-        raise IntegrityError("nothing is said")
+        raise IntegrityError("the slot holds no record")
     proof = said_at(_WORD_BYTES, _HEAD_BYTES)
     message = said_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
     fields = json.loads(message)
     notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in spots_of(fields)]
     if _proof(message, (hashlib.sha256(note).digest() for note in notes)) != proof:
-        raise IntegrityError("something else is said")
+        raise IntegrityError("the slot holds another record")
     return whole_of(fields, notes, lambda size_bytes: row_at(0, size_bytes))
 
 

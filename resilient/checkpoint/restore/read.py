@@ -387,7 +387,7 @@ def _mended_or(
         return _mended(store, manifest, wanted, damage.key)
     except IntegrityError as error:
         raise IntegrityError(
-            f"{damage.message}; parity cannot give it back: {error.message}",
+            f"{damage.message}; parity cannot reconstruct it: {error.message}",
             key=damage.key,
             tensor=damage.tensor,
         ) from error

@@ -122,7 +122,9 @@ def mend_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntr
     data = reconstruct(places, manifest, entry, range(len(entry.chunks))).content
     assert isinstance(data, bytes), "all chunks are a whole file"  # noqa: S101
     if digest_file(data) != entry.proof:
-        raise IntegrityError(f"`{entry.name}`: what was put together is not what was committed")
+        raise IntegrityError(
+            f"`{entry.name}`: the reconstructed file differs from what was committed"
+        )
     return data
 
 
@@ -184,7 +186,9 @@ def _computed(
         result = memoryview(content)[: entry.size_bytes - number * CHUNK_BYTES]
         if digest_bytes(result) == entry.chunks[number]:
             return result
-        refusal = IntegrityError(f"`{key}`: parity gives other bytes than were committed", key=key)
+        refusal = IntegrityError(
+            f"`{key}`: parity reconstructs other bytes than were committed", key=key
+        )
     raise refusal
 
 
@@ -260,8 +264,8 @@ def _too_much(
     key, start = manifest.key(entry.name), number * CHUNK_BYTES
     names = ", ".join(sums.group.files[column] for column in sums.lost)
     return IntegrityError(
-        f"`{key}`: too much is damaged to compute it back: between bytes {start} and "
-        f"{min(start + CHUNK_BYTES, entry.size_bytes)} of {names or 'parity alone'}, and "
-        f"{parity} of {len(sums.group.parity)} parity files are whole there",
+        f"`{key}`: too much is damaged to reconstruct it: between bytes {start} and "
+        f"{min(start + CHUNK_BYTES, entry.size_bytes)} of {names or 'parity alone'}, and {parity} "
+        f"of {len(sums.group.parity)} parity files are intact there",
         key=key,
     )

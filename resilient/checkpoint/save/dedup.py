@@ -211,7 +211,7 @@ class DedupBase:
         """
         checkpoint, proved = parse_checkpoint(value["checkpoint"]), value["proved"]
         if checkpoint is None:
-            raise ValueError(f"{value['checkpoint']!r} is no checkpoint")
+            raise ValueError(f"{value['checkpoint']!r} is not a checkpoint")
         if proved is not None:
             proved = tuple((str(file), int(start), int(stop)) for file, start, stop in proved)
         return DedupBase(checkpoint, proved)

@@ -41,8 +41,8 @@ class MemoryBudget:
     def __init__(self, bytes_max: int | None = None) -> None:
         if bytes_max is not None and (type(bytes_max) is not int or bytes_max < 1):
             raise ConfigError(
-                f"`host_bytes_max`={bytes_max!r} is no number of bytes",
-                hint="none but to give a whole number, as host_bytes_max=2**30, or None",
+                f"`host_bytes_max`={bytes_max!r} is not a number of bytes",
+                hint="give a whole number, such as host_bytes_max=2**30, or None",
             )
         self._bytes_max = bytes_max
         self._lent_bytes = 0
@@ -61,7 +61,7 @@ class MemoryBudget:
             raise ConfigError(
                 f"`{largest}` takes {sizes[largest]} bytes and `host_bytes_max` allows "
                 f"{self._bytes_max}; nothing was saved, older checkpoints are intact",
-                hint=f"none but to give host_bytes_max={sizes[largest]} or more",
+                hint=f"set host_bytes_max={sizes[largest]} or more",
             )
         return True
 

@@ -97,7 +97,7 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
             plain[name] = float(value)
         except (TypeError, ValueError) as error:
             path = f"metrics/{name}"
-            raise UnsavableState(f"`{path}` is no number: {value!r}", path=path) from error
+            raise UnsavableState(f"`{path}` is not a number: {value!r}", path=path) from error
     return {name: value for name, value in plain.items() if math.isfinite(value)}
 
 
@@ -120,16 +120,16 @@ class SavedSteps:
         """
         if checkpoint in self._all:
             raise ConfigError(
-                f"step {checkpoint.step} is saved already as {checkpoint}, or that save failed and "
-                "may be committed all the same; a step is saved once in a life",
-                hint="none but to count the step up before the next save, or to leave this one out",
+                f"cannot save step {checkpoint.step}: this run already saved it as {checkpoint}, "
+                "or that save failed and may still be committed",
+                hint="increment the step before the next save, or skip this save",
             )
         newest = max(self._all, default=checkpoint)
         if checkpoint < newest:
             raise ConfigError(
-                f"step {checkpoint.step} comes after step {newest.step} was saved: the highest "
-                "of a life is its newest, so nobody would resume this one",
-                hint="none but to count steps over all epochs, and to go back only by resuming",
+                f"cannot save step {checkpoint.step}: step {newest.step} was already saved in "
+                "this run",
+                hint="count steps across epochs; to go back, resume an older checkpoint",
             )
         return checkpoint
 

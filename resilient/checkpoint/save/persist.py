@@ -133,8 +133,8 @@ def _full(
 ) -> StoreFull:
     url = nearest_store(context.store).url
     return StoreFull(
-        f"no space left for it at {url}{whose}: it needs {needs} bytes with a margin, {free} are "
-        f"free, and {_what_rotation_could_free(context)}; nothing of it was written",
+        f"not enough space at {url}{whose}: the save needs {needs} bytes with a margin, {free} "
+        f"are free, and {_what_rotation_could_free(context)}; nothing was written",
         key=checkpoint.folder,
         hint=f"resilient ckpt prune {shell_quote(url)} --keep-last 1 --grace 0 --dry-run",
     )
@@ -145,8 +145,8 @@ def _what_rotation_could_free(context: CheckpointContext) -> str:
     try:
         found = scan_and_plan(context.store, context.limits.retention)
     except ResilientError as error:
-        return f"what rotation could free is unknown ({error.message})"
-    return f"rotation could free {found.freed_bytes}"
+        return f"the size that garbage collection could free is unknown ({error.message})"
+    return f"garbage collection could free {found.freed_bytes}"
 
 
 def collect_garbage_after_commit(
@@ -502,7 +502,7 @@ def _commit(context: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[
     """
     folders = sorted({str(report["checkpoint"]) for report in shown})
     if folders != [job.about.checkpoint.folder]:
-        raise IntegrityError(f"ranks save different steps at once: {', '.join(folders)}")
+        raise IntegrityError(f"ranks save different steps at the same time: {', '.join(folders)}")
     receipts = [Receipt.from_json(report["receipt"]) for report in shown]
     manifest = gather_receipts(job.about, receipts)
     if job.has_rival:

@@ -163,7 +163,7 @@ class PeerStore:
     def put(self, key: str, data: Data) -> NoReturn:
         """Refuse."""
         del data
-        raise StoreDenied(f"{self.url} can only be read from here", key=key)
+        raise StoreDenied(f"{self.url} is read-only from here", key=key)
 
     def put_new(self, key: str, data: Data) -> NoReturn:
         """Refuse."""
@@ -215,7 +215,7 @@ class PeerStore:
         lines.send(asked)
         answer = lines.receive()
         if answer is None:
-            raise MalformedMessage("it closed the connection")
+            raise MalformedMessage("the connection was closed")
         if room is not None and "size_bytes" in answer:
             size_bytes = int(answer["size_bytes"])
             if not 0 <= size_bytes <= len(room):
@@ -227,7 +227,7 @@ class PeerStore:
     def _connect(self) -> JsonLineSocket:
         left_seconds = self._alone_until_seconds - self._clock.monotonic_seconds()
         if left_seconds > 0:
-            raise self._silent(f"it did not before, and is asked again in {left_seconds:.1f} s")
+            raise self._silent(f"no answer before; the next try is in {left_seconds:.1f} s")
         try:
             lines = JsonLineSocket(greeted(self.address))
         except OSError as error:

@@ -317,8 +317,9 @@ def adopt_manifests(tiers: TieredStore) -> None:
 
 def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
     return ConfigError(
-        f"the near tier {tiers.near.url} holds life {number} of a run that {tiers.durable.url} "
-        "does not know; each repository needs a near tier of its own, or an empty one",
+        f"the near tier {tiers.near.url} holds generation {number} of a run that "
+        f"{tiers.durable.url} does not know; each repository needs its own near tier, or an empty "
+        "one",
         hint=f"resilient ckpt ls {shell_quote(tiers.near.url)}",
     )
 

@@ -499,10 +499,10 @@ class Metrics:
     def health(self) -> tuple[bool, str]:
         """Return whether the agent works, and a line about its state."""
         if self._is_lost:
-            return False, "the agent gave the run up"
+            return False, "the agent gave up the run"
         still_seconds = self._clock.monotonic_seconds() - self._moved_seconds
         if self._is_watching and still_seconds > self._patience_seconds:
-            return False, f"the agent has not moved for {still_seconds:.0f} s"
+            return False, f"the agent has made no progress for {still_seconds:.0f} s"
         return True, "ok"
 
     def _try_file(self) -> None:
@@ -511,7 +511,7 @@ class Metrics:
         except OSError as error:
             raise ConfigError(
                 f"--metrics-file: cannot write `{self._wishes.file}`: {error.strerror}",
-                hint="name a file in the folder of node_exporter's --collector.textfile.directory",
+                hint="give a file in the folder of node_exporter's --collector.textfile.directory",
             ) from error
 
     def _look_on(self) -> None:

@@ -134,7 +134,7 @@ LOSSES_BROKEN = Metric(
     "kind",
 )
 RESTARTS_LEFT = Metric(
-    "resilient_restarts_left", _GAUGE, "Restarts after failures that the budget still allows."
+    "resilient_restarts_left", _GAUGE, "Restarts after failures left in the budget."
 )
 WORLD_SIZE = Metric("resilient_world_size", _GAUGE, "Ranks of all hosts in this attempt.")
 LOCAL_WORLD_SIZE = Metric("resilient_local_world_size", _GAUGE, "Ranks of this host.")
@@ -142,12 +142,12 @@ NODES = Metric("resilient_nodes", _GAUGE, "Hosts in this attempt.")
 GENERATION = Metric(
     "resilient_generation", _GAUGE, "Generation of this attempt in the checkpoint repository."
 )
-STEP = Metric("resilient_step", _GAUGE, "The last step that all ranks of this host have finished.")
+STEP = Metric("resilient_step", _GAUGE, "Last step that all ranks of this host have finished.")
 STEP_RATE = Metric(
     "resilient_steps_per_second", _GAUGE, "Steps per second over the last minute of this attempt."
 )
 RANK_STEP = Metric(
-    "resilient_rank_step", _GAUGE, "The last step that a rank has finished.", "local_rank"
+    "resilient_rank_step", _GAUGE, "Last step that a rank has finished.", "local_rank"
 )
 RANK_STEP_TIME = Metric(
     "resilient_rank_last_step_timestamp_seconds",

@@ -58,7 +58,7 @@ class MetricsServer:
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigError(
                 f"--metrics-port: cannot listen at {host}:{port}: {error}",
-                hint="name another port, or let the system choose one: --metrics-port auto",
+                hint="give another port, or let the system choose: --metrics-port auto",
             ) from error
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._serve, name="metrics-server", daemon=True)
@@ -84,7 +84,7 @@ class MetricsServer:
 
     def _serve(self) -> None:
         loop = self._loop
-        assert loop is not None, "made when it was started"  # noqa: S101
+        assert loop is not None, "set when the server starts"  # noqa: S101
         try:
             starting = asyncio.start_server(self._take, sock=self._socket, limit=HEAD_BYTES_MAX)
             server = loop.run_until_complete(starting)

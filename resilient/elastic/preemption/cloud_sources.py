@@ -146,7 +146,7 @@ def _interruption(answer: MetadataResponse) -> Notice:
     document = answer.document
     action = document.get("action")
     if action not in ("terminate", "stop", "hibernate"):
-        raise SourceGarbled(f"an instance action that nobody knows: {str(action)[:40]!r}")
+        raise SourceGarbled(f"an unknown instance action: {str(action)[:40]!r}")
     try:
         return Notice(f"aws: spot {action}", moment_of(str(document.get("time"))))
     except SourceGarbled:
@@ -222,7 +222,7 @@ class AzureSource:
             MetadataRequest(self._endpoint + _EVENTS, "POST", _AZURE_HEADERS, body, self._seconds)
         )
         if not answer.is_there:
-            raise SourceLost("the events to acknowledge are not there any more")
+            raise SourceLost("the events to acknowledge no longer exist")
 
     def close(self) -> None:
         """Do nothing: the source holds no resources."""
@@ -309,7 +309,7 @@ class GcpSource:
             return None
         if answer.headers.get("metadata-flavor") != "Google":
             self._etag = ""
-            raise SourceGarbled("it was not the metadata server that answered")
+            raise SourceGarbled("the answer did not come from the metadata server")
         self._etag = answer.headers.get("etag", "")
         notice = self._meaning(answer.text)
         if notice is None or self._heard is None or notice.reason != self._heard.reason:
@@ -347,4 +347,4 @@ class GcpSource:
                 return Notice("gcp: preempted", now_seconds + PREEMPTED_SECONDS)
             case ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"):
                 return Notice("gcp: host maintenance", now_seconds + _MAINTENANCE_SECONDS)
-        raise SourceGarbled(f"`{self._value}` is {text[:40]!r}, which nobody knows")
+        raise SourceGarbled(f"`{self._value}` is {text[:40]!r}, an unknown value")

@@ -36,9 +36,9 @@ _DMI = Path("/sys/class/dmi/id")
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 _CLOUDS = {"aws": ("rebalance",), "gcp": (), "azure": ("ack",)}
 _HINT = (
-    "--notice takes auto, off, or some of aws, gcp, azure, slurm, file:PATH, http:PORT, "
-    "http://URL with commas; aws+rebalance stops for recommendations, azure+ack acknowledges, "
-    "aws=http://HOST:PORT asks there"
+    "--notice takes auto, off, or a comma-separated list of aws, gcp, azure, slurm, file:PATH, "
+    "http:PORT, http://URL; aws+rebalance also stops for recommendations, azure+ack acknowledges, "
+    "aws=http://HOST:PORT sets the endpoint"
 )
 
 
@@ -116,7 +116,7 @@ def _cloud(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSo
     head, _, endpoint = word.partition("=")
     name, _, option = head.partition("+")
     if name not in _CLOUDS or (option and option not in _CLOUDS[name]):
-        raise ConfigError(f"--notice: `{word}` is not known", hint=_HINT)
+        raise ConfigError(f"--notice: `{word}` is unknown", hint=_HINT)
     url = check_endpoint(endpoint or _endpoint(name, environ), f"--notice {name}")
     if name == "aws":
         return [AwsSource(clock, url, stops_on_rebalance=option == "rebalance")]

@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/stop":
             self._answer(404, "POST /stop")
         elif token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-            self._answer(401, "a token is needed")
+            self._answer(401, "a token is required")
         else:
             self._answer(*self._hear())
 
@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             document = json.loads(body) if body.strip() else {}
             self.server.take(document if isinstance(document, dict) else {"seconds": document})
         except (ValueError, RecursionError, SourceGarbled) as error:
-            return 400, f"not understood: {error}"
+            return 400, f"invalid request: {error}"
         return 202, "stopping"
 
     def _answer(self, status: int, text: str) -> None:
@@ -179,8 +179,8 @@ class SlurmSource:
         self._scontrol = (shutil.which("scontrol") or "") if scontrol is None else scontrol
         if not self._job:
             raise ConfigError(
-                "--notice slurm: this is no job of SLURM, SLURM_JOB_ID is not set",
-                hint="start it with srun or sbatch, or leave --notice out",
+                "--notice slurm: this is not a SLURM job, SLURM_JOB_ID is not set",
+                hint="start it with srun or sbatch, or omit --notice",
             )
 
     def look(self) -> Notice | None:
@@ -224,7 +224,7 @@ class SlurmSource:
             raise SourceLost(f"scontrol ended with {answer.returncode}: {answer.stderr[:200]}")
         found = _END.search(answer.stdout)
         if not found:
-            raise SourceGarbled("scontrol says no EndTime")
+            raise SourceGarbled("scontrol reports no EndTime")
         if found[1] in ("Unknown", "N/A", "None"):
             return None
         try:
@@ -277,7 +277,7 @@ class FileSource:
         except (ValueError, RecursionError) as error:
             raise SourceGarbled(f"`{self._path}` is neither empty nor JSON") from error
         if not isinstance(document, dict):
-            raise SourceGarbled(f"`{self._path}` is no JSON object")
+            raise SourceGarbled(f"`{self._path}` is not a JSON object")
         return notice_of(document, "file", since_seconds)
 
     def acknowledge(self) -> None:

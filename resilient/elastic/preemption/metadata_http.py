@@ -36,7 +36,7 @@ class MetadataResponse:
         try:
             return self.body.decode("utf-8").strip()
         except UnicodeDecodeError as error:
-            raise SourceGarbled(f"it is no text: {self.body[:40]!r}") from error
+            raise SourceGarbled(f"it is not text: {self.body[:40]!r}") from error
 
     @property
     def document(self) -> dict[str, Any]:
@@ -48,9 +48,9 @@ class MetadataResponse:
         try:
             value = json.loads(self.text)
         except (ValueError, RecursionError) as error:
-            raise SourceGarbled(f"it is no JSON: {self.text[:60]!r}") from error
+            raise SourceGarbled(f"it is not JSON: {self.text[:60]!r}") from error
         if not isinstance(value, dict):
-            raise SourceGarbled(f"it is no JSON object: {self.text[:60]!r}")
+            raise SourceGarbled(f"it is not a JSON object: {self.text[:60]!r}")
         return value
 
     @property
@@ -129,6 +129,6 @@ def check_endpoint(url: str, where: str) -> str:
         is_good = False
     if not is_good:
         raise ConfigError(
-            f"{where}: `{url}` is no address to ask", hint="for example http://169.254.169.254"
+            f"{where}: `{url}` is not an HTTP address", hint="for example http://169.254.169.254"
         )
     return url.rstrip("/")

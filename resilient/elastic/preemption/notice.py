@@ -85,7 +85,7 @@ def moment_of(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise SourceGarbled(f"{text[:40]!r} is no moment") from error
+        raise SourceGarbled(f"{text[:40]!r} is not a time") from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
@@ -105,7 +105,7 @@ def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> N
     reason = str(document.get("reason") or "asked to stop")[:200]
     is_for_all = document.get("all", False)
     if not isinstance(is_for_all, bool):
-        raise SourceGarbled(f"`all` is {is_for_all!r} and neither true nor false")
+        raise SourceGarbled(f"`all` is {is_for_all!r}, not true or false")
     if "at" in document:
         at_seconds = moment_of(str(document["at"]))
         return Notice(f"{name}: {reason}", at_seconds, is_for_all=is_for_all)
@@ -113,7 +113,7 @@ def notice_of(document: Mapping[str, Any], name: str, since_seconds: float) -> N
     if seconds is None:
         return Notice(f"{name}: {reason}", is_for_all=is_for_all)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise SourceGarbled(f"`seconds` is {seconds!r} and no number of seconds")
+        raise SourceGarbled(f"`seconds` is {seconds!r}, not a number of seconds")
     return Notice(f"{name}: {reason}", since_seconds + seconds, is_for_all=is_for_all)
 
 

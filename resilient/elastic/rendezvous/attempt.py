@@ -141,7 +141,9 @@ class AttemptRegistry:
         if planned.nodes != group.group_world_size:
             # A node fell silent during the rendezvous, and only some nodes noticed.
             here = group.group_world_size
-            raise MemberSilent(f"the first node has met {planned.nodes} nodes, and this one {here}")
+            raise MemberSilent(
+                f"the first node has joined {planned.nodes} nodes, and this one {here}"
+            )
         return planned
 
     def close(self) -> None:

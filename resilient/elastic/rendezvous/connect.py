@@ -117,8 +117,8 @@ class RendezvousRetried(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "the node that serves the rendezvous is gone: waiting up to {patience_seconds:.0f} s for "
-        "it to come back"
+        "the node that serves the rendezvous is unreachable: waiting up to {patience_seconds:.0f} "
+        "s for it"
     )
     patience_seconds: float
 
@@ -132,7 +132,7 @@ class RendezvousAborted(Event):
     """
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "meeting the other nodes once more: {reason}"
+    template: ClassVar[str] = "joining the rendezvous again: {reason}"
     reason: str
 
 
@@ -421,7 +421,7 @@ class RoundStore:
         ]
         if lost_hosts or state.round != self.round:
             who = ", ".join(lost_hosts) or "all of them"
-            raise MemberSilent(f"of those who met for a life some are gone before it began: {who}")
+            raise MemberSilent(f"rendezvous aborted: {who} left before the workers started")
 
 
 def _state_of(handler: Any) -> Any:
@@ -437,8 +437,8 @@ def _require_whole(members: Mapping[Any, int], handler: Any) -> None:
     nodes_min = handler.settings.min_nodes
     if sorted(members.values()) != list(range(len(members))) or len(members) < nodes_min:
         raise MemberSilent(
-            f"a node fell silent while all met: {len(members)} are left, in the places "
-            f"{sorted(members.values())}, and {nodes_min} are needed"
+            f"a node stopped responding during the rendezvous: {len(members)} are left, in the "
+            f"places {sorted(members.values())}, and {nodes_min} are needed"
         )
 
 

@@ -43,8 +43,8 @@ class RemoteHangReported(Event):
 
     level: ClassVar[Level] = Level.INFO
     template: ClassVar[str] = (
-        "rank {waiting} makes no progress because it waits for rank {rank} of another host: that "
-        "one's agent looks after it"
+        "rank {waiting} makes no progress because it waits for rank {rank} of another host: the "
+        "agent of that host handles the hang"
     )
     rank: int
     step: int
@@ -63,8 +63,8 @@ class RemoteRankLost(Event):
 
     level: ClassVar[Level] = Level.INFO
     template: ClassVar[str] = (
-        "rank {rank} lost a rank of another host, which is no failure of this host: the hosts meet "
-        "again. It said: {error}"
+        "rank {rank} lost a rank of another host, which is not a failure of this host: the hosts "
+        "join the rendezvous again. Its error: {error}"
     )
     rank: int
     status: int

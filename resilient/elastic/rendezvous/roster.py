@@ -182,10 +182,10 @@ class HostsReleased(Event):
     def message(self) -> str:
         """Return the message: leaving hosts and remaining hosts."""
         verb = "leaves" if len(self.hosts) == 1 else "leave"
-        on = "host goes" if self.nodes_left == 1 else "hosts go"
+        on = "host continues" if self.nodes_left == 1 else "hosts continue"
         return (
             f"{', '.join(self.hosts)} {verb}; "
-            f"{self.nodes_left} of {self.nodes_min}:{self.nodes_max} {on} on"
+            f"{self.nodes_left} of {self.nodes_min}:{self.nodes_max} {on}"
         )
 
 

@@ -88,7 +88,7 @@ def _become(command: list[str]) -> NoReturn:
     except FileNotFoundError as error:
         raise TargetNotFound(f"no program `{command[0]}`") from error
     except PermissionError as error:
-        raise TargetNotFound(f"`{command[0]}` may not be run: chmod +x it") from error
+        raise TargetNotFound(f"`{command[0]}` cannot be run: chmod +x it") from error
 
 
 def _run_to_the_end(arguments: list[str]) -> None:

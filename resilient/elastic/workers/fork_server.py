@@ -138,7 +138,7 @@ def unfit() -> str:
     os.waitpid(trial, 0)
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - see above
     if threads > 1:
-        return f"an import has started {threads - 1} threads that no fork survives"
+        return f"an import has started {threads - 1} threads, which a fork would lose"
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 - see above
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - see above
@@ -302,8 +302,8 @@ def _load_bootstrap() -> Any:
     # Load by path, because the program may have a module of that name.
     path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")  # noqa: PTH100, PTH118, PTH120 - see above
     spec = importlib.util.spec_from_file_location("__bootstrap__", path)
-    assert spec is not None, "it lies beside this file"  # noqa: S101
-    assert spec.loader is not None, "it is a python file"  # noqa: S101
+    assert spec is not None, "it is in the same folder"  # noqa: S101
+    assert spec.loader is not None, "it is a Python file"  # noqa: S101
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -41,7 +41,7 @@ class ForkServerUnusable(Event):
     """The next attempt starts without the fork server: each worker imports by itself."""
 
     level: ClassVar[Level] = Level.WARNING
-    template: ClassVar[str] = "workers are started cold: {reason}"
+    template: ClassVar[str] = "workers are started without the fork server: {reason}"
     reason: str
 
 
@@ -87,7 +87,7 @@ class ForkServer:
             status = self._process.returncode
             self.stop()
             if self._deaths >= _DEATHS_MAX:
-                self._emit(ForkServerUnusable(f"the process to fork them from ended with {status}"))
+                self._emit(ForkServerUnusable(f"the fork server ended with {status}"))
         if self._process is None and self._environ is not None and self._deaths < _DEATHS_MAX:
             self._start(self._environ)
 
@@ -186,7 +186,7 @@ class ForkServer:
             return
         if not answer:
             self.stop()
-        reason = answer.removeprefix("refused ") or "the process to fork them from does not answer"
+        reason = answer.removeprefix("refused ") or "the fork server does not answer"
         self._emit(ForkServerUnusable(reason))
 
 

@@ -220,7 +220,7 @@ class WorkerGroup:
     def _ended(self, worker: _Running, now_seconds: float) -> WorkerExit:
         self._selector.unregister(worker.pidfd)
         info = os.waitid(os.P_PIDFD, worker.pidfd, os.WEXITED | os.WNOWAIT)
-        assert info is not None, "a readable pidfd has an exit to show"  # noqa: S101
+        assert info is not None, "a readable pidfd means that the process has ended"  # noqa: S101
         is_code = info.si_code == os.CLD_EXITED
         return WorkerExit(
             command=worker.command,

@@ -30,7 +30,7 @@ _INSTEAD = (
     "use a norm of single samples (GroupNorm, LayerNorm), or freeze it: call `.eval()` on it in "
     "`on_train_begin`, or make it with track_running_stats=False"
 )
-_BETWEEN = "change it between steps, on every rank alike: in `on_step_end` of a callback"
+_BETWEEN = "change it between steps, on every rank: in `on_step_end` of a callback"
 
 
 def refuse_mixing(model: nn.Module) -> None:
@@ -60,14 +60,14 @@ def refuse_layouts(model: nn.Module) -> None:
         if parameter.requires_grad and torch.empty_like(parameter).stride() != parameter.stride():
             raise ConfigError(
                 f"parameter `{name}` of shape {tuple(parameter.shape)} has strides "
-                f"{parameter.stride()}, and reduction='canonical' sums what lies dense: make it "
-                "with .contiguous()"
+                f"{parameter.stride()}, but reduction='canonical' sums dense tensors: make it "
+                ".contiguous()"
             )
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise ConfigError(
-                f"module `{name}` ({type(module).__name__}) has sparse gradients, and "
-                "reduction='canonical' adds dense ones: write sparse=False"
+                f"module `{name}` ({type(module).__name__}) has sparse gradients, but "
+                "reduction='canonical' adds dense gradients: set sparse=False"
             )
 
 

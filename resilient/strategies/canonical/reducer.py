@@ -102,9 +102,9 @@ class GradientReducer:
         for parameter in self.parameters:
             if parameter.grad is not None and parameter.grad.layout != torch.strided:
                 raise ConfigError(
-                    f"a gradient of shape {tuple(parameter.shape)} is sparse, and "
-                    "reduction='canonical' adds dense ones: write sparse=False where the "
-                    "embedding is made"
+                    f"a gradient of shape {tuple(parameter.shape)} is sparse, but "
+                    "reduction='canonical' adds dense gradients: set sparse=False where the "
+                    "embedding is created"
                 )
         self._joining.take(
             Node(leaf, leaf + 1), [_dense(parameter) for parameter in self.parameters]

@@ -194,7 +194,7 @@ def cut_optimizer(
         if strange:
             raise ConfigError(
                 f"{strange} of the optimizer's {len(whole)} parameters are not trained here: with "
-                "`shard_optimizer_state` give it the model's own that require gradients"
+                "`shard_optimizer_state` pass only parameters of the model that require gradients"
             )
         for parameter in whole:
             number = numbers[id(parameter)]

@@ -137,14 +137,14 @@ class StageEntry(_Stub):
         waiting, self.waiting = self.waiting, None
         if waiting is None:
             raise ConfigError(
-                f"`{self._name_in_model}`, which begins a stage, is called twice with one "
-                "micro-batch, and is given its tensor once: call the model once in `compute_loss`"
+                f"`{self._name_in_model}`, which starts a stage, is called twice with one "
+                "micro-batch, but gets its tensor once: call the model once in `compute_loss`"
             )
         given, named = _replace_first(inputs, named, waiting)
         if is_fake((given, named)):
             raise ConfigError(
-                f"`{self._name_in_model}`, which begins a stage, needs a second tensor that "
-                "earlier stages make, and one alone is sent: cut the model elsewhere"
+                f"`{self._name_in_model}`, which starts a stage, needs a second tensor of earlier "
+                "stages, but only one is sent: cut the model elsewhere"
             )
         return self.module(*given, **named)
 
@@ -172,7 +172,7 @@ class LaterStageStub(_Stub):
         """
         del inputs, named
         raise ConfigError(
-            f"the model calls `{self._name_in_model}` before the module that begins its stage: "
+            f"the model calls `{self._name_in_model}` before the module that starts its stage: "
             "register it where it is used, or cut the model elsewhere"
         )
 
@@ -204,7 +204,7 @@ def _first(inputs: Any, named: Any, name: str) -> torch.Tensor:
                 break
             return value
     raise ConfigError(
-        f"`{name}` begins a stage, and is not called with a tensor of floating-point numbers first"
+        f"`{name}` starts a stage, but its first argument is not a tensor of floating-point numbers"
     )
 
 
@@ -339,7 +339,7 @@ class StageShapes:
             names = ", ".join(f"`{entry._name_in_model}`" for entry in self._entries)  # noqa: SLF001
             raise ConfigError(
                 f"the model's forward pass does not call {names} once each, in this order: stages "
-                "of a pipeline cannot begin there"
+                "of a pipeline cannot start there"
             )
         return tuple((tuple(tensor.shape), tensor.dtype) for tensor in seen)
 
@@ -407,8 +407,8 @@ def _own_points(model: nn.Module, stages: int) -> tuple[str, ...]:
     points = tuple(says(stages))
     if len(points) != stages - 1:
         raise ConfigError(
-            f"`{type(model).__name__}.pp_split_points({stages})` names {len(points)} modules, and "
-            f"{stages} stages begin at {stages - 1} besides the model's start"
+            f"`{type(model).__name__}.pp_split_points({stages})` names {len(points)} modules, but "
+            f"{stages} stages start at {stages - 1} modules besides the model's start"
         )
     return points
 
@@ -419,8 +419,8 @@ def _even_points(model: nn.Module, stages: int, layer_classes: Collection[str]) 
         raise ConfigError(
             f"`{type(model).__name__}` has {len(layers)} layers in lists, and the pipeline "
             f"{stages} stages",
-            hint='name the modules that begin stages: parallelism_config={"pp_split_points": [...]}'
-            ", or hold the layers in a ModuleList",
+            hint='name the modules that start stages: parallelism_config={"pp_split_points": '
+            "[...]}, or hold the layers in a ModuleList",
         )
     names = {id(module): name for name, module in model.named_modules()}
     # The head follows the last layer, so with an uneven division the last stage has fewer layers.
@@ -458,9 +458,9 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
         own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
         if own and any(entry.startswith(f"{name}.") or not name for entry in entries):
             raise ConfigError(
-                f"`{f'{name}.{own[0]}'.lstrip('.')}` lies beside modules that the pipeline cuts "
-                "apart, so no stage could hold it",
-                hint="give it a module of its own",
+                f"`{f'{name}.{own[0]}'.lstrip('.')}` is beside modules that the pipeline "
+                "separates, so no stage could hold it",
+                hint="give it its own module",
             )
         if own or _saved_buffers(module):
             places[name] = stage
@@ -480,7 +480,8 @@ def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
         stages_of[id(parameter)].add(places[name.rpartition(".")[0]])
         if len(stages_of[id(parameter)]) > 1:
             raise ConfigError(
-                f"parameter `{name}` is tied to one of another stage: cut apart it would not be",
+                f"parameter `{name}` is tied to a parameter of another stage: a cut would untie "
+                "them",
                 hint="untie them (tie_word_embeddings=False in models of Transformers), or cut "
                 "the model elsewhere",
             )

@@ -245,7 +245,7 @@ class Stage(nn.Module):
         if self.number < len(self.shapes):
             raise ConfigError(
                 f"the model's forward pass ended in stage {self.number} of the pipeline, before "
-                "it came to the next"
+                "it reached the next stage"
             )
         if is_fake(made):
             raise ConfigError(_NEEDS_MORE)
@@ -257,16 +257,16 @@ class Stage(nn.Module):
         planned = self.shapes[self.number]
         if (tuple(tensor.shape), tensor.dtype) != planned:
             raise ConfigError(
-                f"stage {self.number} of the pipeline made {tensor.dtype} {list(tensor.shape)} "
-                f"where {planned[1]} {list(planned[0])} follows from the shapes of its batch: "
-                "shapes must not depend on numbers"
+                f"stage {self.number} of the pipeline made {tensor.dtype} {list(tensor.shape)}, "
+                f"but the shapes of its batch imply {planned[1]} {list(planned[0])}: shapes must "
+                "not depend on values"
             )
         return tensor.contiguous()
 
 
 _NEEDS_MORE = (
-    "the model uses in a later stage of the pipeline what an earlier one makes, besides the tensor "
-    "that goes from stage to stage (a skip connection, or a weight used twice): cut it elsewhere"
+    "a later stage of the pipeline uses a tensor of an earlier stage besides the one that is sent "
+    "(a skip connection, or a weight used twice): cut the model elsewhere"
 )
 
 
@@ -316,8 +316,8 @@ class PipelinedModel(nn.Module):
         """
         if torch.is_grad_enabled() and self.whole.training:
             raise ConfigError(
-                "a model in a pipeline is not trained by calling it: its passes are made by the "
-                "schedule, from `compute_loss` of the trainer"
+                "a model in a pipeline is not trained by a call: the schedule runs its passes, "
+                "from `compute_loss` of the trainer"
             )
 
         def run(model: nn.Module) -> Any:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _PROBE_SECONDS = 20.0
 _TAKEN = {
-    "repo": "each of the two runs gets a repository of its own",
-    "events": "each of the two runs gets event files of its own",
+    "repo": "each of the two runs gets its own repository",
+    "events": "each of the two runs gets its own event files",
     "storage_options": "the runs save in local folders, whose files can be damaged",
-    "resume": "the struck run must find by itself where to go on",
-    "dry_run": "give it to `chaos run`",
+    "resume": "the run under faults must find its checkpoint by itself",
+    "dry_run": "pass it to `chaos run`",
 }
 _OF_ONE_HOST = {
     "nnodes": "chaos starts one host, and more with `chaos run --hosts N`",
@@ -38,9 +38,9 @@ _OF_HOSTS = dict.fromkeys(
         *("rdzv_endpoint", "rdzv_backend", "rdzv_id", "local_addr"),
         *("node_rank", "master_addr", "master_port", "standalone"),
     ),
-    "chaos says where its hosts meet",
+    "chaos sets the rendezvous of its hosts",
 )
-_ALONE = "it is about one host of several: chaos run --hosts 2, or more"
+_ALONE = "it applies to one of several hosts: chaos run --hosts 2, or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def require_capabilities(
         reasons.append(machine.processes)
     if reasons:
         raise ConfigError(
-            f"plan `{plan.name}` cannot be carried out here: {'; '.join(reasons)}",
+            f"plan `{plan.name}` cannot run here: {'; '.join(reasons)}",
             hint="resilient chaos list (what each plan needs), or a plan without that fault",
         )
 
@@ -110,7 +110,7 @@ def why_not(
     reasons = {
         FaultKind.DISK_FULL.value: machine.mounting,
         FaultKind.STORAGE_ERROR.value: machine.tracing,
-        FaultKind.NOTICE.value: "the command has a --notice of its own" if has_notice else "",
+        FaultKind.NOTICE.value: "the command has its own --notice" if has_notice else "",
         FaultKind.CLOCK_SKEW.value: machine.moving,
     }
     found = {kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))}
@@ -135,7 +135,7 @@ def _why_not_nodes(nnodes: str, hosts: int) -> str:
 
 def _why_not_mounting() -> str:
     if os.geteuid() != 0:
-        return "it mounts a small file system, which only root may"
+        return "it mounts a small file system, which needs root"
     with tempfile.TemporaryDirectory(prefix="resilient-chaos-") as folder:
         return mount_small(Path(folder), 1 << 20) or unmount(Path(folder))
 
@@ -164,4 +164,6 @@ def _run(*command: str) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"`{command[0]}` does not run here: {error}"
-    return f"`{command[0]}` may not do it here: {done.stderr.strip()[:200]}" * bool(done.returncode)
+    return (f"`{command[0]}` is not permitted here: {done.stderr.strip()[:200]}") * bool(
+        done.returncode
+    )

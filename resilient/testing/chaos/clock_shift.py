@@ -83,7 +83,10 @@ def why_not_moving() -> str:
             moved_seconds = float(answer.stdout) - _now_seconds()
     if abs(moved_seconds - _PROBE_SECONDS) < _PROBE_SLACK_SECONDS:
         return ""
-    return f"`{sys.executable}` preloads nothing: {answer.stderr.strip()[-200:] or answer.stdout}"
+    return (
+        f"`{sys.executable}` does not preload the library: "
+        f"{answer.stderr.strip()[-200:] or answer.stdout}"
+    )
 
 
 def _now_seconds() -> float:

@@ -82,7 +82,7 @@ def broken_syncs(pids: list[int], clock: Clock, within_seconds: float = 20.0) ->
         deadline_seconds = clock.monotonic_seconds() + within_seconds
         while not all(_is_traced(pid) for pid in pids if is_running(pid)):
             if tracer.poll() is not None or clock.monotonic_seconds() > deadline_seconds:
-                raise JobFailed("strace does not get hold of the job")
+                raise JobFailed("strace cannot attach to the job")
             clock.sleep(_POLL_SECONDS)
         yield
     finally:
@@ -292,13 +292,13 @@ class FaultInjector:
         finally:
             path.unlink()
         which = "the host" if result.host is None else host.name
-        what = f"a notice that {which} goes in {seconds:g} s"
+        what = f"a notice that {which} stops in {seconds:g} s"
         return ended_by(result, what, code, STOPPED, 0)
 
     def _flip(self, result: InjectionResult) -> InjectionResult:
         killed = self._kill_job(result)
         newest = self._job.newest()
-        assert newest is not None, "there were two when it was struck"  # noqa: S101
+        assert newest is not None, "there were two when the fault was injected"  # noqa: S101
         random = Random(result.strike.draw)  # noqa: S311 - repeatable is the point
         sizes = folders_of(self._job.store)[newest]
         name = random.choice(sorted(file for file, size in sizes.items() if size))
@@ -331,7 +331,7 @@ class FaultInjector:
     def _victim(self, result: InjectionResult) -> RankProcess:
         ranks = self._job.look()
         if not ranks:
-            raise JobFailed("no rank was there to be struck", self._job.code())
+            raise JobFailed("no rank was running when the fault was due", self._job.code())
         return ranks[result.strike.rank(len(ranks))]
 
     def _name(self, victim: RankProcess) -> str:

@@ -35,12 +35,12 @@ def why_no_hosts() -> str:
     if sys.platform != "linux":
         return f"hosts are network namespaces of Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
-        return "hosts are network namespaces, which only root may make"
+        return "hosts are network namespaces, which need root"
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if missing:
         return (
-            f"hosts are made with {', '.join(missing)}, which is not installed "
-            "(in Debian: apt-get install iproute2 util-linux)"
+            f"hosts need {', '.join(missing)}, which is not installed (in Debian: apt-get install "
+            "iproute2 util-linux)"
         )
     try:
         with Network(1):
@@ -230,4 +230,4 @@ def _number_of(pid: int) -> int:
 
 
 def _refused(command: Collection[str], output: str) -> ConfigError:
-    return ConfigError(f"no host can be made: `{' '.join(command)}`: {output.strip()[-200:]}")
+    return ConfigError(f"cannot create a host: `{' '.join(command)}`: {output.strip()[-200:]}")

@@ -215,11 +215,11 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"plan `{name}` is no TOML: {error}") from error
+        raise ConfigError(f"plan `{name}` is not TOML: {error}") from error
     _known(document, ("description", "fault"), f"plan `{name}`")
     entries = document.get("fault", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigError(f"plan `{name}`: `fault` is no list of tables", hint="[[fault]]")
+        raise ConfigError(f"plan `{name}`: `fault` is not a list of tables", hint="[[fault]]")
     faults = (
         _fault(entry, f"fault {nth} of plan `{name}`") for nth, entry in enumerate(entries, 1)
     )
@@ -248,7 +248,7 @@ def _known(entry: Mapping[str, Any], names: Collection[str], where: str) -> None
         if name not in names:
             near = get_close_matches(name, names, 1)
             meant = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
-            raise ConfigError(f"{where}: nothing is called `{name}` there", hint=meant)
+            raise ConfigError(f"{where}: `{name}` is unknown there", hint=meant)
 
 
 def _word(

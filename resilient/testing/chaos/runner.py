@@ -268,10 +268,10 @@ def run_experiment(
         calm = Job(home, home / _REPOSITORY, (), wish.command, clock, around)
         ends.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
-        tell("the undisturbed run")
+        tell("the run without faults")
         calmly = measure(calm, _run_calm(calm))
         calm_seconds = clock.monotonic_seconds() - began_seconds
-        tell(f"the undisturbed run: {calmly.step} steps in {calm_seconds:.0f} s")
+        tell(f"the run without faults: {calmly.step} steps in {calm_seconds:.0f} s")
         repository = ends.enter_context(_place(wish, calm))
         hands = MovableClock(wish.folder / STRUCK) if wish.plan.has(FaultKind.CLOCK_SKEW) else None
         around = JobEnvironment(hands, network)
@@ -295,7 +295,7 @@ def clear(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     for name in sorted(names - {CALM, STRUCK}):
         raise ConfigError(
-            f"`{folder}` holds `{name}`, which no rehearsal made", hint="--folder ANOTHER"
+            f"`{folder}` holds `{name}`, which no experiment created", hint="--folder ANOTHER"
         )
     for name in (CALM, STRUCK):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -311,19 +311,19 @@ def _run_calm(job: Job) -> RunResult:
     newest = job.newest()
     if code:
         raise ConfigError(
-            f"the undisturbed run ended with {code}, so there is nothing to compare with",
+            f"the run without faults ended with {code}, so there is nothing to compare with",
             hint=f"tail {next((host.said for host in job.hosts if host.code()), job.folder)}",
         )
     if newest is None:
         raise ConfigError(
-            "the undisturbed run saved nothing in the repository that `resilient train --repo` "
+            "the run without faults saved nothing in the repository that `resilient train --repo` "
             "names",
-            hint="resilient.Trainer saves there, and so does a Checkpointer that is given no URL",
+            hint="resilient.Trainer saves there, and so does a Checkpointer without a URL",
         )
     if job.highest < 1:
         raise ConfigError(
-            "the undisturbed run showed no steps, so nothing can be struck at one",
-            hint="resilient.Trainer shows them; in a loop of your own call resilient.heartbeat",
+            "the run without faults reported no steps, so no fault can be injected at a step",
+            hint="resilient.Trainer reports steps; in your own loop call resilient.heartbeat",
         )
     return RunResult(code, step=newest.step, steps=saved_steps(job))
 

@@ -242,14 +242,14 @@ def _survival(evidence: ExperimentResult) -> GuaranteeResult:
     ended = evidence.ended
     if not problems and (ended.problem or ended.code):
         problems.append(ended.problem or f"the run ended with {ended.code}")
-    text = "after every fault the run goes on, and gets to its end"
+    text = "after every fault the run continues, and reaches its end"
     return _judged("survival", text, problems, 1, "")
 
 
 def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.code is not None or result.ends]
     wrong = [f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)]
-    text = "exit codes say why the job ended"
+    text = "exit codes name the cause of each end"
     return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
 
 
@@ -267,7 +267,7 @@ def _wrong_codes(result: InjectionResult) -> list[str]:
 
 def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
     wrong = [f"{name}: {problem}" for name, problem in evidence.ended.damages.items()]
-    text = "every checkpoint is whole or not there"
+    text = "every checkpoint is either complete or absent"
     return _judged("atomic", text, wrong, 1, "")
 
 
@@ -278,57 +278,57 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
         if result.before and not result.damaged and not result.problem
     ]
     wrong = [
-        f"{result.what}: {result.before} was committed, and then the newest was "
-        f"{result.after or 'none'}"
+        f"{result.what}: {result.before} was committed, but the newest was "
+        f"{result.after or 'none'} afterwards"
         for result in tested
         if result.after is None or result.before is None or result.after < result.before
     ]
-    text = "what was committed stays, and the newest never becomes an older one"
+    text = "committed checkpoints stay, and the newest never becomes older"
     return _judged(
-        "durable", text, wrong, len(tested), "no fault came after a save and left it undamaged"
+        "durable", text, wrong, len(tested), "no fault came after a save without damage to it"
     )
 
 
 def _detection(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.damaged]
-    wrong = [f"{result.what}: nobody found it" for result in tested if not result.is_found]
-    text = "a changed bit is found before it is used"
-    return _judged("detection", text, wrong, len(tested), "no fault changed a bit")
+    wrong = [f"{result.what}: the damage was not found" for result in tested if not result.is_found]
+    text = "a flipped bit is found before its data is used"
+    return _judged("detection", text, wrong, len(tested), "no fault flipped a bit")
 
 
 def _available(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
     wrong = [
-        f"{result.what}: began from {result.restored or 'scratch'}, and {due} was whole"
+        f"{result.what}: started from {result.restored or 'scratch'}, but {due} was intact"
         for result in tested
         for due in (result.due or result.after,)
         if due and not result.is_mended and (result.restored is None or result.restored < due)
     ]
-    text = "a new life begins from the newest checkpoint that is whole"
-    return _judged("available", text, wrong, len(tested), "no fault ended a life")
+    text = "a new attempt starts from the newest intact checkpoint"
+    return _judged("available", text, wrong, len(tested), "no fault ended an attempt")
 
 
 def _bounded(evidence: ExperimentResult) -> GuaranteeResult:
     interval = interval_steps(evidence)
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
     wrong = [
-        f"{result.what}: {result.lost_steps} steps were lost, "
-        f"{bound_steps(result, interval)} at most may be"
+        f"{result.what}: {result.lost_steps} steps were lost, more than the limit of "
+        f"{bound_steps(result, interval)}"
         for result in tested
         if result.lost_steps > bound_steps(result, interval)
     ]
-    text = f"little work is lost: saves are {interval} steps apart, and a stop loses none"
-    return _judged("bounded", text, wrong, len(tested), "no fault ended a life")
+    text = f"few steps are lost: saves are {interval} steps apart, and a stop loses none"
+    return _judged("bounded", text, wrong, len(tested), "no fault ended an attempt")
 
 
 def _one_writer(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if _ends_agent(result)]
     wrong = [
-        f"{result.what}: {len(result.orphans)} ranks trained on"
+        f"{result.what}: {len(result.orphans)} ranks continued to train"
         for result in tested
         if result.orphans
     ]
-    text = "no rank trains on when its agent is gone"
+    text = "no rank trains after its agent has ended"
     return _judged("one_writer", text, wrong, len(tested), "no fault killed the agent")
 
 
@@ -339,22 +339,22 @@ def _ends_agent(result: InjectionResult) -> bool:
 
 def _once(evidence: ExperimentResult) -> GuaranteeResult:
     flaws = evidence.ended.flaws
-    text = "no sample was lost and none trained on twice"
+    text = "no sample was lost, and no sample was trained twice"
     why = "the script keeps no ledger: use resilient.Trainer"
     return _judged("exactly_once", text, flaws or (), 0 if flaws is None else 1, why)
 
 
 def _exact(evidence: ExperimentResult) -> GuaranteeResult:
     calm, ended = evidence.calm, evidence.ended
-    text = "the end is that of the undisturbed run, bit for bit"
-    why = "the run did not get to its end"
+    text = "the end is that of the run without faults, bit for bit"
+    why = "the run did not reach its end"
     is_tested = not ended.code and not ended.problem
     if is_tested and not is_comparable(calm, ended):
         struck_by, calm_by = (", ".join(map(str, result.worlds)) for result in (ended, calm))
         is_tested = False
         why = (
-            f"ranks were {struck_by}, and {calm_by} in the undisturbed run: only "
-            'reduction="canonical" has the same bits then'
+            f"the ranks were {struck_by} under faults and {calm_by} without: only "
+            'reduction="canonical" gives the same bits then'
         )
     return _judged("exact", text, ended.differences, is_tested, why)
 
@@ -370,7 +370,7 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
 
 
 def _words(codes: Sequence[int | None]) -> str:
-    return " or ".join(str(code) for code in codes if code is not None) or "to go on"
+    return " or ".join(str(code) for code in codes if code is not None) or "to continue"
 
 
 _DIFFERENCES_MAX = 20

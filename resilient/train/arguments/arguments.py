@@ -382,7 +382,7 @@ def _unfolded(name: str, value: Any) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"`{name}` is no JSON: {error}") from error
+        raise ConfigError(f"`{name}` is not valid JSON: {error}") from error
 
 
 def _several(value: Any, between: str) -> Any:

@@ -92,15 +92,19 @@ MEANT = {
         'write deepspeed={"zero_optimization": {"stage": N}}',
     ),
     "dispatch_batches": Old(_nothing, (None, False), "each rank loads its own batches"),
-    "fp16_backend": Old(_nothing, ("auto", "native", "amp"), "fp16 is torch's own; apex is gone"),
-    "fp16_opt_level": Old(_nothing, (), "it was apex's, which is gone"),
+    "fp16_backend": Old(
+        _nothing, ("auto", "native", "amp"), "fp16 is part of torch; apex is not supported any more"
+    ),
+    "fp16_opt_level": Old(_nothing, (), "it belonged to apex, which is not supported any more"),
     "group_by_length": Old(
         lambda value: {"train_sampling_strategy": "group_by_length"} if value else {},
         (),
         'write train_sampling_strategy="group_by_length"',
     ),
     "half_precision_backend": Old(
-        _nothing, ("auto", "native", "amp", "cuda_amp", "cpu_amp"), "fp16 and bf16 are torch's own"
+        _nothing,
+        ("auto", "native", "amp", "cuda_amp", "cpu_amp"),
+        "fp16 and bf16 are part of torch",
     ),
     "include_inputs_for_metrics": Old(
         lambda value: {"include_for_metrics": ["inputs"]} if value else {},
@@ -113,14 +117,14 @@ MEANT = {
         (),
         'write lr_scheduler_kwargs={"lr_end": N}',
     ),
-    "local_rank": Old(_nothing, (), "the launcher says it; `args.local_rank` shows it"),
+    "local_rank": Old(_nothing, (), "the launcher sets it; `args.local_rank` shows it"),
     "overwrite_output_dir": Old(
         _nothing,
         (False, None),
-        "nothing is overwritten: train(resume_from_checkpoint=False) starts afresh",
+        "nothing is overwritten: train(resume_from_checkpoint=False) starts from scratch",
     ),
-    "parallel_mode": Old(_nothing, (), "the launcher says it; `args.parallel_mode` shows it"),
-    "past_index": Old(_nothing, (-1,), "give the model what it remembers in `compute_loss`"),
+    "parallel_mode": Old(_nothing, (), "the launcher sets it; `args.parallel_mode` shows it"),
+    "past_index": Old(_nothing, (-1,), "pass the remembered state to the model in `compute_loss`"),
     "power": Old(
         lambda value: {"lr_scheduler_kwargs": {"power": value}},
         (),
@@ -128,21 +132,19 @@ MEANT = {
     ),
     "save_safetensors": Old(_nothing, (True, None), "checkpoints are safetensors, always"),
     "sharded_ddp": Old(_nothing, ("", None, False, []), 'write parallelism="fsdp"'),
-    "split_batches": Old(
-        _nothing, (None, False), "a batch size is that of a rank, not of all of them"
-    ),
+    "split_batches": Old(_nothing, (None, False), "a batch size is per rank, not for all ranks"),
     "tpu_num_cores": Old(_nothing, (None,), "current torch does not support torch_xla"),
-    "use_ipex": Old(_nothing, (False, None), "its work went into torch; leave it out"),
-    "use_mps_device": Old(_nothing, (False, None), "leave it out"),
+    "use_ipex": Old(_nothing, (False, None), "its function is part of torch; omit it"),
+    "use_mps_device": Old(_nothing, (False, None), "omit it"),
 }
 # Names that are no training arguments, and where they belong.
 ELSEWHERE = {
-    "data_collator": "give it to the Trainer",
-    "dropout": "it is the model's: set it in the model or in its config",
-    "model_init": "give it to the Trainer",
-    "processing_class": "give it to the Trainer",
-    "task_name": "it is the script's: `compute_metrics` can be a partial",
-    "tokenizer": "give it to the Trainer as `processing_class`",
+    "data_collator": "pass it to the Trainer",
+    "dropout": "it belongs to the model: set it in the model or in its config",
+    "model_init": "pass it to the Trainer",
+    "processing_class": "pass it to the Trainer",
+    "task_name": "it belongs to the script: `compute_metrics` can be a partial",
+    "tokenizer": "pass it to the Trainer as `processing_class`",
 }
 OLD_NAMES = frozenset({*RENAMED, *MEANT})
 
@@ -184,12 +186,12 @@ def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
     if name in MEANT:
         old = MEANT[name]
         if old.accepted and value not in old.accepted:
-            raise ConfigError(f"`{name}`={value!r} has no equal today: {old.why}")
+            raise ConfigError(f"`{name}`={value!r} has no equivalent any more: {old.why}")
         return old.written(value)
     if name in ELSEWHERE:
-        raise ConfigError(f"`{name}`={value!r} is no argument of training: {ELSEWHERE[name]}")
+        raise ConfigError(f"`{name}`={value!r} is not an argument of training: {ELSEWHERE[name]}")
     hint = did_you_mean(name, [*known, *OLD_NAMES])
-    raise ConfigError(f"`{name}`={value!r} is no argument of training{hint}")
+    raise ConfigError(f"`{name}`={value!r} is not an argument of training{hint}")
 
 
 def _told(name: str, written: Mapping[str, Any]) -> str:
@@ -198,7 +200,7 @@ def _told(name: str, written: Mapping[str, Any]) -> str:
         now += " (below 1 it is a ratio of all steps)"
     if now:
         return f"`{name}` is deprecated: write {now}"
-    return f"`{name}` is deprecated and changes nothing: {MEANT[name].why}"
+    return f"`{name}` is deprecated and has no effect: {MEANT[name].why}"
 
 
 def _joined(old: str, now: str, meant: Any, taken: Mapping[str, Any]) -> Any:
@@ -217,6 +219,6 @@ def _joined(old: str, now: str, meant: Any, taken: Mapping[str, Any]) -> Any:
     if old == "warmup_ratio" or meant == taken[now]:
         return meant
     raise ConfigError(
-        f"`{old}` is an old name of `{now}`, and both are set: {meant!r} and {taken[now]!r}; "
-        f"leave `{old}` out"
+        f"`{old}` is an old name of `{now}`, and both are set: {meant!r} and {taken[now]!r}; omit "
+        f"`{old}`"
     )

@@ -45,12 +45,12 @@ _OF_STRATEGIES: dict[str, tuple[str, tuple[Any, ...]]] = {
 _SWITCHES = {"USE_FSDP": "fsdp", "USE_DEEPSPEED": "deepspeed"}
 # Keys of accelerate's configuration -> accepted values and the reason; others are refused.
 _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
-    "split_batches": ((False,), "a batch size is that of a rank, not of all of them"),
+    "split_batches": ((False,), "a batch size is per rank, not for all ranks"),
     "dispatch_batches": ((None, False), "each rank loads its own batches"),
     "even_batches": ((True,), "ranks train together, so they have equal batches"),
-    "use_seedable_sampler": ((True,), "only an order that can be drawn again can be resumed"),
+    "use_seedable_sampler": ((True,), "only a reproducible order can be resumed"),
     "non_blocking": ((None, True, False), "True or False"),
-    "use_configured_state": ((None, False), "there is no state of accelerate's"),
+    "use_configured_state": ((None, False), "accelerate keeps no state here"),
 }
 
 
@@ -75,7 +75,7 @@ def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[s
             values[name] = value
         else:
             hint = did_you_mean(name, ["strategy", *MESH_KEYS, *known])
-            raise refused(f"parallelism.{name}", value, f"it is no key of the section{hint}")
+            raise refused(f"parallelism.{name}", value, f"it is not a key of the section{hint}")
     return {**values, "parallelism_config": mesh} if mesh else values
 
 
@@ -137,8 +137,8 @@ def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
         return None
     if is_fsdp and how.options["use_reentrant"]:
         raise ConfigError(
-            "`use_reentrant`=True in activation_checkpointing_kwargs trains wrong under FSDP, "
-            "without a word from torch: write False"
+            "`use_reentrant`=True in activation_checkpointing_kwargs gives wrong gradients under "
+            "FSDP, and torch does not report it: write False"
         )
     return how
 
@@ -169,7 +169,7 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
     for name, value in {**options, **accumulation}.items():
         if name not in known:
             hint = did_you_mean(name, known)
-            raise refused(f"accelerator_config.{name}", value, f"it is no key of it{hint}")
+            raise refused(f"accelerator_config.{name}", value, f"it is not a key of it{hint}")
         if value not in known[name][0]:
             raise refused(f"accelerator_config.{name}", value, known[name][1])
     return bool(accumulation.get("sync_each_batch"))
@@ -190,8 +190,8 @@ def check_distribution(args: TrainingArguments) -> None:
     for name, (strategy, nothing) in _OF_STRATEGIES.items():
         if getattr(args, name) not in nothing and args.parallelism != strategy:
             raise ConfigError(
-                f"`{name}` is given and `parallelism`={args.parallelism!r}: leave one of them "
-                f"out, or write parallelism={strategy!r}"
+                f"`{name}` is given and `parallelism`={args.parallelism!r}: omit one of them, or "
+                f"write parallelism={strategy!r}"
             )
     if fsdp_options(args).version == 1:
         _check_flat(args)
@@ -212,12 +212,12 @@ def _check_flat(args: TrainingArguments) -> None:
     conflicts = {
         "optim": (
             args.optim not in BY_ELEMENT,
-            f"looks at whole tensors ({', '.join(BY_ELEMENT)} do not)",
+            f"needs whole tensors ({', '.join(BY_ELEMENT)} do not)",
         ),
-        "torch_compile": (args.torch_compile, "would compile what is gathered inside"),
+        "torch_compile": (args.torch_compile, "would compile gathered parameters"),
         "parallelism_config": (
             model_parallel_size(args.parallelism_config) > 1,
-            "cuts what would be flat",
+            "cuts flat parameters",
         ),
     }
     for name, (is_told, why) in conflicts.items():
@@ -225,7 +225,7 @@ def _check_flat(args: TrainingArguments) -> None:
             value = getattr(args, name)
             raise ConfigError(
                 f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {why}",
-                hint="leave it out, or write version=2 in fsdp_config",
+                hint="omit it, or write version=2 in fsdp_config",
             )
 
 
@@ -233,9 +233,9 @@ def _check_overflow(args: TrainingArguments) -> None:
     """Refuse a gradient compression that would keep an overflow forever."""
     if args.fp16 and compression_of(args).remembers:
         raise ConfigError(
-            "`ddp_comm_hook`='power_sgd' with `fp16`: the gradients of a step that overflows, "
-            "which fp16 leaves out, would stay in PowerSGD's error feedback and warm start, and "
-            "no later ones would be finite",
+            "`ddp_comm_hook`='power_sgd' with `fp16`: gradients of a step that overflows, which "
+            "fp16 skips, would stay in PowerSGD's error feedback and warm start, and all later "
+            "gradients would be infinite",
             hint="write bf16=True, or use_error_feedback=False and warm_start=False in "
             "ddp_comm_state_option",
         )
@@ -246,13 +246,12 @@ def _check_mesh(args: TrainingArguments) -> None:
     config = args.parallelism_config or {}
     if args.parallelism == AUTO and config:
         raise ConfigError(
-            "`parallelism_config` is given and `parallelism`='auto', which chooses it: leave one "
-            "of them out"
+            "`parallelism_config` is given, but `parallelism`='auto' chooses it: omit one of them"
         )
     if args.parallelism != "fsdp" and (config.get("dp_shard_size") or 1) > 1:
         raise ConfigError(
-            f"`parallelism_config.dp_shard_size` is above 1, and `parallelism`="
-            f"{args.parallelism!r} shards nothing by it: write fsdp=True"
+            "`parallelism_config.dp_shard_size` is above 1, but "
+            f"`parallelism`={args.parallelism!r} shards nothing: write fsdp=True"
         )
     if args.parallelism == "deepspeed" and tensor_size(config) > 1:
         raise ConfigError("`tp_size` of parallelism_config cannot be combined with DeepSpeed here")
@@ -260,10 +259,10 @@ def _check_mesh(args: TrainingArguments) -> None:
 
 # Arguments that a pipeline does not support, and the reason.
 _NOT_IN_PIPELINES = {
-    "fp16": "stages would have to agree on the scale in mid-step; write bf16=True",
-    "fp8": "layers would be converted that are held elsewhere",
-    "torch_compile": "a pass is left in the middle of the model, where compiled code cannot",
-    "predict_with_generate": "a model generates as a whole; evaluate it in another process",
+    "fp16": "stages would have to agree on the scale inside a step; write bf16=True",
+    "fp8": "layers on other ranks would be converted",
+    "torch_compile": "a pass can leave the model in the middle, which compiled code cannot",
+    "predict_with_generate": "a model generates only as a whole; evaluate it in another process",
     "auto_find_batch_size": "ranks compute each pass together; halve the batch by hand",
 }
 
@@ -282,12 +281,13 @@ def _check_pipeline(args: TrainingArguments) -> None:
         raise ConfigError(
             "`mixed_precision` in fsdp_config cannot be combined with `pp_size`: stages send "
             "tensors of the dtypes that the model computes in",
-            hint="leave it out and write bf16=True",
+            hint="omit it and write bf16=True",
         )
     if options.schedule in SPLIT_BACKWARD and recomputing(args) is not None:
         raise ConfigError(
             f"`pp_schedule`={options.schedule!r} halves the backward pass, and "
-            "`activation_checkpointing` would compute activations in each half: use another"
+            "`activation_checkpointing` would compute activations in each half: use another "
+            "schedule"
         )
     check_micro_batches(options, args.gradient_accumulation_steps)
 
@@ -298,9 +298,8 @@ def _check_ddp(args: TrainingArguments) -> None:
     for name in _REPLICAS:
         if getattr(args, name) not in (None, False, "no") and not by_ddp:
             raise ConfigError(
-                f"`{name}`={getattr(args, name)!r} is about whole replicas, and the model is cut "
-                f"over ranks (`parallelism`={args.parallelism!r}, `tp_size` or `pp_size`): leave "
-                "it out"
+                f"`{name}`={getattr(args, name)!r} needs whole replicas, but the model is cut "
+                f"over ranks (`parallelism`={args.parallelism!r}, `tp_size` or `pp_size`): omit it"
             )
     if syncs_each_batch(args) or not args.ddp_static_graph or args.gradient_accumulation_steps == 1:
         return
@@ -316,28 +315,28 @@ CANONICAL = "canonical"
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallelism": (
         ("ddp",),
-        "its ranks join gradients in an order of their own; write shard_optimizer_state=True",
+        "its ranks add gradients in their own order; write shard_optimizer_state=True",
     ),
     "parallelism_config": ((None,), "a mesh ties ranks to parts of a step"),
     "gradient_accumulation_steps": (
         (1,),
-        "how many micro-batches a rank computes follows from global_train_batch_size",
+        "global_train_batch_size determines how many micro-batches a rank computes",
     ),
-    "ddp_comm_hook": (("no",), "compressed gradients depend on who sends them"),
+    "ddp_comm_hook": (("no",), "compressed gradients depend on the ranks that send them"),
     "ddp_static_graph": ((None, False), "there is no DDP whose graph could be static"),
     "ddp_broadcast_buffers": ((None, True), "no pass may change a buffer"),
     "auto_find_batch_size": (
         (False,),
-        "the micro-batch is fixed for the run; find its size with one short native run",
+        "the micro-batch is fixed for the run; find its size with a short native run",
     ),
     "average_tokens_across_devices": (
         (True,),
-        "the tokens of one rank depend on how many ranks there are",
+        "the tokens of a rank depend on the number of ranks",
     ),
-    "random_numbers": (("own",), "each micro-batch has random numbers of its own"),
+    "random_numbers": (("own",), "each micro-batch has its own random numbers"),
     "torch_compile": (
         (False,),
-        "what is compiled depends on the shapes that a rank has seen before, and so on its place",
+        "compiled code depends on the shapes that a rank has seen before, and so on its position",
     ),
 }
 # Arguments that need canonical reduction.
@@ -351,7 +350,7 @@ def is_canonical(args: TrainingArguments) -> bool:
 
 def micro_batches(args: TrainingArguments) -> int:
     """Return the number of micro-batches of a step with canonical reduction."""
-    assert args.global_train_batch_size is not None, "it was checked"  # noqa: S101
+    assert args.global_train_batch_size is not None, "it was validated"  # noqa: S101
     return args.global_train_batch_size // args.per_device_train_batch_size
 
 
@@ -365,8 +364,8 @@ def check_reduction(args: TrainingArguments) -> None:
         for name in _NEEDING:
             if getattr(args, name):
                 raise ConfigError(
-                    f"`{name}`={getattr(args, name)!r} is about reduction='canonical', and "
-                    f"`reduction`={args.reduction!r}: write that, or leave it out"
+                    f"`{name}`={getattr(args, name)!r} belongs to reduction='canonical', but "
+                    f"`reduction`={args.reduction!r}: write 'canonical', or omit it"
                 )
         return
     for name, (accepted, why) in _ONLY.items():
@@ -374,7 +373,7 @@ def check_reduction(args: TrainingArguments) -> None:
         if value not in accepted:
             raise _refused(name, value, why)
     if syncs_each_batch(args):
-        raise _refused("sync_each_batch", "True", "gradients are joined once a step")
+        raise _refused("sync_each_batch", "True", "gradients are added once a step")
     _check_batch(args)
     _check_shards(args)
 
@@ -387,15 +386,15 @@ def _check_batch(args: TrainingArguments) -> None:
     each, all_together = args.per_device_train_batch_size, args.global_train_batch_size
     if all_together is None:
         raise ConfigError(
-            "`reduction`='canonical' needs `global_train_batch_size`: how many samples a step "
-            "trains on, whatever the number of ranks",
+            "`reduction`='canonical' needs `global_train_batch_size`: the number of samples of a "
+            "step, whatever the number of ranks",
             hint=f"write a multiple of per_device_train_batch_size={each}, the size of one "
             "micro-batch",
         )
     if all_together % each:
         raise ConfigError(
-            f"`global_train_batch_size`={all_together} is no multiple of "
-            f"`per_device_train_batch_size`={each}, which is the size of one micro-batch"
+            f"`global_train_batch_size`={all_together} is not a multiple of "
+            f"`per_device_train_batch_size`={each}, the size of one micro-batch"
         )
 
 
@@ -404,13 +403,13 @@ def _check_shards(args: TrainingArguments) -> None:
         return
     if args.optim not in BY_ELEMENT:
         raise ConfigError(
-            f"`optim`={args.optim!r} looks at whole tensors, and with `shard_optimizer_state` a "
-            f"rank steps pieces of them: use one of {', '.join(BY_ELEMENT)}"
+            f"`optim`={args.optim!r} needs whole tensors, but with `shard_optimizer_state` a rank "
+            f"steps pieces of them: use one of {', '.join(BY_ELEMENT)}"
         )
     if args.fp16:
         raise ConfigError(
-            "`fp16` cannot be combined with `shard_optimizer_state`: ranks would have to agree "
-            "on an overflow that one of them sees; write bf16=True"
+            "`fp16` cannot be combined with `shard_optimizer_state`: ranks would have to agree on "
+            "an overflow that only one rank sees; write bf16=True"
         )
 
 
@@ -456,13 +455,12 @@ def check_every(args: TrainingArguments) -> None:
         _check_memory(args, option)
     if args.save_strategy != "steps" and every.says_saves:
         raise ConfigError(
-            f"{option} contradicts `save_strategy`={args.save_strategy!r}: leave one of them out"
+            f"{option} contradicts `save_strategy`={args.save_strategy!r}: omit one of them"
         )
     if args.load_best_model_at_end and is_planned(args):
         raise ConfigError(
-            f"`load_best_model_at_end` needs a checkpoint of every evaluated model, and {option} "
-            "saves when time has passed: say how often to save in steps, or use "
-            "`save_strategy`='best' without it"
+            f"`load_best_model_at_end` needs a checkpoint of every evaluated model, but {option} "
+            "saves by time: set the interval in steps, or use `save_strategy`='best' without it"
         )
 
 
@@ -474,12 +472,12 @@ def _check_memory(args: TrainingArguments, option: str) -> None:
     """
     if args.save_only_model:
         raise ConfigError(
-            f"{option} holds what a resume needs, and `save_only_model` leaves it out"
+            f"{option} needs the state of a resume, which `save_only_model` leaves out"
         )
     if args.near_repo:
         raise ConfigError(
-            f"{option} holds steps for `repo` alone, and `near_repo` takes every save: use one "
-            "of them"
+            f"{option} caches steps for `repo` only, but `near_repo` takes every save: use one of "
+            "them"
         )
     if args.save_strategy == "no":
-        raise ConfigError(f"{option} contradicts `save_strategy`='no': what is held may be saved")
+        raise ConfigError(f"{option} contradicts `save_strategy`='no': cached steps may be saved")

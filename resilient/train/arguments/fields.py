@@ -37,33 +37,31 @@ class SavingArguments:
     save_steps: float = option(500, "steps between checkpoints; below 1 a ratio of all steps")
     save_every: str = option(
         "",
-        "500steps, 30s, 5m or auto (by what saves cost and how often the run fails); empty: "
-        "save_strategy and save_steps; and memory=1step: hold each step in memory between saves",
+        "500steps, 30s, 5m or auto (from the cost of saves and the failure rate); empty: "
+        "save_strategy and save_steps; add memory=1step to cache each step in memory between saves",
     )
     save_total_limit: int | None = option(
         None,
         "checkpoints to keep, the best among them; None keeps all; 1 is 2 if the best is older",
     )
     save_only_model: bool = option(
-        default=False, help="save the model alone; such a checkpoint cannot be resumed"
+        default=False, help="save only the model; such a checkpoint cannot be resumed"
     )
     save_on_each_node: bool = option(default=False, help="save on every node")
-    enable_jit_checkpoint: bool = option(
-        default=False, help="save on SIGTERM; here a run always does"
-    )
+    enable_jit_checkpoint: bool = option(default=False, help="save on SIGTERM; always on")
     ignore_data_skip: bool = option(
-        default=False, help="on resume begin the epoch's data again instead of going on in it"
+        default=False, help="on resume start the epoch's data again instead of continuing in it"
     )
     restore_callback_states_from_checkpoint: bool = option(
-        default=True, help="on resume give callbacks their state back; here always"
+        default=True, help="on resume restore the state of callbacks; always on"
     )
     strict_resume: bool = option(
         default=False, help="refuse to resume a checkpoint that lost a part of its state"
     )
     resume_changes: list[str] | str | None = option(
         None,
-        "arguments, and parts as part:NAME, that may differ from the checkpoint's though a resume "
-        "refuses it; or all",
+        "arguments, and parts as part:NAME, that may differ from the checkpoint's although a "
+        "resume rejects the difference; or all",
     )
 
 
@@ -73,45 +71,54 @@ class RepositoryArguments:
 
     repo: str = option("", "URL of the checkpoint repository; empty: output_dir")
     near_repo: str = option(
-        "", "URL of a near repository, mostly on each host's own disk, that takes every save"
+        "", "URL of a near repository, usually on each host's own disk, that takes every save"
     )
     durable_every: int | None = option(
-        None, "with near_repo: every n-th save goes on to repo; None: all, or what seconds say"
+        None,
+        "with near_repo: every n-th save is promoted to repo; None: all saves, or as "
+        "durable_every_seconds says",
     )
     durable_every_seconds: float | None = option(
-        None, "with near_repo: a save goes on to repo if the last that did is so long ago"
+        None,
+        "with near_repo: a save is promoted to repo if the last promotion is this many seconds ago",
     )
-    near_total_limit: int = option(2, "with near_repo: checkpoints that stay there")
+    near_total_limit: int = option(2, "with near_repo: checkpoints to keep there")
     storage_options: dict[str, Any] | None = option(
         None,
-        "endpoint, credentials and the like of repo; never shown, never saved",
+        "endpoint, credentials and other options of repo; never shown, never saved",
         is_secret=True,
     )
     save_retention: dict[str, Any] | None = option(
         None, "keep_best, keep_every, keep_hourly, ... (Retention)"
     )
     save_parity: int = option(
-        0, "files of each rank that may be lost and are computed back; each costs the longest one"
+        0,
+        "files of each rank that can be lost and reconstructed; each costs the size of the "
+        "longest file",
     )
     repair_on_restore: bool = option(
-        default=True, help="compute damaged files back from parity instead of going further back"
+        default=True,
+        help="reconstruct damaged files from parity instead of resuming an older checkpoint",
     )
-    save_unchanged: str = option("refer", "bytes that are stored already: refer, write (again)")
+    save_unchanged: str = option("refer", "bytes that are already stored: refer, write (again)")
     on_save_failure: str = option("stop", "what a failed save does to training: stop, continue")
     save_overlap: bool = option(
-        default=True, help="copy what only the optimizer changes beside the next step"
+        default=True, help="copy the state that only the optimizer changes during the next step"
     )
     rollback_on: str = option(
-        "off", "go back to the last checkpoint and skip the data since: off, nan, spike (or nan)"
+        "off",
+        "go back to the last checkpoint and skip the data since then: off, nan, spike (or nan)",
     )
-    rollback_limit: int = option(3, "how often a run may go back for a broken loss")
+    rollback_limit: int = option(3, "times that a run may go back for a broken loss")
     loss_spike_deviations: float = option(
         8.0, "a loss above the median of recent ones by so many deviations is a spike"
     )
-    save_within_seconds: float = option(600.0, "time after which a save has failed")
+    save_within_seconds: float = option(
+        600.0, "a loss this many deviations above the median of recent losses is a spike"
+    )
     grace_seconds: float = option(
         20.0,
-        "from a request to stop to leaving at once; under `resilient train` its --grace counts",
+        "seconds from a request to stop until the exit; `resilient train` uses its --grace instead",
     )
 
 
@@ -138,7 +145,8 @@ class DistributedArguments:
 
     parallelism: str = option(
         "ddp",
-        "what several ranks hold: ddp (replicas), fsdp (shards), deepspeed (ZeRO); auto: by size",
+        "how several ranks hold the model: ddp (replicas), fsdp (shards), deepspeed (ZeRO); auto: "
+        "by size",
     )
     reduction: str = option(
         "native",
@@ -149,22 +157,25 @@ class DistributedArguments:
         None, "samples of a step, of all ranks together; needed by reduction canonical"
     )
     shard_optimizer_state: bool = option(
-        default=False, help="each rank keeps a share of the optimizer's state (reduction canonical)"
+        default=False, help="each rank holds a share of the optimizer's state (reduction canonical)"
     )
     threads_per_rank: int | None = option(
-        None, "threads of torch on each rank; None: as they are, and 1 with reduction canonical"
+        None, "threads of torch on each rank; None: unchanged, and 1 with reduction canonical"
     )
     on_arithmetic_mismatch: str = option(
-        "stop", "hosts that compute other bits, with reduction canonical: stop, continue"
+        "stop",
+        "reaction to hosts that compute other bits, with reduction canonical: stop, continue",
     )
-    ddp_backend: str | None = option(None, "gloo or nccl; None: what the device needs")
+    ddp_backend: str | None = option(None, "gloo or nccl; None: as the device needs")
     ddp_timeout: float = option(1800, "seconds that a collective may take")
     ddp_find_unused_parameters: bool | None = option(None, "see torch's DDP; None: False")
     ddp_bucket_cap_mb: float | None = option(None, "size of DDP's buckets in MB; None: torch's")
-    ddp_broadcast_buffers: bool | None = option(None, "see torch's DDP; None: as we align them")
+    ddp_broadcast_buffers: bool | None = option(
+        None, "see torch's DDP; None: True if gradients are aligned"
+    )
     ddp_static_graph: bool | None = option(None, "see torch's DDP; None: False")
     ddp_comm_hook: str = option(
-        "no", "how DDP sends gradients: no (as they are), fp16, bf16, power_sgd"
+        "no", "how DDP sends gradients: no (unchanged), fp16, bf16, power_sgd"
     )
     ddp_comm_wrapper: str = option("no", "dtype in which PowerSGD sends: no, fp16, bf16")
     ddp_comm_state_option: dict[str, Any] | str | None = option(
@@ -174,8 +185,12 @@ class DistributedArguments:
     fsdp: bool | str | list[str] | None = option(
         None, "True, or full_shard, shard_grad_op, hybrid_shard with auto_wrap, offload"
     )
-    fsdp_config: dict[str, Any] | str | None = option(None, "more for FSDP: a dict or a JSON file")
-    fsdp_transformer_layer_cls_to_wrap: str = option("", "classes to gather one by one: A,B")
+    fsdp_config: dict[str, Any] | str | None = option(
+        None, "more options of FSDP: a dict or a JSON file"
+    )
+    fsdp_transformer_layer_cls_to_wrap: str = option(
+        "", "classes of modules that are gathered separately: A,B"
+    )
     fsdp_min_num_params: int = option(0, "parameters of a module to gather it by itself; 0: off")
     fsdp_reshard_after_forward: bool = option(
         default=True, help="free gathered parameters between forward and backward"
@@ -184,7 +199,7 @@ class DistributedArguments:
         None, "DeepSpeed's config, a dict or a JSON file; None with parallelism deepspeed: ZeRO 2"
     )
     accelerator_config: dict[str, Any] | str | None = option(
-        None, "more for accelerate: a dict or a JSON file"
+        None, "more options of accelerate: a dict or a JSON file"
     )
     parallelism_config: Any = option(
         None, "the mesh: dp_replicate_size, dp_shard_size, tp_size, tp_plan, pp_size, pp_schedule"
@@ -204,11 +219,13 @@ class BasicArguments:
     resume_from_checkpoint: str | None = option(None, "for scripts: what to give to `train`")
 
     num_train_epochs: float = option(3.0, "passes over the training data")
-    max_steps: int = option(-1, "optimizer steps in all; above 0 it overrides num_train_epochs")
+    max_steps: int = option(
+        -1, "maximum number of optimizer steps; above 0 it overrides num_train_epochs"
+    )
     per_device_train_batch_size: int = option(8, "samples per rank and micro-batch")
     per_device_eval_batch_size: int = option(8, "samples per rank and batch of evaluation")
     auto_find_batch_size: bool = option(
-        default=False, help="when memory runs out, go on with a smaller batch"
+        default=False, help="after an out-of-memory error, continue with a smaller batch"
     )
 
     seed: int = option(42, "seed of Python's, NumPy's and torch's random numbers")
@@ -219,7 +236,7 @@ class BasicArguments:
     full_determinism: bool = option(
         default=False, help="deterministic algorithms only, and the environment that they need"
     )
-    use_cpu: bool = option(default=False, help="train on the CPU though a GPU is there")
+    use_cpu: bool = option(default=False, help="train on the CPU even if a GPU exists")
 
     debug: str | list[str] = option("", "underflow_overflow, tpu_metrics_debug")
     skip_memory_metrics: bool = option(default=True, help="do not measure memory")
@@ -278,13 +295,13 @@ class OptimizationArguments:
 
     optim: str = option("adamw_torch_fused", "name of the optimizer")
     optim_args: dict[str, Any] | str | None = option(
-        None, 'more for the optimizer: "k=v,k=v" or a dict'
+        None, 'options of the optimizer: "k=v,k=v" or a dict'
     )
     optim_target_modules: list[str] | str | None = option(
         None, "names or patterns of the modules that GaLore and APOLLO project"
     )
     learning_rate: float = option(5e-5, "peak learning rate")
-    weight_decay: float = option(0.0, "decay of weights; never of biases and norms")
+    weight_decay: float = option(0.0, "weight decay; never applied to biases and norms")
     adam_beta1: float = option(0.9, "decay of AdamW's first moment")
     adam_beta2: float = option(0.999, "decay of AdamW's second moment")
     adam_epsilon: float = option(1e-8, "AdamW's epsilon")
@@ -292,7 +309,7 @@ class OptimizationArguments:
 
     lr_scheduler_type: str = option("linear", "name of the learning-rate schedule")
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
-        None, "more for the schedule, as a dict or JSON: lr_end, power, num_cycles, ..."
+        None, "options of the schedule, as a dict or JSON: lr_end, power, num_cycles, ..."
     )
     warmup_steps: float = option(0, "steps of linear warm-up; below 1 a ratio of all steps")
 
@@ -302,7 +319,7 @@ class OptimizationArguments:
     )
     label_smoothing_factor: float = option(0.0, "share of the target spread over all classes")
     neftune_noise_alpha: float | None = option(
-        None, "strength of the noise on embeddings in training (NEFTune); None: none"
+        None, "strength of the noise on embeddings in training (NEFTune); None: no noise"
     )
 
 
@@ -314,7 +331,7 @@ class LoggingArguments:
     logging_steps: float = option(500, "steps between logs; below 1 a ratio of all steps")
     logging_first_step: bool = option(default=False, help="log step 1 too")
     logging_nan_inf_filter: bool = option(
-        default=True, help="leave losses that are no number out of what is logged"
+        default=True, help="do not log losses that are not finite"
     )
     logging_dir: str | None = option(None, "folder of TensorBoard's files; None: output_dir/runs")
     log_level: str = option("passive", "what the coordinator shows: debug, info, warning, ...")
@@ -343,7 +360,9 @@ class EvaluationArguments:
 
     eval_strategy: str = option("no", "when to evaluate: no, steps, epoch")
     eval_steps: float | None = option(None, "steps between evaluations; None: logging_steps")
-    eval_delay: float = option(0, "steps or epochs, as eval_strategy counts, without evaluation")
+    eval_delay: float = option(
+        0, "steps or epochs, as eval_strategy counts, before the first evaluation"
+    )
     eval_on_start: bool = option(default=False, help="evaluate before the first step")
     eval_accumulation_steps: int | None = option(
         None, "batches of predictions to keep on the device; None: all"
@@ -352,17 +371,24 @@ class EvaluationArguments:
         default=True, help="join predictions over batches; else give lists of batches"
     )
     eval_use_gather_object: bool = option(
-        default=False, help="gather predictions as objects, for nested ones that are no tensors"
+        default=False,
+        help="gather predictions as objects, for nested predictions that are not tensors",
     )
-    prediction_loss_only: bool = option(default=False, help="evaluate nothing but the loss")
-    include_for_metrics: list[str] = made_by(list, "what else compute_metrics gets: inputs, loss")
+    prediction_loss_only: bool = option(default=False, help="compute only the loss in evaluations")
+    include_for_metrics: list[str] = made_by(
+        list, "additional inputs of compute_metrics: inputs, loss"
+    )
     batch_eval_metrics: bool = option(
         default=False, help="call compute_metrics with each batch and `compute_result`"
     )
 
-    load_best_model_at_end: bool = option(default=False, help="end with the best weights saved")
-    metric_for_best_model: str | None = option(None, "metric that says which model is best")
-    greater_is_better: bool | None = option(None, "None: unless the metric's name ends in loss")
+    load_best_model_at_end: bool = option(
+        default=False, help="load the best saved weights at the end"
+    )
+    metric_for_best_model: str | None = option(None, "metric that selects the best model")
+    greater_is_better: bool | None = option(
+        None, "True if a higher metric is better; None: False if the metric's name ends in loss"
+    )
 
 
 @dataclass
@@ -375,13 +401,13 @@ class DataArguments:
     dataloader_prefetch_factor: int | None = option(None, "batches loaded ahead per worker")
     dataloader_persistent_workers: bool = option(default=False, help="keep workers over epochs")
     dataloader_multiprocessing_context: str | None = option(
-        None, "how workers start: fork, spawn, forkserver; None: torch's default"
+        None, "start method of workers: fork, spawn, forkserver; None: torch's default"
     )
     dataloader_in_order: bool = option(
-        default=True, help="take batches in the order in which they were asked for"
+        default=True, help="return batches in the order of the requests"
     )
     remove_unused_columns: bool = option(
-        default=True, help="keep from the model what its forward does not take by name"
+        default=True, help="drop columns that the model's forward does not accept by name"
     )
     label_names: list[str] | None = option(None, "keys of a batch that are labels")
     train_sampling_strategy: str = option(

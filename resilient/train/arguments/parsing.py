@@ -68,7 +68,7 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
     file = Path(path).expanduser()
     formats = dict(zip(SUFFIXES, (_toml, _yaml, _yaml, _json), strict=True))
     if file.suffix.lower() not in formats:
-        raise ConfigError(f"`{path}` is no file of arguments: name it .toml, .yaml or .json")
+        raise ConfigError(f"`{path}` is not a file of arguments: name it .toml, .yaml or .json")
     try:
         text = _text_of(file)
         values = formats[file.suffix.lower()](text)
@@ -77,9 +77,9 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read arguments from `{path}`: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"`{path}` is no {file.suffix[1:].upper()}: {error}") from error
+        raise ConfigError(f"`{path}` is not {file.suffix[1:].upper()}: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"`{path}` holds no arguments: write one `name: value` for each")
+        raise ConfigError(f"`{path}` holds no arguments: write `name: value` for each")
     return ArgumentFile(str(path), values, _lines(text, values))
 
 
@@ -104,7 +104,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in pairs:
         if key in made:
-            raise ValueError(f"it says `{key}` twice")
+            raise ValueError(f"it has `{key}` twice")
         made[key] = value
     return made
 
@@ -163,7 +163,7 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
         if name not in known and name not in OLD_NAMES:
             more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
             hint = more or did_you_mean(name, [*known, *OLD_NAMES])
-            raise ConfigError(f"{file.place(name)}: `{name}` is no argument{hint}")
+            raise ConfigError(f"{file.place(name)}: `{name}` is not an argument{hint}")
         try:
             values[name] = _read(known, name, value)
         except ConfigError as error:
@@ -282,7 +282,7 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     if left:
         options = ["--" + name.replace("_", "-") for name in (*known, *OLD_NAMES, _CONFIG)]
         hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
-        raise UsageError(f"`{left[0]}` is no option{hint}; `--help` lists them")
+        raise UsageError(f"`{left[0]}` is not an option{hint}; `--help` lists them")
     said = vars(given)
     config = said.pop(_CONFIG, None)
     values, places = file_values(classes, config) if config else ({}, {})

@@ -48,15 +48,15 @@ def _each(kind: str, reason: str, *names: str) -> dict[str, Rule]:
 # Argument -> treatment of another value. Every argument has an entry.
 RULES: dict[str, Rule] = {
     **_each(
-        *(FREE, "it says where things are written"),
+        *(FREE, "it sets where things are written"),
         *("output_dir", "repo", "near_repo", "logging_dir"),
     ),
     **_each(
-        *(FREE, "it is for scripts"),
+        *(FREE, "it is only for scripts"),
         *("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "resume_changes"),
     ),
     **_each(
-        *(FREE, "it says when and how checkpoints are made, not what is in them"),
+        *(FREE, "it sets when and how checkpoints are made, not their content"),
         *(
             "save_strategy",
             "save_steps",
@@ -73,7 +73,7 @@ RULES: dict[str, Rule] = {
         *("restore_callback_states_from_checkpoint", "strict_resume"),
     ),
     **_each(
-        *(FREE, "it says what is shown, and to whom"),
+        *(FREE, "it sets what is shown, and to whom"),
         *("logging_strategy", "logging_steps", "logging_first_step", "logging_nan_inf_filter"),
         *("log_level", "log_level_replica", "log_on_each_node", "disable_tqdm", "report_to"),
         *("run_name", "project", "trackio_space_id", "trackio_bucket_id"),
@@ -81,28 +81,28 @@ RULES: dict[str, Rule] = {
         "include_num_input_tokens_seen",
     ),
     **_each(
-        *(FREE, "it is about the Hub"),
+        *(FREE, "it concerns only the Hub"),
         *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"),
         *("hub_always_push", "hub_revision"),
     ),
     **_each(
-        *(FREE, "it says how samples are fetched, not which"),
+        *(FREE, "it sets how samples are fetched, not which samples"),
         *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor"),
         *("dataloader_persistent_workers", "dataloader_multiprocessing_context"),
         "dataloader_in_order",
     ),
     **_each(
-        *(FREE, "it says how a model is evaluated, not how it is trained"),
+        *(FREE, "it sets how a model is evaluated, not how it is trained"),
         *("per_device_eval_batch_size", "eval_accumulation_steps", "eval_do_concat_batches"),
         *("eval_use_gather_object", "prediction_loss_only", "include_for_metrics"),
         *("batch_eval_metrics", "fp16_full_eval", "bf16_full_eval"),
     ),
     **_each(
-        *(FREE, "it is about memory and patience"),
+        *(FREE, "it concerns only memory and deadlines"),
         *("torch_empty_cache_steps", "ddp_timeout"),
     ),
     **_each(
-        *(FREE, "it says what is done about hosts that compute other bits"),
+        *(FREE, "it sets the reaction to hosts that compute other bits"),
         "on_arithmetic_mismatch",
     ),
     **_each(
@@ -110,11 +110,14 @@ RULES: dict[str, Rule] = {
         *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
     ),
     **_each(
-        *(TOLD, "another model may be the best from here on"),
+        *(TOLD, "another model may become the best from here on"),
         *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     ),
     **_each(
-        *(TOLD, "the run ends elsewhere; a schedule over its length goes on over the new one"),
+        *(
+            TOLD,
+            "the run ends at another step; a schedule over its length covers the new length",
+        ),
         *("num_train_epochs", "max_steps"),
     ),
     **_each(
@@ -123,11 +126,11 @@ RULES: dict[str, Rule] = {
         *("auto_find_batch_size", "global_train_batch_size"),
     ),
     **_each(
-        *(TOLD, "the checkpoint's goes on: it is part of the optimizer's state"),
+        *(TOLD, "the checkpoint's value is used: it is part of the optimizer's state"),
         *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     ),
     **_each(
-        *(TOLD, "the checkpoint's go on: they are part of its state"),
+        *(TOLD, "the checkpoint's values are used: they are part of its state"),
         "random_numbers",
     ),
     **_each(
@@ -140,11 +143,11 @@ RULES: dict[str, Rule] = {
         *("neftune_noise_alpha", "remove_unused_columns", "label_names"),
     ),
     **_each(
-        *(TOLD, "numbers are computed in another way; the scale of the loss begins or ends here"),
+        *(TOLD, "values are computed in another way; the scale of the loss starts or ends here"),
         "fp16",
     ),
     **_each(
-        *(TOLD, "numbers are computed in another way; the bits differ from here on"),
+        *(TOLD, "values are computed in another way; the bits differ from here on"),
         *(
             "bf16",
             "fp8",
@@ -157,7 +160,7 @@ RULES: dict[str, Rule] = {
         *("liger_kernel_config", "use_cache", "use_cpu", "full_determinism"),
     ),
     **_each(
-        *(TOLD, "the state is cut anew; sums are made in another order from here on"),
+        *(TOLD, "the state is sharded again; sums are made in another order from here on"),
         *("reduction", "shard_optimizer_state", "threads_per_rank"),
         *("parallelism", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
         *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_comm_hook", "ddp_comm_wrapper"),
@@ -166,25 +169,25 @@ RULES: dict[str, Rule] = {
         *("fsdp_reshard_after_forward", "accelerator_config", "parallelism_config"),
     ),
     **_each(
-        *(REFUSED, "the run goes on with the checkpoint's random numbers and order of samples"),
+        *(REFUSED, "the run continues with the checkpoint's random numbers and order of samples"),
         *("seed", "data_seed"),
     ),
     **_each(
-        *(REFUSED, "samples of this epoch would be left out and others repeated"),
+        *(REFUSED, "samples of this epoch would be skipped and others repeated"),
         *("train_sampling_strategy", "length_column_name", "ignore_data_skip"),
     ),
     **_each(
-        *(FIXED, "the saved optimizer state is another optimizer's"),
+        *(FIXED, "the saved optimizer state belongs to another optimizer"),
         *("optim", "optim_args", "optim_target_modules"),
     ),
 }
 # Optimizers with equal states: either continues from the other's.
 _SAME_STATE = ({"adamw_torch", "adamw_torch_fused"},)
-_SAME = Rule(TOLD, "both have the same state, and the checkpoint's goes on")
+_SAME = Rule(TOLD, "both have the same state, and the checkpoint's state is loaded")
 # In the loop a dataset draws from the run's stream, in a worker from one stream per sample.
 _WORKERS = "dataloader_num_workers"
 _OTHER_DRAWS = Rule(TOLD, "a dataset that draws random numbers draws others from here on")
-_YOURS = Rule(TOLD, "it is an argument of yours")
+_YOURS = Rule(TOLD, "it is an argument of your own")
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:
@@ -224,7 +227,7 @@ def require_resumable(changes: Mapping[str, Change], allowed: Iterable[str] | st
     if not fixed and not refused:
         return
     lines = "; ".join(changes[name].shown(name) for name in [*fixed, *refused])
-    hint = f"give the checkpoint's value, or TrainingArguments(resume_changes={refused})"
+    hint = f"use the checkpoint's value, or TrainingArguments(resume_changes={refused})"
     if fixed:
-        hint = "give the checkpoint's value, or train its model in a repository of its own"
+        hint = "use the checkpoint's value, or train its model in another repository"
     raise ConfigError(f"cannot resume with other arguments: {lines}", hint=hint)

@@ -56,15 +56,15 @@ NAMES_NOT_YET: dict[str, set[str]] = {
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "dataloader_in_order": (
         (True,),
-        "batches in another order on every run cannot be resumed bit for bit",
+        "batches in another order in every run cannot be resumed bit for bit",
     ),
     "ignore_data_skip": (
         (False,),
-        "going on in an epoch costs nothing here, and beginning it again would repeat samples",
+        "a resume within an epoch costs nothing here, and a restart would repeat samples",
     ),
     "restore_callback_states_from_checkpoint": (
         (True,),
-        "a callback that forgets would make the resumed run another one; give one without state",
+        "a callback without its state would change the resumed run; use a callback without state",
     ),
     "trackio_static_space_id": (
         (None, False),
@@ -72,7 +72,7 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     ),
     "save_on_each_node": (
         (False,),
-        "all ranks write one checkpoint together; near_repo keeps a second copy near by",
+        "all ranks write one checkpoint together; near_repo keeps a second copy nearby",
     ),
 }
 _LAYERWISE = (
@@ -83,24 +83,24 @@ _LAYERWISE = (
 NEVER: dict[str, dict[str, str]] = {
     "optim": {
         **dict.fromkeys(
-            _LAYERWISE, "it steps inside backward, where nothing can be saved or clipped"
+            _LAYERWISE, "it steps inside backward, where no save and no clipping is possible"
         ),
-        "grokadamw": "it keeps its moments where no checkpoint finds them (grokadamw 0.1.2), so no "
-        "run with it could be resumed",
+        "grokadamw": "it keeps its moments outside of its state (grokadamw 0.1.2), so a resume "
+        "would lose them",
         "adamw_anyprecision": "it needs torchdistx, which is not maintained any more",
         "adamw_torch_npu_fused": "it needs torch_npu, which current torch does not support",
         "adamw_torch_xla": "it needs torch_xla, which current torch does not support",
     },
     "ddp_comm_hook": {
-        "batched_power_sgd": "it fails an assertion of its own in torch 2.13; write power_sgd",
+        "batched_power_sgd": "an assertion in it fails with torch 2.13; write power_sgd",
     },
     "debug": {"tpu_metrics_debug": "it needs torch_xla, which current torch does not support"},
 }
 
 # Alternative while an argument is refused.
 INSTEAD = {
-    "report_to": "or give a tracker of your own as `callbacks=[Reporting(...)]`",
-    "push_to_hub": "push what `save_model` wrote with huggingface_hub",
+    "report_to": "or pass your own tracker as `callbacks=[Reporting(...)]`",
+    "push_to_hub": "push the folder of `save_model` with huggingface_hub",
 }
 
 _AT_LEAST_ONE = (
@@ -176,7 +176,7 @@ def _check_support(args: TrainingArguments) -> None:
     for name, nothing in NOT_YET.items():
         value = getattr(args, name)
         if value not in nothing:
-            raise _unsupported(name, value, f"leave it out, or write {nothing[0]!r}")
+            raise _unsupported(name, value, f"omit it, or write {nothing[0]!r}")
     for name, (accepted, why) in ONLY.items():
         if getattr(args, name) not in accepted:
             raise refused(name, getattr(args, name), f"{why}; write {accepted[0]!r}")
@@ -193,7 +193,7 @@ def _check_name(name: str, value: str) -> None:
         there = [
             choice for choice in CHOICES[name] if choice not in missing and choice not in never
         ]
-        instead = f"use one of {', '.join(there)}" if there else "leave it out"
+        instead = f"use one of {', '.join(there)}" if there else "omit it"
         raise _unsupported(name, value, instead)
 
 
@@ -206,7 +206,7 @@ def _check_finite(args: TrainingArguments) -> None:
     for name in _FINITE:
         value = getattr(args, name)
         if value is not None and not math.isfinite(value):
-            raise refused(name, value, "use a number with an end")
+            raise refused(name, value, "use a finite number")
 
 
 def _check_numbers(args: TrainingArguments) -> None:

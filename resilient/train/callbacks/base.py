@@ -162,7 +162,8 @@ def require_list(callbacks: Any) -> list[Any]:
     if callbacks is None or isinstance(callbacks, Iterable):
         return list(callbacks or ())
     raise ConfigError(
-        f"`callbacks` is no list, but of type `{type(callbacks).__name__}`: write callbacks=[...]"
+        f"`callbacks` is not a list, but of type `{type(callbacks).__name__}`: write "
+        "callbacks=[...]"
     )
 
 
@@ -176,8 +177,8 @@ def _made(callback: Any) -> Any:
     if isinstance(made, TrainerCallback) or any(hasattr(made, event) for event in EVENTS):
         return made
     raise ConfigError(
-        f"`callbacks` holds a `{type(made).__name__}`, which has none of the methods that events "
-        "call: derive it from TrainerCallback"
+        f"`callbacks` holds a `{type(made).__name__}`, which has none of the methods for events: "
+        "derive it from TrainerCallback"
     )
 
 
@@ -270,7 +271,7 @@ class CallbackHandler:
         name = type(callback).__name__
         if any(type(known) is type(callback) for known in self.callbacks):
             warnings.warn(
-                f"the trainer has two callbacks of the class `{name}`: each hears every event",
+                f"the trainer has two callbacks of the class `{name}`: both receive every event",
                 UserWarning,
                 stacklevel=2,
             )

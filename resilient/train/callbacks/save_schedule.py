@@ -240,7 +240,7 @@ class SaveScheduleChosen(Event):
 
     def message(self) -> str:
         """Format the interval and its reason."""
-        why = "as asked for, or until the first save is measured"
+        why = "as requested, or until the first save is measured"
         if self.cost_seconds is not None and self.mtbf_seconds is not None:
             why = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
             why += f" {self.mtbf_seconds / 3600:.3g} h" + _BOUNDS[self.bound]
@@ -252,9 +252,9 @@ class SaveScheduleChosen(Event):
 
 _BOUNDS = {
     "": "",
-    "overhead": "; bounded, so that saves take 5 % of the time at most",
-    "landing": "; bounded by what a save takes to be whole",
-    "longest": "; bounded by an hour",
+    "overhead": "; limited, so that saves take at most 5 % of the time",
+    "landing": "; limited by the time until a save is committed",
+    "longest": "; limited to one hour",
 }
 
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from resilient.train.data.sampler import ResumableSampler
 
 _HOW = (
-    "keep what `super().get_train_dataloader()` returns, or make "
-    "`DataLoader(KeyedDataset(dataset), batch_sampler=self.train_sampler, collate_fn=...)` with "
-    "`KeyedDataset` of resilient.train.data.sampler; an order of your own is `train_sampling`"
+    "return the loader of `super().get_train_dataloader()`, or `DataLoader(KeyedDataset(dataset), "
+    "batch_sampler=self.train_sampler, collate_fn=...)` with `KeyedDataset` of "
+    "resilient.train.data.sampler; for another order override `train_sampling`"
 )
 
 
@@ -39,8 +39,8 @@ class LoaderRebuilt(Event):
     """The script's own train loader was rebuilt around the run's sampler."""
 
     template: ClassVar[str] = (
-        "the loader of `get_train_dataloader` was made again around the run's sampler, so that "
-        "ranks share the samples and a resume goes on among them; order: {order}"
+        "the loader of `get_train_dataloader` was created again with the run's sampler, so that "
+        "ranks share the samples and a resume finds its position; order: {order}"
     )
     order: str
 
@@ -94,14 +94,14 @@ def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
         return Sequential()
     is_whole = type(inner) is RandomSampler and not inner.replacement
     if not is_whole or inner.num_samples != samples:
-        raise _refused(f"a `{type(inner).__name__}` of its own")
+        raise _refused(f"its own `{type(inner).__name__}`")
     return Sampling()
 
 
 def _refused(what: str) -> ConfigError:
     return ConfigError(
-        f"the loader that `get_train_dataloader` returned has {what}: the run could not say which "
-        "samples it has trained on, so a resume would repeat some and leave out others",
+        f"the loader of `get_train_dataloader` has {what}: the run could not know which samples "
+        "it has trained on, so a resume would repeat some and skip others",
         hint=_HOW,
     )
 

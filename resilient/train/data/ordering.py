@@ -119,12 +119,12 @@ def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -
         return drawn
     why = "" if streams.is_known else ", and `model_init` drew from it before"
     raise IncompatibleCheckpoint(
-        f"the checkpoint is in the middle of epoch {epoch} of samples that are grouped by length, "
-        "and nothing says in which order: Transformers draws it from torch's global stream, of "
-        f"which it does not save where it stood then{why}; going on in another order would leave "
-        "samples out and repeat others",
-        hint="take a checkpoint from the end of an epoch or from the first one, with the seed "
-        "that the run had, or begin anew from the weights with `trainer.load_model(...)`",
+        f"the checkpoint is in the middle of epoch {epoch} of samples grouped by length, and "
+        "their order is unknown: Transformers draws it from torch's global stream, and does not "
+        f"save the position of that stream{why}; another order would skip samples and repeat "
+        "others",
+        hint="take a checkpoint from the end of an epoch or from the first epoch, with the seed of "
+        "the run, or start a new run from the weights with `trainer.load_model(...)`",
     )
 
 
@@ -339,7 +339,8 @@ def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
         return [int(dataset[index][column]) for index in range(len(dataset))]
     if not isinstance(first, Mapping) or not hasattr(first.get(name), "__len__"):
         raise ConfigError(
-            f"samples of `{type(dataset).__name__}` do not say how long they are: give them "
-            f"`{column}` (`length_column_name`) or `{name}`, or another `train_sampling_strategy`"
+            f"the lengths of the samples of `{type(dataset).__name__}` are unknown: give them "
+            f"`{column}` (`length_column_name`) or `{name}`, or use another "
+            "`train_sampling_strategy`"
         )
     return [len(dataset[index][name]) for index in range(len(dataset))]

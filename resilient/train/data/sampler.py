@@ -114,15 +114,15 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
         return int(number), 0
     each = int(origin["batch"]) * int(origin["ranks"])
     if each < 1:
-        raise ValueError("it does not say how many samples a batch had")
+        raise ValueError("it does not state how many samples a batch had")
     # With `dataloader_drop_last` the last, incomplete batch is left out.
     for batches in (math.ceil(size / each), size // each):
         done = share * batches
         if batches and abs(done - round(done)) < _CLOSE * batches:
             return int(number), min(round(done) * each, size)
     raise ValueError(
-        f"epoch {origin['epoch']} is no whole number of batches of {each} samples in a training "
-        f"set of {size}: it was trained on another one, or with another batch size"
+        f"epoch {origin['epoch']} is not a whole number of batches of {each} samples in a "
+        f"training set of {size}: it was trained on another set, or with another batch size"
     )
 
 
@@ -257,8 +257,8 @@ class DataCursor:
         if state_dict["size"] != self.size:
             raise IncompatibleCheckpoint(
                 f"the checkpoint is at sample {state_dict['samples']} of a training set of "
-                f"{state_dict['size']} samples, and this one has {self.size}: "
-                "the order of its samples is another one",
+                f"{state_dict['size']} samples, but this set has {self.size}: the order of its "
+                "samples differs",
                 hint="train on the same data, or start a new run in another `output_dir`",
             )
         self.seed = state_dict["seed"]

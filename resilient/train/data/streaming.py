@@ -270,7 +270,8 @@ class StreamCursor(DataCursor):
         """
         if "stream" not in state_dict:
             raise IncompatibleCheckpoint(
-                "the checkpoint is at a place in a dataset with a length, and this one is a stream",
+                "the checkpoint is at a position of a dataset with a length, but this dataset is "
+                "a stream",
                 hint="train on the same data, or start a new run in another `output_dir`",
             )
         DataCursor.load_state_dict(self, state_dict)
@@ -389,19 +390,19 @@ def place_in_stream(
     """
     if args.max_steps <= 0:
         raise ConfigError(
-            "the train_dataset is a stream and does not say how long an epoch is: set `max_steps`"
+            "the train_dataset is a stream, so the length of an epoch is unknown: set `max_steps`"
         )
     if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
         raise ConfigError(
             f"`train_sampling_strategy`={args.train_sampling_strategy!r} needs a train_dataset "
-            "with a length: a stream is trained on in its own order"
+            "with a length: a stream is trained in its own order"
         )
     unknown = (("auto_find_batch_size", False), ("random_numbers", "own"), ("reduction", "native"))
     for name, nothing in unknown:
         if getattr(args, name) not in (nothing, None):
             raise ConfigError(
                 f"`{name}`={getattr(args, name)!r} needs a train_dataset with a length, and this "
-                "is a stream: leave it out"
+                "is a stream: omit it"
             )
     accumulation = args.gradient_accumulation_steps
     deal = StreamBatchLayout(

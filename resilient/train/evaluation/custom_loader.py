@@ -73,9 +73,9 @@ class CountedBatches:
             size = samples_of(inputs)
             if size is None:
                 raise ConfigError(
-                    "cannot say how many samples a batch of the evaluation has: it is a "
-                    f"`{type(inputs).__name__}` without a tensor or a list in it",
-                    hint="keep what `super().get_eval_dataloader(...)` returns",
+                    "cannot count the samples of an evaluation batch: it is a "
+                    f"`{type(inputs).__name__}` without a tensor or a list",
+                    hint="return the loader of `super().get_eval_dataloader(...)`",
                 )
             self.share.saw(size)
             yield inputs
@@ -116,10 +116,10 @@ def counted(loader: Any, world: World, *, in_step: bool) -> Any:
     is_plain = type(loader) is DataLoader and type(loader.batch_sampler) is BatchSampler
     if not is_plain or type(loader.sampler) is not SequentialSampler or loader.drop_last:
         raise ConfigError(
-            f"the loader that `get_eval_dataloader` returned, a `{type(loader).__name__}`, would "
-            f"give each of {world.size} ranks the same samples, in an order of its own",
-            hint="keep what `super().get_eval_dataloader(...)` returns, or make a `DataLoader` "
-            "that is not shuffled and has no sampler",
+            f"the loader of `get_eval_dataloader`, a `{type(loader).__name__}`, would give each "
+            f"of {world.size} ranks the same samples, in its own order",
+            hint="return the loader of `super().get_eval_dataloader(...)`, or create a "
+            "`DataLoader` without shuffling and without a sampler",
         )
     options: dict[str, Any] = {
         name: getattr(loader, name)

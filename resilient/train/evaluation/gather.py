@@ -88,9 +88,9 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
     """
     if not all(batch.dim() for batch in batches):
         raise ConfigError(
-            "the model returned a number where evaluation needs one row per sample: name that "
-            "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` "
-            "of `train`, or return it per sample"
+            "the model returned a number, but evaluation needs one row per sample: name that "
+            "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` of "
+            "`train`, or return it per sample"
         )
     rest = [max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)]
     return torch.cat([pad_to(batch, [len(batch), *rest]) for batch in batches])

@@ -413,9 +413,9 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> Non
     if sets and not any(name.startswith(f"eval_{group}_") for group in sets):
         first = next(iter(sets))
         raise ConfigError(
-            f"{who} is `{name}`, and metrics of the datasets {sorted(sets)} of `eval_dataset` are "
+            f"{who} is `{name}`, but metrics of the datasets {sorted(sets)} of `eval_dataset` are "
             "named after them",
-            hint=f'set `metric_for_best_model`, as to "{first}_loss"',
+            hint=f'set `metric_for_best_model`, for example to "{first}_loss"',
         )
 
 

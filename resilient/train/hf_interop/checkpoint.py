@@ -122,7 +122,7 @@ class TransformersFiles:
             found |= self._tensors(file)
         if lost := sorted(set(places) - set(found)):
             raise IntegrityError(
-                f"{index} names {lost[:3]}, which no file has",
+                f"{index} names {lost[:3]}, which are in no file",
                 key=str(self.folder / index),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )
@@ -143,8 +143,8 @@ class TransformersFiles:
         if name is None:
             raise IncompatibleCheckpoint(
                 f"`{self.folder}` holds no {OPTIMIZER}, {_WHOLE_OPTIMIZER}, {_SHARDED_OPTIMIZER} "
-                "or state of DeepSpeed's: going on would start the optimizer afresh",
-                hint="load the weights with from_pretrained and begin a new run from them",
+                "or state of DeepSpeed: a resume would start the optimizer again",
+                hint="load the weights with from_pretrained and start a new run from them",
             )
         found: dict[str, Any] = self.load(name)
         return found
@@ -240,7 +240,7 @@ class TransformersFiles:
         """Parts of the checkpoint that are not imported, in words."""
         engine = self.engine
         scales = engine is not None and engine.has_loss_scale
-        return ("the loss scale of DeepSpeed's fp16, which begins anew",) if scales else ()
+        return ("the loss scale of DeepSpeed's fp16, which starts again",) if scales else ()
 
     def _distributed(self, name: str, root: str) -> dict[str, Any]:
         """Return the content of a distributed checkpoint below one name.
@@ -285,7 +285,7 @@ class TransformersCheckpoint(TransformersFiles):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        what = f"`{folder}` holds no {STATE}: it is no checkpoint of a Trainer"
+        what = f"`{folder}` holds no {STATE}: it is not a checkpoint of a Trainer"
         hint = f"resilient ckpt inspect {shell_quote(str(folder))}"
         try:
             super().__init__(folder)
@@ -355,9 +355,10 @@ class TransformersCheckpoint(TransformersFiles):
         if not self.source.has(SCHEDULER):
             whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds no {SCHEDULER}{whose}: going on would start the schedule "
-                "afresh",
-                hint="take the schedule out of DeepSpeed's config, save once, and take that",
+                f"`{self.folder}` holds no {SCHEDULER}{whose}: a resume would start the schedule "
+                "again",
+                hint="remove the schedule from DeepSpeed's config, save once, and resume from that "
+                "save",
             )
         found: dict[str, Any] = self.load(SCHEDULER)
         lambdas = found.get("lr_lambdas")

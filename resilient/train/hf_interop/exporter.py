@@ -180,19 +180,20 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
     into = steps_after(BatchLayout(data["samples"], each, 1), 0, accumulation)
     if data["epoch"] * per_epoch + into != step:
         raise IncompatibleCheckpoint(
-            f"Transformers would go on elsewhere in the data: it counts {per_epoch} steps per "
-            f"epoch, so that step {step} is not sample {data['samples']} of epoch {data['epoch']}",
-            hint="export a checkpoint from before the batch size, the number of processes or the "
-            "length of an epoch changed, or go on here",
+            f"Transformers would continue at another data position: it counts {per_epoch} steps "
+            f"per epoch, so that step {step} is not sample {data['samples']} of epoch "
+            f"{data['epoch']}",
+            hint="export a checkpoint from before the change of the batch size, the number of "
+            "processes or the length of an epoch, or continue here",
         )
     # In the first epoch Transformers draws from the seed like our run with its random numbers.
     is_alike = data["epoch"] == 0 and config.get("random_numbers") == "transformers"
     if 0 < data["samples"] < data["dataset_size"] and not is_alike and _groups(config):
         raise IncompatibleCheckpoint(
-            "Transformers draws the order of the epoch anew when it goes on with samples that are "
-            f"grouped by length: in the middle of epoch {data['epoch']} it would leave some out "
-            "and repeat others",
-            hint="export a checkpoint from the end of an epoch, or go on here",
+            "Transformers draws the order of an epoch again when it resumes with samples grouped "
+            f"by length: in the middle of epoch {data['epoch']} it would skip some samples and "
+            "repeat others",
+            hint="export a checkpoint from the end of an epoch, or continue here",
         )
 
 
@@ -250,7 +251,7 @@ def export_checkpoint(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+        raise ConfigError(f"`{target}` exists already", hint=f"ls -l {shell_quote(target)}")
     signing = read_signing(os.environ)
     store = reading_signed(open_store(url, storage_options=storage_options or {}), signing)
     checkpoint = resolve(store, ref)
@@ -268,8 +269,8 @@ def _read(
     lacks = [name for name in _NEEDED if name not in stored]
     if lacks:
         raise IncompatibleCheckpoint(
-            f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers goes on only from what a "
-            "Trainer saved",
+            f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers resumes only from a "
+            "Trainer's checkpoint",
             hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
             "--format safetensors --out weights",
         )
@@ -341,7 +342,7 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
     beside = sorted(trained - set(names.values()))
     if beside:
         raise IncompatibleCheckpoint(
-            f"`{beside[0]}` is trained and is no part of the adapter, so PEFT would not save it",
+            f"`{beside[0]}` is trained but not part of the adapter, so PEFT would not save it",
             hint="name its module in `modules_to_save` of the adapter's configuration",
         )
     tensors = {key: model[name] for key, name in names.items()}
@@ -417,7 +418,7 @@ def export_tensors(
     """
     target = Path(folder)
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+        raise ConfigError(f"`{target}` exists already", hint=f"ls -l {shell_quote(target)}")
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)

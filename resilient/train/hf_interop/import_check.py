@@ -103,7 +103,7 @@ def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
     try:
         rehearsed.load_state_dict(parts["data"].stateful.state_dict())
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        raise _unfit(f"its place in the data is none of this training set: {error}") from error
+        raise _unfit(f"its data position does not fit this training set: {error}") from error
 
 
 def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]]) -> None:
@@ -162,11 +162,11 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
     if lacking := sorted(set(expected) - set(shapes)):
         raise _unfit(f"it has no weights for {_named(lacking)} of this model")
     if strange := sorted(set(shapes) - set(expected)):
-        raise _unfit(f"it has weights that this model has not: {_named(strange)}")
+        raise _unfit(f"it has weights that this model does not have: {_named(strange)}")
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise _unfit(
-                f"`{name}` has the shape {list(shapes[name])}, in this model {list(shape)}"
+                f"`{name}` has the shape {list(shapes[name])}, but {list(shape)} in this model"
             )
 
 

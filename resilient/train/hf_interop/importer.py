@@ -90,7 +90,7 @@ class HFCheckpointImported(Event):
     def message(self) -> str:
         """Format the source, the new name and the losses."""
         lost = f", without {', '.join(self.lost)}" if self.lost else ""
-        return f"took over step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
+        return f"imported step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +176,9 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
     """
     if digest and not _is_origin(origin or {}, *digest.split(":")):
         raise ConfigError(
-            f"cannot take over a checkpoint of Transformers: the repository `{repository}` holds "
-            "a run already that did not begin from it",
-            hint="name another `output_dir`, or go on with the run by leaving out "
-            "`resume_from_checkpoint`",
+            f"cannot import a checkpoint of Transformers: the repository `{repository}` already "
+            "holds a run that did not start from it",
+            hint="name another `output_dir`, or continue the run: omit `resume_from_checkpoint`",
         )
 
 
@@ -335,8 +334,8 @@ def _refuse_unsigned(folder: str) -> None:
     """
     if read_flag(os.environ, REQUIRE_SIGNATURE):
         raise SignatureRefused(
-            f"`{folder}` is of another tool and not signed, and a signature is required; nothing "
-            "was imported",
+            f"`{folder}` belongs to another tool and is not signed, but a signature is required; "
+            "nothing was imported",
             key=folder,
             hint=f"if you trust it: {REQUIRE_SIGNATURE}=0 "
             f"resilient ckpt import {shell_quote(folder)} REPO",
@@ -401,8 +400,8 @@ def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCh
     else:
         first = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
     return NoIntactCheckpoint(
-        f"no checkpoint of Transformers in `{output}` is intact, and training will not start "
-        f"over by itself: {reasons}",
+        f"no checkpoint of Transformers in `{output}` is intact, and training does not start over "
+        f"silently: {reasons}",
         hint=f"{first}; to start at step 0: --resume never, or resume_from_checkpoint=False",
     )
 
@@ -500,7 +499,7 @@ def _naming(hooks: TrainerHooks) -> Naming:
     return naming_of(hooks.model, parameter_groups(hooks.model, hooks.args.weight_decay, names))
 
 
-_HINT = "resilient train --resume {folder} SCRIPT takes it over with the script's own model"
+_HINT = "resilient train --resume {folder} SCRIPT imports it with the script's own model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,7 +546,8 @@ def import_folder(
     try:
         if holds_run(engine):
             raise ConfigError(
-                f"the repository `{url}` holds {engine.committed()[0]} already: a run begins once",
+                f"the repository `{url}` already holds {engine.committed()[0]}: a run starts only "
+                "once",
                 hint=f"resilient ckpt ls {shell_quote(url)}",
             )
         return ImportedFolder(made.commit(engine), made.lost)
@@ -576,14 +576,14 @@ def model_from_config(folder: str) -> nn.Module:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            "to build a model from its configuration takes transformers",
+            "building a model from its configuration needs transformers",
             hint="pip install transformers",
         ) from error
     document = found.document(CONFIG)
     name = str((document.get("architectures") or ["none"])[0])
     kind = getattr(transformers, name, None)
     if kind is None or not issubclass(kind, transformers.PreTrainedModel):
-        raise ConfigError(f"Transformers has no model `{name}`, of which `{folder}` is", hint=hint)
+        raise ConfigError(f"Transformers has no model `{name}`, which `{folder}` uses", hint=hint)
     config = kind.config_class.from_dict(document)
     with torch.device("meta"):
         model: nn.Module = kind(config)

@@ -148,7 +148,7 @@ class ZeroFolder:
         names = source.names(f"{name}/")
         if any("mp_rank_01" in file or "expert" in file for file in names):
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` is of a model whose layers were cut over ranks, by DeepSpeed",
+                f"`{self.folder}` has a model whose layers DeepSpeed cut over ranks",
                 hint="save it once without tensor, pipeline or expert parallelism",
             )
         files = {int(match[1]): file for file in names if (match := _OPTIMIZER.fullmatch(file))}
@@ -157,12 +157,12 @@ class ZeroFolder:
         self._first = self._load(_MODEL if _MODEL in names else f"zero_pp_rank_0_{_MODEL}")
         made = self._first.get("global_steps", step)
         if step is not None and made != step:
-            raise self._damaged(f"it is of step {made}, and not of {step}")
+            raise self._damaged(f"it is of step {made}, not of {step}")
         self._parts = [self._partition(files[rank]) for rank in range(len(files))]
         self.stage = int(self._config.get("stage", 0)) if files else 0
         ranks = int(self._first.get("dp_world_size") or len(files))
         if self.stage and len(files) != ranks:
-            raise self._damaged(f"it has {len(files)} partitions, of {ranks}")
+            raise self._damaged(f"it has {len(files)} partitions of {ranks}")
         self._refuse_unknown()
 
     @property
@@ -195,7 +195,7 @@ class ZeroFolder:
             whole = self._first.get("optimizer")
             if not isinstance(whole, dict) or "param_groups" not in whole:
                 raise IncompatibleCheckpoint(
-                    f"`{self.folder}` keeps its optimizer in a way that is not known",
+                    f"`{self.folder}` keeps its optimizer in an unknown way",
                     hint="save it once with ZeRO 1, 2 or 3",
                 )
             return dict(whole)
@@ -297,12 +297,12 @@ class ZeroFolder:
         for name in ("round_robin_gradients", "elastic_checkpoint"):
             if self._config.get(name):
                 raise IncompatibleCheckpoint(
-                    f"`{self.folder}` was saved with `{name}`, which lays partitions out otherwise",
+                    f"`{self.folder}` was saved with `{name}`, which orders partitions differently",
                     hint=f"save it once without `{name}`",
                 )
         if not self._shapes or any("state" not in self._base(part) for part in self._parts):
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` does not say what its partitions are made of",
+                f"`{self.folder}` does not state the content of its partitions",
                 hint="save it once with DeepSpeed 0.19",
             )
 
@@ -390,7 +390,7 @@ class _Reader:
         """Return a value that is not a tensor."""
         found = self._index.slices.get(name, ())
         if len(found) != 1:
-            raise self._damaged(f"the index does not say where `{name[:80]}` is")
+            raise self._damaged(f"the index does not state where `{name[:80]}` is")
         return self._load(name, found[0])
 
     def _tensor(self, tensor: Tensor) -> torch.Tensor:
@@ -399,11 +399,11 @@ class _Reader:
         self._require_plain(slices)
         item_bytes = ITEM_BITS.get(tensor.dtype, 0) // 8
         if tensor.dtype not in TORCH_DTYPES:
-            raise self._damaged(f"`{tensor.name[:80]}` has a dtype that is not known")
+            raise self._damaged(f"`{tensor.name[:80]}` has an unknown dtype")
         regions = [piece.region for piece in tensor.pieces]
         is_whole = len(regions) == len(slices) and covers(tensor.shape, regions)
         if tensor.elements and not is_whole:
-            raise self._damaged(f"`{tensor.name[:80]}` is not there as a whole")
+            raise self._damaged(f"`{tensor.name[:80]}` is not complete there")
         # An index may claim any shape: allocate no memory for bytes that no file has.
         if any(piece.region.size * item_bytes > piece.size_bytes for piece in tensor.pieces):
             raise self._damaged(f"`{tensor.name[:80]}` has more elements than its files have bytes")
@@ -412,7 +412,7 @@ class _Reader:
             data = self._load(tensor.name, place)
             if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
                 raise self._damaged(
-                    f"a slice of `{tensor.name[:80]}` has not the shape of the index"
+                    f"a slice of `{tensor.name[:80]}` has another shape than in the index"
                 )
             spans = zip(region.offsets, region.lengths, strict=True)
             whole[tuple(slice(start, start + count) for start, count in spans)] = data
@@ -428,7 +428,7 @@ class _Reader:
         if not all(part.is_plain for part in slices):
             raise IncompatibleCheckpoint(
                 f"`{self._place}` was saved through an extension of torch's storage writer, which "
-                "no import undoes",
+                "an import cannot undo",
                 hint="save it once without extensions of the storage writer",
             )
 
@@ -458,7 +458,7 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
         return {name: _tensor(body, slot) for name, slot in header.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise IntegrityError(
-            f"`{key}` is no whole safetensors file: {error}",
+            f"`{key}` is not a complete safetensors file: {error}",
             key=key,
             hint="take another checkpoint",
         ) from error
@@ -467,14 +467,14 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
 def _require_whole(body: memoryview, header: dict[str, Any]) -> None:
     end = max((slot["data_offsets"][1] for slot in header.values()), default=0)
     if end != len(body):
-        raise ValueError(f"its header speaks of {end} bytes, and it has {len(body)}")
+        raise ValueError(f"its header states {end} bytes, but it has {len(body)}")
 
 
 def _tensor(body: memoryview, slot: dict[str, Any]) -> torch.Tensor:
     dtype, shape = slot["dtype"], slot["shape"]
     start, end = slot["data_offsets"]
     if end - start != math.prod(shape) * ITEM_BYTES[dtype] or not 0 <= start <= end:
-        raise ValueError(f"{end - start} bytes are no {dtype} of shape {shape}")
+        raise ValueError(f"{end - start} bytes do not fit {dtype} of shape {shape}")
     if start == end:
         return torch.empty(shape, dtype=TORCH_DTYPES[dtype])
     # A copy has torch's usual alignment, for any offset in the file.

@@ -78,14 +78,14 @@ if TYPE_CHECKING:
 
 REPORT = "rebuilt.json"
 CONSEQUENCES = {
-    "optimizer": "its moments are gone: a resume begins them at zero, and the schedule anew",
-    "scheduler": "the schedule is gone: a resume begins it and the moments anew",
-    "scaler": "the loss scale of fp16 begins anew",
-    "random state": "dropout and augmentation draw other numbers than they would have",
-    "place in the data": "the first epoch begins again, so samples are repeated",
+    "optimizer": "its moments are lost: a resume starts them at zero, and the schedule again",
+    "scheduler": "the schedule is lost: a resume starts it and the moments again",
+    "scaler": "the loss scale of fp16 starts again",
+    "random state": "dropout and augmentation draw other numbers",
+    "place in the data": "the first epoch starts again, so samples are repeated",
     "history": "no losses and metrics before this step",
-    "best model": "the next evaluation is the best so far",
-    "callbacks": "their counters begin anew",
+    "best model": "the next evaluation counts as the best so far",
+    "callbacks": "their counters start again",
 }
 
 
@@ -169,7 +169,7 @@ def require_new(target: Path) -> None:
         ConfigError: The folder exists.
     """
     if target.exists():
-        raise ConfigError(f"`{target}` is there already", hint=f"ls -l {shell_quote(target)}")
+        raise ConfigError(f"`{target}` exists already", hint=f"ls -l {shell_quote(target)}")
 
 
 def write_rebuilt(
@@ -196,7 +196,7 @@ def _require_lost(files: TransformersFiles) -> None:
     except (NothingToResume, IntegrityError):
         return
     raise ConfigError(
-        f"the {STATE} of `{files.folder}` is whole: there is nothing to rebuild",
+        f"the {STATE} of `{files.folder}` is intact: there is nothing to rebuild",
         hint=f"resilient train --resume {shell_quote(files.folder)} SCRIPT",
     )
 
@@ -211,7 +211,7 @@ def _require_finished(folder: Path) -> None:
         return
     sibling = max(_whole(folder.absolute().parent.glob("checkpoint-*")), key=_step, default=None)
     raise IntegrityError(
-        f"cannot rebuild `{folder}`: its save never ended. Nothing was written",
+        f"cannot rebuild `{folder}`: its save was never finished. Nothing was written",
         key=str(folder),
         hint=f"resilient ckpt inspect {shell_quote(sibling.folder if sibling else folder)}",
     )
@@ -263,7 +263,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
         steps[OPTIMIZER] = max(made)
     if not steps:
         raise ConfigError(
-            f"nothing in `{files.folder}` says of which step it is",
+            f"the step of `{files.folder}` is unknown",
             hint="rename it to checkpoint-STEP",
         )
     step = max(steps.values())
@@ -380,7 +380,7 @@ def rebuild_checkpoint(
         parts["model"] = _weights(store, manifest, signed)
     if not hurt:
         raise ConfigError(
-            f"{manifest.checkpoint} is whole: there is nothing to rebuild",
+            f"{manifest.checkpoint} is intact: there is nothing to rebuild",
             hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
             f"--out {shell_quote(target)}",
         )

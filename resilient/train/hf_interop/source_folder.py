@@ -174,7 +174,7 @@ class SourceFolder:
         return IntegrityError(
             f"`{self.path}` changed while it was read (`{name}`); nothing was imported",
             key=str(self.path / name),
-            hint="stop what writes there, and run the same command again",
+            hint="stop the process that writes there, and run the same command again",
         )
 
 

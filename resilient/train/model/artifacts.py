@@ -118,7 +118,7 @@ def saved_processing(processing_class: Any, collator: Any) -> Any:
 
 def warn_of_tokenizer(level: int) -> None:
     """Warn the caller ``level`` frames above that it used an older name."""
-    warnings.warn("`tokenizer` is called `processing_class` today", FutureWarning, stacklevel=level)
+    warnings.warn("`tokenizer` is now called `processing_class`", FutureWarning, stacklevel=level)
 
 
 def base_model(model: Any) -> Any:

@@ -150,15 +150,15 @@ def tags_in(card: Path) -> list[str]:
         from huggingface_hub import ModelCard
     except ImportError as error:
         raise ConfigError(
-            f"`{card}` is there, and what reads its tags, huggingface_hub, is not installed",
+            f"`{card}` exists, but huggingface_hub, which reads its tags, is not installed",
             hint=f"pip install huggingface_hub, or mv {card} elsewhere",
         ) from error
     try:
         return [str(tag) for tag in listed(ModelCard.load(card).data.tags)]
     except ValueError as error:
         raise ConfigError(
-            f"the head of `{card}` is no YAML of a model card: {error}",
-            hint=f"mend it, or mv {card} elsewhere",
+            f"the head of `{card}` is not the YAML of a model card: {error}",
+            hint=f"fix it, or mv {card} elsewhere",
         ) from error
 
 

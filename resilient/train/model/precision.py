@@ -53,8 +53,8 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
             what = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
             here = "the CPU" if capability is None else f"a GPU of capability {capability}"
             raise ConfigError(
-                f"{what} needs a GPU of the {generation} generation or newer, and this trains on "
-                f"{here}",
+                f"{what} needs a GPU of the {generation} generation or newer, but this run trains "
+                f"on {here}",
                 hint=instead,
             )
 

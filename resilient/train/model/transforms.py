@@ -62,9 +62,9 @@ class UnderflowOverflow:
             frames = "\n".join(self._frames)
             raise ResilientError(
                 f"NaN or infinite numbers in {', '.join(found)} of `{self._names[module]}` in "
-                f"forward pass {self._passes + 1} of this life; the last {len(self._frames)} "
+                f"forward pass {self._passes + 1} of this attempt; the last {len(self._frames)} "
                 f"passes of modules:\nabs min  abs max  of\n{frames}",
-                hint="lower `learning_rate`, clip by `max_grad_norm`, or use bf16 in place of fp16",
+                hint="lower `learning_rate`, clip by `max_grad_norm`, or use bf16 instead of fp16",
             )
         if module is self._model:
             self._passes += 1
@@ -140,7 +140,7 @@ def _require_backend(backend: str) -> None:
     known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - torch's documented way
     if backend not in known:
         raise ConfigError(
-            f"`torch_compile_backend`={backend!r} is no backend of torch here: use one of "
+            f"`torch_compile_backend`={backend!r} is not a backend of torch here: use one of "
             f"{', '.join(known)}{did_you_mean(backend, known)}"
         )
 
@@ -148,8 +148,8 @@ def _require_backend(backend: str) -> None:
 def _require_mode(backend: str, mode: str) -> None:
     if backend != INDUCTOR:
         raise ConfigError(
-            f"`torch_compile_mode` is inductor's, and `torch_compile_backend` is {backend!r}: "
-            "leave one of them out"
+            "`torch_compile_mode` belongs to inductor, but `torch_compile_backend` is "
+            f"{backend!r}: omit one of them"
         )
     import torch._inductor
 
@@ -176,7 +176,7 @@ def _require_compiler() -> None:
         get_cpp_compiler()
     except InvalidCxxCompiler as error:
         raise ConfigError(
-            "`torch_compile` on the CPU needs a C++ compiler, and there is none",
+            "`torch_compile` on the CPU needs a C++ compiler, but none is installed",
             hint="install g++, or set torch_compile_backend='aot_eager'",
         ) from error
 
@@ -223,7 +223,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     found = [module for module in base.modules() if isinstance(module, nn.Embedding)]
     if len(found) != 1:
         raise ConfigError(
-            f"`neftune_noise_alpha` cannot tell which of {len(found)} nn.Embedding modules of "
+            f"`neftune_noise_alpha` cannot find which of {len(found)} nn.Embedding modules of "
             f"`{type(base).__name__}` embeds its inputs: give the model a method "
             "`get_input_embeddings` that returns it"
         )

@@ -86,8 +86,8 @@ def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
     """
     if model is None:
         raise ConfigError(
-            f"the optimizer `{args.optim}` treats modules of the model differently, and no model "
-            "was given",
+            f"the optimizer `{args.optim}` treats modules of the model differently, but no model "
+            "was passed",
             hint="call `get_optimizer_cls_and_kwargs(args, model)`",
         )
     return model
@@ -144,7 +144,7 @@ def _as(like: Any, option: str, value: Any) -> Any:
             return kind(value)
         except (TypeError, ValueError):
             pass
-    raise ConfigError(f"`optim_args` has `{option}`={value!r}, which is no {kind.__name__}")
+    raise ConfigError(f"`optim_args` has `{option}`={value!r}, which is not a {kind.__name__}")
 
 
 Groups = list[dict[str, Any]]
@@ -194,7 +194,7 @@ def adafactor(args: TrainingArguments, options: dict[str, Any], _: nn.Module | N
         from transformers.optimization import Adafactor
     except ImportError as error:
         raise ConfigError(
-            "the optimizer `adafactor` is that of Transformers, which is not installed",
+            "the optimizer `adafactor` is part of Transformers, which is not installed",
             hint="pip install transformers",
         ) from error
     typed(args.optim, options, {})

@@ -114,7 +114,7 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
     if args.load_best_model_at_end:
         raise ConfigError(
             f"`load_best_model_at_end` cannot be used with `{args.optim}`: a checkpoint holds the "
-            "weights that training goes on from, and those that were evaluated are an average"
+            "training weights, but the evaluated weights are an average"
         )
     more = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
     more |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}

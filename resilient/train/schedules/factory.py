@@ -75,7 +75,7 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
         from transformers.optimization import GreedyLR
     except ImportError as error:
         raise ConfigError(
-            "the schedule `greedy` is that of Transformers, which is not installed or too old",
+            "the schedule `greedy` is part of Transformers, which is not installed or too old",
             hint="pip install 'transformers>=5.2'",
         ) from error
 
@@ -129,7 +129,7 @@ def require_evaluations(
     require_metric(sets, args.metric_for_best_model or "loss", "what the schedule follows")
     if args.eval_strategy == "no":
         raise ConfigError(
-            f"`{type(scheduler).__name__}` follows a metric of evaluations, and `eval_strategy` "
+            f"`{type(scheduler).__name__}` follows a metric of evaluations, but `eval_strategy` "
             "is 'no'",
             hint='set eval_strategy="steps", or "epoch"',
         )
@@ -223,8 +223,8 @@ def require_own(args: TrainingArguments, scheduler: object) -> None:
     """
     if not isinstance(scheduler, RateLR) and (block := scheduler_block(args)) is not None:
         raise ConfigError(
-            f"the config of DeepSpeed names the schedule {block.get('type')!r}, and the trainer "
-            f"was given `{type(scheduler).__name__}`: leave one of them out"
+            f"the config of DeepSpeed names the schedule {block.get('type')!r}, but the trainer "
+            f"was given `{type(scheduler).__name__}`: omit one of them"
         )
 
 
@@ -245,7 +245,7 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
         return warmup_by_deepspeed(args, block, optimizer, total)
     name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
     if isinstance(given, str):
-        raise ConfigError(f"`lr_scheduler_kwargs`={given!r} is neither a dict nor JSON of one")
+        raise ConfigError(f"`lr_scheduler_kwargs`={given!r} is not a dict or the JSON of one")
     options = dict(given)
     if name in FED:
         return _fed(args, optimizer, options)
@@ -359,5 +359,5 @@ def _for(groups: int, name: str, values: Any) -> Any:
     if not isinstance(values, list) or len(values) in (0, groups):
         return values
     if any(value != values[0] for value in values):
-        raise ValueError(f"`{name}` is of {len(values)} groups of parameters: {values}")
+        raise ValueError(f"`{name}` has values for {len(values)} groups of parameters: {values}")
     return [values[0]] * groups

@@ -260,7 +260,8 @@ def get_scheduler(
     name = str(getattr(name, "value", name))
     if name not in SHAPES:
         raise ConfigError(
-            f"`{name}` is no schedule{did_you_mean(name, SHAPES)}", hint=f"use {', '.join(SHAPES)}"
+            f"`{name}` is not a schedule{did_you_mean(name, SHAPES)}",
+            hint=f"use {', '.join(SHAPES)}",
         )
     span = ScheduleSpan(num_warmup_steps, num_training_steps, optimizer.defaults["lr"])
     shape, options = SHAPES[name], scheduler_specific_kwargs or {}

@@ -50,7 +50,7 @@ class OptunaStudy:
             import optuna
         except ImportError as error:
             raise ConfigError(
-                "hyperparameter_search needs Optuna, or a `backend` of yours",
+                "hyperparameter_search needs Optuna, or your own `backend`",
                 hint="pip install resilient-train[search]",
             ) from error
         self._optuna = optuna
@@ -103,7 +103,7 @@ class OptunaStudy:
             for trial in self.study.best_trials
         ]
         if not runs:
-            raise ConfigError("no trial of the search ended with an objective that is a number")
+            raise ConfigError("no trial of the search ended with a finite objective")
         return runs
 
     def _file(self, folder: str) -> Any:

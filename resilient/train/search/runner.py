@@ -48,12 +48,12 @@ def start(
     """
     if trainer.model_init is None:
         raise ConfigError(
-            "hyperparameter_search needs `model_init`: each trial begins with a new model, so give "
-            "the Trainer a function that makes one instead of `model`"
+            "hyperparameter_search needs `model_init`: each trial starts with a new model, so "
+            "pass the Trainer a function that creates one instead of `model`"
         )
     if trainer.made_with.get("optimizers", (None, None)) != (None, None):
         raise ConfigError(
-            "hyperparameter_search makes an optimizer for each trial: leave `optimizers` out, or "
+            "hyperparameter_search creates an optimizer for each trial: omit `optimizers`, or "
             "override `create_optimizer`"
         )
     world = trainer.session.world
@@ -75,7 +75,7 @@ def _study(
     if not isinstance(backend, str):
         return backend
     if backend != "optuna":
-        raise ConfigError(f"`backend` {backend!r} is not known: use 'optuna', or a study of yours")
+        raise ConfigError(f"`backend` {backend!r} is unknown: use 'optuna', or your own study")
     from resilient.train.search.optuna import OptunaStudy
 
     args = trainer.args
@@ -111,14 +111,16 @@ def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | 
         ConfigError: There is no model, there are two, or it is not a module.
     """
     if model is not None and model_init is not None:
-        raise ConfigError("`model` and `model_init` are both given: leave one of them out")
+        raise ConfigError("`model` and `model_init` are both given: omit one of them")
     if model is not None and not isinstance(model, nn.Module):
-        hint = "give it as `model_init`" if callable(model) else "give a torch.nn.Module"
-        raise ConfigError(f"`model` is a {type(model).__name__} and no module", hint=hint)
+        hint = "pass it as `model_init`" if callable(model) else "pass a torch.nn.Module"
+        raise ConfigError(f"`model` is a {type(model).__name__}, not a module", hint=hint)
     if model is not None:
         return model
     if model_init is None:
-        raise ConfigError("the trainer has no model: give `model`, or `model_init` that makes one")
+        raise ConfigError(
+            "the trainer has no model: pass `model`, or `model_init` that creates one"
+        )
     made: nn.Module = call_model_init(model_init, None)
     return made
 

@@ -44,8 +44,9 @@ def argument_values(
     others = [name for name in params if name not in names]
     if others and not (model_init and takes_trial(model_init)):
         raise ConfigError(
-            f"`hp_space` gives `{others[0]}`, which is no training argument"
-            f"{did_you_mean(others[0], names)}: what is for the model, `model_init(trial)` takes"
+            f"`hp_space` returns `{others[0]}`, which is not a training "
+            f"argument{did_you_mean(others[0], names)}: `model_init(trial)` takes values for the "
+            "model"
         )
     return {name: value for name, value in params.items() if name in names}
 
@@ -350,8 +351,8 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
     lost = sorted(set(trainer.registered) - set(another.registered))
     if lost:
         raise ConfigError(
-            f"`{lost[0]}` is registered with the trainer, and the search makes one for each trial: "
-            "register it in the `__init__` of a class of yours"
+            f"`{lost[0]}` is registered with the trainer, but the search creates a trainer for "
+            "each trial: register it in the `__init__` of a subclass"
         )
     return another
 

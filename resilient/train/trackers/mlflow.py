@@ -152,9 +152,9 @@ def _read_tags() -> dict[str, Any]:
     try:
         tags = json.loads(os.environ.get("MLFLOW_TAGS", "").strip() or "{}")
     except (ValueError, RecursionError) as error:
-        raise ConfigError("environment variable MLFLOW_TAGS is no JSON", hint=hint) from error
+        raise ConfigError("environment variable MLFLOW_TAGS is not JSON", hint=hint) from error
     if not isinstance(tags, dict):
-        raise ConfigError("environment variable MLFLOW_TAGS is no JSON object", hint=hint)
+        raise ConfigError("environment variable MLFLOW_TAGS is not a JSON object", hint=hint)
     return tags
 
 

@@ -35,8 +35,8 @@ class TrackerFailed(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{tracker} does not draw all of this run: {reason}; training and checkpoints are not "
-        "affected, and the next life sends what is missing"
+        "{tracker} lacks a part of this run: {reason}; training and checkpoints are not affected, "
+        "and the next attempt sends the rest"
     )
     tracker: str
     reason: str
@@ -48,7 +48,7 @@ class ModelNotUploaded(Event):
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
-        "{tracker} did not take a model: {reason}; training and checkpoints are not affected"
+        "{tracker} did not accept a model: {reason}; training and checkpoints are not affected"
     )
     tracker: str
     reason: str
@@ -65,7 +65,7 @@ class TrackerOpened(Event):
     def message(self) -> str:
         """Return the message with the run and the step from which it is drawn."""
         where = f" from step {self.since}" if self.since else ""
-        return f"{self.tracker} draws run {self.run_id}{where}"
+        return f"{self.tracker} shows run {self.run_id}{where}"
 
 
 class TrackerWorker:
@@ -155,7 +155,7 @@ class TrackerWorker:
         try:
             self._inbox.put_nowait((action, given))
         except queue.Full:
-            self._fail(f"it is {_INBOX} entries behind, the newest are dropped")
+            self._fail(f"it is {_INBOX} entries behind, and the newest are dropped")
 
     def _work(self) -> None:
         while not self._finished.is_set():

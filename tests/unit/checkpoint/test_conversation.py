@@ -63,7 +63,7 @@ def test_a_keeper_that_says_nothing_is_given_up(keeper, monkeypatch):
     monkeypatch.setattr(connection_module, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(connection_module, "_SILENCE_SECONDS_MIN", 0.5)
     talk = DaemonConnection(keeper(2))
-    with pytest.raises(PeerFailed, match="the keeper is gone"):
+    with pytest.raises(PeerFailed, match="the saver daemon has ended"):
         talk.request("wait")
     assert talk.is_silent
 
@@ -76,7 +76,7 @@ def test_a_look_waits_for_nothing_and_sees_a_keeper_that_is_gone(keeper):
     assert time.monotonic() - began_seconds < 0.4
     assert talk.receive() == {"said": True}
     time.sleep(0.2)
-    with pytest.raises(PeerFailed, match="it closed the connection"):
+    with pytest.raises(PeerFailed, match="the connection was closed"):
         talk.require_there()
     assert talk.is_over
     assert not talk.is_silent

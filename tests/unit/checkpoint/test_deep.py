@@ -44,7 +44,7 @@ def last_byte_flipped(data):
 @pytest.mark.parametrize(
     ("name", "change", "problem"),
     [
-        ("model.r00001.safetensors", last_byte_flipped, "is not what was staged"),
+        ("model.r00001.safetensors", last_byte_flipped, "differs from what was staged"),
         (
             "model.r00001.safetensors",
             lambda data: data.replace(b"[4]", b"[5]"),
@@ -60,14 +60,14 @@ def last_byte_flipped(data):
         (
             "state.json",
             lambda data: data.replace(b"model/weight", b"model/absent"),
-            "names a tensor that is not there",
+            "names a tensor that does not exist",
         ),
         ("state.json", lambda data: data.replace(b"$tensor", b"$nosuch"), "unknown tag"),
         ("trainer_state.json", lambda data: data[:-3], "cannot be read"),
         (
             "rng_state_1.safetensors",
             lambda data: data.replace(b"rng_state_1/words", b"rng_state_1/lords"),
-            "names a tensor that is not there",
+            "names a tensor that does not exist",
         ),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_record_that_says_another_parent_than_its_checkpoints():
     store = usual()
     fields = json.loads(store.objects[generation_key(2)])
     store.objects[generation_key(2)] = resealed({**fields, "parent": None})
-    assert "began from scratch, and checkpoint-2-g2 says checkpoint-1-g1" in str(found(store))
+    assert "started from scratch, but checkpoint-2-g2 states checkpoint-1-g1" in str(found(store))
 
 
 def test_a_mark_that_is_gone_is_a_warning():
@@ -140,7 +140,7 @@ def test_a_loss_is_told():
     store = usual()
     for one in (CheckpointId(1, 1), CheckpointId(2, 2)):
         store.delete(one.manifest_key)
-    assert "checkpoint-1-g1, which is gone" in found(store)["generations/"][1]
+    assert "checkpoint-1-g1, which no longer exists" in found(store)["generations/"][1]
 
 
 def test_quick_looks_at_no_record():

@@ -166,7 +166,7 @@ def test_fence_rotation_of_old_claim_deletes_nothing(place):
     for step in (2, 3):
         save_one(new, step, step)
     before = place.content()
-    with pytest.raises(Fenced, match="is of another process"):
+    with pytest.raises(Fenced, match="belongs to another process"):
         collect_garbage(place.open(), Retention(1), 2, token=old._life.token)
     assert place.content() == before
 
@@ -191,7 +191,7 @@ def test_prune_planned_before_restore_deletes_nothing(place, monkeypatch):
     before = {}
     monkeypatch.setattr(prune, "scan_and_plan", planned)
     output, time = Output(agrees=True), TrashPolicy(SystemClock())
-    with pytest.raises(Fenced, match="is of another process"):
+    with pytest.raises(Fenced, match="belongs to another process"):
         prune._let_go(place.open(), Retention(1), time, output, asks=False, dry_run=False)
     assert place.content() == before
 
@@ -207,7 +207,7 @@ def test_prune_of_damaged_claim_compares_number():
 
 def test_fence_record_gone_after_restore_refuses_save(place):
     old = sleeping(place)
-    with pytest.raises(Fenced, match="is gone"):
+    with pytest.raises(Fenced, match="was deleted"):
         save_one(old, 2, 9)
     assert "checkpoint-2-g2/manifest.json" not in place.content()
 
@@ -224,7 +224,7 @@ def test_check_fence_without_token_compares_number():
     begin(store)
     check_fence(store, 1)
     check_fence(store, 1, read_generation(store, 1).token)
-    with pytest.raises(Fenced, match="is of another process"):
+    with pytest.raises(Fenced, match="belongs to another process"):
         check_fence(store, 1, OLD)
 
 

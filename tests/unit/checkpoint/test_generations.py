@@ -67,7 +67,7 @@ def test_an_older_life_may_not_commit_or_rotate(store):
         save(store, CheckpointId(1, step))
     begin(store, CheckpointId(1, 3))
     before = dict(store.objects)
-    with pytest.raises(Fenced, match="life 2 of this run began"):
+    with pytest.raises(Fenced, match="generation 2 of this run started"):
         commit(store, empty_manifest(CheckpointId(1, 4)))
     with pytest.raises(Fenced):
         collect_garbage(store, Retention(1), generation=1)

@@ -88,7 +88,7 @@ def test_a_parent_that_is_gone_with_nothing_else_is_a_loss(store):
     store.delete(CheckpointId(1, 10).manifest_key)
     known = lineage(store)
     assert known.candidates == ()
-    assert "began from checkpoint-10-g1, which is gone" in known.lost
+    assert "started from checkpoint-10-g1, which no longer exists" in known.lost
 
 
 def test_a_parent_rotated_away_after_later_saves_is_no_loss(store):
@@ -106,7 +106,7 @@ def test_a_life_that_committed_and_has_no_manifest_left_is_a_loss(store):
     store.delete(CheckpointId(1, 10).manifest_key)
     known = lineage(store)
     assert known.candidates == ()
-    assert known.lost == "life 1 committed checkpoints, and no manifest is left"
+    assert known.lost == "generation 1 committed checkpoints, and no manifest is left"
 
 
 def test_folders_of_saves_that_were_cut_short_are_no_loss(store):

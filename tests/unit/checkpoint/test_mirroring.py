@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_the_copy(tmp_path):
     other.save(one_step + 1, back, CheckpointInfo())
     other.close()
     assert committed(LocalStore(there))[0] == CheckpointId(3, one_step + 1)
-    with pytest.raises(Fenced, match="life 3 is there, and this is of life 2"):
+    with pytest.raises(Fenced, match="generation 3 exists there, and the copy is of generation 2"):
         plan_copy(LocalStore(here), LocalStore(there), newest)
 
 
@@ -138,7 +138,9 @@ def test_damage_is_not_carried_over(source):
     data[-1] ^= 1
     source.put(key, bytes(data))
     target = MemoryStore("test://target")
-    with pytest.raises(IntegrityError, match="is not what was saved; no copy was made") as caught:
+    with pytest.raises(
+        IntegrityError, match="differs from what was saved; no copy was made"
+    ) as caught:
         copy(source, target, step(2))
     assert caught.value.hint == "resilient ckpt repair checkpoint-2-g1 test://source"
     assert committed(target) == []
@@ -149,5 +151,5 @@ def test_another_run_is_left_alone(source, tmp_path):
     theirs = LocalStore(tmp_path / "theirs")
     with pytest.raises(ConfigError, match="holds another run"):
         plan_copy(source, theirs, step(2))
-    with pytest.raises(ConfigError, match="is at test://source already"):
+    with pytest.raises(ConfigError, match="is already at test://source"):
         plan_copy(source, source, step(2))

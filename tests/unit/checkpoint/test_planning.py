@@ -104,7 +104,7 @@ def test_a_damaged_best_gives_its_place_to_the_next_and_is_named():
     assert kept_steps(plan) == [1, 2, 3, 4]
     [(one, why)] = plan.damaged.items()
     assert one.step == 1
-    assert why == "would be of the best by loss, but is damaged: x is missing"
+    assert why == "would be among the best by loss, but is damaged: x is missing"
     assert plan.kept[one] == (why,)
 
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_read_stays_because_it_might_be_the_best():
         Retention(keep_best=(BestOf("loss"),)), RetentionInput(known.line, contents=contents)
     )
     assert kept_steps(plan) == [1, 2, 3]
-    assert "what it holds is unknown" in plan.damaged[CheckpointId(1, 1)]
+    assert "its content is unknown" in plan.damaged[CheckpointId(1, 1)]
 
 
 def test_hours_and_days_are_those_of_the_calendar_and_count_only_where_one_was_saved():
@@ -227,7 +227,7 @@ def test_what_holds_everything_is_named_on_everything():
         Retention(keep_last=1), RetentionInput(ids(3, 2, 1), held="the newest is damaged")
     )
     assert plan.doomed == ()
-    assert plan.kept[CheckpointId(1, 2)] == ("nothing goes: the newest is damaged",)
+    assert plan.kept[CheckpointId(1, 2)] == ("nothing is deleted: the newest is damaged",)
 
 
 @pytest.mark.parametrize(
@@ -265,8 +265,8 @@ def test_a_configuration_spells_a_retention():
 @pytest.mark.parametrize(
     ("wishes", "limit", "said"),
     [
-        ({"keep_lst": 3}, None, "knows no `keep_lst`"),
-        ({"keep_last": 3}, 2, "say the same"),
+        ({"keep_lst": 3}, None, "has no option `keep_lst`"),
+        ({"keep_last": 3}, 2, "mean the same"),
         ({}, 0, "keep at least 1"),
         ({"keep_best": {"metrik": "loss"}}, None, "metrik"),
         ({"verify_before_rotate": "no"}, None, "use one of written, quick, full"),

@@ -99,7 +99,7 @@ def test_a_failed_promotion_fails_no_save_and_is_owed_by_the_next(near):
     checkpointer._desk.promoter._settle()
     failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-1-g1"]
-    assert "near tier alone" in failed[0].message()
+    assert "only in the near tier" in failed[0].message()
     durable.is_down = False
     save(checkpointer, 2)
     checkpointer._desk.promoter._settle()
@@ -149,7 +149,9 @@ def test_a_run_whose_best_is_near_alone_does_not_end_well():
     durable = Failing()
     checkpointer, _ = failing_at(durable, 2, 3, 4)
     durable.refused, durable.is_down = "checkpoint-2-", True
-    with pytest.raises(SaveFailed, match="checkpoint-2-g1, checkpoint-4-g1 is saved in the near"):
+    with pytest.raises(
+        SaveFailed, match="checkpoint-2-g1, checkpoint-4-g1 is saved only in the near"
+    ):
         checkpointer.close()
     assert steps(durable) == [1]
 
@@ -174,7 +176,7 @@ def test_one_that_is_damaged_near_holds_up_no_other_and_is_told_and_stays():
     failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-2-g1"] * 2
     assert 2 in steps(near), "or nobody could mend it any more"
-    with pytest.raises(SaveFailed, match="checkpoint-2-g1 is saved in the near tier"):
+    with pytest.raises(SaveFailed, match="checkpoint-2-g1 is saved only in the near tier"):
         checkpointer.close()
     assert steps(durable) == [10, 9]
     near.objects[key] = whole

@@ -218,8 +218,8 @@ def test_a_read_that_cannot_mend_names_the_damage_and_why():
     with pytest.raises(IntegrityError) as caught:
         read(store, CHECKPOINT, mends=True)
     assert "`checkpoint-7-g1/model.r00000.safetensors`: content is not" in caught.value.message
-    assert "parity cannot give it back" in caught.value.message
-    assert "0 of 1 parity files are whole there" in caught.value.message
+    assert "parity cannot reconstruct it" in caught.value.message
+    assert "0 of 1 parity files are intact there" in caught.value.message
 
 
 def test_a_read_takes_the_copy_of_a_damaged_manifest_only_if_it_mends():
@@ -238,7 +238,7 @@ def test_parity_that_is_whole_and_wrong_is_refused():
     manifest = read_manifest(store, CHECKPOINT)
     entry, (group,) = manifest.file("a.json"), manifest.parity
     wrong = replace(manifest, parity=(replace(group, files=("a.json", "b.json")),))
-    with pytest.raises(IntegrityError, match="parity gives other bytes"):
+    with pytest.raises(IntegrityError, match="parity reconstructs other bytes"):
         mend_file([store], wrong, entry)
     assert mend_file([store], manifest, entry) == expected
 

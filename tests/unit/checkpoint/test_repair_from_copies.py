@@ -69,7 +69,7 @@ def test_what_was_let_go_stays_gone_unless_it_is_asked_for():
     whole = dict(store.objects)
     store.delete(CHECKPOINT.manifest_key)
     before = dict(store.objects)
-    with pytest.raises(NothingToResume, match="does not bring back by itself") as caught:
+    with pytest.raises(NothingToResume, match="does not restore deleted checkpoints") as caught:
         repair(store)
     assert store.objects == before
     assert committed(store) == []
@@ -200,7 +200,7 @@ def test_a_checkpoint_that_is_let_go_meanwhile_is_not_brought_back():
     plan = plan_repair(store, CHECKPOINT)
     store.delete(CHECKPOINT.manifest_key)
     before = dict(store.objects)
-    with pytest.raises(NothingToResume, match="was let go while it was repaired"):
+    with pytest.raises(NothingToResume, match="was deleted while it was repaired"):
         apply_repair(store, plan)
     assert store.objects == before
 

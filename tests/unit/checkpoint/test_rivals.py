@@ -85,6 +85,6 @@ def test_no_life_begins_from_what_was_rotated_away_while_it_loaded():
     forget(store, FIRST)
     clock = SystemClock()
     desk = CheckpointContext(store, comms(), CheckpointOptions(), clock, Emitter(clock))
-    with pytest.raises(Fenced, match="was rotated away"):
+    with pytest.raises(Fenced, match="was deleted"):
         beginning.start_generation(desk, choice, "start")
     assert lineage(store).candidates == (SECOND,)

@@ -148,7 +148,7 @@ def test_a_tag_that_cannot_be_read_holds_everything(store):
     create_tag(store, "paper", first(2), CLOCK)
     store.objects["tags/paper.json"] = b"{}"
     plan = collect_garbage(store, Retention(keep_last=1), 1, written=NEWEST)
-    assert "it is unknown what a tag holds: `tags/paper.json`" in plan.held
+    assert "a tag cannot be read: `tags/paper.json`" in plan.held
     assert steps(store) == [1, 2, 3, 4, 5]
 
 
@@ -168,7 +168,7 @@ def test_a_tag_that_comes_while_a_rotation_is_at_work_stops_it(store):
 def test_what_a_life_began_from_stays_until_that_life_has_a_commit_of_its_own(store):
     begin(store, first(2))
     kept = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.kept
-    assert "life 2 began from it and has saved nothing yet" in kept[first(2)]
+    assert "generation 2 started from it and has saved nothing yet" in kept[first(2)]
     collect_garbage(store, Retention(keep_last=1), 2)
     assert first(2) in committed(store)
     own = save(store, CheckpointId(2, 3), parent=first(2))
@@ -183,7 +183,7 @@ def test_what_descends_from_another_start_stays_and_counts_nowhere(store):
     retention = Retention(keep_last=1, keep_best=(BestOf("loss"),))
     plan = collect_garbage(store, retention, 2, written=CheckpointId(2, 3))
     assert plan.doomed == (CheckpointId(2, 2),)
-    why = ("of another start from scratch, which rotation leaves alone",)
+    why = ("from another start from scratch, which garbage collection does not touch",)
     assert {one.step: plan.kept[one] for one in plan.kept if one.generation == 1} == dict.fromkeys(
         range(1, 6), why
     )
@@ -224,7 +224,7 @@ def test_a_checkpoint_that_another_process_deletes_meanwhile_is_no_error(store):
 def test_another_process_knows_what_the_run_protects_from_the_newest_manifest(store):
     save(store, first(6), protects=(first(1),))
     plan = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan
-    assert plan.kept[first(1)] == ("the run protects it",)
+    assert plan.kept[first(1)] == ("protected by the run",)
     assert [one.step for one in plan.doomed] == [2, 3, 4, 5]
 
 

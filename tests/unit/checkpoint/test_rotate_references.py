@@ -90,7 +90,7 @@ def test_nothing_older_goes_while_nobody_can_tell_what_a_manifest_needs(store):
     create_tag(store, "paper", first(4), SystemClock())
     store.objects[first(4).manifest_key] += b" "
     plan = collect_garbage(store, LAST, 1, written=first(6))
-    assert "it is unknown what checkpoint-4-g1 refers to" in plan.unsure
+    assert "the dedup references of checkpoint-4-g1 are unknown" in plan.unsure
     assert committed(store) == [first(6), first(4)]
     assert all(first(step).key(MODEL) in store.objects for step in (1, 2, 3, 4))
     assert files_of(store, first(5)) == set(), "it is newer, so that manifest cannot need it"

@@ -83,7 +83,7 @@ def test_one_that_saves_at_each_attempt_is_told_of(store, monkeypatch):
         return mine
 
     monkeypatch.setattr(fencing, "claim", after_a_save)
-    with pytest.raises(Fenced, match="at each of 8 attempts"):
+    with pytest.raises(Fenced, match="during each of 8 attempts"):
         shut_out(store, CLOCK)
 
 
@@ -94,7 +94,7 @@ def test_another_life_at_the_same_moment_is_told_of(store, monkeypatch):
         return mine
 
     monkeypatch.setattr(fencing, "claim", and_another)
-    with pytest.raises(Fenced, match="life 3"):
+    with pytest.raises(Fenced, match="generation 3"):
         shut_out(store, CLOCK)
 
 
@@ -102,7 +102,10 @@ def test_a_damaged_record_holds_rotation_until_somebody_unlocks(store):
     begin(store, SECOND)
     store.objects[generation_key(2)] = b"{}\n"
     retention = Retention(keep_last=1)
-    assert "unknown where life 2 began" in scan_and_plan(store, retention, in_full=True).plan.held
+    assert (
+        "the start of generation 2 is unknown"
+        in scan_and_plan(store, retention, in_full=True).plan.held
+    )
     found = find_writer(store)
     assert (found.record, found.is_nobody) == (None, False)
     assert generation_key(2) in found.problem

@@ -95,7 +95,7 @@ def test_all_who_wait_hear_at_once_that_the_rank_is_gone():
     stream.fail(is_gone())
     for one in threads:
         one.join(10)
-    assert found == ["it ended before its bytes were stored"] * 3
+    assert found == ["the connection ended before all bytes were stored"] * 3
 
 
 def test_a_file_that_could_not_be_copied_fails_with_the_reason_of_the_rank():

@@ -126,7 +126,7 @@ def test_damage_near_is_never_promoted(near, durable):
     other = MemoryStore("test://other")
     other.objects = {key: one for key, one in durable.objects.items() if "generations/" in key}
     flip(near, newest.key("model.r00000.safetensors"))
-    with pytest.raises(IntegrityError, match="not what was saved"):
+    with pytest.raises(IntegrityError, match="differs from what was saved"):
         promote(TieredStore(near, other, print), newest, 1)
     assert not committed(other)
 

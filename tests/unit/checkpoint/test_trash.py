@@ -196,7 +196,7 @@ def test_a_manifest_that_cannot_be_read_comes_back_as_it_was(store):
     found = scan_and_plan(store, Retention(keep_last=2), grace=TrashPolicy(CLOCK, 2 * HOUR))
     apply_plan(store, found, 1)
     assert (
-        "what checkpoint-2-g1 refers to"
+        "the dedup references of checkpoint-2-g1 are unknown"
         in scan_and_plan(store, Retention(keep_last=1), grace=TrashPolicy(CLOCK)).plan.unsure
     )
     restore_from_trash(store)
@@ -206,7 +206,7 @@ def test_a_manifest_that_cannot_be_read_comes_back_as_it_was(store):
 def test_without_room_for_it_nothing_goes_and_the_way_out_is_told(store):
     found = scan_and_plan(store, Retention(keep_last=2), grace=TrashPolicy(CLOCK, 2 * HOUR))
     before = dict(store.objects)
-    with pytest.raises(StoreFull, match="no room left to put checkpoint-1-g1") as caught:
+    with pytest.raises(StoreFull, match="not enough space to put checkpoint-1-g1") as caught:
         apply_plan(
             FaultyStore(store, FaultPlan(0, (StoreFault(3, StoreFaultKind.FULL),))), found, 1
         )

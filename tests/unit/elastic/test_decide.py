@@ -132,7 +132,7 @@ def test_a_host_that_lost_others_while_stopping_is_started_again_where_something
     action = decide(lost, NONE_LEFT)
     assert isinstance(action, Finish)
     assert action.code == 75
-    assert "the work since checkpoint-20-g1 is lost at most" in action.reason
+    assert "at most the work since checkpoint-20-g1 is lost" in action.reason
     assert lost.is_interruption
     assert code_of(decide(lost, RestartBudget(preemptions_left=-1))) == 143
     assert code_of(decide(replace(lost, newest=None), PLENTY)) == 69
@@ -147,7 +147,7 @@ def test_a_rank_that_was_taken_while_stopping_is_the_preemption_that_it_is():
     action = decide(TAKEN, NONE_LEFT)
     assert isinstance(action, Finish)
     assert action.code == 75
-    assert "the work since checkpoint-20-g1 is lost at most" in action.reason
+    assert "at most the work since checkpoint-20-g1 is lost" in action.reason
     assert TAKEN.is_interruption
     assert code_of(decide(TAKEN, RestartBudget(preemptions_left=-1))) == 143
 
@@ -194,7 +194,7 @@ def test_work_that_sigterm_cost_is_told_and_ends_with_143(newest, words):
 def test_workers_that_were_not_in_training_lost_no_step():
     action = decide(Outcome(OutcomeKind.STOPPED, -15, signal.SIGTERM, newest=None), PLENTY)
     assert isinstance(action, Finish)
-    assert "outside training, as far as the workers told" in action.reason
+    assert "outside training, according to the workers" in action.reason
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_damage_refused_before_a_step_ends_the_run_with_its_code():
     action = decide(Outcome(OutcomeKind.FAILED, 1, is_refusal=True), PLENTY)
     assert isinstance(action, GiveUp)
     assert action.code == 1
-    assert "refused the checkpoint before its first step" in action.reason
+    assert "rejected the checkpoint before its first step" in action.reason

@@ -27,7 +27,7 @@ def failed(**changes):
 
 def test_a_failure_is_one_block_that_names_rank_place_end_and_what_follows():
     block = failed()
-    assert block.startswith("rank 3 failed first in life 2: ValueError: boom\n")
+    assert block.startswith("rank 3 failed first in attempt 2: ValueError: boom\n")
     assert "host h, pid 42, local rank 1" in block
     assert "exit code 1" in block
     assert "6 more workers of this host failed after it" in block
@@ -44,7 +44,7 @@ def test_only_the_end_of_a_traceback_is_shown():
 
 def test_a_kill_names_its_usual_cause():
     block = failed(status=-signal.SIGKILL, error="", traceback="")
-    assert block.startswith("rank 3 failed first in life 2: SIGKILL")
+    assert block.startswith("rank 3 failed first in attempt 2: SIGKILL")
     assert "out-of-memory" in block
 
 

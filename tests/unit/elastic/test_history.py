@@ -285,13 +285,13 @@ def test_the_table_has_every_kind_and_every_reaction():
     text = " ".join(row.follows for row in rows)
     for words in (
         "finish with 0",
-        "save and leave with 75",
+        "save and exit with 75",
         "restart in place, one restart less",
         "restart in place, after a wait",
-        "shrink and go on",
-        "restart with who is left, free",
+        "shrink and continue",
+        "restart with the remaining nodes, free",
         "grow",
-        "restart elsewhere: leave this host with 71",
+        "restart on another host: exit here with 71",
         *(f"give up with {code}" for code in (1, 69, 70, 78, 128 + 9, 143)),
     ):
         assert words in text, words

@@ -125,7 +125,7 @@ def test_the_life_of_another_world_is_nobodys_here(pair):
     store.set("resilient/life/0", json.dumps({**life, "nodes": 2}))
     assert registry.agree(group_of(pair[1], store), 1, "start", "auto").attempt == "a"
     store.set("resilient/life/0", json.dumps({**life, "nodes": 3}))
-    with pytest.raises(MemberSilent, match="has met 3 nodes, and this one 2"):
+    with pytest.raises(MemberSilent, match="has joined 3 nodes, and this one 2"):
         registry.agree(group_of(pair[1], store), 1, "start", "auto")
 
 
@@ -165,7 +165,7 @@ def test_the_rest_meet_again_through_the_same_handler(clock, pair):
     spec = SimpleNamespace(rdzv_handler=pair[0])
     NO_COMEBACK.meet(spec, join, told.append)
     assert [type(one) for one in told] == [RendezvousAborted] * 2
-    assert told[0].message() == "meeting the other nodes once more: gone"
+    assert told[0].message() == "joining the rendezvous again: gone"
     assert spec.rdzv_handler is pair[0]
 
 

@@ -93,8 +93,8 @@ def test_a_size_that_the_host_has_is_granted_as_it_is(host):
 
 def test_a_host_without_shared_memory_has_no_keeper_unless_one_was_asked_for(tmp_path):
     missing = tmp_path / "missing"
-    assert f"there is no {missing}" in resolve_memory_limit(DaemonOptions(AUTO), missing).why_not
-    with pytest.raises(ConfigError, match=f"there is no {missing}"):
+    assert f"{missing} does not exist" in resolve_memory_limit(DaemonOptions(AUTO), missing).why_not
+    with pytest.raises(ConfigError, match=f"{missing} does not exist"):
         resolve_memory_limit(DaemonOptions(1000), missing)
     assert resolve_memory_limit(DaemonOptions(NONE), missing) == DaemonOptions(NONE)
 

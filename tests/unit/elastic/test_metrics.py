@@ -127,7 +127,7 @@ def test_it_is_well_while_the_agent_moves_and_not_when_it_stands_or_gave_up(hear
     clock.sleep(80)
     assert metrics.health() == (True, "ok")
     clock.sleep(10)
-    assert metrics.health() == (False, "the agent has not moved for 90 s")
+    assert metrics.health() == (False, "the agent has made no progress for 90 s")
     metrics.beat(tmp_path)
     assert metrics.health()[0]
     lost, _ = heard(RunAborted(70, "crash loop"))
@@ -341,5 +341,5 @@ def test_a_port_is_off_or_free_or_named(text, port):
 
 @pytest.mark.parametrize("text", ["", "-1", "65536", "free", "\u0663"])
 def test_what_is_no_port_is_refused(text):
-    with pytest.raises(ConfigError, match="neither a port nor auto"):
+    with pytest.raises(ConfigError, match="not a port or auto"):
         parse_port(text)

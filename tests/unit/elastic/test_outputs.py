@@ -104,7 +104,7 @@ def test_all_that_a_worker_prints_is_kept_and_goes_on_the_last_words_of_a_killed
     assert (source.life, source.attempt, source.rank) == (1, "run%2F1-ab", 7)
     lines = [one.line for one in LogReader().read([source])]
     assert lines[0].stream == "run"
-    assert lines[0].text.startswith("begins (start) on ")
+    assert lines[0].text.startswith("starts (start) on ")
     assert [one.text for one in lines if one.stream == "out"] == [
         "out None", "child", "bar 2", "no end"
     ]  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_file_that_cannot_be_written_costs_the_worker_nothing(tmp_path, capfd)
     outputs.end()
     shown = capfd.readouterr()
     assert shown.out == "it goes on\n"
-    assert "cannot be written, its lines are dropped" in shown.err
+    assert "cannot be written, and its lines are dropped" in shown.err
 
 
 def test_without_a_folder_a_worker_prints_where_it_always_did(tmp_path):

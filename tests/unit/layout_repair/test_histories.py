@@ -236,7 +236,7 @@ def test_every_cut_of_a_file_of_events_is_a_part_of_it(run):
         assert found.broken == ""
         assert found.found == whole[: len(found.found)]
     file.write_bytes(b"no events at all, and longer than a head")
-    with pytest.raises(Unreadable, match="no file of events"):
+    with pytest.raises(Unreadable, match="not a file of events"):
         scalars(file)
 
 

@@ -80,7 +80,10 @@ def edit(path, of):
         (lambda rng: rng.pop("python"), "it has no `python`"),
         (lambda rng: rng.update(cpu=rng["cpu"][:10].clone()), "its `cpu`"),
         (lambda rng: rng.update(cpu=rng["cpu"].float()), "its `cpu`"),
-        (lambda rng: rng["cpu"].zero_(), "its `cpu` is no state that the generator of torch takes"),
+        (
+            lambda rng: rng["cpu"].zero_(),
+            "its `cpu` is not a state that the generator of torch accepts",
+        ),
         (lambda rng: rng.update(python=(2, *rng["python"][1:])), "its `python`"),
         (lambda rng: rng.update(python=(3, rng["python"][1][:9], None)), "its `python`"),
         (lambda rng: rng.update(numpy=("PCG64", *rng["numpy"][1:])), "its `numpy`"),
@@ -120,10 +123,10 @@ def _swap_first(groups):
     [
         (lambda held: held.update(param_groups=[]), "no", "no parameter groups"),
         (lambda held: _swap_first(held["param_groups"]), "no", "is twice in its groups"),
-        (lambda held: held["param_groups"][1]["params"].pop(), "no", "is of no parameter"),
+        (lambda held: held["param_groups"][1]["params"].pop(), "no", "belongs to no parameter"),
         (lambda held: held["param_groups"][1].update(lr=float("nan")), "no", "`lr` of its group 1"),
         (lambda held: held["param_groups"][0].update(betas=(0.9, float("inf"))), "no", "`betas`"),
-        (lambda held: held["state"].clear(), "partly", "nothing of any parameter"),
+        (lambda held: held["state"].clear(), "partly", "no state of any parameter"),
         (lambda held: _of_each(held, _without("exp_avg")), "no", "has no `exp_avg`"),
         (
             lambda held: _of_each(held, _without("exp_avg", "exp_avg_sq")),
@@ -210,13 +213,13 @@ def test_arguments_that_are_cut_stop_no_resume(single):
     path.write_bytes(path.read_bytes()[:100])
     answer, told = look(single)
     assert answer == "yes"
-    assert "training_args.bin: it is no whole zip" in told
+    assert "training_args.bin: it is not a complete zip" in told
 
 
 @pytest.mark.parametrize(
     ("name", "of", "answer", "why"),
     [
-        ("trainer_state.json", {"best_metric": 1.0}, "partly", "best metric is 1, and its log"),
+        ("trainer_state.json", {"best_metric": 1.0}, "partly", "best metric is 1, but its log"),
         ("trainer_state.json", {"epoch": 0.1}, "yes", "its epoch is 0.1 at step 8"),
         ("trainer_state.json", {"epoch": 3.0}, "yes", "its epoch is 3 at step 8"),
         ("config.json", {"n_embd": 64}, "yes", "its `n_embd` is 64, and"),
@@ -237,14 +240,14 @@ def test_a_log_of_the_future_is_told(single):
     edit(single / "trainer_state.json", lambda value: value["log_history"].append(more))
     answer, told = look(single)
     assert answer == "yes"
-    assert told == "trainer_state.json: its log goes on to step 99, beyond its own 8"
+    assert told == "trainer_state.json: its log continues to step 99, beyond its own 8"
 
 
 @pytest.mark.parametrize(
     ("of", "answer", "why"),
     [
         (lambda held: held.update(_step_count=5), "yes", "it counts 5 calls at step 8"),
-        (lambda held: held.update(base_lrs=[float("nan")] * 2), "no", "begins from is nan"),
+        (lambda held: held.update(base_lrs=[float("nan")] * 2), "no", "initial rate is nan"),
         (lambda held: held.update(_last_lr=[0.5, 0.5]), "partly", "learning rate of group 0"),
     ],
 )
@@ -301,4 +304,4 @@ def test_a_parameter_that_is_out_of_step_with_the_others_is_told(single):
     change(single / "optimizer.pt", lambda held: held["state"][5]["step"].fill_(3))
     answer, told = look(single)
     assert answer == "yes"
-    assert told == "optimizer.pt: `state.5.step` is 3, and most others are 8"
+    assert told == "optimizer.pt: `state.5.step` is 3, but most others are 8"

@@ -70,7 +70,7 @@ def test_states_of_cuda_that_no_file_has_are_told_where_it_trained_on_one(folder
         change(one, cuda=None)
     verdict, (problem,) = look(folder)
     assert (verdict.answer, verdict.why) == ("partly", (OF_DEVICES,))
-    assert problem.what == "no random states of CUDA are saved, and the optimizer was on cuda:0"
+    assert problem.what == "no random states of CUDA are saved, but the optimizer was on cuda:0"
     assert remedy(problem, "x") == "resilient ckpt repair x --from COPY"
 
 
@@ -82,7 +82,7 @@ def test_a_state_that_no_generator_of_cuda_takes_is_told_and_stops_nothing(folde
     change(last, cuda=spoiled)
     verdict, (problem,) = look(folder)
     assert (verdict.answer, problem.place, problem.is_fatal) == ("partly", last.name, False)
-    assert "its `cuda` is no state of" in problem.what
+    assert "its `cuda` is not a state of" in problem.what
 
 
 def test_the_states_of_another_number_of_ranks_are_told(folder):
@@ -90,7 +90,7 @@ def test_the_states_of_another_number_of_ranks_are_told(folder):
         change(one, cuda=[DEVICE] if one.name == "rng_state.pth" else DEVICE)
     verdict, problems = look(folder)
     assert verdict.why == (OF_DEVICES,)
-    assert all("as this many ranks keep it" in one.what for one in problems)
+    assert all("as this many ranks store it" in one.what for one in problems)
 
 
 @pytest.mark.parametrize("folder", ["gpt2_ddp2_all"], indirect=True)
@@ -100,7 +100,7 @@ def test_a_rank_that_lost_its_own_is_named(folder):
     assert verdict.why == (OF_DEVICES,)
     assert (problem.place, problem.what) == (
         "rng_state_1.pth",
-        "it has no state of CUDA, and rng_state_0.pth has one",
+        "it has no state of CUDA, but rng_state_0.pth has one",
     )
 
 
@@ -110,7 +110,7 @@ def test_a_repair_keeps_what_is_whole_of_the_file_and_says_what_is_not(folder, t
     change(last, cuda=DEVICE[:3])
     plan = plan_layout_repair(str(folder))
     assert (plan.steps, plan.is_whole) == ((), False)
-    assert "a resume on CPUs takes none of it" in plan.refused[last.name]
+    assert "a resume on CPUs does not need it" in plan.refused[last.name]
     assert last.name in plan.draft.list().sizes
     mended = plan_layout_repair(str(folder), [str(copy)])
     assert mended.is_whole, mended

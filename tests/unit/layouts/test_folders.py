@@ -109,7 +109,7 @@ def trainer(tmp_path):
         (lambda at: (at / "model.safetensors").unlink(), "no", "no weights"),
         (lambda at: cut(at / "model.safetensors"), "no", "model.safetensors"),
         (lambda at: cut(at / "optimizer.pt"), "no", "optimizer.pt"),
-        (lambda at: (at / "checkpoint-is-incomplete.txt").touch(), "no", "never ended"),
+        (lambda at: (at / "checkpoint-is-incomplete.txt").touch(), "no", "never finished"),
     ],
 )
 def test_the_verdict_is_that_of_what_is_left(trainer, spoil, answer, why):

@@ -56,7 +56,7 @@ def test_a_file_is_loaded_by_the_call_that_is_named(tmp_path, value, command, lo
     torch.save({"model": WEIGHTS, "more": value}, path)
     contents, call = look(path), verdict(path).command
     assert call == command.format(path=path)
-    told = [one.what for one in contents.problems if "stops at it" in one.what]
+    told = [one.what for one in contents.problems if "rejects it" in one.what]
     is_safe = command == NONE and loads
     assert bool(told) is not is_safe, told
     if not is_safe:

@@ -82,7 +82,7 @@ def test_random_states_that_are_gone_are_told_by_a_repair(single):
     (single / "rng_state.pth").unlink()
     (why,) = plan_layout_repair(str(single)).refused.values()
     assert why.startswith("no random states are saved, and they are lost")
-    assert "Python, NumPy, torch and each GPU are made anew" in why
+    assert "Python, NumPy, torch and each GPU are created" in why
 
 
 def test_the_random_state_of_a_rank_that_is_gone_is_told_with_its_rank(single):

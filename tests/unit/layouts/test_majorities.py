@@ -152,7 +152,7 @@ def test_file_of_the_older_step_is_told(checkpoint, older, name, loses):
     shutil.copy(older / name, checkpoint / name)
     answer, problems = told(checkpoint)
     assert (answer, problems[name].loses) == ("partly", loses)
-    assert problems[name].what == f"{STALE}checkpoint-4 beside it, and each step changes it"
+    assert problems[name].what == f"{STALE}checkpoint-4 beside it, although each step changes it"
     assert is_costly(problems.values())
     assert name in plan_layout_repair(str(checkpoint)).draft.list().sizes
     assert name not in told(older)[1]

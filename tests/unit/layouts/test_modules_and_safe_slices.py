@@ -47,7 +47,7 @@ def test_a_module_that_was_saved_whole_is_named_and_its_weights_listed(tmp_path,
     assert (found.layout, shapes(found)) == ("torch-module", expected(made))
     told = verdict(tmp_path / "m.pt")
     assert told.answer == "no"
-    assert "it is the module itself, and to load it runs what its pickle names" in told.why[0]
+    assert "it is the module itself, and loading it runs what its pickle names" in told.why[0]
     assert told.command == f"resilient ckpt scan {tmp_path}/m.pt"
 
 
@@ -61,7 +61,7 @@ def test_a_program_of_torchscript_is_named_and_its_weights_listed(tmp_path, is_t
     assert (found.layout, shapes(found)) == ("torchscript", expected(made))
     told = verdict(tmp_path / "m.pt")
     assert told.answer == "no"
-    assert "it is a program of TorchScript" in told.why[0]
+    assert "it is a TorchScript program" in told.why[0]
 
 
 def test_a_module_inside_a_dictionary_has_its_weights_listed(tmp_path):
@@ -91,7 +91,7 @@ def test_a_tar_of_the_first_torch_is_named_for_what_it_is(tmp_path):
     with tarfile.open(tmp_path / "c.pth.tar", "w") as opened:
         opened.add(tmp_path / "sys_info", "sys_info")
     why = verdict(tmp_path / "c.pth.tar").why[0]
-    assert "a tar file, as torch before 0.1.10 wrote them" in why
+    assert "a tar file, as written by torch before 0.1.10" in why
 
 
 def save_sliced(rank, folder):
@@ -151,4 +151,4 @@ def test_slices_that_do_not_make_a_tensor_whole_are_told(sliced, tmp_path):
     for one in sliced.glob("*.safetensors"):
         moved = one.read_bytes().replace(b"[3, 0]", b"[4, 0]")
         (tmp_path / one.name).write_bytes(moved)
-    assert "the pieces of `a.weight` do not make it whole" in " ".join(verdict(tmp_path).why)
+    assert "the pieces of `a.weight` do not cover it" in " ".join(verdict(tmp_path).why)

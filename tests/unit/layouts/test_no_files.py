@@ -74,7 +74,7 @@ def test_a_name_in_an_index_that_leads_out_is_not_called_missing(run, name):
     mapped = {"transformer.wte.weight": weights.name, "transformer.wpe.weight": name}
     (run / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapped}))
     found = problems_of(run)[name]
-    assert found.what == "it is outside of the folder, and was not looked at"
+    assert found.what == "it is outside of the folder, and was not read"
     assert found.is_fatal
 
 

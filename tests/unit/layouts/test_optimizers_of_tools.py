@@ -61,13 +61,13 @@ def said(place):
 @TOOLS
 def test_a_whole_one_is_not_odd(tmp_path, tool):
     found = said(tool(tmp_path, lambda _: None))
-    assert not [one for one in found if "group" in one or "nothing of any" in one]
+    assert not [one for one in found if "group" in one or "no state of any" in one]
 
 
 @TOOLS
 def test_an_optimizer_without_groups_stops_its_tool(tmp_path, tool):
     found = said(tool(tmp_path, lambda one: one.update(param_groups=[])))
-    assert found["it has no parameter groups, and its tool stops at that"].is_fatal
+    assert found["it has no parameter groups, and its tool fails without them"].is_fatal
 
 
 @TOOLS
@@ -79,11 +79,11 @@ def test_a_rate_that_is_no_number_spoils_all(tmp_path, tool):
 @TOOLS
 def test_one_that_lost_what_it_gathered_is_a_loss(tmp_path, tool):
     found = said(tool(tmp_path, lambda one: one.update(state={})))
-    (problem,) = [one for what, one in found.items() if "nothing of any parameter" in what]
+    (problem,) = [one for what, one in found.items() if "no state of any parameter" in what]
     assert (problem.severity, problem.loses) == ("warning", "the optimizer's state")
 
 
 @TOOLS
 def test_before_the_first_step_there_is_nothing_to_gather(tmp_path, tool):
     found = said(tool(tmp_path, lambda _: None, steps=0))
-    assert not [one for one in found if "nothing of any parameter" in one]
+    assert not [one for one in found if "no state of any parameter" in one]

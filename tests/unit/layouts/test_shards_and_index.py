@@ -69,7 +69,7 @@ def test_shards_without_an_index_are_read_and_their_index_is_made(sharded):
     (sharded / INDEX).unlink()
     answer, told, count = look(sharded)
     assert (answer, count) == ("no", 28)
-    assert told == [f"{INDEX}: it is missing, and its tool finds the 2 shards by it alone"]
+    assert told == [f"{INDEX}: it is missing, and its tool needs it to find the 2 shards"]
     plan = plan_layout_repair(str(sharded))
     assert plan.is_whole
     made = json.loads(plan.draft.read(INDEX, 0, 1 << 20))
@@ -86,17 +86,17 @@ def test_a_tensor_in_two_shards_is_no_one_of_them(sharded, has_index):
         (sharded / INDEX).unlink()
     answer, told, _ = look(sharded)
     assert answer == "no"
-    assert f"{SECOND}: `{name}` is in `{FIRST}` as well" in " ".join(told)
+    assert f"{SECOND}: `{name}` is in `{FIRST}` too" in " ".join(told)
 
 
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        (lambda index: index["metadata"].update(total_size=5), "its `total_size` is 5, and"),
+        (lambda index: index["metadata"].update(total_size=5), "its `total_size` is 5, but"),
         (lambda index: index["weight_map"].popitem(), "lacks 1 of their tensors"),
         (
             lambda index: index["weight_map"].update({min(index["weight_map"]): SECOND}),
-            "names another shard for",
+            "names the wrong shard for",
         ),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_shard_that_no_index_names_is_told_and_left_out(sharded):
     shutil.copy(sharded / SECOND, sharded / "model-00003-of-00003.safetensors")
     answer, told, count = look(sharded)
     assert (answer, count) == ("yes", 28)
-    assert "model-00003-of-00003.safetensors: a shard that no index names" in told[0]
+    assert "model-00003-of-00003.safetensors: no index names this shard" in told[0]
     plan = plan_layout_repair(str(sharded))
     assert (plan.is_whole, plan.after) == (True, ())
 
@@ -123,6 +123,8 @@ def test_an_index_beside_one_file_is_told_and_left_out(whole):
     write(whole, {"metadata": {}, "weight_map": {"a": FIRST}})
     answer, told, count = look(whole)
     assert (answer, count) == ("yes", 28)
-    assert told == [f"{INDEX}: it is of shards, and nothing reads it: the weights are in one file"]
+    assert told == [
+        f"{INDEX}: it is an index of shards, but nothing reads it: the weights are in one file"
+    ]
     plan = plan_layout_repair(str(whole))
     assert (plan.is_whole, plan.after) == (True, ())

@@ -80,14 +80,17 @@ def moved(value):
         (lambda at: (at / "zero/0.bias/fp32.pt").write_bytes(b"x" * 70), "not a file of torch"),
         (lambda at: (at / "zero/optimizer_state.pt").unlink(), "optimizer_state.pt"),
         (lambda at: next(at.glob("*model_states.pt")).unlink(), "model states are missing"),
-        (lambda at: saved(at / "zero/0.bias/fp32.pt", moved), "7 elements, and the parameter 2"),
+        (
+            lambda at: saved(at / "zero/0.bias/fp32.pt", moved),
+            "7 elements, but the parameter has 2",
+        ),
         (lambda at: torch.save([], at / "zero/0.bias/fp32.pt"), "holds no tensor"),
         (
             lambda at: torch.save(
                 {"module": {"w": torch.ones(1)}, "param_shapes": {"w": "x"}},
                 at / "mp_rank_00_model_states.pt",
             ),
-            "a shape that is none",
+            "an invalid shape",
         ),
     ],
 )
@@ -107,7 +110,7 @@ def test_a_universal_checkpoint_of_mixed_steps_or_moved_is_told(tmp_path):
         torch.save(torch.tensor(8.0), one)
     assert "made 8 updates by step 3" in str(look(folder).problems)
     (tmp_path / "latest_universal").write_text("global_step4")
-    assert "names `global_step4`, which is not there" in str(verdict(tmp_path).why)
+    assert "names `global_step4`, which does not exist" in str(verdict(tmp_path).why)
 
 
 def test_a_step_of_torchtitan_is_what_torch_reads(tmp_path):
@@ -197,7 +200,7 @@ def test_a_tracker_of_megatron_that_names_nothing_is_told(tmp_path):
     write_megatron(tmp_path)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
     found = verdict(tmp_path)
-    assert found.why[0].endswith("it names `iter_0000012/`, which is not there")
+    assert found.why[0].endswith("it names `iter_0000012/`, which does not exist")
     assert found.command == f"resilient ckpt inspect {tmp_path}/iter_0000009"
 
 
@@ -205,4 +208,4 @@ def test_newer_megatron_keeps_in_the_index_what_is_common(tmp_path):
     folder = write_megatron(tmp_path)
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
     (folder / "common.pt").unlink()
-    assert "newer releases keep it in the index" in str(look(folder).problems)
+    assert "newer releases store it in the index" in str(look(folder).problems)

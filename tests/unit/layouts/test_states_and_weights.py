@@ -56,10 +56,10 @@ def without(name, group=0):
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        (transposed, "2 weights have it, and 3 moments: the optimizer is of another model"),
-        (exchanged, "`exp_avg_sq` of [97, 32]: the first step stops"),
-        (one_group_more, "it has 3 groups, and the schedule rates of 2"),
-        (one_group_less, "it has 1 groups, and the schedule rates of 2"),
+        (transposed, "2 weights have it, and 3 moments: the optimizer belongs to another model"),
+        (exchanged, "`exp_avg_sq` of [97, 32]: the first step fails"),
+        (one_group_more, "it has 3 groups, but the schedule has rates of 2"),
+        (one_group_less, "it has 1 groups, but the schedule has rates of 2"),
         (without("lr"), "its group 0 has no `lr`"),
         (without("eps"), "its group 0 has no `eps`"),
         (without("weight_decay", 1), "its group 1 has no `weight_decay`"),
@@ -110,7 +110,7 @@ def test_a_schedule_of_another_number_of_groups_stops(single, more):
     saved(single / "scheduler.pt", of)
     found = verdict(single)
     assert found.answer == "no"
-    assert f"rates of {2 + more} groups, and the optimizer has 2" in found.why[0]
+    assert f"rates of {2 + more} groups, but the optimizer has 2" in found.why[0]
 
 
 def test_rates_that_only_logs_read_are_a_note(single):
@@ -123,7 +123,7 @@ def test_rates_that_only_logs_read_are_a_note(single):
 def test_a_schedule_without_what_it_begins_from_takes_it_of_the_arguments(single):
     saved(single / "scheduler.pt", lambda held: held.pop("base_lrs"))
     found = verdict(single)
-    assert (found.answer, found.why) == ("partly", ("the rates that the schedule begins from",))
+    assert (found.answer, found.why) == ("partly", ("the initial rates of the schedule",))
 
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "config.json"])
@@ -133,7 +133,7 @@ def test_a_document_that_is_no_plain_utf8_stops_its_reader(single, name, encodin
     (single / name).write_text(text, encoding=encoding)
     found = verdict(single)
     assert found.answer == "no"
-    assert found.why[0].startswith(f"{name}: it is not whole JSON")
+    assert found.why[0].startswith(f"{name}: it is not complete JSON")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_schedule_of_accelerate_must_be_of_its_optimizer_too(tmp_path):
     saved(tmp_path / "scheduler.bin", of)
     found = verdict(tmp_path)
     assert found.answer == "no"
-    assert "optimizer.bin: it has 1 groups, and the schedule rates of 2" in found.why[0]
+    assert "optimizer.bin: it has 1 groups, but the schedule has rates of 2" in found.why[0]
 
 
 def test_a_weight_that_is_lost_stops_all_but_the_trainer(tmp_path):

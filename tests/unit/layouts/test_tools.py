@@ -99,7 +99,7 @@ def test_a_place_in_the_data_is_taken_from_a_loader_or_from_the_script(accelerat
     shutil.copy(both / "random_states_0.pkl", both / "random_states_1.pkl")
     assert f"{DATA} of all ranks but one" in verdict(both).why
     again(both, "custom_checkpoint_1.pkl", batches_done=4)
-    assert look(both).data == {"kept by the script itself": "batches_done"}
+    assert look(both).data == {"stored by the script itself": "batches_done"}
     assert verdict(both).answer == "yes"
 
 
@@ -171,7 +171,7 @@ def kept(value):
             "the batch in the epoch",
         ),
         (lambda it: it.update(lr_schedulers=[{}]), "partly", "the schedule"),
-        (lambda it: it.update(optimizer_states=[{}]), "no", "optimizer's state in it is none"),
+        (lambda it: it.update(optimizer_states=[{}]), "no", "optimizer's state in it is invalid"),
         (lambda it: it.update(global_step=4), "partly", "agreement"),
         (within, "partly", DATA),
         (kept, "partly", RANDOM),

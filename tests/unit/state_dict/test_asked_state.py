@@ -238,7 +238,7 @@ def test_an_optimizer_that_keeps_a_tensor_for_a_parameter_is_asked_in_less_time_
 def test_state_that_would_be_taken_for_a_parameters_is_refused(key):
     model, optimizer = made(torch.optim.SGD, momentum=0.9)
     optimizer.state[key] = 3
-    with pytest.raises(UnsavableState, match=f"keeps something of itself as .*{key}"):
+    with pytest.raises(UnsavableState, match=f"keeps a state of its own under .*{key}"):
         text(model, optimizer)
 
 

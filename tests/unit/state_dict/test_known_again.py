@@ -317,7 +317,7 @@ def test_a_change_that_is_counted_after_the_copy_was_made_is_seen():
     copies.make()
     copies.require_unchanged()
     source.add_(1)
-    with pytest.raises(SaveFailed, match="`x` was changed"):
+    with pytest.raises(SaveFailed, match="`x` and 0 others changed"):
         copies.require_unchanged()
 
 

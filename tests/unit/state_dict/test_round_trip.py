@@ -253,7 +253,7 @@ def test_optimizer_that_load_refuses_is_refused_at_save(tmp_path):
     before = {name: one.clone() for name, one in model.state_dict().items()}
     with Checkpointer(tmp_path, emit=QUIET, model=model, optimizer=optimizer) as saving:
         saving.resume()
-        with pytest.raises(UnsavableState, match="`optimizer` would refuse its own state"):
+        with pytest.raises(UnsavableState, match="`optimizer` would reject its own state"):
             saving.save(1)
         require_same_state(before, dict(model.state_dict()))
         optimizer.state.clear()
@@ -272,7 +272,7 @@ def test_schedule_that_load_refuses_is_refused_at_save(tmp_path):
     things = {"model": model, "optimizer": optimizer, "schedule": schedule}
     with Checkpointer(tmp_path, emit=QUIET, **things) as saving:
         saving.resume()
-        with pytest.raises(UnsavableState, match="`schedule` would refuse its own state"):
+        with pytest.raises(UnsavableState, match="`schedule` would reject its own state"):
             saving.save(1)
 
 

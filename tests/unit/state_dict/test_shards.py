@@ -32,13 +32,13 @@ def placed(mesh, *placements, shape=(6, 4)):
 
 def test_a_sum_that_was_not_made_is_refused(mesh):
     partial = DTensor.from_local(torch.ones(3), mesh, [Partial(), Replicate()], run_check=False)
-    with pytest.raises(UnsavableState, match=r"`m/grad` is a sum that was not made"):
+    with pytest.raises(UnsavableState, match=r"`m/grad` is an unreduced sum"):
         capture(1, {"m": Part(Values(grad=partial))}, 0)
 
 
 def test_a_sharded_tensor_in_a_part_of_each_rank_is_refused(mesh):
     own = {"m": Part(Values(w=placed(mesh, Replicate(), Shard(0))), "rank")}
-    with pytest.raises(UnsavableState, match="`m_0/w` is spread over ranks"):
+    with pytest.raises(UnsavableState, match="`m_0/w` is sharded over ranks"):
         capture(1, own, 0)
 
 

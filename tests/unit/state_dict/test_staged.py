@@ -176,7 +176,9 @@ def test_another_model_is_refused():
 
 def test_an_optimizer_of_the_model_as_it_was_is_refused():
     optimizer = trained(whole()[0])
-    with pytest.raises(ConfigError, match="4 of the optimizer's 4 parameters are not the model"):
+    with pytest.raises(
+        ConfigError, match="4 of the optimizer's 4 parameters do not belong to the model"
+    ):
         PipelineOptimizer(stage_of(0), optimizer, writes=True, exchange=lambda one: [one])
 
 
@@ -205,7 +207,9 @@ def test_a_group_that_comes_later_is_cut_as_the_first_were():
         fresh.add_param_group({"params": list(mine.second.parameters())})
         other.load_state_dict({**state, "state": {}})
     optimizer.add_param_group({"params": list(nn.Linear(1, 1).parameters())})
-    with pytest.raises(ConfigError, match="2 of the optimizer's 2 parameters are not the model"):
+    with pytest.raises(
+        ConfigError, match="2 of the optimizer's 2 parameters do not belong to the model"
+    ):
         kept[1].state_dict()
 
 

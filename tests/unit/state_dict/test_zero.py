@@ -129,7 +129,7 @@ def test_other_parameters_or_groups_are_refused():
         ZeroOptimizer(DeepSpeedEngine()).load_state_dict(state)
     del state["state"]["foreign"]
     state["param_groups"][0]["params"] = ["first", "second"]
-    with pytest.raises(ValueError, match="grouped otherwise"):
+    with pytest.raises(ValueError, match="grouped differently"):
         ZeroOptimizer(DeepSpeedEngine()).load_state_dict(state)
 
 
@@ -175,7 +175,7 @@ def test_an_engine_spread_by_more_than_data_parallelism_is_refused():
 def test_an_optimizer_whose_places_are_not_known_is_refused():
     engine = DeepSpeedEngine()
     engine.optimizer = DeepSpeedOptimizer()
-    with pytest.raises(ConfigError, match="DeepSpeedOptimizer keeps its state in a way"):
+    with pytest.raises(ConfigError, match="DeepSpeedOptimizer keeps its state in an unknown way"):
         ZeroOptimizer(engine)
 
 
@@ -185,5 +185,5 @@ def test_the_engine_is_found_by_either_of_its_optimizers():
         things = collect_parts({"model": engine, "optimizer": optimizer}, 1, rng=False)
         assert isinstance(things.parts["optimizer"].stateful, ZeroOptimizer)
         assert things.strategy == "zero-1"
-    with pytest.raises(ConfigError, match="none of the modules given is its engine"):
+    with pytest.raises(ConfigError, match="its engine was not passed"):
         collect_parts({"model": nn.Linear(1, 1), "optimizer": engine.optimizer}, 1, rng=False)

@@ -83,7 +83,7 @@ def test_reasons_say_the_numbers():
     said = choose(model(13), machine(32)).reasons
     assert said[0].startswith("parameters, gradients and optimizer take 193.72 GiB, and a rank has")
     assert said[-1].startswith(
-        "the 8 ranks of a host hold all of it: weights are sent inside hosts"
+        "the 8 ranks of a host hold the whole model: weights are sent inside hosts"
     )
     said = choose(model(13, **SMALL_BETWEEN), machine(16, micro_batches=32)).reasons
     assert said[1].startswith("in a step of 32 micro-batches shards would send 3147.87 GiB")
@@ -96,13 +96,13 @@ def test_reasons_say_the_numbers():
         (
             model(70, layer_numbers=BILLION),
             machine(8),
-            "fits nowhere: .* so it needs 19 ranks, and there are 8",
+            "does not fit: .* so it needs 19 ranks, and there are 8",
         ),
         (model(70), machine(1), "so it needs 19 ranks, and there are 1"),
         (
             model(20, layer_numbers=4 * BILLION),
             machine(16),
-            "it must be cut over 4 ranks, and the model does not say how",
+            "it must be cut over 4 ranks, and the model does not define how",
         ),
         (
             model(60, layer_numbers=40 * BILLION, is_cut_by_plan=True),

@@ -98,7 +98,7 @@ def test_a_model_that_says_no_width_leaves_buckets_to_deepspeed():
         ("optimizer.type", "Lamb", "optimizer.type='Lamb' where optim='adamw_torch_fused'"),
         ("scheduler.type", "OneCycle", "'OneCycle' is none of WarmupLR, WarmupDecayLR"),
         ("scheduler.params.warmup_max_lr", 1e-3, "=0.001 where learning_rate=0.0003"),
-        ("scheduler.params.warmup_min_lr", [0, 0], "=[0, 0] is no number"),
+        ("scheduler.params.warmup_min_lr", [0, 0], "=[0, 0] is not a number"),
         ("scheduler.params.total_num_steps", 90, "=90 where max_steps=100"),
         ("scheduler.params.cycle", 1, "scheduler.params.cycle is none of warmup_min_lr"),
         ("scheduler.params.warmup_num_steps", 9, "=9 where warmup_steps=5"),

@@ -18,10 +18,13 @@ from resilient.strategies.deepspeed_config import (
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"zero_optimizaton": {"stage": 2}}, "zero_optimizaton is no key of it; did you mean `z"),
+        (
+            {"zero_optimizaton": {"stage": 2}},
+            "zero_optimizaton is not a key of it; did you mean `z",
+        ),
         ({"gradient_cliping": 5.0}, "did you mean `gradient_clipping`"),
         ({"zero_optimization": {"offload_optimiser": {}}}, "did you mean `offload_optimizer`"),
-        ({"zero_optimization": {"qqq": 1}}, "zero_optimization.qqq is no key of it"),
+        ({"zero_optimization": {"qqq": 1}}, "zero_optimization.qqq is not a key of it"),
     ],
 )
 def test_a_misspelt_key_is_named_with_what_was_meant(config, said):

@@ -100,11 +100,15 @@ def test_keys_of_the_config_are_understood(config, expected):
         (True, {"version": 1, "sharding_strategy": "NO_SHARD"}, 'parallelism="ddp"'),
         (True, {"mixed_precision": {"param_dtype": "fp8"}}, "use one of fp32"),
         (True, {"mixed_precision": {"params": "bf16"}}, "param_dtype"),
-        (True, {"mixed_precision": {"buffer_dtype": "bf16"}}, "leaves buffers alone.* version=1"),
-        (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "say `min_num_params`"),
+        (
+            True,
+            {"mixed_precision": {"buffer_dtype": "bf16"}},
+            "does not change buffers.* version=1",
+        ),
+        (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "set `min_num_params`"),
         (True, {"xla": True}, "torch_xla"),
         (True, {"sync_module_states": False}, "always"),
-        (True, {"cpu_ram_efficient_loading": True}, "leave it out"),
+        (True, {"cpu_ram_efficient_loading": True}, "omit it"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(words, config, said):
@@ -117,7 +121,7 @@ def test_the_config_can_be_a_file(tmp_path):
     path.write_text(json.dumps({"fsdp_offload_params": True}))
     assert read_fsdp(True, str(path), {}).cpu_offload
     path.write_text("[]")
-    with pytest.raises(ConfigError, match="holds no object"):
+    with pytest.raises(ConfigError, match="does not hold a JSON object"):
         read_fsdp(True, str(path), {})
     with pytest.raises(ConfigError, match="cannot read `fsdp_config`"):
         read_fsdp(True, str(tmp_path / "none"), {})

@@ -32,7 +32,7 @@ def test_what_is_not_said_is_what_is_left(config, ranks, shards, shape, names):
 
 
 def test_sizes_that_do_not_fit_the_ranks_are_refused():
-    with pytest.raises(ConfigError, match=r"says 1 x 1 x 2 ranks .* and there are 3"):
+    with pytest.raises(ConfigError, match=r"has 1 x 1 x 2 ranks .* but there are 3"):
         mesh_sizes({"tp_size": 2}, 3, shards=False)
     with pytest.raises(ConfigError, match="there are 8"):
         mesh_sizes({"tp_size": 2, "dp_shard_size": 3}, 8, shards=True)
@@ -45,7 +45,7 @@ def test_sizes_that_do_not_fit_the_ranks_are_refused():
         ({"cp_size": 2}, "sequences are not cut"),
         ({"tp_sizes": 2}, "did you mean `tp_size`"),
         ({"tp_plan": "colwise"}, "a dict of names"),
-        ({"tp_handler": object()}, "accelerate's own"),
+        ({"tp_handler": object()}, "belongs to accelerate"),
         ({"dp_shard_size": 2}, "write fsdp=True"),
     ],
 )
@@ -93,7 +93,7 @@ def test_one_section_says_all_about_parallelism(tmp_path):
     ("section", "said"),
     [
         ({"tpsize": 2}, "did you mean `tp_size`"),
-        ({"learning_rate": 1.0}, "it is no key of the section"),
+        ({"learning_rate": 1.0}, "it is not a key of the section"),
         ({"strategy": "fsdp2"}, "did you mean `fsdp`"),
         ({"strategy": "deepspeed", "tp_size": 2}, "cannot be combined"),
     ],
@@ -133,5 +133,5 @@ def test_plans_that_would_do_nothing_or_break_ties_are_refused():
         whole_plan(tied, {"blocks.*.up": "colwise"})
     beside = Layers()
     beside.scale = nn.Parameter(nn.Linear(1, 1).weight)
-    with pytest.raises(ConfigError, match="lies beside modules"):
+    with pytest.raises(ConfigError, match="is beside modules"):
         whole_plan(beside, {"blocks.*.up": "colwise"})

@@ -117,16 +117,18 @@ def test_a_model_without_layers_enough_is_refused_with_what_to_do():
 def test_a_parameter_that_two_stages_would_need_is_refused():
     tied = Deep()
     tied.head.weight = tied.embed.words.weight
-    with pytest.raises(ConfigError, match=r"`head\.weight` is tied to one of another stage"):
+    with pytest.raises(
+        ConfigError, match=r"`head\.weight` is tied to a parameter of another stage"
+    ):
         cut(tied, 2)
     near = Deep()
     near.embed.places.weight = near.embed.words.weight
     assert cut(near, 2).units["embed"] == 0
     lying = Deep()
     lying.scale = nn.Parameter(torch.ones(1))
-    with pytest.raises(ConfigError, match="`scale` lies beside modules that the pipeline cuts"):
+    with pytest.raises(ConfigError, match="`scale` is beside modules that the pipeline separates"):
         cut(lying, 2)
     lying = Deep()
     lying.body.scale = nn.Parameter(torch.ones(1))
-    with pytest.raises(ConfigError, match=r"`body\.scale` lies beside modules"):
+    with pytest.raises(ConfigError, match=r"`body\.scale` is beside modules"):
         cut(lying, 2)

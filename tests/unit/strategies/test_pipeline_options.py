@@ -34,7 +34,7 @@ def test_neighbours_hold_a_pipeline_and_other_ranks_replicas_of_it():
     sizes = mesh_sizes({"pp_size": 2, "tp_size": 2}, 8, shards=False)
     assert (sizes.replicate, sizes.shard, sizes.tensor, sizes.pipeline) == (2, 1, 2, 2)
     assert (sizes.shape, sizes.names) == ((2, 1, 2), ("dp_replicate", "dp_shard", "tp"))
-    with pytest.raises(ConfigError, match=r"says 1 x 1 x 1 x 2 ranks .*stages\), and there are 3"):
+    with pytest.raises(ConfigError, match=r"has 1 x 1 x 1 x 2 ranks .*stages\), but there are 3"):
         mesh_sizes({"pp_size": 2}, 3, shards=False)
     with pytest.raises(ConfigError, match="there are 1"):
         mesh_sizes({"pp_size": 2}, 1, shards=False)
@@ -53,15 +53,15 @@ def test_neighbours_hold_a_pipeline_and_other_ranks_replicas_of_it():
             {},
             "each rank holds at least 2 stages",
         ),
-        ({"pp_split_points": ["a", "b"]}, {}, "names 2 modules, and 2 stages begin at 1"),
-        ({"pp_size": 1, "pp_schedule": "gpipe"}, {}, "`pp_size` says no ranks of one"),
+        ({"pp_split_points": ["a", "b"]}, {}, "names 2 modules, but 2 stages start at 1"),
+        ({"pp_size": 1, "pp_schedule": "gpipe"}, {}, "`pp_size` gives no ranks to a pipeline"),
         ({}, {"parallelism": "deepspeed"}, "cannot be combined with DeepSpeed"),
         ({}, {"fp16": True}, "`fp16` cannot be combined with `pp_size`: stages would have"),
         ({}, {"torch_compile": True}, "`torch_compile` cannot be combined"),
         ({}, {"auto_find_batch_size": True}, "`auto_find_batch_size` cannot be combined"),
         ({}, {"fp8": True}, "`fp8` cannot be combined"),
-        ({}, {"bf16_full_eval": True}, "is about whole replicas"),
-        ({}, {"ddp_comm_hook": "fp16"}, "is about whole replicas"),
+        ({}, {"bf16_full_eval": True}, "needs whole replicas"),
+        ({}, {"ddp_comm_hook": "fp16"}, "needs whole replicas"),
         (
             {},
             {"fsdp": True, "fsdp_config": {"mixed_precision": "bf16"}},
@@ -72,11 +72,11 @@ def test_neighbours_hold_a_pipeline_and_other_ranks_replicas_of_it():
             {"activation_checkpointing": True},
             "halves the backward pass",
         ),
-        ({}, {"gradient_accumulation_steps": 1}, "cannot take so many: use 2, 3, 4, or"),
+        ({}, {"gradient_accumulation_steps": 1}, "does not allow it: use 2, 3, 4, or"),
         (
             {"pp_schedule": "interleaved1f1b"},
             {"gradient_accumulation_steps": 5},
-            "over 4 stages cannot take so many: use 3, 4, 6",
+            "over 4 stages does not allow it: use 3, 4, 6",
         ),
     ],
 )

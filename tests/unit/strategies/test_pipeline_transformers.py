@@ -81,6 +81,6 @@ def test_stages_of_a_model_compute_what_it_computes(make, ranks):
 
 
 def test_a_model_whose_head_is_its_embedding_is_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match="tied to one of another stage") as caught:
+    with pytest.raises(ConfigError, match="tied to a parameter of another stage") as caught:
         passed(llama(tied=True), [], lambda tree: tree(**BATCH), BATCH, 2)
     assert "tie_word_embeddings=False" in str(caught.value.hint)

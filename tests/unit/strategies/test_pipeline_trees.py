@@ -159,10 +159,10 @@ class GoesBack(Words):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Skips, "in a later stage of the pipeline what an earlier one makes"),
-        (GivesTwo, r"`layers\.2`, which begins a stage, needs a second tensor"),
-        (UsesTwice, "in a later stage of the pipeline what an earlier one makes"),
-        (GoesBack, "calls `head` before the module that begins its stage"),
+        (Skips, "a later stage of the pipeline uses a tensor of an earlier stage"),
+        (GivesTwo, r"`layers\.2`, which starts a stage, needs a second tensor"),
+        (UsesTwice, "a later stage of the pipeline uses a tensor of an earlier stage"),
+        (GoesBack, "calls `head` before the module that starts its stage"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
@@ -181,7 +181,9 @@ def test_a_stage_that_is_never_reached_is_refused():
 
 
 def test_a_stage_that_would_be_sent_whole_numbers_is_refused():
-    with pytest.raises(ConfigError, match="`places` begins a stage, and is not called with a tens"):
+    with pytest.raises(
+        ConfigError, match="`places` starts a stage, but its first argument is not a tens"
+    ):
         passed(Words(), ["places"], run, BATCH)
 
 
@@ -209,5 +211,5 @@ def test_shapes_that_depend_on_numbers_are_refused():
     few = {"ids": torch.full((6, 3), 3)}
     stages[0].shapes = plan.shapes(lambda tree: tree(**few), few)
     stages[0].runs = (lambda tree: tree(**many),)
-    with pytest.raises(ConfigError, match="shapes must not depend on numbers"):
+    with pytest.raises(ConfigError, match="shapes must not depend on values"):
         stages[0](nth=NTH)

@@ -94,7 +94,7 @@ def test_a_model_that_knows_its_layers_is_asked():
     model = Knowing()
     recompute(model, read_recomputing({"preserve_rng_state": False}))
     assert model.told == {"use_reentrant": False, "preserve_rng_state": False}
-    with pytest.raises(ConfigError, match="knows no `every_n_layers`"):
+    with pytest.raises(ConfigError, match="has no `every_n_layers`"):
         recompute(Knowing(), read_recomputing({"every_n_layers": 2}))
 
 
@@ -118,7 +118,7 @@ def test_a_transformer_computes_again():
                 "activation_checkpointing": True,
                 "activation_checkpointing_kwargs": {"use_reentrant": True},
             },
-            "trains wrong under FSDP",
+            "gives wrong gradients under FSDP",
         ),
     ],
 )

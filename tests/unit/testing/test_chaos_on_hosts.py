@@ -100,7 +100,7 @@ def test_each_host_is_judged_by_its_own_code():
     wrong = replace(STRUCK, ends=(HostEnd(0, 1), HostEnd(1, 69, (69,)), HostEnd(2, 0)))
     assert broken(wrong) == {"exit_codes"}
     said = states(wrong)["exit_codes"].why
-    assert said == "host-1 cut off for 30 s: host-0 ended with 1 and not to go on"
+    assert said == "host-1 cut off for 30 s: host-0 ended with 1 and not to continue"
     assert states(replace(STRUCK, ends=()))["exit_codes"].state is GuaranteeState.UNTESTED
 
 

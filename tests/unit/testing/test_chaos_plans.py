@@ -48,11 +48,11 @@ def test_a_plan_says_what_strikes_whom_when_and_for_how_long():
         ('kind = "kil"', "`kind` is 'kil'", "kill"),
         ("count = 1", "`kind` is missing", "kill"),
         ('kind = "kill"\ntarget = "disk"', "`target` is 'disk'", "rank, agent, host, job"),
-        ('kind = "kill"\nseconds = 3', "nothing is called `seconds`", "known: kind"),
-        ('kind = "cut"\ntarget = "host"', "nothing is called `target`", "known: kind"),
-        ('kind = "kill"\ntargets = "job"', "nothing is called `targets`", "did you mean `target`?"),
-        ('kind = "preempt"\nseconds = 3', "nothing is called `seconds`", "known: kind"),
-        ('kind = "stop"\ntarget = "rank"', "nothing is called `target`", "known: kind"),
+        ('kind = "kill"\nseconds = 3', "`seconds` is unknown", "known: kind"),
+        ('kind = "cut"\ntarget = "host"', "`target` is unknown", "known: kind"),
+        ('kind = "kill"\ntargets = "job"', "`targets` is unknown", "did you mean `target`?"),
+        ('kind = "preempt"\nseconds = 3', "`seconds` is unknown", "known: kind"),
+        ('kind = "stop"\ntarget = "rank"', "`target` is unknown", "known: kind"),
         ('kind = "kill"\nat = [0.5, 0.2]', "`at` is [0.5, 0.2]", "shares of the run"),
         ('kind = "kill"\nat = [0.5, 1.2]', "`at` is [0.5, 1.2]", "shares of the run"),
         ('kind = "kill"\ncount = 0', "`count` is 0", "from 1 to 100"),
@@ -167,7 +167,7 @@ def test_what_cannot_be_done_here_is_refused_with_all_reasons():
     assert "`disk_full`: only root may" in message
     assert "`storage_error`: no strace" in message
     assert "`clock_skew`: no compiler" in message
-    assert "`cut`: it is about one host of several: chaos run --hosts 2" in message
+    assert "`cut`: it applies to one of several hosts: chaos run --hosts 2" in message
     assert "--repo: each of the two runs" in message
     assert "`kill`" not in message
     assert "stop" not in message
@@ -176,7 +176,7 @@ def test_what_cannot_be_done_here_is_refused_with_all_reasons():
 def test_what_the_plan_does_not_ask_for_is_no_reason():
     machine = MachineCapabilities(mounting="only root may", tracing="no strace", hosts="no ip")
     require_capabilities(of("kill", "notice"), {"max_restarts": 1}, machine)
-    with pytest.raises(ConfigError, match="a --notice of its own"):
+    with pytest.raises(ConfigError, match="its own --notice"):
         require_capabilities(of("notice"), {"notice": "aws"}, machine)
     with pytest.raises(ConfigError, match="needs /proc"):
         require_capabilities(of("kill"), {}, MachineCapabilities(processes="it needs /proc"))
@@ -187,7 +187,7 @@ def test_hosts_that_cannot_be_are_refused():
     plan = parse_plan(HOSTS, "hosts")
     require_capabilities(plan, {"nnodes": "1:2"}, MachineCapabilities(), hosts=2)
     require_capabilities(of("stop"), {"nnodes": "3"}, MachineCapabilities(), hosts=3)
-    with pytest.raises(ConfigError, match="`kill of a host`: it is about one host of several"):
+    with pytest.raises(ConfigError, match="`kill of a host`: it applies to one of several hosts"):
         require_capabilities(plan, {}, MachineCapabilities())
     with pytest.raises(ConfigError, match="--hosts 2: only root may"):
         require_capabilities(of("stop"), {}, MachineCapabilities(hosts="only root may"), hosts=2)
@@ -198,7 +198,7 @@ def test_hosts_that_cannot_be_are_refused():
     [
         ({"nnodes": "1:2"}, "--nnodes 1:2: there are 3 hosts"),
         ({"nnodes": "4"}, "--nnodes 4: there are 3 hosts"),
-        ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint: chaos says where its hosts meet"),
+        ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint: chaos sets the rendezvous of its hosts"),
         ({"standalone": True}, "--standalone: chaos says where"),
         ({"local_addr": "a"}, "--local-addr: chaos says where"),
     ],

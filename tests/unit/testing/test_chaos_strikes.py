@@ -66,7 +66,7 @@ def test_a_folder_that_holds_anything_else_is_left_alone(tmp_path):
     clear(tmp_path / "chaos-run")
     assert list((tmp_path / "chaos-run" / "calm").iterdir()) == []
     (tmp_path / "chaos-run" / "thesis.tex").write_text("years of work")
-    with pytest.raises(ConfigError, match=r"`thesis\.tex`, which no rehearsal made"):
+    with pytest.raises(ConfigError, match=r"`thesis\.tex`, which no experiment created"):
         clear(tmp_path / "chaos-run")
     assert (tmp_path / "chaos-run" / "calm").is_dir()
 

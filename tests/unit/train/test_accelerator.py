@@ -79,7 +79,7 @@ def test_what_it_does_not_do_says_what_to_write(tmp_path):
     with pytest.raises(AttributeError, match="set `max_grad_norm`"):
         asked.clip_grad_norm_(None, 1.0)
     assert not hasattr(asked, "free_memory")
-    with pytest.raises(ConfigError, match="does not take `retain_graph`"):
+    with pytest.raises(ConfigError, match="does not accept `retain_graph`"):
         asked.backward(torch.zeros(()), retain_graph=True)
 
 

@@ -35,7 +35,7 @@ def test_columns_that_forward_does_not_take_are_dropped_and_told_once(tmp_path, 
     trainer.train()
     assert "eval_loss" in trainer.evaluate()
     said = capsys.readouterr().err
-    assert said.count("its forward does not take them: index") == 1
+    assert said.count("its forward does not accept them: index") == 1
 
 
 def test_training_step_sees_all_columns(tmp_path, repository):

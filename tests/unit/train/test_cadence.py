@@ -125,7 +125,7 @@ def test_memory_leaves_saves_where_they_were_and_needs_a_keeper(tmp_path, capsys
     assert (memory_steps(args), is_planned(args), args.save_steps) == (2, False, 500)
     make_trainer(tmp_path, max_steps=12, save_every="memory=1step,5steps").train()
     assert [one.step for one in committed(open_store(str(tmp_path)))] == [12, 10, 5]
-    assert capsys.readouterr().err.count("not held in memory: this host has no keeper") == 1
+    assert capsys.readouterr().err.count("not cached in memory: this host has no saver daemon") == 1
 
 
 @pytest.mark.parametrize(

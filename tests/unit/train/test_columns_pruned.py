@@ -112,7 +112,7 @@ def test_a_run_over_a_dataset_of_hugging_face_resumes_bit_for_bit(
 
     unbroken = trainer(tmp_path / "unbroken")
     unbroken.train()
-    assert "not given to the model" in capsys.readouterr().err
+    assert "not passed to the model" in capsys.readouterr().err
     assert unbroken.predict(unbroken.eval_dataset).label_ids.tolist() == rows()["label"]
     repository.checkpoints.clear()
     with pytest.raises(Dies):

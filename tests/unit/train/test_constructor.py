@@ -61,7 +61,7 @@ def test_all_seven_that_are_named_are_used_by_position_or_by_name(tmp_path):
 
     args = args_for(tmp_path, eval_strategy="steps", eval_steps=2)
     train, held_out = Noisy(16), Noisy(5, augment=False)
-    with pytest.warns(FutureWarning, match="`processing_class` today") as told:
+    with pytest.warns(FutureWarning, match="now called `processing_class`") as told:
         named = Trainer(
             model=Net(),
             args=args,

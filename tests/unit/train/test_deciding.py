@@ -73,12 +73,12 @@ def test_a_model_that_fits_nowhere_is_refused_before_it_is_trained(
     tmp_path, repository, monkeypatch
 ):
     monkeypatch.setattr(strategy_selection, "_memory_bytes", lambda *_: 100)
-    with pytest.raises(ConfigError, match=r"fits nowhere: .* and there are 1"):
+    with pytest.raises(ConfigError, match=r"does not fit: .* and there are 1"):
         make_trainer(tmp_path, parallelism="auto", max_steps=2)
 
 
 def test_what_is_left_to_us_is_not_said_as_well():
-    with pytest.raises(ConfigError, match="which chooses it: leave one"):
+    with pytest.raises(ConfigError, match="chooses it: omit one"):
         TrainingArguments(parallelism="auto", parallelism_config={"tp_size": 2})
     with pytest.raises(ConfigError, match="`fsdp` is given and `parallelism`='auto'"):
         TrainingArguments(parallelism="auto", fsdp=True)

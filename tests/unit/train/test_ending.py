@@ -25,7 +25,7 @@ def test_a_failed_save_does_not_cover_up_what_ended_training(tmp_path, repositor
     with pytest.raises(ValueError, match="a mistake of mine") as raised:
         make_trainer(tmp_path, callbacks=[Trips()]).train()
     assert raised.value.__notes__ == [
-        "the save in flight failed as well: checkpoint-8-g1 was not saved"
+        "the save in flight failed too: checkpoint-8-g1 was not saved"
     ]
     assert repository.closed == 1
 

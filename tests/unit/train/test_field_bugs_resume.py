@@ -123,7 +123,7 @@ def test_probe_an_optimizer_that_is_not_in_the_checkpoint_is_refused_and_not_beg
     from resilient.state_dict.snapshot import Part
 
     manifest = read_manifest(LocalStore(folder), committed(LocalStore(folder))[0])
-    with pytest.raises(IncompatibleCheckpoint, match="start it afresh"):
+    with pytest.raises(IncompatibleCheckpoint, match="start from its initial state"):
         absent_parts(manifest, {"optimizer_of_another_name": Part(None)}, 0)
 
 

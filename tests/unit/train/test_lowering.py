@@ -105,7 +105,7 @@ def test_weights_that_are_cut_cannot_be_evaluated_in_half():
         ({"bf16_full_eval": True}, (7, 0), "needs a GPU of the Ampere generation"),
         ({"fp8": True}, (8, 0), "needs a GPU of the Ada generation"),
         ({"fp8": True, "fp8_recipe": "rowwise"}, (8, 9), "Hopper"),
-        ({"fp8": True, "fp8_recipe": "rowwise"}, None, "this trains on the CPU"),
+        ({"fp8": True, "fp8_recipe": "rowwise"}, None, "this run trains on the CPU"),
     ],
 )
 def test_what_a_device_cannot_is_refused(asked, capability, said):

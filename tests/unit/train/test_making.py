@@ -76,7 +76,7 @@ def test_a_class_of_optimizers_gets_our_groups_and_resumes(tmp_path, monkeypatch
 def test_a_class_and_an_optimizer_are_one_too_many(tmp_path, repository):
     net = Net()
     given = {"optimizer_cls_and_kwargs": (Plain, {})}
-    with pytest.raises(ConfigError, match="leave one of them out"):
+    with pytest.raises(ConfigError, match="omit one of them"):
         Trainer(
             net,
             TrainingArguments(output_dir=str(tmp_path)),
@@ -189,5 +189,5 @@ def test_a_schedule_by_function_is_saved_without_pickle_and_goes_on():
     second.load_state_dict(saved)
     assert second.last_epoch == 7
     assert second.get_last_lr() == first.get_last_lr()
-    with pytest.raises(ConfigError, match="`cosin` is no schedule; did you mean `cosine`"):
+    with pytest.raises(ConfigError, match="`cosin` is not a schedule; did you mean `cosine`"):
         schedules.get_scheduler("cosin", optimizer)

@@ -145,7 +145,7 @@ def test_a_forgotten_optimizer_state_would_be_seen(tmp_path):
     ("name", "options", "said"),
     [
         ("sgd", {"optim_args": "momentun=0.9"}, "did you mean `momentum`"),
-        ("sgd", {"optim_args": "momentum=much"}, "which is no float"),
+        ("sgd", {"optim_args": "momentum=much"}, "which is not a float"),
         ("sgd", {"optim_args": "momentum"}, "is not key=value"),
         ("adamw_torch", {"optim_args": "rank=2"}, "it has none"),
         ("galore_adamw", {}, "needs `optim_target_modules`"),

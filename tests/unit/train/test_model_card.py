@@ -77,7 +77,7 @@ def test_the_tags_of_a_card_that_is_there_stay(tmp_path, repository):
 
 def test_a_card_that_cannot_be_read_is_left_alone(tmp_path, repository):
     (tmp_path / "README.md").write_text("---\n- no mapping\n---\n")
-    with pytest.raises(ConfigError, match="is no YAML of a model card"):
+    with pytest.raises(ConfigError, match="is not the YAML of a model card"):
         make_trainer(tmp_path).create_model_card()
     assert (tmp_path / "README.md").read_text() == "---\n- no mapping\n---\n"
 

@@ -25,7 +25,7 @@ def test_what_treats_modules_differently_has_its_groups_or_asks_for_the_model():
     kind, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
     optimizer = kind(**options)
     assert sum(len(one["params"]) for one in optimizer.param_groups) == len([*model.parameters()])
-    with pytest.raises(ConfigError, match="no model was given") as refused:
+    with pytest.raises(ConfigError, match="no model was passed") as refused:
         Trainer.get_optimizer_cls_and_kwargs(args)
     assert "get_optimizer_cls_and_kwargs(args, model)" in refused.value.hint
 

@@ -83,7 +83,7 @@ def test_what_decays_is_what_an_override_names(tmp_path):
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon")
 def test_an_override_of_what_decays_is_refused_where_groups_are_others(tmp_path):
     trainer = make_trainer(tmp_path, kind=Undecayed, optim="muon")
-    with pytest.raises(ConfigError, match="would not count: `muon` has groups of its own"):
+    with pytest.raises(ConfigError, match="would have no effect: `muon` has its own groups"):
         trainer.create_optimizer()
 
 

@@ -119,7 +119,7 @@ class Another(DataLoader):
             lambda data: DataLoader(
                 data, batch_size=4, sampler=WeightedRandomSampler([1.0] * 50, 50)
             ),
-            "`WeightedRandomSampler` of its own",
+            "its own `WeightedRandomSampler`",
         ),
     ],
 )

@@ -103,8 +103,8 @@ def test_a_run_that_goes_over_to_fp16_begins_its_scale_and_says_so(tmp_path, cap
     trainer = make_trainer(tmp_path, max_steps=4, fp16=True)
     trainer.train()
     said = capsys.readouterr().err
-    assert "fp16 False -> True: numbers are computed in another way; the scale of the loss" in said
-    assert "not in the checkpoint, started fresh: scaler" in said
+    assert "fp16 False -> True: values are computed in another way; the scale of the loss" in said
+    assert "not in the checkpoint, started from their initial state: scaler" in said
     assert trainer.state.global_step == 4
     assert trainer.precision.scaler.get_scale() == FIRST_SCALE
     back = make_trainer(tmp_path, max_steps=6)

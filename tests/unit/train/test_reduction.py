@@ -211,11 +211,11 @@ def test_a_life_on_another_kind_of_host_is_refused_or_told(tmp_path, monkeypatch
     trainer(tmp_path, max_steps=2).train()
     monkeypatch.setattr(canonical_reduction, "arithmetic_of", lambda *_: "another")
     with pytest.raises(
-        ConfigError, match=r"this life computes other bits.*than the one that saved"
+        ConfigError, match=r"this attempt computes other bits.*than the attempt that saved"
     ):
         trainer(tmp_path).train()
     trainer(tmp_path, on_arithmetic_mismatch="continue", log_level="warning").train()
-    assert "this life computes other bits" in capfd.readouterr().err
+    assert "this attempt computes other bits" in capfd.readouterr().err
 
 
 def test_the_probe_sees_other_arithmetic_and_leaves_random_numbers_alone():

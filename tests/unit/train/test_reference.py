@@ -75,7 +75,9 @@ def test_a_second_training_at_the_same_repository_is_refused(tmp_path):
     make_trainer(tmp_path / "fold-0", **short).train()
     fold = make_trainer(tmp_path / "fold-1", **short)
     before = [one.clone() for one in fold.model.parameters()]
-    with pytest.raises(ConfigError, match=r"fold-1.*training into `.*fold-0`.* of its own"):
+    with pytest.raises(
+        ConfigError, match=r"fold-1.*training into `.*fold-0`.* .*use one repository for each"
+    ):
         fold.train()
     assert all(map(torch.equal, before, fold.model.parameters()))
     make_trainer(tmp_path / "fold-1", **{**short, "repo": f"{repo}-1"}).train()
@@ -85,5 +87,5 @@ def test_the_launchers_repository_is_one_too(tmp_path, monkeypatch):
     gang = make_trainer(tmp_path).session.gang
     monkeypatch.setattr(gang, "launch", session.read_launch({"RESILIENT_REPO": str(tmp_path)}))
     make_trainer(tmp_path / "a", max_steps=1, size=20).train()
-    with pytest.raises(ConfigError, match="repository of its own"):
+    with pytest.raises(ConfigError, match=r"repository .*use one repository for each"):
         make_trainer(tmp_path / "b", max_steps=1, size=20).train()

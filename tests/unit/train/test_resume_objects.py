@@ -71,12 +71,15 @@ def test_options_of_a_given_optimizer_reported(tmp_path, capsys):
     capsys.readouterr()
     trainer(tmp_path, steps=4, schedule=step_lr, rate=0.5).train()
     said = capsys.readouterr().err
-    assert "optimizer: lr 0.05 -> 0.5, initial_lr 0.05 -> 0.5: the checkpoint's go on" in said
+    assert (
+        "optimizer: lr 0.05 -> 0.5, initial_lr 0.05 -> 0.5: the values of the checkpoint are used"
+        in said
+    )
 
 
 def test_registered_part_forgotten_refused(tmp_path):
     trainer(tmp_path, steps=4, own=Count(3)).train()
-    with pytest.raises(IncompatibleCheckpoint, match="`own`: saved, and not given") as found:
+    with pytest.raises(IncompatibleCheckpoint, match="`own`: saved, but not passed") as found:
         trainer(tmp_path, steps=8).train()
     assert "trainer.register(name, thing)" in found.value.hint
     trainer(tmp_path, steps=8, changes="part:own").train()

@@ -135,7 +135,7 @@ def test_lengths_come_from_a_column_from_samples_or_from_what_the_model_reads():
     assert lengths_of([{"x": "abc"}, {"x": "d"}], "length", "x") == [3, 1]
     with pytest.raises(ConfigError, match="length_column_name"):
         lengths_of([{"y": 1}], "length", "x")
-    with pytest.raises(ConfigError, match="do not say how long"):
+    with pytest.raises(ConfigError, match="are unknown"):
         lengths_of([(1, 2)], "length", "x")
 
 

@@ -120,15 +120,15 @@ def test_a_best_model_that_was_never_saved_is_told(tmp_path, repository, capsys)
         6,
         "checkpoint-4",
     )
-    assert "it is of step 6, which was not saved; these weights are of checkpoint-4-g1" in (
-        capsys.readouterr().err
-    )
+    assert (
+        "the best model is of step 6, which was not saved; these weights are of checkpoint-4-g1"
+    ) in (capsys.readouterr().err)
     [held] = [one for one in repository.checkpoints if one.step == 4]
     assert equal(dict(trainer.model.state_dict()), repository.checkpoints[held]["model"])
 
 
 def test_a_metric_that_nobody_computes_is_named(tmp_path, repository):
-    with pytest.raises(ConfigError, match="`eval_accuracy` is none of"):
+    with pytest.raises(ConfigError, match="`eval_accuracy` is not one of"):
         make_trainer(tmp_path, **BEST, metric_for_best_model="accuracy").train()
 
 
@@ -145,7 +145,7 @@ def test_or_it_goes_on_and_loses_only_that_one(tmp_path, repository, capsys):
     repository.failing_saves = [8]
     make_trainer(tmp_path, on_save_failure="continue", num_train_epochs=1).train()
     assert steps(repository) == [4, 12, 13]
-    assert "went on without a checkpoint" in capsys.readouterr().err
+    assert "continued without a checkpoint" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
@@ -203,7 +203,7 @@ def test_a_stop_whose_save_fails_is_a_failed_save(tmp_path, repository, monkeypa
 
 def test_data_of_another_size_is_refused(tmp_path, repository):
     make_trainer(tmp_path, max_steps=4).train()
-    with pytest.raises(IncompatibleCheckpoint, match="50 samples, and this one has 60"):
+    with pytest.raises(IncompatibleCheckpoint, match="50 samples, but this set has 60"):
         make_trainer(tmp_path, size=60).train()
 
 
@@ -212,7 +212,7 @@ def test_a_part_that_is_new_starts_fresh_and_is_named(tmp_path, repository, caps
     trainer = make_trainer(tmp_path, max_steps=8)
     trainer.register("extra", Net())
     trainer.train()
-    assert "started fresh: extra" in capsys.readouterr().err
+    assert "started from their initial state: extra" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="`extra` is registered"):
         trainer.register("extra", Net())
 

@@ -275,7 +275,7 @@ class Empty(IterableDataset):
         (Stream(), {"max_steps": -1}, "set `max_steps`"),
         (Empty(), {}, "`Empty` is empty"),
         (Stream(3), {"dataloader_drop_last": True}, "less than one round"),
-        (Stream(), {"train_sampling_strategy": "group_by_length"}, "a stream is trained on"),
+        (Stream(), {"train_sampling_strategy": "group_by_length"}, "a stream is trained"),
         (Stream(), {"auto_find_batch_size": True}, "needs a train_dataset with a length"),
         (Stream(), {"random_numbers": "transformers"}, "needs a train_dataset with a length"),
     ],

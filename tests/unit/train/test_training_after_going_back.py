@@ -136,7 +136,7 @@ def test_a_run_that_trains_on_is_fenced_at_its_next_save(tmp_path):
         disable_tqdm=True,
         use_cpu=True,
     )
-    with pytest.raises(Fenced, match="life 2"):
+    with pytest.raises(Fenced, match="generation 2"):
         Trainer(Fit(), arguments, train_dataset=Slopes(1.0), callbacks=[GoesBack()]).train()
     store = open_store(str(tmp_path))
     found = lineage(store)

@@ -57,7 +57,7 @@ def test_an_unknown_key_is_refused_with_file_and_line(tmp_path, suffix):
     with pytest.raises(ConfigError) as refused:
         TrainingArguments.from_file(path)
     assert refused.value.message == (
-        f"{path}, line {line}: `max_step` is no argument; did you mean `max_steps`?"
+        f"{path}, line {line}: `max_step` is not an argument; did you mean `max_steps`?"
     )
 
 
@@ -88,8 +88,8 @@ def test_text_for_a_field_of_text_stays_text(tmp_path):
     [
         ("toml", "seed = =", "no TOML: .*line 1"),
         ("toml", "seed = 1\nseed = 2\n", "no TOML"),
-        ("json", '{"seed": 1, "seed": 2}', "says `seed` twice"),
-        ("yaml", "seed: 1\nseed: 2\n", "says `seed` twice"),
+        ("json", '{"seed": 1, "seed": 2}', "has `seed` twice"),
+        ("yaml", "seed: 1\nseed: 2\n", "has `seed` twice"),
         ("yaml", "seed: [", "no YAML: .*line 1"),
         ("yaml", "- seed\n", "holds no arguments"),
         ("yaml", "1: 2\n", "holds no arguments"),

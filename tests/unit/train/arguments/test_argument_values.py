@@ -35,9 +35,9 @@ from resilient.train.state import TrainerState
         ({"save_steps": None}, "use a number, not NoneType"),
         ({"storage_options": "canary"}, "^`storage_options`: use a dict, not str$"),
         ({"hub_token": ["canary"]}, "^`hub_token`: use text, not list$"),
-        ({"dropout": 0.1}, "`dropout`=0.1 is no argument of training: it is the model's"),
-        ({"tokenizer": None}, "give it to the Trainer as `processing_class`"),
-        ({"lr_scheduler_kwargs": "{lr_end"}, "`lr_scheduler_kwargs` is no JSON"),
+        ({"dropout": 0.1}, "`dropout`=0.1 is not an argument of training: it belongs to the model"),
+        ({"tokenizer": None}, "pass it to the Trainer as `processing_class`"),
+        ({"lr_scheduler_kwargs": "{lr_end"}, "`lr_scheduler_kwargs` is not valid JSON"),
         ({"debug": "overflow"}, "did you mean `underflow_overflow`"),
         ({"debug": ["tpu_metrics_debug"]}, "torch_xla"),
         ({"optim": "adamw_torch_xla"}, "torch_xla"),
@@ -46,8 +46,11 @@ from resilient.train.state import TrainerState
         ({"label_smoothing_factor": 1.0}, "from 0 to below 1"),
         ({"save_total_limit": -1}, "keep at least 1, or None for all"),
         ({"ddp_bucket_cap_mb": 0}, "use a number above 0"),
-        ({"push_to_hub": True}, "leave it out, or write False"),
-        ({"lerning_rate": 1.0}, "`lerning_rate`=1.0 is no argument.*did you mean `learning_rate`"),
+        ({"push_to_hub": True}, "omit it, or write False"),
+        (
+            {"lerning_rate": 1.0},
+            "`lerning_rate`=1.0 is not an argument.*did you mean `learning_rate`",
+        ),
         ({"learning_rate": -1.0}, "`learning_rate`=-1.0"),
         ({"learning_rate": float("nan")}, "`learning_rate`=nan"),
         ({"adam_beta2": 1.0}, "from 0 to below 1"),
@@ -56,7 +59,7 @@ from resilient.train.state import TrainerState
         ({"logging_steps": 1.5}, "ratio between 0 and 1"),
         ({"save_steps": 0}, "`save_steps`=0"),
         ({"warmup_steps": 2.5}, "`warmup_steps`=2.5"),
-        ({"save_steps": float("inf")}, "`save_steps`=inf is not accepted: use a number with an"),
+        ({"save_steps": float("inf")}, "`save_steps`=inf is not accepted: use a finite number"),
         ({"warmup_steps": float("inf")}, "`warmup_steps`=inf"),
         ({"num_train_epochs": float("inf")}, "`num_train_epochs`=inf"),
         ({"learning_rate": float("inf")}, "`learning_rate`=inf"),
@@ -120,7 +123,7 @@ def test_what_is_not_there_yet_is_refused_and_never_ignored(name):
         "torch_empty_cache_steps": 1,
         "neftune_noise_alpha": 5.0,
     }.get(name, {"a": 1} if name in DICTS else asked)
-    with pytest.raises(ConfigError, match=f"`{name}`=.* is not supported: leave it out, or write"):
+    with pytest.raises(ConfigError, match=f"`{name}`=.* is not supported: omit it, or write"):
         TrainingArguments(**{name: asked})
 
 

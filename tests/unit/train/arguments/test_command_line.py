@@ -76,12 +76,15 @@ def test_every_field_that_is_not_secret_has_an_option(capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--lerning-rate", "1"], "`--lerning-rate` is no option; did you mean `--learning-rate`"),
+        (
+            ["--lerning-rate", "1"],
+            "`--lerning-rate` is not an option; did you mean `--learning-rate`",
+        ),
         (["--lerning_rate=1"], "did you mean `--learning-rate`"),
         (["--learning-rate"], "expected one argument"),
-        (["--learn", "1"], "`--learn` is no option"),
-        (["stray"], "`stray` is no option"),
-        (["--storage-options", "{}"], "is no option"),
+        (["--learn", "1"], "`--learn` is not an option"),
+        (["stray"], "`stray` is not an option"),
+        (["--storage-options", "{}"], "is not an option"),
     ],
 )
 def test_an_option_that_is_not_understood_is_a_usage_error(words, said):

@@ -54,7 +54,7 @@ def test_the_configuration_of_accelerate_may_say_what_is_done_anyway():
     [
         ({"split_batches": True}, "of a rank"),
         ({"even_batches": False}, "equal batches"),
-        ({"use_seedable_sampler": False}, "drawn again"),
+        ({"use_seedable_sampler": False}, "only a reproducible order"),
         ({"split_batch": True}, "did you mean `split_batches`"),
         ({"gradient_accumulation_kwargs": {"num_steps": 3}}, "gradient_accumulation_steps"),
         ({"gradient_accumulation_kwargs": {"adjust_scheduler": False}}, "counts steps"),

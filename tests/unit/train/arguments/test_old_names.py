@@ -54,10 +54,10 @@ def test_an_old_name_that_asks_for_nothing_changes_nothing_and_warns(old):
 @pytest.mark.parametrize(
     ("old", "said"),
     [
-        ({"save_safetensors": False}, "no equal today: checkpoints are safetensors"),
-        ({"overwrite_output_dir": True}, "starts afresh"),
-        ({"fp16_backend": "apex"}, "apex is gone"),
-        ({"deepspeed_zero_stage": 4}, "no equal today"),
+        ({"save_safetensors": False}, "no equivalent any more: checkpoints are safetensors"),
+        ({"overwrite_output_dir": True}, "starts from scratch"),
+        ({"fp16_backend": "apex"}, "apex is not supported any more"),
+        ({"deepspeed_zero_stage": 4}, "no equivalent any more"),
     ],
 )
 def test_an_old_value_without_an_equal_is_refused_with_what_to_do(old, said):

@@ -166,7 +166,7 @@ def test_it_loads_as_a_model(repository, tmp_path):
 
 def test_a_folder_that_is_there_is_left_alone(repository, tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         export_checkpoint(str(repository), tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == "mine"
 
@@ -175,7 +175,7 @@ def test_a_step_that_would_be_another_sample_there_is_refused(tmp_path):
     make_trainer(tmp_path / "out", max_steps=4, save_steps=2).train()
     make_trainer(tmp_path / "out", max_steps=6, per_device_train_batch_size=8).train()
     export_checkpoint(str(tmp_path / "out"), tmp_path / "before", "step:4")
-    with pytest.raises(IncompatibleCheckpoint, match="would go on elsewhere in the data"):
+    with pytest.raises(IncompatibleCheckpoint, match="would continue at another data position"):
         export_checkpoint(str(tmp_path / "out"), tmp_path / "after", "step:6")
     assert not (tmp_path / "after").exists()
 

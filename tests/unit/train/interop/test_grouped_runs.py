@@ -144,7 +144,7 @@ def test_the_order_of_an_epoch_outlives_a_death(tmp_path, theirs, dies_after):
 def test_stock_transformers_would_begin_another_order_of_an_epoch_that_is_under_way(tmp_path):
     run = ours(tmp_path / "run", max_steps=EACH, save_steps=3)
     run.train()
-    with pytest.raises(IncompatibleCheckpoint, match="draws the order of the epoch anew") as told:
+    with pytest.raises(IncompatibleCheckpoint, match="draws the order of an epoch again") as told:
         export_checkpoint(str(tmp_path / "run"), tmp_path / "checkpoint-3", "step:3")
     assert "end of an epoch" in told.value.hint
     export_checkpoint(str(tmp_path / "run"), tmp_path / f"checkpoint-{EACH}", f"step:{EACH}")

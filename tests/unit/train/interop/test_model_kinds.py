@@ -97,7 +97,7 @@ def test_every_checkpoint_holds_the_tokenizer(tmp_path, tokenizer):
 
 
 def test_a_tokenizer_pads_batches_and_has_an_older_name(tmp_path, tokenizer):
-    with pytest.warns(FutureWarning, match="called `processing_class` today"):
+    with pytest.warns(FutureWarning, match="now called `processing_class`"):
         trainer = make_trainer(
             tmp_path, kind=lambda *a, **k: Recorder(*a, tokenizer=tokenizer, **k)
         )
@@ -177,5 +177,5 @@ def test_what_is_trained_beside_an_adapter_is_not_left_behind(tmp_path):
     model = adapted()
     model.get_base_model().transformer.ln_f.weight.requires_grad_(True)
     make(tmp_path / "run", model, max_steps=2, save_steps=2).train()
-    with pytest.raises(IncompatibleCheckpoint, match=r"ln_f\.weight` is trained and is no part"):
+    with pytest.raises(IncompatibleCheckpoint, match=r"ln_f\.weight` is trained but not part"):
         export_checkpoint(str(tmp_path / "run"), tmp_path / "out")

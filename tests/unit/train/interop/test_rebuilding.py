@@ -55,7 +55,7 @@ def test_a_folder_alone_goes_on_at_its_step_and_says_that_its_place_is_lost(tmp_
     assert next(one["step"] for one in run.state.log_history if "loss" in one) == 8
     epoch = len(run.train_dataset)
     first = [index for indices, _ in run.seen for index in indices][:epoch]
-    assert sorted(first) == list(range(epoch)), "the first epoch begins again"
+    assert sorted(first) == list(range(epoch)), "the first epoch starts again"
 
 
 @pytest.mark.parametrize("beside", [14, 3])
@@ -121,7 +121,7 @@ def test_weights_alone_have_the_step_of_their_folder_or_none(tmp_path, lost):
             one.unlink()
     made = rebuild_folder(folder, tmp_path / "new")
     assert (made.step, made.known["step"]) == (7, "the folder's name")
-    with pytest.raises(ConfigError, match=r"nothing in .* says of which step"):
+    with pytest.raises(ConfigError, match=r"nothing in .* the step of"):
         rebuild_folder(folder.rename(tmp_path / "weights"), tmp_path / "newer")
 
 
@@ -130,7 +130,7 @@ def test_what_is_whole_or_beyond_help_is_refused(tmp_path, theirs):
         rebuild_folder(theirs, tmp_path / "new")
     (theirs / STATE).unlink()
     (tmp_path / "there").mkdir()
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         rebuild_folder(theirs, tmp_path / "there")
     weights = theirs / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-8])
@@ -175,7 +175,7 @@ def test_ours_with_only_weights_left_keeps_them_to_the_bit(tmp_path, ours):
 
 def test_ours_that_is_whole_or_has_no_weights_is_refused(tmp_path, ours):
     run, checkpoint = ours
-    with pytest.raises(ConfigError, match="is whole: there is nothing to rebuild"):
+    with pytest.raises(ConfigError, match="is intact: there is nothing to rebuild"):
         rebuild_checkpoint(str(run), tmp_path / "new")
     (checkpoint / "model.r00000.safetensors").unlink()
     with pytest.raises(IntegrityError):

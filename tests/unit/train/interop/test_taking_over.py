@@ -89,7 +89,7 @@ def test_the_same_request_again_goes_on_from_what_is_newest(tmp_path, theirs):
 def test_a_repository_of_another_run_is_refused(tmp_path, theirs):
     out = tmp_path / "out"
     trainer(out, max_steps=2).train()
-    with pytest.raises(ConfigError, match="did not begin from it"):
+    with pytest.raises(ConfigError, match="did not start from it"):
         trainer(out).train(theirs)
 
 
@@ -214,7 +214,7 @@ def test_import_ignores_random_state_of_another_run(tmp_path, theirs):
 
 def test_import_with_unclear_number_of_ranks_is_refused(tmp_path, theirs):
     shutil.copy(theirs / "rng_state.pth", theirs / "rng_state_2.pth")
-    with pytest.raises(IntegrityError, match="nothing says which of them this was"):
+    with pytest.raises(IntegrityError, match="which run this was is unknown"):
         trainer(tmp_path / "out").train(theirs)
     assert not commits(tmp_path / "out")
 
@@ -280,7 +280,7 @@ def test_origin_covers_all_files(tmp_path, theirs):
     weights = load_file(theirs / MODEL)
     weights["lin.bias"] += 1
     save_file(weights, theirs / MODEL)
-    with pytest.raises(ConfigError, match="did not begin from it"):
+    with pytest.raises(ConfigError, match="did not start from it"):
         trainer(out).train(theirs)
 
 
@@ -305,7 +305,7 @@ def test_import_brings_the_best_model_along(tmp_path, theirs):
 def test_another_training_set_is_refused(tmp_path, theirs):
     run = trainer(tmp_path / "out")
     run.train_dataset = make("gpt2_ga_uneven", tmp_path / "other").train_dataset
-    with pytest.raises(IncompatibleCheckpoint, match="was trained on another one"):
+    with pytest.raises(IncompatibleCheckpoint, match="was trained on another set"):
         run.train(theirs)
 
 
@@ -321,5 +321,5 @@ def test_more_samples_per_step_lose_and_repeat_none(tmp_path, theirs):
 def test_import_signature_required_refuses_other_tools(tmp_path, monkeypatch, word):
     monkeypatch.setenv("RESILIENT_SIGNING_KEY", "0123456789abcdef")
     monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
-    with pytest.raises(SignatureRefused, match="of another tool and not signed"):
+    with pytest.raises(SignatureRefused, match="another tool and is not signed"):
         prepare_import(str(tmp_path), None, None)

@@ -96,8 +96,8 @@ def test_what_is_no_data_is_not_loaded(theirs):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("optimizer.pt", "optimizer afresh"),
-        ("scheduler.pt", "schedule afresh"),
+        ("optimizer.pt", "optimizer again"),
+        ("scheduler.pt", "schedule again"),
         ("model.safetensors", "holds no weights"),
     ],
 )
@@ -122,7 +122,7 @@ def test_a_folder_that_is_none_or_not_finished_is_refused(theirs, tmp_path):
         TransformersCheckpoint(theirs)
     (theirs / "checkpoint-is-incomplete.txt").unlink()
     (theirs / "trainer_state.json").write_text("[]")
-    with pytest.raises(IntegrityError, match="no JSON object"):
+    with pytest.raises(IntegrityError, match="not a JSON object"):
         TransformersCheckpoint(theirs)
 
 
@@ -151,7 +151,7 @@ def test_weights_in_several_files_are_put_together(theirs):
     found = TransformersCheckpoint(theirs).weights()
     assert all(torch.equal(found[name], one) for name, one in whole.items())
     index.write_text(json.dumps({"weight_map": {**places, "more": "model-0.safetensors"}}))
-    with pytest.raises(IntegrityError, match=r"\['more'\], which no file has"):
+    with pytest.raises(IntegrityError, match=r"\['more'\], which are in no file"):
         TransformersCheckpoint(theirs).weights()
 
 
@@ -172,7 +172,7 @@ def test_the_place_follows_from_the_epoch(epoch, batch, ranks, size, place):
 
 
 def test_a_place_in_another_training_set_is_refused():
-    with pytest.raises(ValueError, match="was trained on another one"):
+    with pytest.raises(ValueError, match="was trained on another set"):
         place_in_epoch({"epoch": 0.5, "batch": 4, "ranks": 1}, 68)
 
 

@@ -119,7 +119,7 @@ def test_a_store_that_takes_no_artifact_ends_nothing(tmp_path, store, monkeypatc
     store.create_experiment("refused", artifact_location=(tmp_path / "file" / "below").as_uri())
     how = {"report_to": "mlflow", "max_steps": 8, "save_overlap": False}
     assert make_trainer(tmp_path / "run", **how).train().global_step == 8
-    assert "mlflow did not take a model" in capsys.readouterr().err
+    assert "mlflow did not accept a model" in capsys.readouterr().err
     (run,) = runs_of(store, "refused")
     assert run.info.status == "FINISHED"
     assert "final_model" not in run.data.tags

@@ -132,7 +132,7 @@ def test_a_tracker_that_fails_is_told_once_and_harms_nothing(repository, tmp_pat
     other = Lines()
     trainer = make_trainer(tmp_path, callbacks=[Reporting(kind(), Named("other", other))])
     assert trainer.train().global_step == 26
-    assert capsys.readouterr().err.count("does not draw all of this run") == 1
+    assert capsys.readouterr().err.count("lacks a part of this run") == 1
     assert {step for name, step, _ in other.drawn if name == "train/loss"} == set(range(3, 27, 3))
     saved = repository.checkpoints[max(repository.checkpoints)]["callbacks"]["Reporting"]
     assert saved["lines"]["step"] == 0
@@ -158,7 +158,7 @@ def test_a_tracker_that_hangs_is_left_behind(repository, tmp_path, capsys, monke
     trainer = make_trainer(tmp_path, callbacks=[Reporting(hanging)])
     assert trainer.train().global_step == 26
     hanging.released.set()
-    assert capsys.readouterr().err.count("does not draw all of this run") == 1
+    assert capsys.readouterr().err.count("lacks a part of this run") == 1
 
 
 def test_a_tracker_that_falls_behind_drops_the_newest(monkeypatch):
