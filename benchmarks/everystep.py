@@ -59,7 +59,7 @@ def _blocks(ranks: int, blocks: int) -> list[dict[str, Any]]:
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert "not held in memory" not in done.stderr, done.stderr[-3000:]
+        assert "not cached in memory" not in done.stderr, done.stderr[-3000:]
         steps = json.loads((Path(folder) / "steps.json").read_text(encoding="utf-8"))
     found = []
     for block in range(blocks):

@@ -257,7 +257,7 @@ _LOSSES = {
     "optimizer": "the optimizer's state",
     "scheduler": "the schedule",
     "rng_state": "the random state",
-    "data": "the data position",
+    "data": "the place in the data",
 }
 _NAMED_MAX = 4
 

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ends.callback(calm.end)
         calm.start()
         if calm.wait() != 0:
-            raise RuntimeError(f"the undisturbed run failed; see {calm.folder / 'said.txt'}")
+            raise RuntimeError(f"the run without faults failed; see {calm.folder / 'said.txt'}")
         bar.update(task, completed=options.steps)
         task = bar.add_task("struck", total=options.steps)
         struck = Job(runs[1], script, lambda step: bar.update(task, completed=step))

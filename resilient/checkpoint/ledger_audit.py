@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
     Expected = Callable[[str, int, int, int], str]
 
-ORDERS = ("computed again", "one in all attempts", "not known")
+# Values in JSON since schema version 1; `resilient audit` prints other words.
+ORDERS = ("computed anew", "one in all lives", "not known")
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class Coverage:
             self._leave(place.epoch)
             return
         raise LedgerGap(
-            f"the checkpoint is at epoch {epoch}, sample {samples}, and the ledger ends at "
+            f"the checkpoint is at epoch {epoch}, sample {samples}, but the ledger ends at "
             f"epoch {place.epoch}, sample {place.samples}"
         )
 
@@ -202,7 +203,7 @@ class Coverage:
                 f"samples {low} to {high} were trained {seen}"
             )
         raise LedgerGap(
-            f"{what} is at epoch {epoch}, sample {start}, and the record before it ends at "
+            f"{what} is at epoch {epoch}, sample {start}, but the previous record ends at "
             f"epoch {place.epoch}, sample {place.samples}"
         )
 
@@ -210,7 +211,7 @@ class Coverage:
         coverage = self.epochs.get(epoch, EpochCoverage(epoch))
         if coverage.size and self.place.samples != coverage.size:
             raise LedgerGap(
-                f"epoch {epoch} ends at sample {self.place.samples} of {coverage.size}, and no "
+                f"epoch {epoch} ends at sample {self.place.samples} of {coverage.size}, but no "
                 "record says that the others were skipped"
             )
 
@@ -293,7 +294,7 @@ def _why(number: int, chain: Collection[int]) -> str:
 
 def _of_another_run(generation: Generation, run_id: str) -> Iterator[LedgerProblem]:
     if generation.run_id != run_id:
-        problem = f"is of run {generation.run_id}, and the ledger of run {run_id}"
+        problem = f"belongs to run {generation.run_id}, but the ledger belongs to run {run_id}"
         yield LedgerProblem(generation_key(generation.number), 0, problem)
 
 
@@ -434,7 +435,9 @@ def _follow_back(
     seen: set[str] = set()
     while key:
         if key in seen:
-            found.flaws.append(LedgerProblem(named_by, 0, f"names `{key}`, which precedes it"))
+            found.flaws.append(
+                LedgerProblem(named_by, 0, f"names `{key}`, which is already in the chain")
+            )
             return []
         seen.add(key)
         segment = _segment(store, key, named_by, found)
@@ -483,10 +486,12 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
 def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
     """Return why a segment does not continue the one that it names."""
     if before.run_id != after.run_id:
-        problem = f"is of run {before.run_id}, and `{after.key}` of run {after.run_id}"
+        problem = f"belongs to run {before.run_id}, but `{after.key}` belongs to run {after.run_id}"
         return [LedgerProblem(before.key, 0, problem)]
     if before.head != after.opens:
-        problem = f"ends in another head than `{after.key}` continues from: it was replaced"
+        problem = (
+            f"its last link is not the link that `{after.key}` continues from: it was replaced"
+        )
         return [LedgerProblem(before.key, 0, problem)]
     left, right = before.checkpoint, after.checkpoint
     if left >= right:
@@ -520,7 +525,9 @@ def _unanchored(
             claim = f"states that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, but it does not"))
         elif manifest.run_id != chain[0].run_id:
-            problem = f"is of run {manifest.run_id}, and its ledger of run {chain[0].run_id}"
+            problem = (
+                f"belongs to run {manifest.run_id}, but its ledger belongs to run {chain[0].run_id}"
+            )
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, problem))
     return flaws
 
@@ -569,7 +576,7 @@ def _ends_elsewhere(
         claim = f"{anchor.records} records up to {anchor.place}"
         return f"states {claim} for the ledger; it has {records} up to {place}"
     if place.step != step:
-        return f"is of step {step}, and the ledger ends at step {place.step}"
+        return f"is at step {step}, but the ledger ends at step {place.step}"
     if "epoch" in manifest.data and "samples" in manifest.data:
         try:
             coverage.finish(manifest.data["epoch"], manifest.data["samples"])

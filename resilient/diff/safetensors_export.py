@@ -73,7 +73,9 @@ def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
     is_joined = side.layout == _JOINS and all(tensor.name.startswith(key) for tensor in chosen)
     for tensor in chosen:
         if ITEM_BITS.get(tensor.dtype, 1) % 8:
-            raise Unreadable(f"`{tensor.name}` is of {tensor.dtype}, which is no whole bytes")
+            raise Unreadable(
+                f"`{tensor.name}` is of {tensor.dtype}, which is not a whole number of bytes"
+            )
         name = bare(tensor.name)
         found.setdefault(name.removeprefix(key) if is_joined else name, tensor)
     return found

@@ -125,7 +125,7 @@ def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
         local_rank=read_integer(environ, "LOCAL_RANK", 0, least=0),
     )
     if not 0 <= world.rank < world.size:
-        raise ConfigError(f"RANK={world.rank} lies outside WORLD_SIZE={world.size}")
+        raise ConfigError(f"RANK={world.rank} is outside WORLD_SIZE={world.size}")
     return LaunchEnv(
         world=world,
         host=environ.get("MASTER_ADDR", ""),

@@ -253,5 +253,5 @@ def _restart(case: RepairCase, names: list[str], what: str, source: str, name: s
     follows = _NEW if name else _BEGINS
     case.losses |= dict.fromkeys(("the optimizer's state", "the schedule"), follows)
     if name:
-        case.losses |= dict.fromkeys(("random state", "the data position"), _NEW)
+        case.losses |= dict.fromkeys(("random state", "the place in the data"), _NEW)
     case.done(what, "left out with the files that depend on it: the weights are intact", source)

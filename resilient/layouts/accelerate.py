@@ -196,7 +196,7 @@ _NUMBERED = r"(?:_(\d{1,4}))?"
 _SCALER, _LOADER = "scaler.pt", "dl_state_dict.bin"
 _ROW_MAX = 1 << 10
 """Largest number of models, optimizers or objects for which gaps are detected."""
-_PLACE = "the data position"
+_PLACE = "the place in the data"
 _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 
 
@@ -237,7 +237,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
         optimizer=numbers,
         schedule=schedule,
         rng=rng,
-        data={"stored by the script itself": place} if place else {},
+        data={"kept by the script itself": place} if place else {},
         versions=dict(model.engine.versions) if model.engine else {},
         facts=_facts(folder, listing, own=len(_numbers(listing, _OWN))),
         problems=(*found, *_scheduled(folder, listing, numbers, schedule)),
@@ -366,7 +366,7 @@ def _facts(folder: Folder, listing: DirectoryListing, own: int) -> dict[str, Any
     found: dict[str, Any] = {"objects of the script": own} if own else {}
     step = _value(folder, listing, "random_states_0.pkl", "step")
     if whole(step):
-        found["batches since its start"] = whole(step)
+        found["batches since it began"] = whole(step)
     scale = decimal(_value(folder, listing, _SCALER, "scale"))
     return {**found, **({"loss scale": scale} if scale is not None else {})}
 

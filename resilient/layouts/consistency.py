@@ -174,7 +174,7 @@ def _unplaced(
     if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
         return []
     what = f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
-    return [Problem(place, what, "the data position", cure=Remedy.UNKEPT)]
+    return [Problem(place, what, "the place in the data", cure=Remedy.UNKEPT)]
 
 
 def _in_time(
@@ -223,7 +223,7 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
                 return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
     if type(last) is int and last < 0 and count:
         what = f"it is at step {last} after {count} calls: its rates would start again"
-        return [Problem(place, what, "the position in the schedule", cure=Remedy.COPY)]
+        return [Problem(place, what, "the place in the schedule", cure=Remedy.COPY)]
     if count is None or step is None or count == step + 1 or "_schedulers" in value:
         return []
     what = f"it counts {count} calls at step {step}, but each step adds one"
@@ -254,7 +254,7 @@ def check_update_count(
         what = f"it has {count} groups, but the schedule has rates of {groups}: torch fails at that"
         return [replace(stops, place=owner or place, what=what)]
     if begun != count and (_LAMBDAS in value or groups != count):
-        what = f"it has rates of {begun} groups, and the optimizer has {count}"
+        what = f"it has rates of {begun} groups, but the optimizer has {count}"
         return [replace(stops, what=f"{what}: torch fails at that")]
     what = (
         f"it has {begun} initial rates and {groups} last rates, but the optimizer has {count} "

@@ -43,7 +43,7 @@ _STEP_FOLDER = re.compile(r"([^/]*?(\d{1,12}))/")
 _WANTED = {
     r"(?i)sched": "the schedule",
     r"(?i)rng|random": "the random state",
-    r"(?i)data|sampler|train_state|step$": "the data position",
+    r"(?i)data|sampler|train_state|step$": "the place in the data",
 }
 _DCP_TITLE = "a distributed checkpoint of torch"
 
@@ -82,7 +82,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         world=index.ranks,
         optimizer=optimizer,
         versions={"metadata": index.version} if index.version else {},
-        facts={"values that are not tensors": len(index.values)} if index.values else {},
+        facts={"values that are no tensors": len(index.values)} if index.values else {},
         problems=(*index.problems, *lacking),
     )
 

@@ -366,7 +366,9 @@ def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Prob
         )
     if arguments is not None and arguments.get("ignore_data_skip") is True:
         found.append("its run has `ignore_data_skip`: a resume starts the data again")
-    return [Problem(".", reason, "the data position", cure=Remedy.UNKEPT) for reason in found[:1]]
+    return [
+        Problem(".", reason, "the place in the data", cure=Remedy.UNKEPT) for reason in found[:1]
+    ]
 
 
 def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> dict[str, str]:

@@ -36,7 +36,7 @@ _PARTS = {
     _STATE: re.compile(re.escape(_STATE)),
 }
 """The parts of a save of the Trainer of Transformers, in the order in which it writes them."""
-_MISSING = ("it is missing", "no weights are in it", "no random states are saved")
+_MISSING = ("it is missing", "it contains no weights", "no random states are saved")
 
 
 def saved_name(url: str) -> str:

@@ -38,7 +38,7 @@ _LOOPS = {
     "epoch_loop.batch_progress": "the batch in the epoch",
     "epoch_loop.automatic_optimization.optim_progress": "the step",
 }
-_PLACE = "the data position"
+_PLACE = "the place in the data"
 
 
 def is_run(value: Any) -> bool:

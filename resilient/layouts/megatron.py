@@ -33,7 +33,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _TITLE = "an iteration of Megatron"
 _ITERATION = re.compile(r"iter_(\d{1,12})/?$")
 _RANDOM = "rng_state/shard_"
-_PLACE = "the data position"
+_PLACE = "the place in the data"
 
 
 def is_iteration(listing: DirectoryListing, prefix: str = "") -> bool:

@@ -130,7 +130,7 @@ _LOAD_FILE = "model.load_state_dict(safetensors.torch.load_file('{path}'))"
 _FROM_PRETRAINED = "AutoModel.from_pretrained('{path}')"
 _WANTED = {
     ("rng", "random"): "the random state",
-    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the data position",
+    (*("data", "sampler", "loop", "loader"), *("step", "iter", "epoch")): "the place in the data",
 }
 _STEPS = ("global_step", "step", "iteration", "iter", "num_steps", "steps")
 _EPOCHS = ("epoch", "current_epoch", "epochs_trained")

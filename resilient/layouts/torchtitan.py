@@ -24,7 +24,7 @@ _TITLE = "a step of torchtitan"
 _STEP = "train_state.step"
 _RANK = re.compile(r"dataloader\.dp_rank_(\d{1,7})")
 _WORLD = "dataloader.world_size"
-_PLACE = "the data position"
+_PLACE = "the place in the data"
 _OTHERS = ("lr_scheduler", "dataloader", "train_state")
 _GAPS_MAX = 8
 

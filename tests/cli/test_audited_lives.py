@@ -80,7 +80,7 @@ NOTHING = "it is unknown whether it trained, and from where"
             f"is missing: {NOTHING}",
         ),
         (edit_the_cause, LAST, PART),
-        (swap_for_another_runs, LOST, "is of run"),
+        (swap_for_another_runs, LOST, "belongs to run"),
         (swap_for_another_lives, LOST, "is the record of generation 1"),
         (skip_more_than_there_is, LAST, "is above the number of the generation"),
     ],

@@ -81,7 +81,7 @@ def test_the_seed_that_was_drawn_is_part_of_the_command(call):
         (("kills", "--", "report", "runs/x"), 2, "needs a training to inject faults into"),
         (("kils", *TRAIN), 78, "no plan `kils`: there are calm"),
         (("kills", "--", "train", "--repo", "x", "t.py"), 78, "--repo: each of the two runs"),
-        (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the struck run"),
+        (("kills", "--", "train", "--resume", "never", "t.py"), 78, "--resume: the run under"),
         (("kills", "--", "train", "--nnodes=1:2", "t.py"), 78, "--nnodes: chaos starts one host"),
         (("cuts", *TRAIN), 78, "`cut`: it applies to one of several hosts: chaos run --hosts 2"),
         (("kills", "--hosts", "0", *TRAIN), 2, "--hosts"),

@@ -1,4 +1,4 @@
-"""What a hint or a fix says is a command that can be typed, or that there is none."""
+"""A hint or a fix is a command that can be typed, an instruction, or says that there is none."""
 
 from __future__ import annotations
 
@@ -35,13 +35,15 @@ PROGRAMS = (
         "nvidia-smi",
     ),
 )
-NONE = re.compile(r"none\b(: | here: | is needed\b| but to )")
+INSTRUCTIONS = ("count", "delete", "give", "increment", "set")
+NONE = re.compile(r"none\b(: | here: | is needed\b)")
 NAMES = ("hint", "fix")
 
 
 def is_told(text: str) -> bool:
-    """Say whether a text is a command, or says why there is none."""
-    return not text or text.partition(" ")[0] in PROGRAMS or bool(NONE.match(text))
+    """Return True for a command, an instruction, or a text that says why there is no command."""
+    is_order = text.partition(" ")[0] in (*PROGRAMS, *INSTRUCTIONS)
+    return not text or is_order or bool(NONE.match(text))
 
 
 def texts_of(node: ast.expr, known: dict[str, str]) -> list[str]:
@@ -125,8 +127,9 @@ def test_hints_in_a_transcript_are_commands(path):
         ("resilient ckpt ls s3://bucket/run", True),
         ("none: its tool keeps none", True),
         ("none is needed: no resume reads it", True),
+        ("set host_bytes_max=1024 or more", True),
         ("", True),
-        ("look at the URL; no run ever began there", False),
+        ("look at the URL; no run was ever started there", False),
         ("name another file", False),
         ("near it: config.json", False),
         ("nonetheless: go on", False),

@@ -158,7 +158,7 @@ def test_the_trash_is_emptied_on_demand_and_by_the_next_prune_after_its_time(rep
         (("--keep-tag", "nosuchtag", "--yes"), 2, "no tag `nosuchtag`"),
         (("--keep-last", "1"), 2, "no terminal is there to confirm it"),
         (("--keep-last", "1", "--json"), 2, "no terminal is there to confirm it"),
-        (("--keep-last", "1", "--yes", "--grace", "soon"), 2, "--grace 'soon' is no length"),
+        (("--keep-last", "1", "--yes", "--grace", "soon"), 2, "--grace 'soon' is not a duration"),
         (("--keep-last", "1", "--undo"), 2, "excludes policies"),
         (("--empty-trash", "--undo"), 2, "excludes policies"),
         (("--undo", "20260101"), 2, "is not the id of a prune"),

@@ -90,7 +90,7 @@ def test_forty_columns_are_enough(repo):
     lines = shown.splitlines()
     assert max(len(one) for one in lines if " checkpoints, " not in one) <= 40
     assert "STATE  ok\nID     checkpoint-35-g2\n" in shown
-    assert "BEGAN FROM   checkpoint-20-g1\n" in shown
+    assert "STARTED FROM  checkpoint-20-g1\n" in shown
 
 
 def _every_command(table=COMMANDS, *path):

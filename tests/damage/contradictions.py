@@ -262,7 +262,7 @@ KINDS_OF_CONTENT = [
       for role, end in ((OPTIMIZER, ""), (WEIGHTS, IN_ONE))
       for name, change in (
           ("no groups", no_groups), ("a rate of NaN", rate_of(float("nan"))),
-          ("no state of any parameter", nothing_of_any), ("negative squares", negative_squares),
+          ("nothing of any parameter", nothing_of_any), ("negative squares", negative_squares),
           ("one parameter updated less often", updated_less))),
     Kind("optimizer: another rate than its schedule's", optimizer(rate_of(0.5))),
     Kind("optimizer: a parameter twice in its groups", optimizer(parameter_twice)),

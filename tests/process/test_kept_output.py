@@ -22,7 +22,7 @@ def test_each_life_s_output_is_kept_by_rank(train, tmp_path):
         for one in LogReader().read(find_sources(tmp_path))
     ]
     assert [text.partition(" on ")[0] for _, stream, text in found if stream == "run"] == [
-        "begins (start)", "begins (failure)"
+        "starts (start)", "starts (failure)"
     ]  # fmt: skip
     for line in (
         (1, "out", "rank 0 of life 0"),

@@ -92,7 +92,7 @@ def test_a_host_that_is_asked_to_leave_does_and_the_other_goes_on_from_that_step
     wait_until(lambda: beats.exists() and len(beats.read_text().split()) > made + 3, "steps", first)
     second.send(signal.SIGTERM)
     assert [second.end(), first.end()] == [75, 0], said([first, second])
-    assert "127.0.0.1 leaves; 1 of 1:2 host continues" in first.err
+    assert "127.0.0.1 leaves; 1 host continues (--nnodes 1:2)" in first.err
     assert [int(step) for step in beats.read_text().split()] == [*range(1, STEPS + 1)]
     assert audited(run)["ranks"][-2:] == [2, 1]
     assert digest(run) == calm

@@ -89,7 +89,7 @@ def test_hosts_end_with_whoever_made_them(can_make_hosts):
 
 def test_what_is_missing_is_told(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "only root may" in why_no_hosts()
+    assert "which need root" in why_no_hosts()
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(netns, "PROGRAMS", ("ip-that-is-nowhere",))
     assert "ip-that-is-nowhere, which is not installed" in why_no_hosts()

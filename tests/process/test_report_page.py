@@ -112,7 +112,7 @@ def test_lives_faults_and_lost_parts_are_told_apart(page):
     go(page, "run")
     emulate(page, *WIDE, "light")
     lives = [one.text for one in page.find_elements(By.CSS_SELECTOR, "svg .name")]
-    assert {"run", "life 1", "life 2", "life 3"} <= set(lives)
+    assert {"run", "attempt 1", "attempt 2", "attempt 3"} <= set(lives)
     titles = page.execute_script(
         "return [...document.querySelectorAll('.fault title')].map((one) => one.textContent)"
     )

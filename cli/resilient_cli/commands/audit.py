@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.ledger_audit import ORDERS
 from resilient.checkpoint.ledger_audit import audit as audit_ledger
 from resilient.errors import NoIntactCheckpoint, NothingToResume
 from resilient.redaction import shell_quote
@@ -27,6 +28,9 @@ from resilient_cli.views.text import NONE, count
 
 if TYPE_CHECKING:
     from resilient.checkpoint.ledger_audit import Audit, EpochCoverage
+
+# Words for the values of ``ORDERS``, which JSON output keeps.
+_ORDERS = dict(zip(ORDERS, ("from the seed", "same in all attempts", "unknown"), strict=True))
 
 
 def auditing(url: str, found: Audit) -> CommandResult:
@@ -53,7 +57,7 @@ def auditing(url: str, found: Audit) -> CommandResult:
         ],
         "flaws": [asdict(one) for one in found.flaws],
     }
-    columns = ("EPOCH", "SAMPLES", "TRAINED", "LEFT OUT", "AGAIN", "ORDER")
+    columns = ("EPOCH", "SAMPLES", "TRAINED", "SKIPPED", "REPEATED", "ORDER")
     epochs = Table(columns, tuple(_row(one) for one in found.epochs if found.is_proven))
     flaws = Table(
         ("WHERE", "RECORD", "PROBLEM"),
@@ -69,7 +73,7 @@ def resizes_of(found: Audit) -> int:
 
 def _row(epoch: EpochCoverage) -> tuple[str, ...]:
     shown = (epoch.number, epoch.size or NONE, epoch.trained, epoch.left_out, epoch.repeated)
-    return (*map(str, shown), epoch.order)
+    return (*map(str, shown), _ORDERS[epoch.order])
 
 
 def _closing(found: Audit) -> list[str]:
@@ -87,9 +91,11 @@ def _closing(found: Audit) -> list[str]:
     again = sum(one.repeated for one in found.epochs)
     but = ""
     if again:
-        lines.append(f"{count(again, 'sample')} were repeated to fill the last round of all ranks.")
+        verb = "was" if again == 1 else "were"
+        repeated = f"{count(again, 'sample')} {verb} repeated"
+        lines.append(f"{repeated} to fill the last round of all ranks.")
         but = " except those"
-    part = f"{len(found.lives)} of {found.claimed} generations contributed"
+    part = f"{len(found.lives)} of {found.claimed} generations are part of the result"
     resized = count(resizes_of(found), "change")
     lines.append(f"{part}; {resized} of the number of ranks: {', '.join(map(str, found.ranks))}.")
     steps = f"Verified up to {found.checkpoint}: in steps {began.step + 1} to {place.step}"

@@ -105,11 +105,11 @@ def verdict(
         "folder": str(wish.folder),
     }
     faults = Table(
-        ("STEP", "FAULT", "EXIT", "LOST", "BEGAN FROM", "GOES ON AFTER"),
+        ("STEP", "FAULT", "EXIT", "LOST", "STARTED FROM", "CONTINUES AFTER"),
         tuple(map(_row, evidence.struck)),
     )
     judged = Table(
-        ("PROMISE", "STATE", "WHAT"),
+        ("GUARANTEE", "STATE", "WHAT"),
         tuple((one.name, str(one.state), _sentence(one)) for one in promises),
     )
     closing = _closing(wish, evidence, promises, again)

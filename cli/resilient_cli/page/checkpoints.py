@@ -113,7 +113,7 @@ def lives_of(found: Listing) -> str:
         )
         for generation in reversed(found.generations)
     ]
-    head = ("life", "began from", "cause", "host", "claimed at", "holds now")
+    head = ("generation", "started from", "cause", "host", "claimed at", "holds now")
     return table(head, rows, numbers=(0,))
 
 
@@ -153,7 +153,7 @@ def _lane(
 ) -> Iterator[str]:
     """Yield the name of an attempt, the line through its checkpoints, and its branch."""
     cause = generation.cause if generation else ""
-    yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">life {number}</text>'
+    yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">generation {number}</text>'
     yield f'<text class="name" x="{_LEFT - 22}" y="{y + 14}">{text(cause[:14])}</text>'
     own = sorted(
         x for checkpoint_id, (x, _) in places.items() if checkpoint_id.generation == number

@@ -112,7 +112,7 @@ def _faults(found: GoodputReport) -> str:
         )
         for one in found.faults
     ]
-    head = ("life", "after", "cause", "where", "detail", "down", "lost steps", "lost time")
+    head = ("attempt", "after", "cause", "where", "detail", "down", "lost steps", "lost time")
     return table(
         ("cause", "faults", "mean time to repair", "lost steps", "lost time"),
         causes,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from resilient.goodput.timeline import TimelineInterval
 
 WIDTH = 1000
-_LEFT, _ROW, _BINS = 56, 18, 900
+_LEFT, _ROW, _BINS = 72, 18, 900
 _LIVES_MAX, _POINTS_MAX = 40, 1500
 _HEIGHT = 260
 
@@ -62,7 +62,7 @@ def timeline(found: GoodputReport) -> str:
     parts += _axis(scale, below)
     rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", found.intervals)]
     rows += [
-        (f"life {one}", [each for each in found.intervals if each.life == one]) for one in lives
+        (f"attempt {one}", [each for each in found.intervals if each.life == one]) for one in lives
     ]
     for nth, (name, intervals) in enumerate(rows):
         y = nth * (_ROW + 4) + 14

@@ -171,7 +171,7 @@ def _numbers(found: Sequence[Histogram], names: Sequence[str]) -> str:
     ]
     looked = [f"{each_histogram.seen:,} of {each_histogram.elements:,}" for each_histogram in found]
     rows.append(
-        ("looked at", looked if any(o.seen < o.elements for o in found) else ["all"] * len(found))
+        ("read", looked if any(o.seen < o.elements for o in found) else ["all"] * len(found))
     )
     if len(found) == 1:
         pairs = "".join(f"<div><dt>{name}</dt><dd>{cells[0]}</dd></div>" for name, cells in rows)

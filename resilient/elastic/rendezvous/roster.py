@@ -184,8 +184,8 @@ class HostsReleased(Event):
         verb = "leaves" if len(self.hosts) == 1 else "leave"
         on = "host continues" if self.nodes_left == 1 else "hosts continue"
         return (
-            f"{', '.join(self.hosts)} {verb}; "
-            f"{self.nodes_left} of {self.nodes_min}:{self.nodes_max} {on}"
+            f"{', '.join(self.hosts)} {verb}; {self.nodes_left} {on} "
+            f"(--nnodes {self.nodes_min}:{self.nodes_max})"
         )
 
 

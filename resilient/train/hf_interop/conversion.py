@@ -350,9 +350,9 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         return naming
     if find_redirect(model) is not None:
         raise ConfigError(
-            "an adapter's checkpoint of Transformers cannot be taken over into FSDP1, which does "
-            "not give away the tensors of its base",
-            hint="take it over without fsdp first, or write version=2 in fsdp_config",
+            "cannot import an adapter's checkpoint of Transformers with FSDP1, which does not "
+            "expose the tensors of the base model",
+            hint="import it without fsdp first, or set version=2 in fsdp_config",
         )
     return replace(naming, adapter=adapter_of(model)["names"], base=model.state_dict())
 

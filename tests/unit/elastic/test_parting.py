@@ -63,8 +63,10 @@ def test_hosts_that_go_on_meet_again_for_free():
 
 
 def test_it_is_told_who_leaves_and_how_many_go_on():
-    assert HostsReleased(["h2"], 1, 1, 2).message() == "h2 leaves; 1 of 1:2 host continues"
-    assert HostsReleased(["h2", "h3"], 2, 1, 4).message() == "h2, h3 leave; 2 of 1:4 hosts continue"
+    assert HostsReleased(["h2"], 1, 1, 2).message() == "h2 leaves; 1 host continues (--nnodes 1:2)"
+    assert HostsReleased(["h2", "h3"], 2, 1, 4).message() == (
+        "h2, h3 leave; 2 hosts continue (--nnodes 1:4)"
+    )
 
 
 class Node(SimpleNamespace):

@@ -45,7 +45,7 @@ def test_nothing_is_found_in_a_whole_checkpoint(path):
     # Of the last one of a run there is no resume to have been recorded.
     is_moved = is_moved or (path.parts[-3] == "gpt2_iterable" and step == 24)
     lost = {one.loses for one in problems_of(path)[1]}
-    assert lost == ({"the data position"} if is_moved else set())
+    assert lost == ({"the place in the data"} if is_moved else set())
 
 
 @pytest.fixture

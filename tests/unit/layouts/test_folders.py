@@ -46,7 +46,7 @@ def check_trainer(path):
     state = json.loads((path / "trainer_state.json").read_text())
     schedule = torch.load(path / "scheduler.pt", weights_only=True)
     lost = tuple(one.loses for one in found.problems)
-    assert (found.layout, lost) == ("hf-trainer", ("the data position",) * is_stream(path))
+    assert (found.layout, lost) == ("hf-trainer", ("the place in the data",) * is_stream(path))
     assert (found.step, found.epoch) == (state["global_step"], state["epoch"])
     assert found.schedule.step == schedule["last_epoch"] == expected_step(path)
     assert found.schedule.rates == tuple(schedule["_last_lr"])
@@ -178,7 +178,7 @@ def test_a_distributed_checkpoint_is_what_its_reader_says(distributed):
     assert (found.layout, found.world) == ("dcp", 1)
     assert {one.name: one.dtype for one in found.tensors}["model.b"] == "BF16"
     assert found.optimizer.step == 9
-    assert assess_resumability(found, "there").why == ("the random state", "the data position")
+    assert assess_resumability(found, "there").why == ("the random state", "the place in the data")
 
 
 @pytest.mark.parametrize(

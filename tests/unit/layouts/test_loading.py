@@ -78,7 +78,7 @@ def test_weights_alone_are_no_training_state_in_whatever_layout(tmp_path):
     torch.save({"model": WEIGHTS}, tmp_path / "one.pt")
     for path in (folder, tmp_path / "one.pt"):
         assert verdict(path).answer == "no"
-        assert "weights alone" in verdict(path).why[0]
+        assert "only weights" in verdict(path).why[0]
     torch.distributed.checkpoint.save(
         {"model": WEIGHTS, "scheduler": {"last_epoch": 3}},
         checkpoint_id=str(tmp_path / "more"),

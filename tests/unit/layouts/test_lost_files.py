@@ -100,7 +100,7 @@ def test_a_stream_is_found_again_in_its_first_pass_alone(single, epoch, answer):
     path.write_text(json.dumps(state | more))
     found = verdict(single)
     assert found.answer == answer
-    assert found.why == (("the data position",) if answer == "partly" else ())
+    assert found.why == (("the place in the data",) if answer == "partly" else ())
 
 
 @pytest.mark.parametrize(("is_ignored", "answer"), [(False, "yes"), (True, "partly")])
@@ -109,7 +109,7 @@ def test_a_run_that_skips_no_data_has_no_place_in_them(single, is_ignored, answe
     torch.save(arguments, single / "training_args.bin")
     found = verdict(single)
     assert found.answer == answer
-    assert found.why == (("the data position",) if is_ignored else ())
+    assert found.why == (("the place in the data",) if is_ignored else ())
 
 
 def test_a_folder_under_another_name_is_still_its_own_best(single):

@@ -81,4 +81,4 @@ def test_a_name_in_an_index_that_leads_out_is_not_called_missing(run, name):
 def test_a_repair_says_of_a_pipe_what_it_is(run):
     (run / "model.safetensors").unlink()
     os.mkfifo(run / "model.safetensors")
-    assert "a pipe is no file" in plan_layout_repair(str(run)).refused["model.safetensors"]
+    assert "a pipe is not a file" in plan_layout_repair(str(run)).refused["model.safetensors"]

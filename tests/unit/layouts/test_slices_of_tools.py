@@ -30,7 +30,7 @@ from tests.helpers.foreign_folders import (
     write_universal,
 )
 
-DATA, RANDOM = "the data position", "the random state"
+DATA, RANDOM = "the place in the data", "the random state"
 
 
 def values_of(folder, contents):

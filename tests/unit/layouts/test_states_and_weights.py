@@ -194,4 +194,4 @@ def test_a_state_under_a_name_must_be_of_the_shape_of_that_weight(tmp_path):
     optimizer = {"state": states, "param_groups": [{"lr": 0.1, "params": list(weights)}]}
     torch.save({"model": weights, "optimizer": optimizer}, tmp_path / "last.pt")
     whys = " ".join(verdict(tmp_path / "last.pt").why)
-    assert "has the shape [2, 3], its weight [3, 2]" in whys
+    assert "has the shape [2, 3], but its weight has [3, 2]" in whys

@@ -23,7 +23,7 @@ from tests.helpers.foreign_folders import (
 )
 from tests.helpers.sharded_folders import optimizer, values
 
-DATA, RANDOM = "the data position", "the random state"
+DATA, RANDOM = "the place in the data", "the random state"
 
 
 def spoiled(path, tmp_path, spoil):
@@ -99,7 +99,7 @@ def test_a_place_in_the_data_is_taken_from_a_loader_or_from_the_script(accelerat
     shutil.copy(both / "random_states_0.pkl", both / "random_states_1.pkl")
     assert f"{DATA} of all ranks but one" in verdict(both).why
     again(both, "custom_checkpoint_1.pkl", batches_done=4)
-    assert look(both).data == {"stored by the script itself": "batches_done"}
+    assert look(both).data == {"kept by the script itself": "batches_done"}
     assert verdict(both).answer == "yes"
 
 

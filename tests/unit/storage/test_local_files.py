@@ -272,7 +272,9 @@ def test_a_folder_that_can_never_be_made_is_refused_at_once(method):
     """What /proc answers is that of a folder that was removed, and would be tried for a minute."""
     store = RetryingStore(LocalStore(Path("/proc/self/nothing/here")), SystemClock(), 60.0)
     began = time.monotonic()
-    with pytest.raises(StoreDenied, match=r"takes no folder `/proc/[0-9]+/nothing`") as caught:
+    with pytest.raises(
+        StoreDenied, match=r"does not accept the folder `/proc/[0-9]+/nothing`"
+    ) as caught:
         getattr(store, method)("a/b", b"x")
     assert time.monotonic() - began < 5
     assert "another folder" in caught.value.hint

@@ -77,7 +77,7 @@ def test_a_model_may_say_where_it_is_cut():
     assert cut(Own(), 3).units["head"] == 2
     told = cut(Own(), 3, ["body.layers.2", "body.layers.4"])
     assert told.entries == ("body.layers.2", "body.layers.4"), "who trains knows better"
-    with pytest.raises(ConfigError, match=r"pp_split_points\(4\)` names 2 modules, and 4 stages"):
+    with pytest.raises(ConfigError, match=r"pp_split_points\(4\)` names 2 modules, but 4 stages"):
         cut(Own(), 4)
 
 

@@ -199,8 +199,8 @@ def test_hosts_that_cannot_be_are_refused():
         ({"nnodes": "1:2"}, "--nnodes 1:2: there are 3 hosts"),
         ({"nnodes": "4"}, "--nnodes 4: there are 3 hosts"),
         ({"rdzv_endpoint": "a:1"}, "--rdzv-endpoint: chaos sets the rendezvous of its hosts"),
-        ({"standalone": True}, "--standalone: chaos says where"),
-        ({"local_addr": "a"}, "--local-addr: chaos says where"),
+        ({"standalone": True}, "--standalone: chaos sets"),
+        ({"local_addr": "a"}, "--local-addr: chaos sets"),
     ],
 )
 def test_a_command_that_says_otherwise_how_hosts_meet_is_refused(given, said):

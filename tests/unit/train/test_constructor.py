@@ -111,7 +111,7 @@ def test_what_is_no_model_is_refused(tmp_path, model, says):
 
 
 def test_arguments_of_another_library_are_refused_with_the_import(tmp_path):
-    with pytest.raises(ConfigError, match=r"is a types\.SimpleNamespace, not our") as refusal:
+    with pytest.raises(ConfigError, match=r"is a types\.SimpleNamespace, not resilient") as refusal:
         Trainer(Net(), SimpleNamespace(output_dir=str(tmp_path)))
     assert refusal.value.hint == "from resilient import TrainingArguments"
 

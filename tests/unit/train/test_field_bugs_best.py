@@ -107,7 +107,7 @@ def test_what_was_measured_is_in_the_manifest_and_finds_the_best(tmp_path):
 
 
 def test_a_retention_that_makes_no_sense_is_refused_before_training(tmp_path):
-    with pytest.raises(ConfigError, match="knows no `keep_lost`"):
+    with pytest.raises(ConfigError, match="has no option `keep_lost`"):
         TrainingArguments(output_dir=str(tmp_path), save_retention={"keep_lost": 1})
     args = TrainingArguments(output_dir=str(tmp_path), save_retention={"keep_best": "loss:2"})
     assert json.loads(args.to_json_string())["save_retention"] == {"keep_best": "loss:2"}

@@ -104,7 +104,7 @@ def test_several_lives_with_other_batches_tile_the_epochs(tmp_path):
     found = proven(tmp_path)
     assert (found.place.step, found.lives, found.claimed) == (20, (1, 2, 3), 3)
     first = found.epochs[0]
-    assert (first.trained, first.is_complete, first.order) == (SIZE, True, "computed again")
+    assert (first.trained, first.is_complete, first.order) == (SIZE, True, "computed anew")
     steps = {row[1]: row for row in rows_of(tmp_path) if row[0] == "step"}
     assert steps[5][3:11] == [0, 16, 20, 1, 4, 1, 1, 1]
     assert steps[6][3:11] == [0, 20, 23, 1, 3, 1, 1, 1]
@@ -168,7 +168,7 @@ def test_other_orders(strategy, tmp_path):
         train(
             tmp_path, dataset=Long(), max_steps=steps, train_sampling_strategy=strategy, **lengths
         )
-    known = "one in all attempts" if strategy == "group_by_length" else "computed again"
+    known = "one in all lives" if strategy == "group_by_length" else "computed anew"
     assert [one.order for one in proven(tmp_path).epochs] == [known]
 
 
@@ -185,7 +185,7 @@ def test_canonical_reduction_deals_the_data_to_micro_batches(tmp_path):
     for steps in (3, 9):
         train(tmp_path, max_steps=steps, **sizes)
     found = proven(tmp_path)
-    assert found.epochs[0].order == "computed again"
+    assert found.epochs[0].order == "computed anew"
     assert (found.epochs[0].repeated, found.ranks) == (5 * 12 - SIZE, (1,))
     assert rows_of(tmp_path)[1][1:11] == [1, 1, 0, 0, 12, 1, 4, 3, 1, 1]
 

@@ -135,6 +135,6 @@ def test_where_other_numbers_were_drawn_it_is_lost_and_that_is_told(
     (tmp_path / newest.key("rng_state_0.safetensors")).unlink()
     assert main(["ckpt", "repair", str(newest), str(tmp_path), "--apply"]) == 1
     told = capsys.readouterr().out
-    assert "do not follow from seed and step" in told
+    assert "cannot be computed from seed and step" in told
     assert "Training can resume from" in told
     assert not (tmp_path / newest.key("rng_state_0.safetensors")).exists()

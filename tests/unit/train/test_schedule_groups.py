@@ -35,5 +35,5 @@ def test_groups_that_were_equal_may_be_cut_otherwise(before, after, kind):
 
 def test_groups_that_differed_are_not_guessed():
     old = scheduler(2, rates=(0.5, 0.1))
-    with pytest.raises(ValueError, match="`base_lrs` is of 2 groups"):
+    with pytest.raises(ValueError, match="`base_lrs` has values for 2 groups"):
         ScheduleState(scheduler(1)).load_state_dict(old.state_dict())

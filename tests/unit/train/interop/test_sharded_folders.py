@@ -175,7 +175,7 @@ def test_partitions_that_lack_or_are_of_another_step_are_seen(theirs):
     last = engine / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     held = last.read_bytes()
     last.unlink()
-    with pytest.raises(IntegrityError, match="has 1 partitions, of 2"):
+    with pytest.raises(IntegrityError, match="has 1 partitions of 2"):
         everything(theirs)
     first.rename(last)
     with pytest.raises(IntegrityError, match=r"partitions of ranks \[1\]"):

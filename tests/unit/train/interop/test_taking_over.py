@@ -258,7 +258,7 @@ def test_import_with_epoch_zero_and_no_log_is_told_and_strict_refuses(tmp_path, 
         trainer(tmp_path / "strict", strict_resume=True).train(theirs)
     assert not commits(tmp_path / "strict")
     trainer(tmp_path / "out", max_steps=8).train(theirs)
-    assert "with loss of the data position" in capsys.readouterr().err
+    assert "with loss of the place in the data" in capsys.readouterr().err
 
 
 def test_import_of_folder_that_changes_is_refused(tmp_path, theirs, monkeypatch):
