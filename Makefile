@@ -143,8 +143,15 @@ slurm: $(STAMP)
 matrix: $(STAMP)
 	$(PYTEST) -m '' -n auto --dist loadgroup tests/unit/train/test_matrix.py tests/process/test_strategies.py --matrix --timeout 900
 
+# Hand-written mutants of the guarantees, then generated mutants of pure modules (tests/mutants/modules.toml).
+# MODULES=PATHS runs only the generated mutants of these modules.
 mutants: $(STAMP)
+ifdef MODULES
+	nice $(BIN)/python -m tests.mutants.generated $(MODULES)
+else
 	$(BIN)/python -m tests.mutants
+	nice $(BIN)/python -m tests.mutants.generated
+endif
 
 # Preempts one run again and again: make preemptions N=100 SEED=2
 N ?= 100

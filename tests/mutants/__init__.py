@@ -1,1 +1,1 @@
-"""Deliberate defects of the durability code, each with the tests that must notice."""
+"""Deliberate defects, each with the tests that must detect it."""

@@ -1,11 +1,11 @@
-"""Break the durability code on purpose and see the tests go red: ``python -m tests.mutants``.
+"""Break guarantees on purpose and run the tests that must fail: ``python -m tests.mutants``.
 
-A harness that cannot fail is decoration. Each mutant changes one place of a copy of the tree
-and runs the tests that must catch it. The command fails if one survives, or if the text that a
-mutant replaces is no longer in the code.
+Each mutant changes one place in a copy of the tree and runs the tests that must detect it. The
+command fails if a mutant survives, or if the code no longer has the text that a mutant replaces.
 
-Each run is a fork of a process that has imported torch and pytest and nothing of ours. Parts:
-``--only crash,tiers`` for some lists, ``--from 120`` to go on, a word for what has it in its name.
+Each run is a fork of a process that has imported torch and pytest. ``WORDS`` selects the mutants
+whose descriptions have all these words, ``--only retention,tiers`` selects lists, and
+``--from 120`` continues at a number.
 """
 
 from __future__ import annotations
@@ -17,173 +17,107 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.mutants import (
-    accounting,
-    adapters,
-    arguments,
-    cadence,
-    canonical,
-    chaos,
-    commands,
-    comparison,
-    crash,
-    detection,
-    evaluation,
+    agent,
+    cached_steps,
+    capture,
+    cli,
+    daemon,
+    engine,
     fencing,
-    fitting,
-    glances,
-    hangs,
-    holding,
-    hosts,
-    inplace,
-    integrity,
-    judging,
-    keeper,
-    kubernetes,
-    layout_readers,
-    layouts,
+    file_format,
     ledger,
-    loop,
-    mending,
-    metrics,
-    notices,
-    nursery,
-    outputs,
-    overlap,
-    pace,
-    page,
-    parity,
-    pipelines,
-    recipes,
-    refer,
+    other_trainers,
+    rendezvous,
+    repair,
+    resume,
     retention,
     rollback,
     s3,
-    scanning,
-    sharding,
-    simulation,
-    slurm,
-    speed,
-    spine,
-    stopping,
+    save,
+    state_dict,
     storage,
-    streams,
-    surface,
-    telling,
-    theirs,
+    strategies,
     tiers,
-    trackers,
-    travel,
-    trials,
+    training,
 )
+from tests.mutants.fork_pool import ForkPool
 from tests.mutants.mutant import Mutant
-from tests.mutants.warmth import Warmth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+TREE = ("resilient", "cli", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
+"""What the copy of the tree has."""
 SECONDS_MAX = 300
 
 LISTS = {
-    one.__name__.rpartition(".")[2]: one.MUTANTS
-    for one in (
-        spine,
+    module.__name__.rpartition(".")[2]: module.MUTANTS
+    for module in (
+        engine,
+        save,
         fencing,
-        storage,
         retention,
-        s3,
-        keeper,
-        kubernetes,
-        sharding,
-        simulation,
-        slurm,
-        layout_readers,
-        layouts,
-        refer,
-        parity,
-        pace,
-        speed,
-        integrity,
-        judging,
-        crash,
-        detection,
-        stopping,
-        hangs,
-        hosts,
-        accounting,
-        overlap,
-        rollback,
-        scanning,
-        travel,
-        ledger,
-        loop,
-        mending,
-        nursery,
-        outputs,
-        adapters,
+        resume,
+        repair,
         tiers,
-        arguments,
-        inplace,
-        pipelines,
-        recipes,
-        trackers,
-        trials,
-        evaluation,
-        fitting,
-        glances,
-        streams,
-        surface,
-        telling,
-        theirs,
-        canonical,
-        cadence,
-        holding,
-        notices,
-        metrics,
-        chaos,
-        commands,
-        comparison,
-        page,
+        rollback,
+        ledger,
+        cached_steps,
+        daemon,
+        file_format,
+        s3,
+        storage,
+        capture,
+        state_dict,
+        strategies,
+        agent,
+        rendezvous,
+        training,
+        other_trainers,
+        cli,
     )
 }
-MUTANTS = [mutant for some in LISTS.values() for mutant in some]
+MUTANTS = [mutant for mutants in LISTS.values() for mutant in mutants]
 
 
-def controls(mutants: list[Mutant]) -> list[Mutant]:
-    """Return one run of each selection of tests over unbroken code: those must pass."""
-    chosen = dict.fromkeys(one.tests for one in mutants)
+def controls_of(mutants: list[Mutant]) -> list[Mutant]:
+    """Return one run of each selection of tests over unbroken code. These runs must pass."""
+    selections = dict.fromkeys(mutant.tests for mutant in mutants)
     return [
-        Mutant(f"nothing is broken: {tests}", "pyproject.toml", "", "", tests) for tests in chosen
+        Mutant(f"nothing is broken: {tests}", "pyproject.toml", "", "", tests)
+        for tests in selections
     ]
 
 
-def wrong(mutant: Mutant, warmth: Warmth) -> str:
-    """Return why the tests did not do what they must, or nothing."""
+def copy_tree(target: Path) -> None:
+    """Copy the code, the tests and the files that they read."""
+    for name in TREE:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target / name)
+
+
+def find_problem(mutant: Mutant, pool: ForkPool) -> str:
+    """Return why the result of the tests is wrong, or an empty string."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder).resolve() / "tree"
-        for name in (
-            "resilient",
-            "cli",
-            "tests",
-            "benchmarks",
-            "examples",
-            "docs",
-            "pyproject.toml",
-        ):
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(source, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, tree / name)
+        copy_tree(tree)
         target = tree / mutant.file
         text = target.read_text()
         if mutant.old and text.count(mutant.old) != 1:
             return f"its text stands {text.count(mutant.old)} times in {mutant.file}"
         if mutant.old:
             target.write_text(text.replace(mutant.old, mutant.new))
-        status = warmth.run(tree, _words(mutant.tests), SECONDS_MAX)
+        status = pool.run(tree, _words(mutant.tests), SECONDS_MAX)
         if status is None:
             return f"pytest did not end in {SECONDS_MAX} s"
-        # 1 is "tests failed"; anything else (no tests, a usage error) proves nothing.
+        # 1 means that tests failed. Other codes (no tests, a usage error) prove nothing.
         expected = 1 if mutant.old else 0
         return "" if status == expected else f"pytest ended with {status}"
 
@@ -194,16 +128,17 @@ def _words(tests: str) -> list[str]:
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("word", nargs="?", default="", help="only what has it in its name")
-    parser.add_argument("--only", default="", help=f"some of {', '.join(LISTS)}, with commas")
-    parser.add_argument("--from", dest="first", type=int, default=1, help="number of the first")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="at once")
+    parser.add_argument("words", nargs="*", help="words of the description")
+    parser.add_argument("--only", default="", help=f"lists, with commas: {', '.join(LISTS)}")
+    parser.add_argument("--from", dest="first", type=int, default=1, help="first number")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parallel runs")
     return parser.parse_args()
 
 
-def chosen_of(word: str = "", only: str = "", first: int = 1) -> list[tuple[int, Mutant]]:
-    """Return what is to be run with its number: controls of the chosen mutants, then those.
+def select(words: Sequence[str] = (), only: str = "", first: int = 1) -> list[tuple[int, Mutant]]:
+    """Return the selected runs with their numbers: controls, then mutants.
 
     Raises:
         SystemExit: there is no such list.
@@ -212,34 +147,39 @@ def chosen_of(word: str = "", only: str = "", first: int = 1) -> list[tuple[int,
     unknown = [name for name in names if name not in LISTS]
     if unknown:
         raise SystemExit(f"no such list: {', '.join(unknown)}; there are {', '.join(LISTS)}")
-    mutants = [one for name in names for one in LISTS[name] if word in one.name]
-    everything = list(enumerate([*controls(mutants), *mutants], 1))
-    return everything[first - 1 :]
+    mutants = [
+        mutant
+        for name in names
+        for mutant in LISTS[name]
+        if all(word in mutant.name for word in words)
+    ]
+    numbered = list(enumerate([*controls_of(mutants), *mutants], 1))
+    return numbered[first - 1 :]
 
 
 def main() -> int:
-    """Run all mutants, or some; say for each what came of it, and at last how many there were."""
+    """Run the selected mutants; print each result, and at the end their number."""
     given = parse()
-    chosen = chosen_of(given.word, given.only, given.first)
-    of = chosen[-1][0] if chosen else 0
-    warmth = Warmth(given.jobs)
-    survivors = 0
+    selected = select(given.words, given.only, given.first)
+    last = selected[-1][0] if selected else 0
+    pool = ForkPool(given.jobs)
+    wrong = 0
     try:
-        with ThreadPoolExecutor(given.jobs) as pool:
-            verdicts = pool.map(lambda one: wrong(one[1], warmth), chosen)
-            for (number, mutant), why in zip(chosen, verdicts, strict=True):
-                survivors += bool(why)
-                verdict = f"WRONG ({why})" if why else "caught" if mutant.old else "passes"
-                sys.stdout.write(f"{number:4}  {verdict:8}  {mutant.name}  [{mutant.file}]\n")
+        with ThreadPoolExecutor(given.jobs) as threads:
+            problems = threads.map(lambda run: find_problem(run[1], pool), selected)
+            for (number, mutant), problem in zip(selected, problems, strict=True):
+                wrong += bool(problem)
+                result = f"WRONG ({problem})" if problem else "caught" if mutant.old else "passes"
+                sys.stdout.write(f"{number:4}  {result:8}  {mutant.name}  [{mutant.file}]\n")
                 sys.stdout.flush()
     finally:
-        warmth.close()
-    broken = sum(bool(one.old) for _, one in chosen)
+        pool.close()
+    broken = sum(bool(mutant.old) for _, mutant in selected)
     sys.stdout.write(
-        f"{len(chosen) - survivors} of {len(chosen)} as they must be ({broken} mutants, "
-        f"{len(chosen) - broken} controls; number {given.first} to {of}), {survivors} wrong\n"
+        f"{len(selected) - wrong} of {len(selected)} as expected ({broken} mutants, "
+        f"{len(selected) - broken} controls; numbers {given.first} to {last}), {wrong} wrong\n"
     )
-    return 1 if survivors or not chosen else 0
+    return 1 if wrong or not selected else 0
 
 
 if __name__ == "__main__":

@@ -1,148 +1,150 @@
-"""Defects of the ledger of samples and of its audit."""
+"""Defects of the sample ledger and of its audit."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-AUDIT = "tests/cli/test_audit.py"
-LIVES = "tests/cli/test_audited_lives.py"
-TRAINED = "tests/unit/train/test_ledger.py"
-SWEEP = "tests/crash/test_sweep.py -k one_crash"
-
-_PUT = """    if job.segment is not None:
-        put_segment(context.store, job.segment, context.token)
-"""
-_REST = """    key = context.signing.key
-    files = {name: digest for report in shown for name, digest in report["signed"].items()}
-    commit(context.store, manifest, Signature(key, files) if key else None, context.token)
-"""
-
 MUTANTS = [
     Mutant(
-        "a segment comes after the manifest that names it",
-        "resilient/checkpoint/save/persist.py",
-        _PUT + _REST,
-        _REST + _PUT,
-        SWEEP,
+        "the digest of a ledger segment is not checked",
+        "resilient/checkpoint/ledger_segments.py",
+        "    return fetch(store, key, lambda data: decode_segment(data, key), DOCUMENT_BYTES_MAX)\n",
+        "    return read_altered(store, key)\n",
+        "tests/unit/checkpoint/test_every_bit_beside.py",
     ),
     Mutant(
-        "a failed save keeps its records",
+        "abandoned steps stay in the ledger",
+        "resilient/train/ledger.py",
+        "        self._entries, self._unread, self._losses = [], [], []\n",
+        "",
+        "tests/unit/train/test_rollback.py -k stop_that_was_agreed",
+    ),
+    Mutant(
+        "data left out across epochs is recorded for the last epoch only",
+        "resilient/train/ledger.py",
+        "        if start < stop:\n",
+        "        if start < stop and epoch == until[0]:\n",
+        "tests/unit/train/test_rollback.py -k rest_of_an_epoch",
+    ),
+    Mutant(
+        "a ledger segment ends before the data left out",
+        "resilient/train/ledger.py",
+        "            place = LedgerPosition(place.step, entry.epoch, entry.stop)\n",
+        "",
+        "tests/unit/train/test_ledger.py -k segment_may_end",
+    ),
+    Mutant(
+        "a failed save drops its ledger records",
         "resilient/train/ledger.py",
         "        self._chain, entries, losses = self._unsure\n",
         "        self._chain, entries, losses = self._unsure[0], [], []\n",
-        f"{TRAINED} -k failed",
+        "tests/unit/train/test_ledger.py -k failed",
     ),
     Mutant(
-        "a life is not in the chain",
+        "the generation is not part of the ledger chain",
         "resilient/format/ledger.py",
         'f"{link}\\n{generation}\\n{row}\\n"',
         'f"{link}\\n{row}\\n"',
-        f"{AUDIT} -k generation_and_the_name",
+        "tests/cli/test_audit.py -k generation_and_the_name",
     ),
     Mutant(
-        "links are not looked at",
+        "the audit does not compare links",
         "resilient/checkpoint/ledger_audit.py",
         "stored[number - 1] != link[:CHECK_LENGTH]",
         "False",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "heads of segments are not held against each other",
+        "the audit does not compare heads of segments",
         "resilient/checkpoint/ledger_audit.py",
         "    if before.head != after.opens:\n",
         "    if False:\n",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "heads of manifests are not looked at",
+        "the audit does not compare heads in manifests",
         "resilient/checkpoint/ledger_audit.py",
         "        if not is_there:\n",
         "        if False:\n",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "a segment may lie under any key",
+        "a ledger segment is valid under any key",
         "resilient/format/ledger.py",
         "    if parse_segment(key) != checkpoint:\n",
         "    if False:\n",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "where a life began is not asked",
+        "the audit does not check where an attempt began",
         "resilient/checkpoint/ledger_audit.py",
         "parent is not None and parent != left:",
         "parent is not None and False:",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "samples that come twice are passed over",
+        "the audit accepts repeated samples",
         "resilient/checkpoint/ledger_audit.py",
         "        if (epoch, start) == (place.epoch, place.samples):\n",
         "        if epoch == place.epoch:\n",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "orders are not computed anew",
+        "the audit does not compute the sample order",
         "resilient/checkpoint/ledger_audit.py",
         "            if expected and expected != digest:\n",
         "            if False:\n",
-        f"{AUDIT} -k tampering",
+        "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
-        "an epoch that ends early is passed over",
+        "the audit accepts an epoch that ends early",
         "resilient/checkpoint/ledger_audit.py",
         "        if coverage.size and self.place.samples != coverage.size:\n",
         "        if False:\n",
-        f"{TRAINED} -k without_saying",
+        "tests/unit/train/test_ledger.py -k without_saying",
     ),
     Mutant(
-        "what is cut short is not noted",
-        "resilient/train/run.py",
-        "                self.ledger.leave_out(cursor, "
-        '"cut short" if cut_short else "incomplete round")\n',
-        "                pass\n",
-        f"{TRAINED} -k cut_short",
-    ),
-    Mutant(
-        "a life of the chain may have no record",
+        "the audit accepts a missing generation record",
         "resilient/checkpoint/ledger_audit.py",
         "        except KeyNotFound:\n            flaws.append(",
         "        except KeyNotFound:\n            () and flaws.append(",
-        f"{LIVES} -k missing",
+        "tests/cli/test_audited_lives.py -k missing",
     ),
     Mutant(
-        "a record of a life that does not prove says nothing",
+        "the audit accepts an unreadable generation record",
         "resilient/checkpoint/ledger_audit.py",
-        ("            flaws.append(LedgerProblem(generation_key(number), 0, problem))\n"),
+        "            flaws.append(LedgerProblem(generation_key(number), 0, problem))\n",
         "            continue\n",
-        f"{LIVES} -k missing",
+        "tests/cli/test_audited_lives.py -k missing",
     ),
     Mutant(
-        "a life that left no trace may be missing",
+        "the audit accepts the missing record of an attempt without saves",
         "resilient/checkpoint/ledger_audit.py",
         "    if missing > 0:\n",
         "    if False:\n",
-        f"{LIVES} -k missing",
+        "tests/cli/test_audited_lives.py -k missing",
     ),
     Mutant(
-        "a record may be another run's",
+        "the audit accepts the generation record of another run",
         "resilient/checkpoint/ledger_audit.py",
         "    if generation.run_id != run_id:\n",
         "    if False:\n",
-        f"{LIVES} -k missing",
+        "tests/cli/test_audited_lives.py -k missing",
     ),
     Mutant(
-        "a number that a claim left out is taken for a loss",
-        "resilient/checkpoint/generations.py",
-        "number - newest - 1 if candidate == number else 0",
-        "0",
-        f"{LIVES} -k left_out",
+        "a look at the ledger drops entries of the next save",
+        "resilient/train/ledger.py",
+        "        self._entries += len(new)\n",
+        "        self._entries += len(new)\n        entries.clear()\n",
+        "tests/unit/train/test_peeking.py",
+        promise="Sample ledger and loss guard",
     ),
     Mutant(
-        "a copy has the records of its own line only",
-        "resilient/checkpoint/replicate.py",
-        "(*shipment.lives, *shipment.others)",
-        "shipment.lives",
-        f"{LIVES} -k elsewhere",
+        "steps of a former ledger chain are reported",
+        "resilient/train/ledger.py",
+        "self._of is None or self._of[0] is not chain or self._of[1] is not entries",
+        "self._of is None",
+        "tests/unit/train/test_peeking.py",
+        promise="Sample ledger and loss guard",
     ),
 ]

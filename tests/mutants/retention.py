@@ -1,50 +1,96 @@
-"""Defects of policies, tags, rotation's care and the look for room."""
+"""Defects of retention, tags, prune and the trash."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PLANNING = "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py"
-ROTATE = "tests/unit/checkpoint/test_rotate.py"
-TAGS = "tests/unit/checkpoint/test_tags.py"
-SWEEP = "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere"
-ROOM = "tests/gang/test_room_for_a_save.py"
-PRUNE = "tests/cli/test_keeping.py"
-TRASH = "tests/unit/checkpoint/test_trash.py"
-TRASH_SWEEP = "tests/crash/test_trash_sweep.py"
-FAILED = "tests/unit/test_failed_saves.py"
-
 MUTANTS = [
     Mutant(
-        "a direction without a count is refused",
-        "resilient/checkpoint/retention.py",
-        'if count in ("min", "max") and not way:',
-        'if count in ("min",) and not way:',
-        "tests/unit/checkpoint/test_planning.py -k found_by_name_and_direction",
+        "retention deletes the files before the manifest",
+        "resilient/checkpoint/garbage_collection.py",
+        "        store.delete(checkpoint.manifest_key)\n",
+        (
+            "        for entry in sorted(store.list(checkpoint.folder + '/'), reverse=True):\n"
+            "            store.delete(entry.key)\n"
+        ),
+        "tests/crash/test_sweep.py -k one_crash",
     ),
     Mutant(
-        "weeks are counted by the year that a day is in",
+        "keep_last keeps one checkpoint too few",
+        "resilient/checkpoint/retention.py",
+        "if checkpoint not in placed and len(placed) >= retention.keep_last:",
+        "if checkpoint not in placed and len(placed) >= max(retention.keep_last - 1, 1):",
+        "tests/crash/test_sweep.py -k one_crash",
+    ),
+    Mutant(
+        "retention deletes the folder of a save in flight",
+        "resilient/checkpoint/repository_scan.py",
+        (
+            "(\n"
+            "                newest\n"
+            "                and checkpoint < newest\n"
+            "                and MANIFEST not in names\n"
+            "                and"
+        ),
+        "(newest and MANIFEST not in names and",
+        "tests/unit/checkpoint",
+        promise="Crash sweep",
+    ),
+    Mutant(
+        "a stale attempt runs retention",
+        "resilient/checkpoint/garbage_collection.py",
+        "        check_fence(store, generation, token)\n        if list_tags",
+        "        if list_tags",
+        "tests/unit/checkpoint",
+        promise="P7",
+    ),
+    Mutant(
+        "a failed save deletes a committed checkpoint",
+        "resilient/checkpoint/garbage_collection.py",
+        "        store.stat(checkpoint.manifest_key)\n        return\n",
+        "        pass\n",
+        "tests/unit/test_checkpointer.py",
+    ),
+    Mutant(
+        "retention checks only the generation number",
+        "resilient/checkpoint/garbage_collection.py",
+        "    plan = apply_plan(store, found, generation, token)\n",
+        "    plan = apply_plan(store, found, generation)\n",
+        "tests/unit/checkpoint/test_fence_token.py -k rotation",
+    ),
+    Mutant(
+        "a failed save deletes the files of another claim",
+        "resilient/checkpoint/garbage_collection.py",
+        "    if token:\n        check_fence(store, checkpoint.generation, token)\n",
+        "",
+        "tests/unit/checkpoint/test_fence_token.py -k discard",
+    ),
+    Mutant(
+        "keep_weekly counts weeks by calendar year",
         "resilient/checkpoint/retention.py",
         '"%G-W%V"',
         '"%Y-W%V"',
-        f"{PLANNING} -k weeks_months",
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py -k weeks_months",
+        promise="Retention",
     ),
     Mutant(
-        "within is counted from the newest of all, also one that was left",
+        "keep_within counts from the newest checkpoint, abandoned ones included",
         "resilient/checkpoint/retention.py",
         "(moments[checkpoint] for checkpoint in known.line if checkpoint in moments)",
         "iter(sorted(moments.values(), reverse=True))",
-        f"{PLANNING} -k within",
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py -k within",
+        promise="Retention",
     ),
     Mutant(
-        "a policy of weeks reads no manifest",
+        "keep_weekly does not read the manifests",
         "resilient/checkpoint/retention.py",
         "return bool(self.keep_best or self.keep_within or calendar)",
         "return bool(self.keep_best or self.keep_daily)",
-        f"{PRUNE} -k weeks",
+        "tests/cli/test_keeping.py -k weeks",
+        promise="Retention",
     ),
     Mutant(
-        "what killed saves left stays for ever where nothing is let go",
+        "without a policy, files of killed saves are never deleted",
         "resilient/checkpoint/garbage_collection.py",
         "if retention.is_empty and not sweeps:",
         "if retention.is_empty:",
@@ -55,122 +101,132 @@ MUTANTS = [
         "resilient/checkpoint/retention.py",
         "isinstance(value, bool) or value < 1:",
         "isinstance(value, bool) or value < 0:",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Field bugs",
     ),
     Mutant(
-        "a limit of 0 in the arguments means no limit",
+        "save_total_limit=0 means no limit",
         "resilient/checkpoint/retention.py",
         "    if keep_last is not None:\n        given",
         "    if keep_last:\n        given",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Field bugs",
     ),
     Mutant(
-        "the newest is kept only if a policy says so",
+        "the newest checkpoint stays only if a policy keeps it",
         "resilient/checkpoint/retention.py",
         'yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])',
         "pass",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "an abandoned checkpoint takes the place of a best one of the line",
+        "an abandoned checkpoint takes the place of a best one",
         "resilient/checkpoint/retention.py",
         "    for group in (known.line, known.abandoned):\n        values = {",
         "    for group in (known.everything,):\n        values = {",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "a damaged best keeps its place",
+        "a damaged best checkpoint keeps its place",
         "resilient/checkpoint/retention.py",
-        ("if not known.contents[checkpoint].problem\n    ]"),
+        "if not known.contents[checkpoint].problem\n    ]",
         "]",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "a damaged best is not told",
+        "a damaged best checkpoint is not reported",
         "resilient/checkpoint/retention.py",
         "            if problem and whole < wanted.count:",
         "            if False:",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "the worst are kept as best",
+        "keep_best keeps the worst checkpoints",
         "resilient/checkpoint/retention.py",
         "sign = -1 if wanted.rises else 1",
         "sign = 1 if wanted.rises else -1",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "the oldest of an hour is kept",
+        "keep_hourly keeps the oldest checkpoint of an hour",
         "resilient/checkpoint/retention.py",
-        ("key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True\n        )"),
+        "key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True\n        )",
         "key=lambda checkpoint: (moments[checkpoint], checkpoint))",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "hours are those of the writer's zone",
+        "calendar periods use the writer's time zone",
         "resilient/checkpoint/retention.py",
         "return datetime.fromisoformat(moment).astimezone(UTC)",
         "return datetime.fromisoformat(moment)",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "the newest goes first",
+        "retention deletes the newest checkpoint first",
         "resilient/checkpoint/retention.py",
-        ("for checkpoint in reversed(everything) if checkpoint not in reasons\n        )"),
+        "for checkpoint in reversed(everything) if checkpoint not in reasons\n        )",
         "for checkpoint in everything if checkpoint not in reasons)",
-        PLANNING,
+        "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
+        promise="Retention",
     ),
     Mutant(
-        "what has a tag is rotated away",
+        "retention deletes a tagged checkpoint",
         "resilient/checkpoint/garbage_collection.py",
         "pinned=_joined(pins, own, left), held=reason",
         "pinned=_joined(own, left), reason=reason",
-        SWEEP,
+        "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere",
     ),
     Mutant(
-        "a tag that cannot be read protects nothing",
+        "an unreadable tag protects nothing",
         "resilient/checkpoint/garbage_collection.py",
         "    reason = trouble or unsure or",
         "    reason = unsure or",
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "what a life has just begun from goes",
+        "retention deletes the checkpoint that the attempt resumed from",
         "resilient/checkpoint/garbage_collection.py",
         "pinned=_joined(pins, own, left), held=reason",
         "pinned=_joined(pins, left), reason=reason",
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "checkpoints go while the newest is damaged",
+        "retention deletes although the newest checkpoint is damaged",
         "resilient/checkpoint/garbage_collection.py",
         "unsure or evidence.doubt_newest(known)",
         "unsure",
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "a commit of another process is trusted as well",
+        "retention trusts a commit of another process",
         "resilient/checkpoint/garbage_collection.py",
         'if level == "written" and newest == self.written:',
         'if level == "written":',
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "the best is not read in full although that is wanted",
+        'verify_before_rotate="full" does not read the best checkpoint',
         "resilient/checkpoint/garbage_collection.py",
         "    known = evidence.prove_best(known)\n",
         "",
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "rotation does not look at tags again",
+        "retention does not check the tags again before a delete",
         "resilient/checkpoint/garbage_collection.py",
         "        if list_tags(store) != found.tags:",
         "        if False:",
-        ROTATE,
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "leftovers of a crashed rotation stay",
+        "files of an interrupted retention stay",
         "resilient/checkpoint/repository_scan.py",
         (
             "or (\n"
@@ -181,176 +237,229 @@ MUTANTS = [
             "            )"
         ),
         "",
-        SWEEP,
+        "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere",
     ),
     Mutant(
-        "a tag replaces another of its name",
+        "a tag replaces another tag of the same name",
         "resilient/checkpoint/refs.py",
         "        create_record(store, tag_key(name), seal(tag.to_json()))",
         "        store.put(tag_key(name), seal(tag.to_json()))",
-        TAGS,
+        "tests/unit/checkpoint/test_tags.py",
+        promise="Retention",
     ),
     Mutant(
-        "a tag of a checkpoint that went meanwhile stays",
+        "a tag of a checkpoint deleted in the meantime stays",
         "resilient/checkpoint/refs.py",
         "        store.delete(tag_key(name))\n        raise",
         "        raise",
-        TAGS,
+        "tests/unit/checkpoint/test_tags.py",
+        promise="Retention",
     ),
     Mutant(
-        "what rotates away under a reader is called damaged",
-        "resilient/checkpoint/verified_read.py",
-        "        store.stat(manifest.checkpoint.manifest_key)\n",
-        "",
-        "tests/unit/checkpoint/test_field_bugs_rotation.py",
-    ),
-    Mutant(
-        "each rank looks only for room for itself",
-        "resilient/checkpoint/save/persist.py",
-        'sum(report["needs"] for report in here)',
-        'max(report["needs"] for report in here)',
-        ROOM,
-    ),
-    Mutant(
-        "room is looked for after writing",
-        "resilient/checkpoint/save/persist.py",
-        "        require_space(context, checkpoint, division, job.topic)\n",
-        (
-            "        mine = capture_failure(lambda: _write(context, job, division, pace))\n"
-            "        require_space(context, checkpoint, division, job.topic)\n"
-        ),
-        ROOM,
-    ),
-    Mutant(
-        "another start is rotated away",
+        "retention deletes checkpoints of a separate start",
         "resilient/checkpoint/garbage_collection.py",
         (
             "RetentionInput(\n"
             "        descent.candidates, descent.abandoned, keep=keep, separate=descent.separate\n"
             "    )"
         ),
-        ("RetentionInput(descent.candidates, (*descent.abandoned, *descent.separate), keep=keep)"),
-        ROTATE,
+        "RetentionInput(descent.candidates, (*descent.abandoned, *descent.separate), keep=keep)",
+        "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
-        "prune does not ask",
-        "cli/resilient_cli/commands/prune.py",
-        "    asks = not (dry_run or output.agrees)",
-        "    asks = False",
-        PRUNE,
-    ),
-    Mutant(
-        "a dry run deletes",
-        "cli/resilient_cli/commands/prune.py",
-        "    if not dry_run:\n        with Waiting",
-        "    if True:\n        with Waiting",
-        PRUNE,
-    ),
-    Mutant(
-        "a mark that could not be put is taken for put",
-        "resilient/checkpoint/save/persist.py",
-        "    is_marked = not is_first\n",
-        "    is_marked = True\n",
-        FAILED,
-    ),
-    Mutant(
-        "a mark is owed and forgotten",
-        "resilient/checkpoint/save/persist.py",
-        "job.is_first or memory.owes_mark",
-        "job.is_first",
-        FAILED,
-    ),
-    Mutant(
-        "a manifest is deleted before it is in the trash",
+        "a manifest is deleted before its copy is in the trash",
         "resilient/checkpoint/garbage_collection.py",
         "            put_in_trash(store, checkpoint, found.into)\n",
-        "            kept = store.get(checkpoint.manifest_key)\n"
-        "            store.delete(checkpoint.manifest_key)\n"
-        "            store.put(checkpoint.key(found.into), kept)\n",
-        f"{TRASH_SWEEP} -k anywhere",
+        (
+            "            kept = store.get(checkpoint.manifest_key)\n"
+            "            store.delete(checkpoint.manifest_key)\n"
+            "            store.put(checkpoint.key(found.into), kept)\n"
+        ),
+        "tests/crash/test_trash_sweep.py -k anywhere",
     ),
     Mutant(
-        "a rotation frees what is in the trash before its time is over",
+        "retention empties the trash before the grace period ends",
         "resilient/checkpoint/repository_scan.py",
-        (" and checkpoint not in self.trash\n            )"),
+        " and checkpoint not in self.trash\n            )",
         ")",
-        f"{TRASH} -k not_before",
+        "tests/unit/checkpoint/test_trash.py -k not_before",
     ),
     Mutant(
-        "a rotation does not ask what those in the trash refer to",
+        "retention ignores files that checkpoints in the trash refer to",
         "resilient/checkpoint/garbage_collection.py",
         "[*staying, *in_trash]",
         "staying",
-        f"{TRASH} -k refer_to",
+        "tests/unit/checkpoint/test_trash.py -k refer_to",
     ),
     Mutant(
-        "a rotation deletes files of what was brought back meanwhile",
+        "retention deletes files of a checkpoint restored in the meantime",
         "resilient/checkpoint/garbage_collection.py",
         "    if back:\n",
         "    if False:\n",
-        f"{TRASH_SWEEP} -k while_it_is_freed",
+        "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
     Mutant(
-        "an undo whose answer was lost brings back another prune when it is given again",
+        "a repeated undo restores another prune after a lost answer",
         "resilient/checkpoint/trash.py",
         "        if not _is_there(store, key):\n            raise\n",
         "        raise\n",
-        f"{TRASH} -k given_again",
+        "tests/unit/checkpoint/test_trash.py -k given_again",
     ),
     Mutant(
-        "an undo that lost one answer of a question fails, and is given again",
+        "an undo fails after one lost answer to a lookup",
         "resilient/checkpoint/trash.py",
-        "        with suppress(StoreUnavailable):\n            return _is_stored(store, key)\n",
+        ("        with suppress(StoreUnavailable):\n            return _is_stored(store, key)\n"),
         "",
-        f"{TRASH} -k given_again",
+        "tests/unit/checkpoint/test_trash.py -k given_again",
     ),
     Mutant(
-        "an undo fails because a mark beside a manifest stays",
+        "an undo fails because the mark beside a manifest stays",
         "resilient/checkpoint/trash.py",
         "    with suppress(StoreError):\n        for name",
         "    with suppress(KeyExists):\n        for name",
-        f"{TRASH} -k last_operation",
+        "tests/unit/checkpoint/test_trash.py -k last_operation",
     ),
     Mutant(
-        "what is brought back is not looked for in the trash again",
+        "a restored checkpoint is not looked for in the trash again",
         "resilient/checkpoint/trash.py",
         "    if not _is_there(store, where):\n",
         "    if False:\n",
-        f"{TRASH_SWEEP} -k while_it_is_freed",
+        "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
     Mutant(
-        "what lost a file comes back from the trash",
+        "a checkpoint with a missing file is restored from the trash",
         "resilient/checkpoint/trash.py",
         "        if absent:\n",
         "        if False:\n",
-        f"{TRASH} -k not_all_there",
+        "tests/unit/checkpoint/test_trash.py -k not_all_there",
     ),
     Mutant(
-        "what is in the trash is told as passed over",
-        "resilient/checkpoint/catalog.py",
-        "        if MANIFEST not in newer[checkpoint] and checkpoint not in trash\n",
-        "        if MANIFEST not in newer[checkpoint]\n",
-        f"{TRASH} -k lost_manifest",
-    ),
-    Mutant(
-        "undo brings back all of the trash",
+        "an undo restores everything in the trash",
         "resilient/checkpoint/trash.py",
         "if mark.prune == prune), reverse",
         "if prune), reverse",
-        f"{TRASH} -k by_itself",
+        "tests/unit/checkpoint/test_trash.py -k by_itself",
     ),
     Mutant(
-        "an undo that is given twice takes an older prune back",
+        "a repeated undo restores an older prune",
         "resilient/checkpoint/trash.py",
         "    prune = prune or prunes_in(trash)[0]\n",
         "    prune = prunes_in(trash)[0]\n",
-        f"{TRASH} -k given_twice",
+        "tests/unit/checkpoint/test_trash.py -k given_twice",
     ),
     Mutant(
-        "a near tier takes back what was pruned there",
-        "resilient/checkpoint/tiers/tiered_store.py",
-        " - whole - trash_of(folders).keys()",
-        " - whole",
-        f"{TRASH} -k near_tier",
+        "a daemon that continues late runs retention with an old list",
+        "resilient/checkpoint/garbage_collection.py",
+        "    if written is not None and _is_outrun(written, found.folders):",
+        "    if written is None:",
+        "tests/crash/test_sleeping_keeper.py",
+    ),
+    Mutant(
+        "retention deletes files that other checkpoints refer to",
+        "resilient/checkpoint/repository_scan.py",
+        (
+            "for checkpoint, name in self.stale()\n"
+            "            if not self.needed.holds(checkpoint, name)\n"
+            "        ]"
+        ),
+        "for checkpoint, name in self.stale()]",
+        "tests/crash/test_keeping_sweep.py -k anywhere",
+    ),
+    Mutant(
+        "retention deletes files that other checkpoints refer to (random histories)",
+        "resilient/checkpoint/repository_scan.py",
+        (
+            "for checkpoint, name in self.stale()\n"
+            "            if not self.needed.holds(checkpoint, name)\n"
+            "        ]"
+        ),
+        "for checkpoint, name in self.stale()]",
+        "tests/property/test_vault_machine.py",
+        promise="Deduplication",
+    ),
+    Mutant(
+        "checkpoints of the first attempt protect no shared files",
+        "resilient/checkpoint/garbage_collection.py",
+        (
+            "if MANIFEST in names\n"
+            "        and (found.into or checkpoint not in found.plan.doomed)\n"
+            "        and checkpoint > oldest"
+        ),
+        "if checkpoint.generation > 1 and (found.into or checkpoint not in found.plan.doomed) and checkpoint > oldest",
+        "tests/unit/checkpoint/test_rotate_references.py",
+    ),
+    Mutant(
+        "an unreadable manifest protects no files",
+        "resilient/checkpoint/repository_scan.py",
+        "        if self.unknown is not None and checkpoint < self.unknown:",
+        "        if False:",
+        "tests/unit/checkpoint/test_rotate_references.py",
+    ),
+    Mutant(
+        "files are deleted although the tags stopped retention",
+        "resilient/checkpoint/garbage_collection.py",
+        "            return replace(plan, doomed=plan.doomed[:done],",
+        "            break\n            plan = replace(plan, doomed=plan.doomed[:done],",
+        "tests/unit/checkpoint/test_rotate_references.py",
+    ),
+    Mutant(
+        "retention does not check the fence before it deletes files",
+        "resilient/checkpoint/garbage_collection.py",
+        "    if unneeded:\n        check_fence(store, generation, token)",
+        "    if unneeded:\n        pass",
+        "tests/unit/checkpoint/test_rotate_references.py",
+    ),
+    Mutant(
+        "retention deletes shared files before the manifests",
+        "resilient/checkpoint/garbage_collection.py",
+        "    for done, checkpoint in enumerate(plan.doomed):\n",
+        (
+            "    for checkpoint, name in found.unneeded():\n"
+            "        store.delete(checkpoint.key(name))\n"
+            "    for done, checkpoint in enumerate(plan.doomed):\n"
+        ),
+        "tests/crash/test_keeping_sweep.py -k anywhere",
+    ),
+    Mutant(
+        "lost parity stops retention",
+        "resilient/checkpoint/repository_scan.py",
+        "        if file.name not in needed:\n            continue\n",
+        "",
+        "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
+    ),
+    Mutant(
+        "ckpt prune relies on files that are not synced",
+        "resilient/checkpoint/garbage_collection.py",
+        "    fsync_leftovers(store)\n",
+        "",
+        "tests/crash/test_settling.py",
+    ),
+    Mutant(
+        "retention deletes a save that other ranks have started",
+        "resilient/checkpoint/repository_scan.py",
+        (
+            "(\n"
+            "                newest\n"
+            "                and checkpoint < newest\n"
+            "                and MANIFEST not in names\n"
+            "                and"
+        ),
+        "(newest and checkpoint != newest and MANIFEST not in names and",
+        "tests/crash/test_enumeration.py -k recorded_history",
+    ),
+    Mutant(
+        "a time reference selects a later checkpoint",
+        "resilient/checkpoint/refs.py",
+        "created_at) <= moment:\n",
+        "created_at) >= moment:\n",
+        "tests/unit/checkpoint/test_going_back.py -k moment_means",
+    ),
+    Mutant(
+        "a hint names --undo without the id of the prune",
+        "resilient/checkpoint/refs.py",
+        " --undo {shell_quote(mark.prune)}",
+        " --undo",
+        "tests/cli/test_trash_told.py -k no_later_prune",
+        promise="Deletion and rollback",
     ),
 ]

@@ -1,126 +1,178 @@
-"""Defects of going back from a broken loss and leaving out the data that led to it."""
+"""Defects of rollback, undo and copies of checkpoints."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-BACK = "tests/unit/train/test_rollback.py"
-LEDGER = "tests/unit/train/test_ledger.py"
-NUMBERS = "tests/unit/train/test_broken_numbers.py"
-
 MUTANTS = [
     Mutant(
-        "the data that broke the loss is met again",
+        "a rollback trains on the bad data again",
         "resilient/train/rollback.py",
         "    cursor.skip_to(*behind)\n",
         "    run.cursor.skip_to(run.cursor.epoch, run.cursor.samples)\n",
-        f"{BACK} -k over_epochs",
+        "tests/unit/train/test_rollback.py -k over_epochs",
     ),
     Mutant(
-        "what is left out is in no ledger",
+        "data left out by a rollback is not in the ledger",
         "resilient/train/rollback.py",
         "    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])\n",
         "",
-        f"{BACK} -k stop_that_was_agreed",
+        "tests/unit/train/test_rollback.py -k stop_that_was_agreed",
     ),
     Mutant(
-        "steps that are given up stay in the ledger",
-        "resilient/train/ledger.py",
-        "        self._entries, self._unread, self._losses = [], [], []\n",
-        "",
-        f"{BACK} -k stop_that_was_agreed",
-    ),
-    Mutant(
-        "a stretch over the end of an epoch is left out of its last epoch alone",
-        "resilient/train/ledger.py",
-        "        if start < stop:\n",
-        "        if start < stop and epoch == until[0]:\n",
-        f"{BACK} -k rest_of_an_epoch",
-    ),
-    Mutant(
-        "a segment ends before what was left out",
-        "resilient/train/ledger.py",
-        ("            place = LedgerPosition(place.step, entry.epoch, entry.stop)\n"),
-        "",
-        f"{LEDGER} -k segment_may_end",
-    ),
-    Mutant(
-        "a stop that was agreed on waits for the steps that are made again",
+        "an agreed stop waits for repeated steps",
         "resilient/train/rollback.py",
         "    run.turns_ahead += step - state.global_step\n",
         "",
-        f"{BACK} -k stop_that_was_agreed",
+        "tests/unit/train/test_rollback.py -k stop_that_was_agreed",
     ),
     Mutant(
-        "the way back is not saved",
-        "resilient/train/saver.py",
-        "        self.outdate()\n",
-        "",
-        f"{BACK} -k stop_that_was_agreed",
-    ),
-    Mutant(
-        "a save that failed ends a run that goes on without it",
-        "resilient/train/saver.py",
-        "            self.wait()\n        except SaveFailed as error:\n"
-        "            self._go_on_without(error)\n        self._checkpointer.close()\n",
-        "            self.wait()\n        finally:\n            pass\n"
-        "        self._checkpointer.close()\n",
-        f"{BACK} -k save_that_failed",
-    ),
-    Mutant(
-        "gradients that are no numbers are stepped with",
+        "the optimizer steps with NaN gradients",
         "resilient/train/loss_guard.py",
         "        if bad:\n",
         "        if False:\n",
-        f"{BACK} -k unless_they_are_expected",
+        "tests/unit/train/test_rollback.py -k unless_they_are_expected",
     ),
     Mutant(
-        "what recent losses were is forgotten at a resume",
+        "recent losses are forgotten at resume",
         "resilient/train/loss_guard.py",
         '        self._recent.extend(state_dict["recent"])\n',
         "",
-        f"{BACK} -k learned_is_saved",
+        "tests/unit/train/test_rollback.py -k learned_is_saved",
     ),
     Mutant(
-        "numbers that break are told only where training goes back",
-        "resilient/train/run.py",
-        '        broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])\n',
-        "        broke = ()\n",
-        NUMBERS,
+        "a rollback claims no generation",
+        "resilient/checkpoint/rollback.py",
+        "    check_fence(store, generation.number, generation.token)\n",
+        "    store.delete(f'generations/g{generation.number:06d}.json')\n",
+        "tests/unit/checkpoint/test_going_back.py -k adds_one_record",
     ),
     Mutant(
-        "a loss that a log leaves out is never seen",
-        "resilient/train/run.py",
-        "        broke = episodes.read(self.saver.step, losses)\n",
-        "        broke = ()\n",
-        NUMBERS,
+        "a rollback starts from the newest checkpoint",
+        "resilient/checkpoint/rollback.py",
+        "        journey.after,\n        cause=",
+        "        journey.before,\n        cause=",
+        "tests/unit/checkpoint/test_going_back.py -k adds_one_record",
     ),
     Mutant(
-        "numbers are told each time they are looked at",
-        "resilient/train/loss_guard.py",
-        'return not self.is_broken and (kind != "spike" or self._kind != "spike")',
-        "return True",
-        NUMBERS,
+        "a rollback accepts a damaged target",
+        "resilient/checkpoint/rollback.py",
+        "    if damaged:\n",
+        "    if False:\n",
+        "tests/unit/checkpoint/test_going_back.py -k damaged_target",
     ),
     Mutant(
-        "a norm that fp16 expects to be infinite breaks",
-        "resilient/train/loss_guard.py",
-        "        if not self._expects_infinite:\n",
-        "        if True:\n",
-        NUMBERS,
+        "a rollback that lost a race reports success",
+        "resilient/checkpoint/rollback.py",
+        "    check_fence(store, generation.number, generation.token)\n",
+        "",
+        "tests/unit/checkpoint/test_going_back.py -k two_who_go_back",
     ),
     Mutant(
-        "rotation takes the last checkpoint before the loss broke",
-        "resilient/train/saver.py",
-        "(self.checkpoint, self.sound)",
-        "(self.checkpoint,)",
-        NUMBERS,
+        "a rollback accepts a target that retention deleted",
+        "resilient/checkpoint/rollback.py",
+        "        store.stat(journey.after.manifest_key)\n",
+        "        pass\n",
+        "tests/unit/checkpoint/test_going_back.py -k rotation_takes",
     ),
     Mutant(
-        "the next life forgets which checkpoint was sound",
-        "resilient/train/saver.py",
-        'parse_checkpoint(state_dict.get("sound", ""))',
-        "None",
-        NUMBERS,
+        "an undo reverts the previous undo",
+        "resilient/checkpoint/reflog.py",
+        "                open_moves.pop()\n",
+        "                open_moves.append(number)\n",
+        "tests/unit/checkpoint/test_going_back.py -k one_after_the_other",
+    ),
+    Mutant(
+        "ckpt undo reverts a rollback of the trainer",
+        "resilient/checkpoint/reflog.py",
+        'ROLLBACK = "ckpt-rollback"\n',
+        'ROLLBACK = "rollback"\n',
+        "tests/unit/checkpoint/test_going_back.py -k of_the_trainer_itself",
+    ),
+    Mutant(
+        "an undo returns to the start of the attempt before",
+        "resilient/checkpoint/reflog.py",
+        "            if own:\n",
+        "            if own and self._lives[number].parent:\n",
+        "tests/unit/checkpoint/test_going_back.py -k one_after_the_other",
+    ),
+    Mutant(
+        "an undo skips an unreadable record",
+        "resilient/checkpoint/reflog.py",
+        "            if generation is None:\n                raise IntegrityError(",
+        (
+            "            if generation is None:\n"
+            "                continue\n"
+            "            if generation is None:\n"
+            "                raise IntegrityError("
+        ),
+        "tests/unit/checkpoint/test_going_back.py -k does_not_guess",
+    ),
+    Mutant(
+        "retention deletes checkpoints that a user rolled back",
+        "resilient/checkpoint/reflog.py",
+        "                if generation.cause in BY_HAND:\n",
+        "                if False:\n",
+        "tests/unit/checkpoint/test_going_back.py -k keeps_what_a_person_left",
+    ),
+    Mutant(
+        "retention keeps checkpoints of a stale process",
+        "resilient/checkpoint/reflog.py",
+        "                break\n",
+        "                pass\n",
+        "tests/unit/checkpoint/test_going_back.py -k restart_left_before",
+    ),
+    Mutant(
+        "ckpt prune deletes the target of an undo",
+        "resilient/checkpoint/reflog.py",
+        '    elif left == "undo":\n',
+        '    elif left == "never":\n',
+        "tests/unit/checkpoint/test_going_back.py -k prune_keeps",
+    ),
+    Mutant(
+        "ckpt cp copies a damaged file",
+        "resilient/checkpoint/replicate.py",
+        "        if digest_file(data) != entry.proof:\n",
+        "        if False:\n",
+        "tests/unit/checkpoint/test_mirroring.py -k damage",
+    ),
+    Mutant(
+        "ckpt cp copies into a repository whose run continued",
+        "resilient/checkpoint/replicate.py",
+        "    if newest > own_generation:\n",
+        "    if False:\n",
+        "tests/unit/checkpoint/test_mirroring.py -k goes_on",
+    ),
+    Mutant(
+        "ckpt cp mixes two runs",
+        "resilient/checkpoint/replicate.py",
+        "    if runs:\n",
+        "    if False:\n",
+        "tests/unit/checkpoint/test_mirroring.py -k another_run",
+    ),
+    Mutant(
+        "ckpt cp copies the manifest before the files",
+        "resilient/checkpoint/replicate.py",
+        "    for entry in shipment.missing:\n        _carry(",
+        (
+            "    put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)\n"
+            "    for entry in shipment.missing:\n"
+            "        _carry("
+        ),
+        "tests/unit/checkpoint/test_mirroring.py -k whenever_it_dies",
+    ),
+    Mutant(
+        "ckpt cp leaves out the ledger",
+        "resilient/checkpoint/replicate.py",
+        "    for segment in shipment.segments:\n",
+        "    for segment in ():\n",
+        "tests/unit/checkpoint/test_mirroring.py -k ledger",
+    ),
+    Mutant(
+        "ckpt cp copies only the records of the line of descent",
+        "resilient/checkpoint/replicate.py",
+        "(*shipment.lives, *shipment.others)",
+        "shipment.lives",
+        "tests/cli/test_audited_lives.py -k elsewhere",
     ),
 ]
