@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         "a failed save hides the error that ended the loop",
         "resilient/checkpointer.py",
-        '            error.add_note(f"the save in flight failed as well: {failed}")\n',
+        '            error.add_note(f"the save in flight failed too: {failed}")\n',
         "            raise failed from error\n",
         "tests/unit/test_loop.py",
     ),
