@@ -117,7 +117,7 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def _paragraphs(text: str, width: int, indent: str) -> Iterator[str]:
-    for number, paragraph in enumerate(one for one in text.split("\n\n") if one.strip()):
+    for number, paragraph in enumerate(block for block in text.split("\n\n") if block.strip()):
         if number:
             yield ""
         yield from _folded(" ".join(paragraph.split("\n")), width, indent)
@@ -152,7 +152,7 @@ def drop_useless_hint(hint: str, given: Sequence[str], code: str) -> str:
         words = shlex.split(hint)
     except ValueError:
         return hint
-    said = [one for one in given if not one.startswith("-")]
+    said = [word for word in given if not word.startswith("-")]
     # Most errors about a repository suggest `ckpt ls`. If that itself failed, doctor helps more.
     if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
         return f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _explained(code)
@@ -166,7 +166,7 @@ def drop_useless_hint(hint: str, given: Sequence[str], code: str) -> str:
 
 
 def _are_options(words: Sequence[str]) -> bool:
-    is_plain = all(one.startswith("--") or one.isdigit() for one in words)
+    is_plain = all(word.startswith("--") or word.isdigit() for word in words)
     return words[0].startswith("--") and is_plain and "--help" not in words
 
 
@@ -198,7 +198,7 @@ PROGRAM = "resilient"
 COMPLETE_VARIABLE = "_RESILIENT_COMPLETE"
 
 _CODES = ", ".join(
-    f"{one.number} {one.brief}" for one in EXIT_CODES if one.number < EXIT_INTERRUPTED
+    f"{code.number} {code.brief}" for code in EXIT_CODES if code.number < EXIT_INTERRUPTED
 )
 _HELP = f"""Train PyTorch models to the end on machines that fail, with bit-for-bit equal results.
 
@@ -262,8 +262,8 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
         **{"add_completion": False, **settings},
     )
     app.callback()(_nothing)
-    for one, lazy in table.items():
-        app.command(one, help=lazy.help, short_help=lazy.help)(_nothing)
+    for subcommand, lazy in table.items():
+        app.command(subcommand, help=lazy.help, short_help=lazy.help)(_nothing)
     group = typer.main.get_command(app)
     group.table = table  # type: ignore[attr-defined]
     return _accept_global_options(group)

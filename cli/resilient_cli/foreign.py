@@ -156,7 +156,9 @@ def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | N
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = assess_resumability(contents, folder.url)
     others = Alternatives()
-    if verdict.answer != "yes" or any(one.cure is Remedy.EARLIER for one in contents.problems):
+    if verdict.answer != "yes" or any(
+        problem.cure is Remedy.EARLIER for problem in contents.problems
+    ):
         others = _alternatives(url, listing, verdict, is_read=is_read)
         verdict = assess_resumability(contents, folder.url, others)
     return ForeignCheckpoint(folder.url, contents, verdict, listing, others.sibling, read_bytes)
@@ -237,7 +239,7 @@ def _sibling(url: str, *, is_read: bool) -> str:
         is_read: Whether every byte of the other one is read, and not its headers alone.
     """
     parent, _, own = url.rstrip("/").rpartition("/")
-    if protocol_of(url) != "file" or not any(one.isdigit() for one in own):
+    if protocol_of(url) != "file" or not any(character.isdigit() for character in own):
         return ""
     stem = (saved_name(own) or own).rstrip("0123456789")
     numbers = {
@@ -307,9 +309,9 @@ def find_foreign_run(url: str) -> ForeignRun | None:
         pointers = pointed_at(folder, listing, found)
         # If the listing is cut, newer checkpoints may be missing: only a tracker knows the latest.
         newest = referred("latest", found, pointers.latest) if listing.is_whole else []
-        latest = pointers.latest.union(one.name for one in newest)
+        latest = pointers.latest.union(checkpoint.name for checkpoint in newest)
         return ForeignRun(folder.url, found, pointers, latest, listing.is_whole)
-    if listing.is_file or any(one.is_it(listing) for one in LAYOUTS):
+    if listing.is_file or any(layout.is_it(listing) for layout in LAYOUTS):
         raise RepositoryNotFound(
             f"`{folder.url}` is a single checkpoint of another tool, not a folder of checkpoints",
             hint=f"resilient ckpt inspect {shell_quote(folder.url)}",
@@ -345,7 +347,7 @@ def in_run(ref: str | None, url: str | None) -> str | None:
     if len(named) == 1:
         return f"{url.rstrip('/')}/{named[0].name}"
     if named:
-        shown = ", ".join(one.name[:80] for one in named[:_SHOWN_MAX])
+        shown = ", ".join(checkpoint.name[:80] for checkpoint in named[:_SHOWN_MAX])
         first = f"{folder.url.rstrip('/')}/{named[0].name}"
         raise UsageError(
             f"`{ref}` matches {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
@@ -408,7 +410,11 @@ def require_whole(side: CheckpointView) -> None:
         checkpoint = parse_checkpoint(name)
         store = open_repository(place, None)
         found = verify(store, checkpoint) if checkpoint else []
-        wrong = [f"{one.file} {one.problem}" for one in found if one.severity == "damaged"]
+        wrong = [
+            f"{finding.file} {finding.problem}"
+            for finding in found
+            if finding.severity == "damaged"
+        ]
         hint = f"resilient ckpt repair {name} {shell_quote(place)}"
     else:
         looked = inspect_foreign(side.url, is_read=True)

@@ -91,7 +91,7 @@ def _stat(pid: int) -> tuple[str, float]:
 def _boot_ms() -> int:
     """Return the time of the boot in milliseconds since 1970, by the present time of day."""
     lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
-    return 1000 * int(next(one.split()[1] for one in lines if one.startswith("btime ")))
+    return 1000 * int(next(line.split()[1] for line in lines if line.startswith("btime ")))
 
 
 def _slept_ms() -> int:
@@ -146,9 +146,9 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
         now_ms: Current time, in milliseconds since 1970.
     """
     known = agents(records)
-    seen = [_of_agent(one, records, now_ms) for one in known]
+    seen = [_of_agent(agent, records, now_ms) for agent in known]
     # A live agent may claim a generation at any moment, even if another one wrote last.
-    alive = [one for one in reversed(seen) if one.state is LivenessState.ALIVE]
+    alive = [process for process in reversed(seen) if process.state is LivenessState.ALIVE]
     if proof := next(iter(alive), None) or _of_claim(writer, records):
         return proof
     if writer.is_nobody:
@@ -157,7 +157,11 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
         )
     if not known:
         return _of_ranks(records, now_ms)
-    mine = [one for one in seen if one.agent is not None and _may_have_claimed(one.agent, writer)]
+    mine = [
+        process
+        for process in seen
+        if process.agent is not None and _may_have_claimed(process.agent, writer)
+    ]
     if not mine:
         return LivenessReport(
             LivenessState.UNKNOWN, "the event files do not show who started this generation"
@@ -172,8 +176,8 @@ def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
         records: Event records of the run, sorted by time.
         now_ms: Current time, in milliseconds since 1970.
     """
-    seen = [_of_agent(one, records, now_ms) for one in agents(records)]
-    states = [one.state for one in seen]
+    seen = [_of_agent(agent, records, now_ms) for agent in agents(records)]
+    states = [process.state for process in seen]
     # An agent in another PID namespace has another pid here, and continues to write events.
     return (
         states[-1:] == [LivenessState.DEAD]
@@ -198,7 +202,9 @@ def records_of(run: Path | None, place: str) -> list[EventRecord]:
 
 
 def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
-    told_ms = max((one.at_ms for one in records if one.host == agent.host), default=agent.began_ms)
+    told_ms = max(
+        (record.at_ms for record in records if record.host == agent.host), default=agent.began_ms
+    )
     if agent.exit_code is not None:
         why = f"the launcher ended with exit code {agent.exit_code}"
         return LivenessReport(LivenessState.ENDED, why, agent, told_ms)

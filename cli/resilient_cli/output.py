@@ -49,7 +49,7 @@ def put(text: str, stream: TextIO, *, is_painted: bool = False) -> None:
     """
     parts = _COLOR.split(text) if is_painted else [text]
     stream.write(
-        "".join(one if nth % 2 else escape_control_chars(one) for nth, one in enumerate(parts))
+        "".join(part if nth % 2 else escape_control_chars(part) for nth, part in enumerate(parts))
     )
 
 
@@ -199,7 +199,9 @@ def show(answer: CommandResult, output: Output) -> None:
         # An id is one line, even if its name has line breaks. A whole answer of text may have more.
         is_text = answer.ids == answer.blocks
         lines: Iterable[str] = (
-            answer.ids if is_text else (escape_control_chars(one, "\t") for one in answer.ids)
+            answer.ids
+            if is_text
+            else (escape_control_chars(checkpoint_id, "\t") for checkpoint_id in answer.ids)
         )
     elif output.format is Format.JSON:
         schema = {"schema": f"resilient/{answer.command}@1", "type": answer.kind}
@@ -233,12 +235,12 @@ def _json(value: Mapping[str, Any]) -> str:
 
 def _cleared(answer: CommandResult) -> CommandResult:
     blocks = tuple(
-        replace(one, rows=_cells(one.rows))
-        if isinstance(one, Table)
-        else replace(one, pairs=_cells(one.pairs))
-        if isinstance(one, KeyValues)
-        else redact_secrets(one)
-        for one in answer.blocks
+        replace(block, rows=_cells(block.rows))
+        if isinstance(block, Table)
+        else replace(block, pairs=_cells(block.pairs))
+        if isinstance(block, KeyValues)
+        else redact_secrets(block)
+        for block in answer.blocks
     )
     ids = tuple(map(redact_secrets, answer.ids))
     return replace(answer, document=redact_json(answer.document), blocks=blocks, ids=ids)

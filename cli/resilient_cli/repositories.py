@@ -49,7 +49,7 @@ def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     with suppress(ResilientError):
         options = read_storage_options(os.environ)
         store = open_store(url, within_seconds=LOOK_SECONDS, storage_options=options)
-        return [one for one in references(store) if one[0].startswith(incomplete)]
+        return [reference for reference in references(store) if reference[0].startswith(incomplete)]
     return []
 
 
@@ -58,11 +58,17 @@ def references(store: Store) -> list[tuple[str, str]]:
     found = committed(store)
     if not found:
         return []
-    steps = dict.fromkeys(one.step for one in found)
+    steps = dict.fromkeys(checkpoint_id.step for checkpoint_id in found)
     return [
         ("latest", "first choice of a resume"),
         *((tag, "tag") for tag in list_tags(store)),
-        *((one.folder, f"step {one.step}, generation {one.generation}") for one in found),
+        *(
+            (
+                checkpoint_id.folder,
+                f"step {checkpoint_id.step}, generation {checkpoint_id.generation}",
+            )
+            for checkpoint_id in found
+        ),
         *((f"step:{step}", "the newest with this step") for step in steps),
     ]
 

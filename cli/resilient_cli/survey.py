@@ -53,7 +53,7 @@ class Survey:
     @property
     def damaged(self) -> bool:
         """Whether committed data is missing or changed."""
-        return any(one.severity == "damaged" for one in self.findings)
+        return any(finding.severity == "damaged" for finding in self.findings)
 
     @property
     def intact(self) -> bool:
@@ -75,8 +75,12 @@ class Survey:
         """
         if self.manifest is None or not self.damaged:
             return ()
-        wrong = {one.file: one.problem for one in self.findings if one.severity == "damaged"}
-        owners = {one.name: one.rank for one in self.manifest.files}
+        wrong = {
+            finding.file: finding.problem
+            for finding in self.findings
+            if finding.severity == "damaged"
+        }
+        owners = {file.name: file.rank for file in self.manifest.files}
         if not wrong.keys() <= owners.keys() or set(wrong.values()) != {MISSING}:
             return ()
         absent = {owners[name] for name in wrong}
@@ -112,7 +116,7 @@ def examine(
         KeyNotFound: The checkpoint has no manifest, or garbage collection deleted it meanwhile.
     """
     findings = tuple(verify(store, checkpoint, level.value, signing))
-    if any(one.file == MANIFEST for one in findings):
+    if any(finding.file == MANIFEST for finding in findings):
         return Survey(checkpoint, None, findings)
     # Garbage collection deletes the manifest first. Missing files count only while it is there.
     return Survey(checkpoint, read_manifest(store, checkpoint), findings)
@@ -138,7 +142,8 @@ def first_intact(
     for candidate in lineage(store).candidates:
         if candidate not in states:
             states |= {
-                one.checkpoint: one.intact for one in survey(store, [candidate], level, signing)
+                survey_of_candidate.checkpoint: survey_of_candidate.intact
+                for survey_of_candidate in survey(store, [candidate], level, signing)
             }
         if states.get(candidate):
             return candidate
@@ -239,16 +244,16 @@ def read_some(store: Store, surveys: Sequence[Survey], wish: SampleRequest) -> S
                 over.append(done)
             return not over
 
-        manifests = [one.manifest for one in surveys if one.manifest]
+        manifests = [survey.manifest for survey in surveys if survey.manifest]
         sample = read_sample(store, manifests, wish.share, SystemRandom(), goes_on)
-    return SampleResult(wish, sample, [_with(one, sample) for one in surveys], bool(over))
+    return SampleResult(wish, sample, [_with(survey, sample) for survey in surveys], bool(over))
 
 
-def _with(one: Survey, sample: VerifySample) -> Survey:
+def _with(survey: Survey, sample: VerifySample) -> Survey:
     """Add the findings of the sample, except for files that already have a finding."""
-    known = {finding.file for finding in one.findings}
-    new = [it for it in sample.findings.get(one.checkpoint, ()) if it.file not in known]
-    return replace(one, findings=(*one.findings, *new))
+    known = {finding.file for finding in survey.findings}
+    new = [it for it in sample.findings.get(survey.checkpoint, ()) if it.file not in known]
+    return replace(survey, findings=(*survey.findings, *new))
 
 
 _OF_A_TRAINER = "trainer_state"
@@ -273,9 +278,9 @@ def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumabili
     from resilient.layouts.model import Resumability
 
     checkpoint = manifest.checkpoint
-    wrong = [one for one in found.findings if one.severity == "damaged"]
+    wrong = [finding for finding in found.findings if finding.severity == "damaged"]
     if wrong:
-        why = tuple(f"{one.file}: {one.problem}" for one in wrong[:_NAMED_MAX])
+        why = tuple(f"{finding.file}: {finding.problem}" for finding in wrong[:_NAMED_MAX])
         return Resumability("no", why, repair_command(store, checkpoint))
     lost = _losses(manifest)
     command = f"resilient train SCRIPT --repo {shell_quote(store.url)} --resume {checkpoint}"
@@ -287,7 +292,7 @@ def _losses(manifest: Manifest) -> tuple[str, ...]:
 
     The checkpoint of another loop holds exactly the states that the loop passed in.
     """
-    names = {one.name for one in manifest.parts}
+    names = {part.name for part in manifest.parts}
     if _OF_A_TRAINER not in names:
         return ()
     # Each rank has its own random state, in a part whose name ends in the rank.

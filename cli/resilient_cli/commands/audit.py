@@ -48,20 +48,20 @@ def auditing(url: str, found: Audit) -> CommandResult:
         "lives_begun": found.claimed,
         "ranks": list(found.ranks),
         "resizes": resizes_of(found),
-        "epochs": [{**asdict(one), "complete": one.is_complete} for one in found.epochs],
+        "epochs": [{**asdict(epoch), "complete": epoch.is_complete} for epoch in found.epochs],
         "left_out": found.left_out,
         "idle_steps": found.idle,
         "abandoned": [
-            {"id": one.checkpoint.folder, "first": one.first, "last": one.last}
-            for one in found.abandoned
+            {"id": stretch.checkpoint.folder, "first": stretch.first, "last": stretch.last}
+            for stretch in found.abandoned
         ],
-        "flaws": [asdict(one) for one in found.flaws],
+        "flaws": [asdict(flaw) for flaw in found.flaws],
     }
     columns = ("EPOCH", "SAMPLES", "TRAINED", "SKIPPED", "REPEATED", "ORDER")
-    epochs = Table(columns, tuple(_row(one) for one in found.epochs if found.is_proven))
+    epochs = Table(columns, tuple(_row(epoch) for epoch in found.epochs if found.is_proven))
     flaws = Table(
         ("WHERE", "RECORD", "PROBLEM"),
-        tuple((one.key, str(one.record or NONE), one.problem) for one in found.flaws),
+        tuple((flaw.key, str(flaw.record or NONE), flaw.problem) for flaw in found.flaws),
     )
     return CommandResult("audit", "audit", document, (epochs, flaws, *_closing(found)), ())
 
@@ -88,7 +88,7 @@ def _closing(found: Audit) -> list[str]:
         for reason, samples in found.left_out.items()
     ]
     lines += _lost(found)
-    again = sum(one.repeated for one in found.epochs)
+    again = sum(epoch.repeated for epoch in found.epochs)
     but = ""
     if again:
         verb = "was" if again == 1 else "were"
@@ -106,9 +106,9 @@ def _closing(found: Audit) -> list[str]:
 def _lost(found: Audit) -> list[str]:
     """Return a line for each range of steps that was saved and later abandoned."""
     return [
-        f"Steps {one.first} to {one.last} of generation {one.checkpoint.generation} were trained "
+        f"Steps {stretch.first} to {stretch.last} of generation {stretch.checkpoint.generation} were trained "
         "and abandoned."
-        for one in found.abandoned
+        for stretch in found.abandoned
     ]
 
 

@@ -72,9 +72,9 @@ def bisect_sequence(
     """
     good, bad = 0, len(row) - 1
     unknown: set[int] = set()
-    while left := [one for one in range(good + 1, bad) if one not in unknown]:
+    while left := [candidate for candidate in range(good + 1, bad) if candidate not in unknown]:
         middle = (good + bad) / 2
-        at = min(left, key=lambda one: abs(one - middle))
+        at = min(left, key=lambda candidate: abs(candidate - middle))
         verdict = judge(row[at], len(left))
         if verdict is Verdict.GOOD:
             good = at
@@ -123,15 +123,15 @@ def bisected(
         "found": not change.unknown,
         "last_good": change.last_good.folder,
         "first_bad": change.first_bad.folder,
-        "unknown": [one.folder for one in change.unknown],
+        "unknown": [checkpoint_id.folder for checkpoint_id in change.unknown],
         "between": len(row),
         "tried": [
-            {"checkpoint": one.checkpoint.folder, "verdict": one.verdict, "status": one.status}
-            for one in tried
+            {"checkpoint": step.checkpoint.folder, "verdict": step.verdict, "status": step.status}
+            for step in tried
         ],
         "next": next_command,
     }
-    rows = tuple((one.checkpoint.folder, one.verdict.value, one.reason) for one in tried)
+    rows = tuple((step.checkpoint.folder, step.verdict.value, step.reason) for step in tried)
     facts = (
         ("last good", change.last_good.folder),
         ("first bad", _first_bad(change)),
@@ -146,7 +146,7 @@ def bisected(
 def _first_bad(change: BisectResult[CheckpointId]) -> str:
     if not change.unknown:
         return change.first_bad.folder
-    known = ", ".join(one.folder for one in change.unknown)
+    known = ", ".join(checkpoint_id.folder for checkpoint_id in change.unknown)
     return f"{change.first_bad.folder}, or one that could not be tested: {known}"
 
 
@@ -245,7 +245,7 @@ class _Judge:
             rest = f": {left} left" if left > 1 else ""
             say(f"trying {checkpoint}{rest}")
         found = verify(self.store, checkpoint, "quick")
-        damaged = [one.file for one in found if one.severity == "damaged"]
+        damaged = [finding.file for finding in found if finding.severity == "damaged"]
         if damaged:
             said = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"damaged: {damaged[0]}")
         else:
@@ -263,7 +263,7 @@ class _Judge:
         url = self.store.url
         # A program that loads a file needs a path, not a URL.
         home = str(local_path(url)) if protocol_of(url) == "file" else url.rstrip("/")
-        words = [one.replace(_PLACE, f"{home}/{checkpoint.folder}") for one in self.command]
+        words = [word.replace(_PLACE, f"{home}/{checkpoint.folder}") for word in self.command]
         told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
         try:
             # stdout is only for the answer, so the command writes to stderr. It is the user's own.

@@ -110,16 +110,16 @@ def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) ->
             ("mean", f"{_number(found.mean)}, deviation {_number(found.deviation)}"),
             ("norm", _number(found.norm)),
             ("counts", f"{found.zeros} zero, {found.nans} NaN, {found.infinite} infinite"),
-            ("first", " ".join(_number(one) for one in found.first) or NONE),
+            ("first", " ".join(_number(number) for number in found.first) or NONE),
         ]
     return CommandResult("ckpt.cat", "tensor", document, (KeyValues(tuple(pairs)),), (name,))
 
 
 def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any]) -> CommandResult:
     """Build the answer about all values of a section."""
-    values = {name: json_number(one) for name, one in fields.items()}
+    values = {name: json_number(value) for name, value in fields.items()}
     document = {"checkpoint": side.url, "name": section, "values": values}
-    pairs = tuple((name, plain(one)) for name, one in values.items())
+    pairs = tuple((name, plain(value)) for name, value in values.items())
     return CommandResult("ckpt.cat", "section", document, (KeyValues(pairs),), tuple(values))
 
 
@@ -224,7 +224,7 @@ def _meant(
     # An existing file may have a colon in its name. Such a file takes precedence.
     split = None if place or Path(ref).exists() else split_ref_path(ref)
     if name is None and split is None:
-        words = " ".join(shell_quote(one) for one in (ref, place or repo) if one)
+        words = " ".join(shell_quote(word) for word in (ref, place or repo) if word)
         raise UsageError(
             f"`{ref}` alone does not name a tensor, a value or a file to show",
             hint="resilient ckpt inspect " + words + " --tensors",
@@ -270,17 +270,17 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     ``ckpt diff`` cuts prefixes off, so users may pass only the end of a name.
     """
     part, _, path = name.rpartition("/")
-    mine = [one for one in side.tensors if one.part == part or not part]
-    exact = [one for one in mine if one.name == path]
-    alike = exact or [one for one in mine if one.name.endswith(f".{path}")]
+    mine = [tensor for tensor in side.tensors if tensor.part == part or not part]
+    exact = [tensor for tensor in mine if tensor.name == path]
+    alike = exact or [tensor for tensor in mine if tensor.name.endswith(f".{path}")]
     return alike[0] if len(alike) == 1 else None
 
 
 def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
-    known = [f"{one.part}/{one.name}" for one in side.tensors]
-    known += [*side.listing.sizes, *(one for one in SECTIONS if side.fields.get(one))]
+    known = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
+    known += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
     near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
-    said = f"; similar names: {', '.join(f'`{one[:200]}`' for one in near)}" if near else ""
+    said = f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in near)}" if near else ""
     hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
     return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
 

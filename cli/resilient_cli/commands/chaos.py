@@ -40,26 +40,26 @@ def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
     document = {
         "plans": [
             {
-                "name": one.name,
-                "description": one.description,
-                "faults": sum(fault.count for fault in one.faults),
-                "impossible": dict(reasons[one.name]),
+                "name": plan.name,
+                "description": plan.description,
+                "faults": sum(fault.count for fault in plan.faults),
+                "impossible": dict(reasons[plan.name]),
             }
-            for one in plans
+            for plan in plans
         ]
     }
     rows = tuple(
         (
-            one.name,
-            str(sum(fault.count for fault in one.faults)),
-            "; ".join(reasons[one.name].values()) or "can run here",
-            one.description,
+            plan.name,
+            str(sum(fault.count for fault in plan.faults)),
+            "; ".join(reasons[plan.name].values()) or "can run here",
+            plan.description,
         )
-        for one in plans
+        for plan in plans
     )
     table = Table(("PLAN", "FAULTS", "HERE", "WHAT"), rows)
     return CommandResult(
-        "chaos.list", "plans", document, (table,), tuple(one.name for one in plans)
+        "chaos.list", "plans", document, (table,), tuple(plan.name for plan in plans)
     )
 
 
@@ -73,10 +73,11 @@ def planned(
         "hosts": hosts,
         "command": again,
         "faults": [
-            {"at": round(one.share, 4), **_fault(one), "host": _host(one, hosts)} for one in strikes
+            {"at": round(strike.share, 4), **_fault(strike), "host": _host(strike, hosts)}
+            for strike in strikes
         ],
     }
-    rows = tuple((share(one.share, 1), *_cells(one, hosts)) for one in strikes)
+    rows = tuple((share(strike.share, 1), *_cells(strike, hosts)) for strike in strikes)
     several = (("hosts", str(hosts)),) if hosts > 1 else ()
     facts = KeyValues((("plan", plan.name), ("seed", str(seed)), *several, ("command", again)))
     table = Table(("AT", "FAULT", "TARGET", "SECONDS"), rows)
@@ -97,9 +98,9 @@ def verdict(
         "hosts": wish.hosts,
         "kept": is_kept,
         "steps": evidence.calm.step,
-        "faults": [_struck(one) for one in evidence.struck],
-        "missed": [_fault(one) for one in evidence.missed],
-        "promises": [asdict(one) for one in promises],
+        "faults": [_struck(result) for result in evidence.struck],
+        "missed": [_fault(fault) for fault in evidence.missed],
+        "promises": [asdict(promise) for promise in promises],
         "differences": list(evidence.ended.differences),
         "command": again,
         "folder": str(wish.folder),
@@ -110,7 +111,7 @@ def verdict(
     )
     judged = Table(
         ("GUARANTEE", "STATE", "WHAT"),
-        tuple((one.name, str(one.state), _sentence(one)) for one in promises),
+        tuple((promise.name, str(promise.state), _sentence(promise)) for promise in promises),
     )
     closing = _closing(wish, evidence, promises, again)
     return CommandResult("chaos.run", "verdict", document, (faults, judged, "", *closing))
@@ -145,32 +146,32 @@ def _cells(strike: Injection, hosts: int) -> tuple[str, str, str]:
     return str(fault.kind), f"{target}{saving}" or NONE, seconds
 
 
-def _struck(one: InjectionResult) -> dict[str, Any]:
+def _struck(result: InjectionResult) -> dict[str, Any]:
     return {
-        **_fault(one.strike),
-        "host": None if one.host is None else name_of(one.host),
-        "what": one.what,
-        "step": one.step,
-        "exit": one.code,
-        "ends": [{"host": name_of(end.host), "exit": end.code} for end in one.ends],
-        "lost_steps": one.lost_steps,
-        "newest_before": folder(one.before),
-        "restored": folder(one.restored),
-        "recovery_seconds": round(one.seconds, 3),
-        "problem": one.problem,
+        **_fault(result.strike),
+        "host": None if result.host is None else name_of(result.host),
+        "what": result.what,
+        "step": result.step,
+        "exit": result.code,
+        "ends": [{"host": name_of(end.host), "exit": end.code} for end in result.ends],
+        "lost_steps": result.lost_steps,
+        "newest_before": folder(result.before),
+        "restored": folder(result.restored),
+        "recovery_seconds": round(result.seconds, 3),
+        "problem": result.problem,
     }
 
 
-def _row(one: InjectionResult) -> tuple[str, ...]:
-    began = (str(one.restored or "scratch")) if one.is_new_life else NONE
-    after = one.problem or duration(1000 * one.seconds)
-    ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in one.ends)
-    code = ends or (NONE if one.code is None else str(one.code))
-    return str(one.step), one.what, code, str(one.lost_steps), began, after
+def _row(result: InjectionResult) -> tuple[str, ...]:
+    began = (str(result.restored or "scratch")) if result.is_new_life else NONE
+    after = result.problem or duration(1000 * result.seconds)
+    ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in result.ends)
+    code = ends or (NONE if result.code is None else str(result.code))
+    return str(result.step), result.what, code, str(result.lost_steps), began, after
 
 
-def _sentence(one: GuaranteeResult) -> str:
-    return f"{one.text}: {one.why}" if one.why else one.text
+def _sentence(promise: GuaranteeResult) -> str:
+    return f"{promise.text}: {promise.why}" if promise.why else promise.text
 
 
 def _closing(
@@ -179,8 +180,8 @@ def _closing(
     promises: Sequence[GuaranteeResult],
     again: str,
 ) -> list[str]:
-    broken = [one.name for one in promises if one.state is GuaranteeState.BROKEN]
-    kept = sum(one.state is GuaranteeState.KEPT for one in promises)
+    broken = [promise.name for promise in promises if promise.state is GuaranteeState.BROKEN]
+    kept = sum(promise.state is GuaranteeState.KEPT for promise in promises)
     lines = []
     if evidence.missed:
         lines.append(f"{count(len(evidence.missed), 'fault')} not injected: the run ended first.")
@@ -304,7 +305,7 @@ def list_plans(ctx: typer.Context) -> None:
     """
     plans = shipped()
     reasons = {
-        one.name: why_not(one, look_at_machine(one), hosts=2 if one.needs_hosts else 1)
-        for one in plans
+        plan.name: why_not(plan, look_at_machine(plan), hosts=2 if plan.needs_hosts else 1)
+        for plan in plans
     }
     show(listing(plans, reasons), output_of(ctx))

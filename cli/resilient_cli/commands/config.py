@@ -49,8 +49,8 @@ class Setting:
 
 def settings(source: str, found: Sequence[Setting], *, everything: bool) -> CommandResult:
     """Build the answer of ``config show``; ``everything`` includes arguments at their defaults."""
-    shown = [one for one in found if everything or one.origin != "default"]
-    document = {"source": source, "settings": [asdict(one) for one in shown]}
+    shown = [setting for setting in found if everything or setting.origin != "default"]
+    document = {"source": source, "settings": [asdict(setting) for setting in shown]}
     left = len(found) - len(shown)
     more = (f"{left} more have their default (--all shows them).",) if left else ()
     return CommandResult("config.show", "config", document, (_table(shown), *more), _names(shown))
@@ -58,18 +58,18 @@ def settings(source: str, found: Sequence[Setting], *, everything: bool) -> Comm
 
 def checked(file: str, said: Sequence[Setting]) -> CommandResult:
     """Build the answer of ``config check`` for an accepted file."""
-    document = {"file": file, "ok": True, "settings": [asdict(one) for one in said]}
+    document = {"file": file, "ok": True, "settings": [asdict(setting) for setting in said]}
     text = f"{file}: {len(said)} arguments, accepted."
     return CommandResult("config.check", "config", document, (_table(said), text), _names(said))
 
 
 def _table(found: Sequence[Setting]) -> Table:
-    rows = tuple((one.name, json.dumps(one.value), one.origin) for one in found)
+    rows = tuple((setting.name, json.dumps(setting.value), setting.origin) for setting in found)
     return Table(("ARGUMENT", "VALUE", "FROM"), rows)
 
 
 def _names(found: Sequence[Setting]) -> tuple[str, ...]:
-    return tuple(one.name for one in found)
+    return tuple(setting.name for setting in found)
 
 
 app = typer.Typer(
@@ -122,7 +122,7 @@ def check(
     Example: resilient config check train.toml
     """
     found = _settings_of_file(file)
-    show(checked(str(file), [one for one in found if one.is_said]), output_of(ctx))
+    show(checked(str(file), [setting for setting in found if setting.is_said]), output_of(ctx))
 
 
 @app.command()
@@ -176,7 +176,7 @@ def _all(
     values: Mapping[str, Any], said: Mapping[str, Any], places: Mapping[str, str]
 ) -> Iterable[Setting]:
     defaults = TrainingArguments().to_dict()
-    known = {one.name for one in fields(TrainingArguments) if one.init}
+    known = {field.name for field in fields(TrainingArguments) if field.init}
     for name, value in values.items():
         if name not in known:
             continue

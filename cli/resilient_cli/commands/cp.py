@@ -195,7 +195,7 @@ def export(
 
     Example: resilient ckpt export out/global_step500 --format safetensors --out weights
     """
-    words = " ".join(shell_quote(one) for one in (ref or "latest", place or repo) if one)
+    words = " ".join(shell_quote(word) for word in (ref or "latest", place or repo) if word)
     command = f"resilient ckpt export {words}"
     out = local_path(out, "--out", f"{command} --format {kind.value} --out exported")
     if kind is not ExportKind.HF:

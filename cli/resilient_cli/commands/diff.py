@@ -78,7 +78,7 @@ def diff(  # noqa: PLR0913 - the options of a command
     from resilient_cli.foreign import open_view
 
     if html is not None:
-        words = " ".join(shell_quote(one) for one in (a, b, place or repo) if one)
+        words = " ".join(shell_quote(word) for word in (a, b, place or repo) if word)
         html = local_path(html, "--html", f"resilient ckpt diff {words} --html diff.html")
     before, after = open_view(a, place, repo), open_view(b, place, repo)
     patterns = only or ["*"]
@@ -86,7 +86,7 @@ def diff(  # noqa: PLR0913 - the options of a command
         found = compare(
             before,
             after,
-            wanted=lambda name: any(fnmatchcase(name, one) for one in patterns),
+            wanted=lambda name: any(fnmatchcase(name, pattern) for pattern in patterns),
             on_progress=told,
         )
     if only and not found.tensors and not any(found.only):

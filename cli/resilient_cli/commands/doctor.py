@@ -252,7 +252,7 @@ def _check_atomic(store: Store, key: str) -> Check:
             return Check(
                 "atomic put", is_ok=False, found="a read returned other bytes than were written"
             )
-    listed = [one.key for one in store.list(key.partition("/")[0])]
+    listed = [entry.key for entry in store.list(key.partition("/")[0])]
     is_ok = key in listed
     found = (
         ("objects are written whole and listed at once")
@@ -286,7 +286,7 @@ def _check_space(store: Store, found: StoreProbe) -> Check:
     checkpoints = committed(store)
     if checkpoints:
         folder = checkpoints[0].folder
-        found.checkpoint_bytes = sum(one.size_bytes for one in store.list(folder))
+        found.checkpoint_bytes = sum(entry.size_bytes for entry in store.list(folder))
     free = free_bytes(store)
     if free is None:
         return Check("space", is_ok=True, found="the store does not report its free space")
@@ -359,7 +359,7 @@ def doctor(
         )
     )
     show(_answer(checks), ctx.find_root().obj)
-    raise typer.Exit(0 if all(one.is_ok for one in checks) else 1)
+    raise typer.Exit(0 if all(check.is_ok for check in checks) else 1)
 
 
 def _notice(word: str) -> float | None:
@@ -369,7 +369,7 @@ def _notice(word: str) -> float | None:
         UsageError: The word is unknown.
     """
     if word == "auto":
-        known = [preemption_budget.NOTICE_SECONDS[one] for one in detect(os.environ)]
+        known = [preemption_budget.NOTICE_SECONDS[provider] for provider in detect(os.environ)]
         return min(known, default=None)
     if word in preemption_budget.NOTICE_SECONDS:
         return preemption_budget.NOTICE_SECONDS[word]
@@ -400,10 +400,10 @@ def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float,
 
 
 def _answer(checks: list[Check]) -> CommandResult:
-    rows = tuple((one.name, one.verdict, one.found) for one in checks)
-    hints = tuple(f"hint: {one.name}: {one.hint}" for one in checks if one.hint)
-    warned = tuple(one.name for one in checks if not one.is_ok)
-    document = {"is_ok": not warned, "checks": [one.to_json() for one in checks]}
+    rows = tuple((check.name, check.verdict, check.found) for check in checks)
+    hints = tuple(f"hint: {check.name}: {check.hint}" for check in checks if check.hint)
+    warned = tuple(check.name for check in checks if not check.is_ok)
+    document = {"is_ok": not warned, "checks": [check.to_json() for check in checks]}
     return CommandResult(
         "doctor", "diagnosis", document, (Table(("CHECK", "", "FOUND"), rows), *hints), ids=warned
     )

@@ -105,25 +105,25 @@ def _read(path: str) -> str:
 
 def errors() -> dict[str, type[ResilientError]]:
     """Return every error of the library by its id."""
-    return {one.code: one for one in _below(ResilientError)}
+    return {error.code: error for error in _below(ResilientError)}
 
 
 def exit_codes() -> CommandResult:
     """Build the table of exit codes."""
     rows = tuple(
-        (str(one.number), f"EX_{one.name}" if one.name else "-", one.brief, one.scheduler)
-        for one in EXIT_CODES
+        (str(code.number), f"EX_{code.name}" if code.name else "-", code.brief, code.scheduler)
+        for code in EXIT_CODES
     )
     table = Table(("CODE", "NAME", "MEANING", "A SCHEDULER SHOULD"), rows)
-    document = {"exit_codes": [asdict(one) for one in EXIT_CODES], "note": f"{UNKNOWN} {OWN}"}
+    document = {"exit_codes": [asdict(code) for code in EXIT_CODES], "note": f"{UNKNOWN} {OWN}"}
     ids = tuple(row[0] for row in rows)
     return CommandResult("help", "exit-codes", document, (table, UNKNOWN, OWN), ids)
 
 
 def one_code(number: int) -> CommandResult:
     """Build the answer about one exit code and the errors that end with it."""
-    found = next(one for one in EXIT_CODES if one.number == number)
-    ids = tuple(code for code, one in errors().items() if one.exit_code == number)
+    found = next(exit_code for exit_code in EXIT_CODES if exit_code.number == number)
+    ids = tuple(code for code, error in errors().items() if error.exit_code == number)
     facts = (
         ("exit code", str(number)),
         ("name", f"EX_{found.name}" if found.name else "-"),
@@ -139,7 +139,7 @@ def one_code(number: int) -> CommandResult:
 def all_errors() -> CommandResult:
     """Build the table of errors: id, exit code and meaning."""
     known = errors()
-    rows = tuple((code, str(one.exit_code), _said(one)) for code, one in known.items())
+    rows = tuple((code, str(error.exit_code), _said(error)) for code, error in known.items())
     listed = [{"code": code, "exit": int(number), "meaning": text} for code, number, text in rows]
     table = Table(("ID", "EXIT", "MEANING"), rows)
     return CommandResult("help", "errors", {"errors": listed}, (table,), tuple(known))
@@ -155,7 +155,7 @@ def one_error(code: str) -> CommandResult:
             ("meaning", _said(error)),
             ("cause", more.cause),
             ("safe", more.safe),
-            *(("next" if not nth else "or", one) for nth, one in enumerate(more.remedies)),
+            *(("next" if not nth else "or", remedy) for nth, remedy in enumerate(more.remedies)),
         )
     )
     document = {"code": code, "exit": error.exit_code, "meaning": _said(error), **asdict(more)}
@@ -254,7 +254,7 @@ def manual(
         show(found(), output)
     elif name.lower() in PAGES:
         show(topic(name.lower(), topic_blocks(name.lower())), output)
-    elif name in {str(one.number) for one in EXIT_CODES}:
+    elif name in {str(code.number) for code in EXIT_CODES}:
         show(one_code(int(name)), output)
     elif name.upper() in errors():
         show(one_error(name.upper()), output)
@@ -280,6 +280,6 @@ def _json(name: str) -> CommandResult:
 
 def _nearest(name: str) -> str:
     known = [*TOPICS, *COMMANDS, *errors()]
-    by_fold = {one.lower(): one for one in known}
+    by_fold = {topic.lower(): topic for topic in known}
     close = get_close_matches(name.lower(), by_fold, n=1)
     return f"resilient help {shell_quote(by_fold[close[0]])}" if close else "resilient help"

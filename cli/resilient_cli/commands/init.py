@@ -59,7 +59,7 @@ def init(
     written = [str(folder / name) for name in texts]
     options = f" --config {shell_quote(written[1])}" if len(written) > 1 else ""
     command = f"resilient train {shell_quote(written[0])}{options}"
-    blocks = (*(f"wrote {one}" for one in written), f"next: {command}")
+    blocks = (*(f"wrote {path}" for path in written), f"next: {command}")
     data = {"written": written, "next": command}
     show(CommandResult("init", "init", data, blocks, tuple(written)), output_of(ctx))
 

@@ -39,7 +39,7 @@ def inspection(
         _parts(parts),
     )
     if with_tensors:
-        tensors = [_tensor(one) for one in manifest.tensors]
+        tensors = [_tensor(tensor) for tensor in manifest.tensors]
         document["tensors"] = tensors
         blocks = (*blocks, _tensors(tensors))
     blocks = (*blocks, conclusion(verdict))
@@ -51,13 +51,13 @@ def inspection(
 def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]:
     files = [
         {
-            "name": one.name,
-            "size_bytes": one.size_bytes,
-            "rank": one.rank,
-            "digest": one.digest,
-            "origin": folder(one.origin),
+            "name": file.name,
+            "size_bytes": file.size_bytes,
+            "rank": file.rank,
+            "digest": file.digest,
+            "origin": folder(file.origin),
         }
-        for one in manifest.files
+        for file in manifest.files
     ]
     return {
         "id": manifest.checkpoint.folder,
@@ -76,8 +76,8 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
         "software": dict(manifest.software),
         "data": dict(manifest.data),
         "metrics": dict(manifest.metrics),
-        "protects": [one.folder for one in manifest.protects],
-        "parity": [one.to_json() for one in manifest.parity],
+        "protects": [protected.folder for protected in manifest.protects],
+        "parity": [entry.to_json() for entry in manifest.parity],
         "files": files,
         "parts": parts,
     }
@@ -122,8 +122,8 @@ def _files(manifest: Manifest) -> Table:
     return Table(
         ("FILE", "SIZE", "RANK", "DIGEST"),
         tuple(
-            (one.name, human_size(one.size_bytes), str(one.rank), one.digest)
-            for one in manifest.files
+            (file.name, human_size(file.size_bytes), str(file.rank), file.digest)
+            for file in manifest.files
         ),
     )
 
@@ -135,14 +135,14 @@ def _part_names(manifest: Manifest) -> list[str]:
 
 
 def _part(manifest: Manifest, name: str) -> dict[str, Any]:
-    tensors = [one for one in manifest.tensors if one.part == name]
+    tensors = [tensor for tensor in manifest.tensors if tensor.part == name]
     scope = next((part.scope for part in manifest.parts if part.name == name), "")
     return {
         "type": "part",
         "name": name,
         "scope": scope,
         "tensors": len(tensors),
-        "size_bytes": sum(one.size_bytes for one in tensors),
+        "size_bytes": sum(tensor.size_bytes for tensor in tensors),
     }
 
 
@@ -150,8 +150,13 @@ def _parts(parts: Iterable[Mapping[str, Any]]) -> Table:
     return Table(
         ("PART", "SCOPE", "TENSORS", "SIZE"),
         tuple(
-            (one["name"], one["scope"] or NONE, str(one["tensors"]), human_size(one["size_bytes"]))
-            for one in parts
+            (
+                part["name"],
+                part["scope"] or NONE,
+                str(part["tensors"]),
+                human_size(part["size_bytes"]),
+            )
+            for part in parts
         ),
     )
 
@@ -164,7 +169,7 @@ def _tensor(tensor: TensorEntry) -> dict[str, Any]:
         "dtype": tensor.dtype,
         "shape": list(tensor.shape),
         "size_bytes": tensor.size_bytes,
-        "files": sorted({one.file for one in tensor.regions}),
+        "files": sorted({region.file for region in tensor.regions}),
     }
 
 
@@ -173,13 +178,13 @@ def _tensors(tensors: Iterable[Mapping[str, Any]]) -> Table:
         ("TENSOR", "DTYPE", "SHAPE", "SIZE", "FILES"),
         tuple(
             (
-                one["name"],
-                one["dtype"],
-                "x".join(map(str, one["shape"])) or "scalar",
-                human_size(one["size_bytes"]),
-                ", ".join(one["files"]),
+                tensor["name"],
+                tensor["dtype"],
+                "x".join(map(str, tensor["shape"])) or "scalar",
+                human_size(tensor["size_bytes"]),
+                ", ".join(tensor["files"]),
             )
-            for one in tensors
+            for tensor in tensors
         ),
     )
 

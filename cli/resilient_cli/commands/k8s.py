@@ -42,47 +42,54 @@ def changes(
         cluster: The cluster.
     """
     done = command == "apply"
-    rows = tuple((one.object, one.action if done else _WOULD[one.action]) for one in found)
+    rows = tuple(
+        (change.object, change.action if done else _WOULD[change.action]) for change in found
+    )
     fields = tuple(
         (
-            one.object,
+            change.object,
             each.path,
             redact_userinfo(each.before) or NONE,
             redact_userinfo(each.after) or NONE,
         )
-        for one in found
-        for each in one.fields
+        for change in found
+        for each in change.fields
     )
     words = ("status", "wait", "logs") if done else ()
-    following = tuple(cluster.spell("resilient", "k8s", one, name) for one in words)
-    document = {"changes": [_change_document(one) for one in found], "next": list(following)}
+    following = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
+    document = {"changes": [_change_document(change) for change in found], "next": list(following)}
     blocks: tuple[Table | str, ...] = (
         Table(("OBJECT", "DONE" if done else "WOULD"), rows),
         Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
-        *(f"next: {one}" for one in following),
+        *(f"next: {next_command}" for next_command in following),
     )
-    ids = tuple(one.object for one in found if one.action != "unchanged")
+    ids = tuple(change.object for change in found if change.action != "unchanged")
     return CommandResult(f"k8s.{command}", "changes", document, blocks, ids)
 
 
 def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> CommandResult:
     """Build the answer of ``k8s delete``: deleted objects and objects that stay."""
-    objects = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in found)
-    claims = sorted({claim for one in found for claim in claims_of(one.get("spec"))})
-    repositories = {redact_userinfo(repository_of(one)) for one in found} - {""}
-    stays = (*sorted(repositories), *(f"persistentvolumeclaim/{one}" for one in claims))
+    objects = tuple(
+        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in found
+    )
+    claims = sorted({claim for manifest in found for claim in claims_of(manifest.get("spec"))})
+    repositories = {redact_userinfo(repository_of(manifest)) for manifest in found} - {""}
+    stays = (
+        *sorted(repositories),
+        *(f"persistentvolumeclaim/{claim_name}" for claim_name in claims),
+    )
     document = {"name": name, "deleted": list(objects), "stays": list(stays), "done": done}
     word = "deleted" if done else "would be deleted"
-    kept = tuple(("stays", one) for one in (*stays, "Secrets, and every checkpoint"))
+    kept = tuple(("stays", kept_name) for kept_name in (*stays, "Secrets, and every checkpoint"))
     blocks = (
-        KeyValues((*((word, one) for one in objects), *kept)),
+        KeyValues((*((word, object_name) for object_name in objects), *kept)),
         "Its pods get SIGTERM, save, and exit within their grace period.",
     )
     return CommandResult("k8s.delete", "deletion", document, blocks, objects)
 
 
-def _change_document(one: ObjectChange) -> dict[str, Any]:
-    made = asdict(one)
+def _change_document(change: ObjectChange) -> dict[str, Any]:
+    made = asdict(change)
     for field in made["fields"]:
         field |= {
             "before": redact_userinfo(field["before"]),
@@ -99,14 +106,14 @@ def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> Comman
         "termination_seconds": run.times.termination,
         "manifests": made,
     }
-    ids = tuple(f"{one['kind'].lower()}/{one['metadata']['name']}" for one in made)
+    ids = tuple(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in made)
     text = to_yaml(made)
     return CommandResult(
         "k8s.render", "manifests", document, (text.rstrip("\n"),), ids, is_verbatim=True
     )
 
 
-_BRIEF = {one.number: one.brief for one in EXIT_CODES}
+_BRIEF = {code.number: code.brief for code in EXIT_CODES}
 # Exit code 1 of a pod: commands that give an answer use 1 for another meaning.
 _BRIEF[1] = "the script failed"
 _SIGNALS = {
@@ -122,8 +129,14 @@ def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
     rows = tuple(_row(run, index) for index in sorted(run.newest()))
     shown = run.events[-_EVENTS:]
     warnings = tuple(
-        (one.last_at, f"{one.count}x", one.about, one.reason, redact_userinfo(one.message))
-        for one in shown
+        (
+            event.last_at,
+            f"{event.count}x",
+            event.about,
+            event.reason,
+            redact_userinfo(event.message),
+        )
+        for event in shown
     )
     blocks = (
         KeyValues(_facts(run)),
@@ -159,8 +172,8 @@ def meaning(code: int | None) -> str:
 
 def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
     why = f"{run.state} ({run.reason})" if run.reason else run.state
-    preempted = sum(one.was_preempted for one in run.pods)
-    failed = sum(one.has_failed for one in run.pods)
+    preempted = sum(pod.was_preempted for pod in run.pods)
+    failed = sum(pod.has_failed for pod in run.pods)
     pairs = [
         ("run", f"{run.flavor.value} {run.namespace}/{run.name}"),
         ("state", why),
@@ -177,14 +190,14 @@ def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
 
 
 def _row(run: RunState, index: int) -> tuple[str, ...]:
-    pods = [one for one in run.pods if one.index == index]
+    pods = [pod for pod in run.pods if pod.index == index]
     newest = pods[-1]
-    last = max(pods, key=lambda one: (one.ended_at, one.created_at))
-    starts = len(pods) + sum(one.restarts for one in pods)
+    last = max(pods, key=lambda pod: (pod.ended_at, pod.created_at))
+    starts = len(pods) + sum(pod.restarts for pod in pods)
     return (
         *(str(index), newest.name, newest.phase, newest.node or NONE, str(starts)),
-        str(sum(one.was_preempted for one in pods)),
-        str(sum(one.has_failed for one in pods)),
+        str(sum(pod.was_preempted for pod in pods)),
+        str(sum(pod.has_failed for pod in pods)),
         _last(last),
     )
 
@@ -210,8 +223,8 @@ def _run_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
     return {
         **made,
         "exit": run.exit_code,
-        "preemptions": sum(one.was_preempted for one in run.pods),
-        "failures": sum(one.has_failed for one in run.pods),
+        "preemptions": sum(pod_status.was_preempted for pod_status in run.pods),
+        "failures": sum(pod_status.has_failed for pod_status in run.pods),
         "next": _next(run, cluster),
     }
 
@@ -219,7 +232,7 @@ def _run_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
 def _next(run: RunState, cluster: Cluster) -> str:
     """Return the command that most users need next."""
     ours = ("resilient", "k8s")
-    failed = [str(one.index) for one in run.pods if one.exit_code == run.exit_code] or ["0"]
+    failed = [str(pod.index) for pod in run.pods if pod.exit_code == run.exit_code] or ["0"]
     suspend = '{"spec":{"suspend":false}}'
     if run.flavor is Flavor.PYTORCHJOB:
         suspend = f'{{"spec":{{"runPolicy":{suspend[8:-1]}}}}}'
@@ -299,7 +312,7 @@ def diff(
     cluster = Cluster(context, run.namespace, kubeconfig)
     found, _ = plan(cluster, manifests(run, flavor))
     show(changes("diff", found, run.name, cluster), output_of(ctx))
-    return 1 if exit_code and any(one.action != "unchanged" for one in found) else 0
+    return 1 if exit_code and any(change.action != "unchanged" for change in found) else 0
 
 
 @app.command("apply")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resilient_cli.output import Output
 
 
-def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> str:
+def line_of(record: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> str:
     """Return one line of the answer, without its line end.
 
     User names and passwords in URLs are removed.
@@ -35,7 +35,7 @@ def line_of(one: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -> s
         is_named: Put attempt and rank in front of the text for people.
         is_safe: Escape control characters, because the output is a terminal.
     """
-    source, line = one.source, one.line
+    source, line = record.source, record.line
     text = redact_userinfo(line.text)
     if form is Format.JSON:
         return json.dumps(
@@ -113,7 +113,7 @@ def logs(  # noqa: PLR0913 - the options of a command
     chosen = _chosen(sources, rank, attempt)
     if not chosen:
         raise _nothing(run, sources, rank, attempt)
-    is_named = follow or len({(one.life, one.rank) for one in chosen}) > 1
+    is_named = follow or len({(record.life, record.rank) for record in chosen}) > 1
     write = _writer(output, is_named=is_named and None in (rank, attempt))
     try:
         write(reader.read(chosen))
@@ -125,9 +125,11 @@ def logs(  # noqa: PLR0913 - the options of a command
 
 
 def _chosen(sources: Sequence[LogSource], rank: int | None, attempt: int | None) -> list[LogSource]:
-    newest = max((one.life for one in sources), default=0)
+    newest = max((source.life for source in sources), default=0)
     life = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
-    return [one for one in sources if rank in (None, one.rank) and life in (None, one.life)]
+    return [
+        source for source in sources if rank in (None, source.rank) and life in (None, source.life)
+    ]
 
 
 def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]], None]:
@@ -135,8 +137,8 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]]
 
     def write(printed: Iterable[LogRecord]) -> None:
         with answering():
-            for one in printed:
-                text = line_of(one, output.format, is_named=is_named, is_safe=is_safe)
+            for record in printed:
+                text = line_of(record, output.format, is_named=is_named, is_safe=is_safe)
                 # Replace letters that the locale cannot encode.
                 text = text.encode(encoding, "replace").decode(encoding) + "\n"
                 # Without a terminal, write exactly the characters that the rank printed.
@@ -178,7 +180,7 @@ def _nothing(
             "--log-dir",
             hint=f"resilient train --log-dir {shell_quote(run / 'logs')} SCRIPT",
         )
-    lives, ranks = {one.life for one in sources}, {one.rank for one in sources}
+    lives, ranks = {source.life for source in sources}, {source.rank for source in sources}
     asked = [f"attempt {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
     return RepositoryNotFound(
         f"`{run}` has nothing of {', '.join(asked)}: it has attempts 1 to {max(lives)}, ranks "

@@ -88,7 +88,7 @@ def ls(
         show(answer, output_of(ctx))
         return
     found = listed(store, kept)
-    wanted = _chosen(found, {one.value for one in state or ()}, set(tag or ()))[:last]
+    wanted = _chosen(found, {state_name.value for state_name in state or ()}, set(tag or ()))[:last]
     show(listing(found, SystemClock().now_iso(), wanted), output_of(ctx))
 
 
@@ -111,10 +111,10 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResul
 
 def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:
     return [
-        one
-        for one in found.surveys
-        if not states or found.state(one).lower() in states
-        if not tags or tags.intersection(found.tags_on(one.checkpoint))
+        survey
+        for survey in found.surveys
+        if not states or found.state(survey).lower() in states
+        if not tags or tags.intersection(found.tags_on(survey.checkpoint))
     ]
 
 

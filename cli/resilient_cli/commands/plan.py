@@ -68,8 +68,8 @@ def planning(
         word = {True: "fits", False: "does not fit", None: "unknown, no save was measured"}
         pairs.append(("notice", f"{_seconds(notice_seconds)}: {word[fits]}"))
     blocks: list[KeyValues | Table | str] = [KeyValues(tuple(pairs))]
-    for one in tiers:
-        blocks += ["", _reasoning(one), _table(one, step)]
+    for tier in tiers:
+        blocks += ["", _reasoning(tier), _table(tier, step)]
     if not tiers:
         blocks.append("No save was measured: name the folder of event files.")
     document = {
@@ -78,7 +78,7 @@ def planning(
         "stop_seconds": needed,
         "notice_seconds": notice_seconds,
         "fits_notice": fits,
-        "tiers": [_tier(one) for one in tiers],
+        "tiers": [_tier(tier) for tier in tiers],
     }
     return CommandResult("plan", "plan", document, tuple(blocks))
 
@@ -89,17 +89,17 @@ def fits_notice(known: SaveCosts, notice_seconds: float | None) -> bool | None:
     return None if needed is None or notice_seconds is None else needed <= notice_seconds
 
 
-def _tier(one: TierPlan) -> dict[str, Any]:
+def _tier(tier: TierPlan) -> dict[str, Any]:
     costs = {
-        name: {"seconds": one.seconds[name], "share": cost.share, **asdict(cost)}
-        for name, cost in one.expected.items()
+        name: {"seconds": tier.seconds[name], "share": cost.share, **asdict(cost)}
+        for name, cost in tier.expected.items()
     }
-    return {"tier": one.tier, "interval": asdict(one.interval), "expected": costs}
+    return {"tier": tier.tier, "interval": asdict(tier.interval), "expected": costs}
 
 
-def _reasoning(one: TierPlan) -> str:
-    found, what = one.interval, "save" if one.tier == "saves" else "promotion"
-    name = "Saves" if one.tier == "saves" else "Durable tier"
+def _reasoning(tier: TierPlan) -> str:
+    found, what = tier.interval, "save" if tier.tier == "saves" else "promotion"
+    name = "Saves" if tier.tier == "saves" else "Durable tier"
     return (
         f"{name}: every {_seconds(found.seconds)}. C {_seconds(found.cost_seconds)} for a {what}, "
         f"M {_seconds(found.mtbf_seconds)} between failures: best {_seconds(found.best_seconds)}; "
@@ -107,13 +107,13 @@ def _reasoning(one: TierPlan) -> str:
     )
 
 
-def _table(one: TierPlan, step_seconds: float) -> Table:
+def _table(tier: TierPlan, step_seconds: float) -> Table:
     rows = []
-    for name, cost in one.expected.items():
+    for name, cost in tier.expected.items():
         steps = f"{cost.lost_seconds / step_seconds:.1f}" if step_seconds else NONE
         rows.append(
             (
-                *(name, _seconds(one.seconds[name]), _seconds(cost.lost_seconds), steps),
+                *(name, _seconds(tier.seconds[name]), _seconds(cost.lost_seconds), steps),
                 *(share(cost.saving_share, 1), share(cost.lost_share, 1), share(cost.share, 1)),
             )
         )
@@ -181,7 +181,9 @@ def plan(
         store = open_repository(None, repo)
         size = _stored_size(store) or size
         if not run:
-            lives = [(one.cause, one.claimed_at) for one in read_generations(store)]
+            lives = [
+                (generation.cause, generation.claimed_at) for generation in read_generations(store)
+            ]
             known = replace(known, failures=observe(lives))
     asked_seconds = (asked.seconds or asked.steps * known.step_seconds) if asked else 0.0
     tiers = plan_tiers(known, mtbf_seconds, asked_seconds)
@@ -203,7 +205,7 @@ def _told_size(found: GoodputReport) -> Size:
     if not found.saved:
         return Size()
     newest = found.saved[-1]
-    ranks = {one.life.number: one.life.world_size for one in found.doings}
+    ranks = {attempt.life.number: attempt.life.world_size for attempt in found.doings}
     return Size(newest.checkpoint, newest.size_bytes, ranks.get(newest.life, 0))
 
 
@@ -212,5 +214,5 @@ def _stored_size(store: Store) -> Size | None:
     if not checkpoints:
         return None
     manifest = read_manifest(store, checkpoints[0])
-    ranks = len({one.rank for one in manifest.files})
+    ranks = len({file.rank for file in manifest.files})
     return Size(checkpoints[0].folder, manifest.size_bytes, ranks)

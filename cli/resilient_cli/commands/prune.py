@@ -70,32 +70,41 @@ def pruning(
         "unsure": plan.unsure,
         "freed_bytes": freed,
         "kept": [
-            {"type": "kept", "id": one.folder, "reasons": list(reasons)}
-            for one, reasons in plan.kept.items()
+            {"type": "kept", "id": checkpoint_id.folder, "reasons": list(reasons)}
+            for checkpoint_id, reasons in plan.kept.items()
         ],
         "deleted": [
             {
                 "type": "deleted",
-                "id": one.folder,
-                "size_bytes": found.size_bytes([one]),
-                "still_needed_bytes": found.still_needed_bytes(one),
+                "id": checkpoint_id.folder,
+                "size_bytes": found.size_bytes([checkpoint_id]),
+                "still_needed_bytes": found.still_needed_bytes(checkpoint_id),
             }
-            for one in plan.doomed
+            for checkpoint_id in plan.doomed
         ],
-        "damaged": {one.folder: why for one, why in plan.damaged.items()},
+        "damaged": {checkpoint_id.folder: why for checkpoint_id, why in plan.damaged.items()},
         "grace_seconds": grace.seconds,
         "later_bytes": found.later_bytes if not plan.held else 0,
         "prune": _prune(found, plan) if done else None,
         "undo": _way_back(url, found, plan) or None if done else None,
-        "emptied": [one.folder for one in sorted(found.over, reverse=True)],
+        "emptied": [checkpoint_id.folder for checkpoint_id in sorted(found.over, reverse=True)],
     }
-    kept = [_row(found, one, "keep", "; ".join(why)) for one, why in plan.kept.items()]
+    kept = [
+        _row(found, checkpoint_id, "keep", "; ".join(why))
+        for checkpoint_id, why in plan.kept.items()
+    ]
     verdict = "trash" if found.into else "delete"
-    gone = [_row(found, one, verdict, _left(found, one)) for one in plan.doomed]
+    gone = [
+        _row(found, checkpoint_id, verdict, _left(found, checkpoint_id))
+        for checkpoint_id in plan.doomed
+    ]
     over = [] if plan.held else sorted(found.over, reverse=True)
-    gone += [_row(found, one, "delete", "its time in the trash is over") for one in over]
+    gone += [
+        _row(found, checkpoint_id, "delete", "its time in the trash is over")
+        for checkpoint_id in over
+    ]
     table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
-    ids = tuple(one.folder for one in plan.doomed)
+    ids = tuple(checkpoint_id.folder for checkpoint_id in plan.doomed)
     told = (*_closing(url, found, plan, grace, done=done), *_part_of_near(newest))
     return CommandResult("ckpt.prune", "rotation", document, (table, *told), ids)
 
@@ -108,14 +117,23 @@ def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
     return (f"{note} {limit}. Prune the durable repository instead.",)
 
 
-def _row(found: RepositoryScan, one: CheckpointId, verdict: str, why: str) -> tuple[str, ...]:
-    size = human_size(found.size_bytes([one]))
-    return (str(one.step), str(one.generation), size, verdict, one.folder, why)
+def _row(
+    found: RepositoryScan, checkpoint_id: CheckpointId, verdict: str, why: str
+) -> tuple[str, ...]:
+    size = human_size(found.size_bytes([checkpoint_id]))
+    return (
+        str(checkpoint_id.step),
+        str(checkpoint_id.generation),
+        size,
+        verdict,
+        checkpoint_id.folder,
+        why,
+    )
 
 
-def _left(found: RepositoryScan, one: CheckpointId) -> str:
+def _left(found: RepositoryScan, checkpoint_id: CheckpointId) -> str:
     """Return the size that stays because a kept checkpoint refers to these bytes."""
-    size_bytes = found.still_needed_bytes(one)
+    size_bytes = found.still_needed_bytes(checkpoint_id)
     return f"but other checkpoints need {human_size(size_bytes)} of it" if size_bytes else NONE
 
 
@@ -180,13 +198,19 @@ def returning(url: str, returned: RestoredCheckpoint, *, done: bool) -> CommandR
         "repository": url,
         "done": done,
         "prune": returned.prune,
-        "back": [one.folder for one in returned.back],
-        "left": {one.folder: why for one, why in returned.left.items()},
+        "back": [checkpoint_id.folder for checkpoint_id in returned.back],
+        "left": {checkpoint_id.folder: why for checkpoint_id, why in returned.left.items()},
         "others": list(returned.others),
     }
-    rows = [(one.folder, "back" if done else "would be restored") for one in returned.back]
-    rows += [(one.folder, f"stays in the trash: {why}") for one, why in returned.left.items()]
-    ids = tuple(one.folder for one in returned.back)
+    rows = [
+        (checkpoint_id.folder, "back" if done else "would be restored")
+        for checkpoint_id in returned.back
+    ]
+    rows += [
+        (checkpoint_id.folder, f"stays in the trash: {why}")
+        for checkpoint_id, why in returned.left.items()
+    ]
+    ids = tuple(checkpoint_id.folder for checkpoint_id in returned.back)
     told: tuple[Table | str, ...] = (
         Table(("ID", "IS"), tuple(rows)),
         *_told_of(url, returned, done=done),
@@ -431,9 +455,9 @@ def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, 
     Raises:
         UsageError: The arguments are not one repository and one id.
     """
-    words = [one for one in (place, prune_id) if one]
-    ids = [one for one in words if parse_prune(one)]
-    others = [one for one in words if one not in ids]
+    words = [word for word in (place, prune_id) if word]
+    ids = [word for word in words if parse_prune(word)]
+    others = [word for word in words if word not in ids]
     if len(ids) > 1 or len(others) > 1:
         raise UsageError(
             f"`{words[1]}` is not the id of a prune, as `prune` and `ckpt ls` show it",

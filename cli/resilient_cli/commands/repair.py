@@ -76,14 +76,14 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -
         "whole": plan.is_whole,
         "mended": plan.is_mended,
         "target": str(target) if plan.is_mended or plan.salvaged else None,
-        "steps": [{"type": "step", **asdict(one)} for one in plan.steps],
+        "steps": [{"type": "step", **asdict(step)} for step in plan.steps],
         "losses": dict(plan.losses),
         "refused": dict(plan.refused),
-        "salvaged": [_salvaged(one) for one in plan.salvaged if not plan.is_mended],
+        "salvaged": [_salvaged(part) for part in plan.salvaged if not plan.is_mended],
         "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
     }
     rows = [
-        (one.file, "repaired" if done else "repair", one.what, one.source) for one in plan.steps
+        (step.file, "repaired" if done else "repair", step.what, step.source) for step in plan.steps
     ]
     rows += [(name, "LOST", follows, NONE) for name, follows in plan.losses.items()]
     rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
@@ -94,9 +94,9 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -
     return CommandResult("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
 
-def _salvaged(one: Any) -> dict[str, Any]:
-    whole = [saved.name for saved in one.saved]
-    return {"type": "salvaged", "file": one.file, "whole": whole, "lost": list(one.lost)}
+def _salvaged(part: Any) -> dict[str, Any]:
+    whole = [saved.name for saved in part.saved]
+    return {"type": "salvaged", "file": part.file, "whole": whole, "lost": list(part.lost)}
 
 
 def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
@@ -121,8 +121,8 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]
 
 
 def _left(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
-    whole = sum(len(one.saved) for one in plan.salvaged)
-    lost = [name for one in plan.salvaged for name in one.lost]
+    whole = sum(len(part.saved) for part in plan.salvaged)
+    lost = [name for part in plan.salvaged for name in part.lost]
     named = ", ".join(lost[:_SHOWN_MAX]) + (", ..." if len(lost) > _SHOWN_MAX else "")
     verb = "are in" if done else "would be in"
     yield (
@@ -154,8 +154,8 @@ def repairing(
         "id": plan.checkpoint.folder,
         "done": done,
         "whole": plan.is_whole,
-        "fixes": [{"type": "fix", **asdict(one)} for one in plan.fixes],
-        "losses": [{"type": "loss", **asdict(one)} for one in plan.losses],
+        "fixes": [{"type": "fix", **asdict(fix)} for fix in plan.fixes],
+        "losses": [{"type": "loss", **asdict(loss)} for loss in plan.losses],
         "lost_tensors": list(plan.lost_tensors),
         "whole_tensors": list(plan.whole_tensors),
         "parts": plan.parts,
@@ -163,9 +163,9 @@ def repairing(
         "aside": dict(aside),
     }
     verdict = "rebuilt" if done else "rebuild"
-    rows = [*(_fix(one, verdict) for one in plan.fixes), *map(_loss, plan.losses)]
+    rows = [*(_fix(fix, verdict) for fix in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
-    ids = tuple(one.file for one in plan.fixes)
+    ids = tuple(fix.file for fix in plan.fixes)
     lines = [*_repair_lines(plan, resume, done=done), *_kept(aside)]
     blocks: tuple[Table | str, ...] = (table, *lines)
     return CommandResult("ckpt.repair", "repair", document, blocks, ids)
@@ -229,7 +229,7 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
     lost, whole = plan.lost_tensors, plan.whole_tensors
     names = f": {', '.join(lost)}" if lost else ""
     yield f"Lost: {count(len(lost), 'tensor')}{names}."
-    if any(one.file.startswith("rng_state_") for one in plan.losses):
+    if any(loss.file.startswith("rng_state_") for loss in plan.losses):
         yield (
             "Lost random states cannot be computed from seed and step. Without them, dropout and "
             "augmentation draw other numbers from here on."
@@ -355,7 +355,7 @@ def _mend_ours(
     options = read_storage_options(os.environ)
     others = [open_store(url, storage_options=options) for url in sources]
     with Progress("reading") as told:
-        of_bytes = sum(one.size_bytes for one in store.list(f"{checkpoint.folder}/"))
+        of_bytes = sum(entry.size_bytes for entry in store.list(f"{checkpoint.folder}/"))
         reader = ProgressStore(store, told, of_bytes)
         plan = plan_repair(reader, checkpoint, others, undelete=undelete)
     plan = _with_random_states(store, plan, others, undelete=undelete)
@@ -391,7 +391,7 @@ def _with_random_states(
     store: Store, plan: RepairPlan, others: list[Store], *, undelete: bool
 ) -> RepairPlan:
     """Plan again with random states derived from seed and step, if they are lost and derivable."""
-    if plan.manifest is None or not any(one.file.startswith("rng_state_") for one in plan.losses):
+    if plan.manifest is None or not any(loss.file.startswith("rng_state_") for loss in plan.losses):
         return plan
     # Import late: the module needs torch.
     from resilient.train.hf_interop.rebuild import random_states_of
@@ -434,7 +434,7 @@ def _mend(
         with Waiting("writing"):
             write_repaired(plan, target)
     words = ["resilient ckpt repair", shell_quote(plan.url)]
-    words += [f"--from {shell_quote(one)}" for one in others]
+    words += [f"--from {shell_quote(path)}" for path in others]
     words += ["--apply", *([f"--out {shell_quote(out)}"] if out else [])]
     command = " ".join(words)
     show(mending(plan, target, command, done=is_written), output_of(ctx))

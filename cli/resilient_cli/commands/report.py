@@ -63,7 +63,7 @@ def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> Com
         "told": moment(now.told_ms),
         "lives": len(found.doings),
         "ranks": _ranks(found),
-        "faults": {cause: one.count for cause, one in found.repairs.items()},
+        "faults": {cause: repair.count for cause, repair in found.repairs.items()},
         "lost_steps": found.lost_steps,
         "checkpoint": saved.checkpoint if saved else None,
         "committed": moment(saved.at_ms) if saved else None,
@@ -74,7 +74,7 @@ def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> Com
     of = f" of {now.max_steps} ({share(now.step, now.max_steps)})" if now.max_steps else ""
     speed = f", {now.steps_per_second:.3g} steps/s" if now.steps_per_second else ""
     eta = f", {duration(left_ms)} left" if left and left_ms and is_moving else ""
-    causes = ", ".join(f"{cause} {one.count}" for cause, one in found.repairs.items())
+    causes = ", ".join(f"{cause} {repair.count}" for cause, repair in found.repairs.items())
     ranks = f", {count(_ranks(found), 'rank')}" if _ranks(found) else ""
     durable = (
         f"{saved.checkpoint}, {duration(now_ms - saved.at_ms)} ago; "
@@ -217,7 +217,7 @@ def records_of(run: Sequence[Path]) -> list[EventRecord]:
     try:
         return read_records(run)
     except RepositoryNotFound:
-        others = [one for one in run if store_of([one]) is None]
+        others = [source for source in run if store_of([source]) is None]
         if len(others) == len(run):
             raise
         return read_records(others)
@@ -229,9 +229,9 @@ def _keeps_events(run: Sequence[Path]) -> bool:
     Without events, the end of a run is never recorded, and ``--watch`` would wait forever. So
     ``--watch`` shows such a run once. An empty event file counts, because records will follow.
     """
-    for one in run:
+    for source in run:
         with suppress(RepositoryNotFound):
-            read_records([one])
+            read_records([source])
             return True
     return False
 

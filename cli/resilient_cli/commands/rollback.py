@@ -53,7 +53,7 @@ def render_move(
         "before": folder(journey.before),
         "after": journey.after.folder,
         "undoes": journey.undoes or None,
-        "abandoned": [one.folder for one in journey.left],
+        "abandoned": [checkpoint_id.folder for checkpoint_id in journey.left],
         "undo": undo,
     }
     ids = (journey.after.folder,)
@@ -88,7 +88,7 @@ def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyV
 def _few(journey: RollbackPlan) -> str:
     if not journey.left:
         return NONE
-    shown = ", ".join(one.folder for one in journey.left[:3])
+    shown = ", ".join(checkpoint_id.folder for checkpoint_id in journey.left[:3])
     rest = len(journey.left) - 3
     return f"{shown} and {rest} more" if rest > 0 else shown
 
@@ -100,19 +100,19 @@ def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
         "moves": [
             {
                 "type": "move",
-                "ref": _ref(one),
-                "life": one.number,
-                "cause": one.life.cause if one.life else None,
-                "claimed_at": one.life.claimed_at if one.life else None,
-                "host": one.life.host if one.life else None,
-                "began_from": folder(one.life.parent) if one.life else None,
-                "head": folder(one.head.checkpoint),
-                "gone": one.head.gone,
+                "ref": _ref(move),
+                "life": move.number,
+                "cause": move.life.cause if move.life else None,
+                "claimed_at": move.life.claimed_at if move.life else None,
+                "host": move.life.host if move.life else None,
+                "began_from": folder(move.life.parent) if move.life else None,
+                "head": folder(move.head.checkpoint),
+                "gone": move.head.gone,
             }
-            for one in found
+            for move in found
         ],
     }
-    rows = tuple(_row(one, now) for one in found)
+    rows = tuple(_row(move, now) for move in found)
     table = Table(("REF", "GEN", "CAUSE", "AGE", "STARTED FROM", "HEAD"), rows)
     return CommandResult("ckpt.reflog", "moves", document, (table,), tuple(map(_ref, found)))
 

@@ -24,18 +24,21 @@ if TYPE_CHECKING:
 
 def scanned(url: str, listing: DirectoryListing, found: Sequence[ScanFinding]) -> CommandResult:
     """Build the answer of ``ckpt scan``: the findings, and advice for or against loading."""
-    counts = {risk.value: sum(one.risk is risk for one in found) for risk in Risk}
+    counts = {risk.value: sum(finding.risk is risk for finding in found) for risk in Risk}
     files = len(listing.sizes) + len(listing.outside)
     document = {
         "url": url,
         "files": files,
         "counts": counts,
         "safe": not counts[Risk.DANGER] and not counts[Risk.WARNING],
-        "findings": [asdict(one) for one in found],
+        "findings": [asdict(finding) for finding in found],
     }
-    rows = tuple((one.risk.value, one.file or ".", one.what, one.consequence) for one in found)
+    rows = tuple(
+        (finding.risk.value, finding.file or ".", finding.what, finding.consequence)
+        for finding in found
+    )
     table = Table(("RISK", "FILE", "WHAT", "CONSEQUENCE"), rows)
-    ids = tuple(dict.fromkeys(one.file for one in found if one.risk is not Risk.NOTE))
+    ids = tuple(dict.fromkeys(finding.file for finding in found if finding.risk is not Risk.NOTE))
     return CommandResult("ckpt.scan", "scan", document, (table, _verdict(files, counts)), ids)
 
 
@@ -68,4 +71,4 @@ def scan_(
         listing = folder.list()
         found = scan(folder, listing)
     show(scanned(folder.url, listing, found), output_of(ctx))
-    return HARM_FOUND if any(one.risk is not Risk.NOTE for one in found) else 0
+    return HARM_FOUND if any(finding.risk is not Risk.NOTE for finding in found) else 0

@@ -43,7 +43,9 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
     with Progress("reading") as told:
         of_bytes = sum(folders_of(store).get(checkpoint, {}).values())
         reader = ProgressStore(store, told, of_bytes)
-        damage = [one for one in verify(reader, checkpoint) if one.severity == "damaged"]
+        damage = [
+            finding for finding in verify(reader, checkpoint) if finding.severity == "damaged"
+        ]
     if damage:
         raise IntegrityError(
             f"cannot sign {checkpoint}: `{damage[0].file}` is damaged: {damage[0].problem}",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from resilient_cli.slurm.client import JobState
 
-_BRIEF = {one.number: one.brief for one in EXIT_CODES}
+_BRIEF = {code.number: code.brief for code in EXIT_CODES}
 
 
 def rendered(job: SlurmJob, script: str) -> CommandResult:
@@ -65,20 +65,20 @@ def states(found: Sequence[JobState]) -> CommandResult:
     """Build the answer of ``slurm status``: the states of a job and of its tasks."""
     rows = tuple(
         (
-            one.job,
-            one.name,
-            one.state,
-            str(one.starts),
-            one.nodes or NONE,
-            one.reason or NONE,
-            _exit(one.exit_code),
+            job.job,
+            job.name,
+            job.state,
+            str(job.starts),
+            job.nodes or NONE,
+            job.reason or NONE,
+            _exit(job.exit_code),
         )
-        for one in found
+        for job in found
     )
     columns = ("JOB", "NAME", "STATE", "REQUEUED", "NODES", "REASON", "EXIT")
-    logs = tuple(f"log: {one}" for one in sorted({one.log for one in found}))
-    document = {"jobs": [asdict(one) for one in found]}
-    ids = tuple(one.job for one in found)
+    logs = tuple(f"log: {log}" for log in sorted({job.log for job in found}))
+    document = {"jobs": [asdict(job) for job in found]}
+    ids = tuple(job.job for job in found)
     return CommandResult("slurm.status", "jobs", document, (Table(columns, rows), *logs), ids)
 
 
@@ -260,7 +260,7 @@ def status(
     """
     found = client.query_jobs(client.check_job(job))
     show(states(found), output_of(ctx))
-    return 1 if any(one.state in _ENDED_BADLY for one in found) else 0
+    return 1 if any(each_job.state in _ENDED_BADLY for each_job in found) else 0
 
 
 @dataclass(frozen=True, slots=True)

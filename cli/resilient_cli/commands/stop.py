@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 def stopped(found: Sequence[Agent]) -> CommandResult:
     """Build the answer of ``stop``: the end of each agent, if the agent recorded it."""
-    lines = tuple(_said(one) for one in found)
-    ids = tuple(str(one.pid) for one in found)
-    return CommandResult("stop", "stop", {"agents": [asdict(one) for one in found]}, lines, ids)
+    lines = tuple(_said(agent) for agent in found)
+    ids = tuple(str(agent.pid) for agent in found)
+    return CommandResult("stop", "stop", {"agents": [asdict(agent) for agent in found]}, lines, ids)
 
 
-def _said(one: Agent) -> str:
-    if one.exit_code is None:
-        return f"pid {one.pid}: asked to save and exit"
-    return f"pid {one.pid}: exit {one.exit_code}, {one.reason}"
+def _said(agent: Agent) -> str:
+    if agent.exit_code is None:
+        return f"pid {agent.pid}: asked to save and exit"
+    return f"pid {agent.pid}: exit {agent.exit_code}, {agent.reason}"
 
 
 Run = Annotated[
@@ -85,9 +85,9 @@ def stop(
         _signal(here, signal.SIGINT)
     if now:
         clock.sleep(_BETWEEN_SECONDS)
-        _signal([one for one in here if is_agent_alive(one)])
+        _signal([agent for agent in here if is_agent_alive(agent)])
     deadline = clock.monotonic_seconds() + within
-    while within and any(is_agent_alive(one) for one in here):
+    while within and any(is_agent_alive(agent) for agent in here):
         if clock.monotonic_seconds() > deadline:
             raise DeadlineExceeded(
                 f"pid {here[0].pid} has not ended within {within:g} s",
@@ -96,17 +96,17 @@ def stop(
                 f"{shell_quote(run[0])} loses unsaved steps",
             )
         clock.sleep(_POLL_SECONDS)
-    known = {(one.host, one.pid): one for one in agents(read_records(run))}
-    show(stopped([known[one.host, one.pid] for one in here]), output_of(ctx))
+    known = {(agent.host, agent.pid): agent for agent in agents(read_records(run))}
+    show(stopped([known[agent.host, agent.pid] for agent in here]), output_of(ctx))
     return 0
 
 
 def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
     """Return the running agents of this host, and those of other hosts without a recorded end."""
-    open_ = [one for one in agents(read_records(run)) if one.exit_code is None]
+    open_ = [agent for agent in agents(read_records(run)) if agent.exit_code is None]
     host = socket.gethostname()
-    here = [one for one in open_ if one.host == host and is_agent_alive(one)]
-    return here, [one for one in open_ if one.host != host]
+    here = [agent for agent in open_ if agent.host == host and is_agent_alive(agent)]
+    return here, [agent for agent in open_ if agent.host != host]
 
 
 def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
@@ -123,12 +123,12 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
 
 def _signal(found: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
     """Send a signal to agents; ignore agents that have already ended."""
-    for one in found:
+    for agent in found:
         try:
-            os.kill(one.pid, number)
+            os.kill(agent.pid, number)
         except ProcessLookupError:
             continue
         except PermissionError as error:
             raise StoreDenied(
-                f"pid {one.pid} belongs to another user", hint=f"sudo kill -TERM {one.pid}"
+                f"pid {agent.pid} belongs to another user", hint=f"sudo kill -TERM {agent.pid}"
             ) from error

@@ -70,7 +70,7 @@ def unlocking(found: Unlocking, now: str) -> CommandResult:
             "problem": writer.problem or None,
             "last": folder(writer.last),
             "committed_at": writer.committed_at or None,
-            "unfinished": [one.folder for one in writer.unfinished],
+            "unfinished": [checkpoint_id.folder for checkpoint_id in writer.unfinished],
         },
         "process": _process(found.seen),
         "resume": folder(_resume(found)),
@@ -105,7 +105,7 @@ def _facts(found: Unlocking, now: str) -> list[tuple[str, str]]:
         began = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
     saved = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
     if writer.unfinished:
-        few = ", ".join(one.folder for one in writer.unfinished[:_FEW])
+        few = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_FEW])
         saved += f"; started and not committed: {few}"
     process = NONE
     if seen.agent:

@@ -74,15 +74,15 @@ def verification(
         "unreadable": len(surveys) - len(intact) - len(damaged),
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
-        "records": [asdict(one) for one in records],
+        "records": [asdict(record) for record in records],
         "sample": part.to_json() if part else None,
     }
     rows = tuple(row for survey in surveys for row in _rows(survey))
     read = (_read(part),) if part else ()
-    rows += tuple(_finding(NONE, _STATES[one.severity], one) for one in records)
+    rows += tuple(_finding(NONE, _STATES[record.severity], record) for record in records)
     table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
-    found = [one for survey in surveys for one in survey.findings] + list(records)
-    fixes = dict.fromkeys(one.fix for one in found if one.fix)
+    found = [finding for survey in surveys for finding in survey.findings] + list(records)
+    fixes = dict.fromkeys(finding.fix for finding in found if finding.fix)
     if not resume:
         fixes.pop(BY_ITSELF, None)
     counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
@@ -92,10 +92,10 @@ def verification(
         f"{counts} {ruling}",
         *read,
         *[
-            f"{part_of_near(one.checkpoint, one.absent_ranks)} Verify the durable repository "
+            f"{part_of_near(each_survey.checkpoint, each_survey.absent_ranks)} Verify the durable repository "
             "instead."
-            for one in damaged
-            if one.absent_ranks
+            for each_survey in damaged
+            if each_survey.absent_ranks
         ],
         *[f"fix: {fix}" for fix in fixes],
     )
@@ -122,7 +122,7 @@ def _checkpoint(survey: Survey) -> dict[str, Any]:
         "size_bytes": survey.manifest.size_bytes if survey.manifest else None,
         "own_bytes": survey.manifest.own_bytes if survey.manifest else None,
         "absent_ranks": list(survey.absent_ranks),
-        "findings": [asdict(one) for one in survey.findings],
+        "findings": [asdict(finding) for finding in survey.findings],
     }
 
 
@@ -130,7 +130,7 @@ def _rows(survey: Survey) -> list[tuple[str, ...]]:
     """Return one row per finding, or one row with the size of the checkpoint."""
     name = survey.checkpoint.folder
     if survey.findings or not survey.manifest:
-        return [_finding(name, survey.state, one) for one in survey.findings]
+        return [_finding(name, survey.state, finding) for finding in survey.findings]
     files = count(len(survey.manifest.files), "file")
     return [(name, survey.state, files, human_size(survey.size_bytes), NONE, NONE)]
 
@@ -217,32 +217,32 @@ def verify(  # noqa: PLR0913 - the options of a command
         )
     chosen = found if every or not found else [resolve(store, ref or "latest")]
     folders = folders_of(store)
-    of_bytes = sum(sum(folders.get(one, {}).values()) for one in chosen)
+    of_bytes = sum(sum(folders.get(checkpoint_id, {}).values()) for checkpoint_id in chosen)
     with Progress("reading") as told:
         reader = ProgressStore(store, told, of_bytes)
         surveys = survey(reader, chosen, VerifyLevel.QUICK if wish.is_some else level, signing)
     part = read_some(store, surveys, wish) if wish.is_some else None
     surveys = part.surveys if part else surveys
-    states = {one.checkpoint: one.intact for one in surveys}
+    states = {result.checkpoint: result.intact for result in surveys}
     others = VerifyLevel.QUICK if wish.is_some else level
     resume = first_intact(store, states, others, signing)
     records = verify_records(store, level.value)
     show(verification(store.url, surveys, resume, level, records, part), output_of(ctx))
-    is_damaged = any(one.severity == "damaged" for one in records)
+    is_damaged = any(record.severity == "damaged" for record in records)
     return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
 
 
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
     """Return the exit code if something intact remains; raise an error otherwise."""
     # Lost parity does not prevent a resume, but the user must learn of the damage.
-    if not any(one.findings for one in surveys) and (surveys or resume):
+    if not any(survey.findings for survey in surveys) and (surveys or resume):
         return 0
     if resume:
         return DAMAGE_FOUND
     if not surveys and not lineage(store).lost:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
-    if surveys and not any(one.damaged for one in surveys):
-        newer = next(one for one in surveys if not one.intact).findings[0]
+    if surveys and not any(survey.damaged for survey in surveys):
+        newer = next(survey for survey in surveys if not survey.intact).findings[0]
         raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)
     raise NoIntactCheckpoint(
         f"no checkpoint in `{store.url}` is left that training could resume from",

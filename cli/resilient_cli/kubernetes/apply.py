@@ -62,9 +62,9 @@ def plan(cluster: Cluster, made: Sequence[Object]) -> tuple[list[ObjectChange], 
         ClusterConflict: Another tool set a field to another value.
     """
     before = _by_name(_ask(cluster, made, *_GET))
-    wanted = [_as_queued(one, before.get(_key(one))) for one in made]
+    wanted = [_as_queued(manifest, before.get(_key(manifest))) for manifest in made]
     after = _by_name(_ask(cluster, wanted, *_APPLY, "--dry-run=server"))
-    return [_change(before.get(key), one, key) for key, one in after.items()], wanted
+    return [_change(before.get(key), manifest, key) for key, manifest in after.items()], wanted
 
 
 def carry_out(cluster: Cluster, wanted: Sequence[Object]) -> None:
@@ -79,9 +79,9 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
         NotRunning: The cluster has no such object.
     """
     holders = resources(cluster)
-    runtimes = [_RUNTIME] if any("trainer." in one for one in holders) else []
+    runtimes = [_RUNTIME] if any("trainer." in holder for holder in holders) else []
     found = find(cluster, name, [*holders, *runtimes, *_OWN])
-    own = [one for one in found if not one["metadata"].get("ownerReferences")]
+    own = [manifest for manifest in found if not manifest["metadata"].get("ownerReferences")]
     if not own:
         raise NotRunning(
             f"the cluster has no object of run `{name}`",
@@ -131,7 +131,7 @@ def _key(made: Object) -> tuple[str, str]:
 
 
 def _by_name(answer: Any) -> dict[tuple[str, str], Object]:
-    return {_key(one): one for one in items(answer)}
+    return {_key(manifest): manifest for manifest in items(answer)}
 
 
 def _change(before: Object | None, after: Object, key: tuple[str, str]) -> ObjectChange:
@@ -142,8 +142,8 @@ def _change(before: Object | None, after: Object, key: tuple[str, str]) -> Objec
 
 
 def _bare(made: Object) -> Object:
-    kept = {name: one for name, one in made.items() if name != "status"}
-    metadata = {name: one for name, one in made["metadata"].items() if name not in _BOOKKEEPING}
+    kept = {name: value for name, value in made.items() if name != "status"}
+    metadata = {name: value for name, value in made["metadata"].items() if name not in _BOOKKEEPING}
     return {**kept, "metadata": metadata}
 
 
@@ -169,8 +169,8 @@ def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
 
 def _numbered(value: Sequence[Any], other: Sequence[Any]) -> Mapping[str, Any]:
     """Return a list as a mapping: by the names of its entries if all have one, else by position."""
-    named = all(isinstance(one, dict) and "name" in one for one in (*value, *other))
-    return {one["name"] if named else str(nth): one for nth, one in enumerate(value)}
+    named = all(isinstance(item, dict) and "name" in item for item in (*value, *other))
+    return {item["name"] if named else str(nth): item for nth, item in enumerate(value)}
 
 
 def _spelled(value: Any) -> str:

@@ -125,6 +125,6 @@ def refusal(cluster: Cluster, said: str) -> ResilientError:
     if reason == "Conflict" or text.startswith("Apply failed with"):
         shown = cluster.spell("kubectl", "get", "jobs", "-o", "yaml", "--show-managed-fields")
         return ClusterConflict(text, hint=shown)
-    if reason in _SILENT or (not reason and any(one in text for one in _CUT)):
+    if reason in _SILENT or (not reason and any(phrase in text for phrase in _CUT)):
         return ClusterUnavailable(text, hint=cluster.spell("kubectl", "cluster-info"))
     return ConfigError(text, hint=cluster.spell("kubectl", "config", "get-contexts"))

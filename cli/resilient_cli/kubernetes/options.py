@@ -95,7 +95,7 @@ def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
     """
     asked = list(inspect.signature(read_run, eval_str=True).parameters.values())
     own = list(inspect.signature(command, eval_str=True).parameters.values())
-    names = {one.name for one in asked}
+    names = {parameter.name for parameter in asked}
 
     @wraps(command)
     def called(ctx: typer.Context, **given: Any) -> int:
@@ -104,7 +104,7 @@ def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
 
     parameters = [own[0], *asked, *own[3:]]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return called
 
 
@@ -180,8 +180,8 @@ def _check(
     check_image(asked.image)
     named = {"--namespace": asked.namespace, "--claim": asked.claim, "--queue": asked.queue}
     check_names({"--name": asked.name, **named})
-    for one in asked.secrets:
-        check_names({"--secret": one})
+    for secret in asked.secrets:
+        check_names({"--secret": secret})
     if bool(asked.queue) != (flavor is Flavor.KUEUE):
         raise ConfigError("--queue and --flavor kueue go together")
     check_resources(resources)

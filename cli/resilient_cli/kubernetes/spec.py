@@ -81,7 +81,7 @@ def parse_identity(text: str) -> Identity:
     kind, _, value = text.partition("=")
     if text and (kind not in {"eks", *_ANNOTATIONS} or (kind == "eks") is bool(value)):
         raise ConfigError(f"--identity {text!r} is not {_KINDS}")
-    if any(not one.isprintable() or one.isspace() for one in value):
+    if any(not character.isprintable() or character.isspace() for character in value):
         raise ConfigError(f"--identity {text!r}: a name has no blanks")
     return Identity(kind, value)
 
@@ -109,8 +109,8 @@ def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
 def rule(blocks: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
     """Return a rule of a NetworkPolicy that opens TCP ports of some networks."""
     return {
-        "to": [{"ipBlock": {"cidr": one}} for one in blocks],
-        "ports": [{"port": one, "protocol": "TCP"} for one in ports],
+        "to": [{"ipBlock": {"cidr": block}} for block in blocks],
+        "ports": [{"port": port, "protocol": "TCP"} for port in ports],
     }
 
 

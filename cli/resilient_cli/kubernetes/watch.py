@@ -44,7 +44,10 @@ _SILENCE_SECONDS = 600.0
 
 def resources(cluster: Cluster) -> list[str]:
     """Return the resources of a cluster that can hold a run."""
-    groups = {one["name"]: one for one in ask(cluster, "get", "--raw", "/apis")["groups"]}
+    groups = {
+        group_item["name"]: group_item
+        for group_item in ask(cluster, "get", "--raw", "/apis")["groups"]
+    }
     return [
         f"{name}.{group}"
         for group, name in HOLDERS.values()
@@ -75,10 +78,12 @@ def get_run(
         ClusterUnavailable: The cluster does not answer.
     """
     found = find(cluster, name, [*(kinds or resources(cluster)), "pods"])
-    pods = [one for one in found if one["kind"] == "Pod"]
+    pods = [manifest for manifest in found if manifest["kind"] == "Pod"]
     # Skip objects that another object owns, such as the JobSet of a TrainJob.
     holders = [
-        one for one in found if one["kind"] != "Pod" and not one["metadata"].get("ownerReferences")
+        manifest
+        for manifest in found
+        if manifest["kind"] != "Pod" and not manifest["metadata"].get("ownerReferences")
     ]
     if not holders:
         raise NotRunning(
@@ -86,7 +91,7 @@ def get_run(
             hint=cluster.spell("kubectl", "get", "jobs", "-l", selector()),
         )
     if len(holders) > 1:
-        both = " and a ".join(one["kind"] for one in holders)
+        both = " and a ".join(holder["kind"] for holder in holders)
         raise ConfigError(
             f"`{name}` is a {both}; a run has exactly one of them",
             hint=cluster.spell("kubectl", "delete", holders[0]["kind"].lower(), name),
@@ -153,15 +158,15 @@ def _try(
 
 def _served(cluster: Cluster, group: dict[str, Any]) -> set[str]:
     """Return the resources of a group; a group may exist with other resources, such as MPIJobs."""
-    paths = [f"/apis/{one['groupVersion']}" for one in group["versions"]]
+    paths = [f"/apis/{version['groupVersion']}" for version in group["versions"]]
     listed = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
-    return {one["name"] for resources in listed for one in resources}
+    return {resource["name"] for resources in listed for resource in resources}
 
 
 def _workload(cluster: Cluster, uid: str) -> dict[str, Any] | None:
     labelled = f"kueue.x-k8s.io/job-uid={uid}"
     asked = ("get", "workloads.kueue.x-k8s.io", "-l", labelled, "-o", "json")
-    found = sorted(items(ask(cluster, *asked)), key=lambda one: one["metadata"]["name"])
+    found = sorted(items(ask(cluster, *asked)), key=lambda manifest: manifest["metadata"]["name"])
     return found[-1] if found else None
 
 
@@ -233,17 +238,17 @@ def follow(
                 run = get_run(cluster, name)
             except ClusterUnavailable:
                 run = None
-            pods = {one.name: one for one in _begun(run, asked)} if run else {}
+            pods = {pod_status.name: pod_status for pod_status in _begun(run, asked)} if run else {}
             for name_of_pod, pod in pods.items():
                 streams.setdefault(name_of_pod, _Stream(cluster, pod, asked.tail))
                 streams[name_of_pod].go_on(lines, has_ended=pod.exit_code is not None)
             _hand_on(lines, emit, clock, _FOLLOW_POLL_SECONDS)
-            if run and run.has_ended and all(streams[one].is_read for one in pods):
+            if run and run.has_ended and all(streams[pod_name].is_read for pod_name in pods):
                 _hand_on(lines, emit, clock, 0.0)
                 return
     finally:
-        for one in streams.values():
-            one.stop()
+        for stream in streams.values():
+            stream.stop()
 
 
 class _Stream:
@@ -292,8 +297,8 @@ class _Stream:
 
     def _pump(self, lines: SimpleQueue[PodLogLine], has_ended: bool) -> None:  # noqa: FBT001 - of a thread
         try:
-            for one in self.lines("--follow"):
-                lines.put(one)
+            for line in self.lines("--follow"):
+                lines.put(line)
         except (ClusterUnavailable, NotRunning):
             return
         # If a stream ends while its pod runs, its connection may be lost.
@@ -305,7 +310,7 @@ def _chosen(run: RunState, asked: LogQuery) -> list[tuple[PodState, tuple[str, .
     for index, newest in sorted(run.newest().items()):
         if asked.index not in (None, index):
             continue
-        older = [one for one in run.pods if one.index == index and one is not newest]
+        older = [pod for pod in run.pods if pod.index == index and pod is not newest]
         if not asked.previous:
             found.append((newest, ()))
         elif newest.restarts:
@@ -318,10 +323,10 @@ def _chosen(run: RunState, asked: LogQuery) -> list[tuple[PodState, tuple[str, .
 def _begun(run: RunState, asked: LogQuery) -> list[PodState]:
     """Return the pods that print or have printed; the older pods of an index end by themselves."""
     return [
-        one
-        for one in run.pods
-        if asked.index in (None, one.index)
-        and (one.phase not in _NOT_YET or one.exit_code is not None)
+        pod
+        for pod in run.pods
+        if asked.index in (None, pod.index)
+        and (pod.phase not in _NOT_YET or pod.exit_code is not None)
     ]
 
 

@@ -63,20 +63,27 @@ def comparison(
 
 
 def _tiles(found: Comparison) -> str:
-    differ = sum(one.is_equal is not True for one in found.tensors)
+    differ = sum(tensor.is_equal is not True for tensor in found.tensors)
     known = [
-        one.measures.relative for one in found.tensors if one.measures and one.measures.relative
+        tensor.measures.relative
+        for tensor in found.tensors
+        if tensor.measures and tensor.measures.relative
     ]
-    nans = sum(one.measures.nans[1] for one in found.tensors if one.measures)
-    streams = [one for one in found.random if one.is_in == "both"]
+    nans = sum(tensor.measures.nans[1] for tensor in found.tensors if tensor.measures)
+    streams = [stream_change for stream_change in found.random if stream_change.is_in == "both"]
     tiles = (
         (f"{differ} of {len(found.tensors)}", "tensors differ"),
         (f"{max(known):.2g}" if known else "0", "largest relative change"),
-        (str(sum(one.is_in == "both" for one in found.fields)), "fields differ"),
-        (f"{sum(one.same is True for one in streams)} of {len(streams)}", "random streams equal"),
+        (str(sum(field.is_in == "both" for field in found.fields)), "fields differ"),
+        (
+            f"{sum(stream.same is True for stream in streams)} of {len(streams)}",
+            "random streams equal",
+        ),
         (f"{nans:,}", "NaN in the second"),
     )
-    cells = "".join(f'<div class="tile"><b>{one}</b><span>{of}</span></div>' for one, of in tiles)
+    cells = "".join(
+        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+    )
     return f'<div class="tiles">{cells}</div>'
 
 
@@ -85,20 +92,20 @@ def _sides(found: Comparison) -> str:
         return (name, said(found.before), said(found.after))
 
     rows = [
-        both("where", lambda one: f'<span class="where">{text(one.url)}</span>'),
-        both("layout", lambda one: text(one.layout)),
-        both("step", lambda one: NONE if one.step is None else str(one.step)),
-        both("ranks", lambda one: NONE if one.world is None else str(one.world)),
+        both("where", lambda side: f'<span class="where">{text(side.url)}</span>'),
+        both("layout", lambda side: text(side.layout)),
+        both("step", lambda side: NONE if side.step is None else str(side.step)),
+        both("ranks", lambda side: NONE if side.world is None else str(side.world)),
         both("learning rate", rates),
     ]
     left, right, same = found.history
     if (left, right, same) != (0, 0, 0):
         rows.append(("log", f"{left} entries", f"{right} entries, the first {same} the same"))
     facts = [("updates", text(updates(found)))]
-    facts += [(one, summed(found, one)) for one in ("model", "optimizer", "other")]
+    facts += [(section, summed(found, section)) for section in ("model", "optimizer", "other")]
     facts += [
-        (f"random: {text(one.kind)}, rank {one.rank}", fate(one))
-        for one in found.random[:_NAMES_MAX]
+        (f"random: {text(generator.kind)}, rank {generator.rank}", fate(generator))
+        for generator in found.random[:_NAMES_MAX]
     ]
     pairs = "".join(f"<div><dt>{name}</dt><dd>{told}</dd></div>" for name, told in facts if told)
     return table(("", "A", "B"), rows, ()) + f'<dl class="facts">{pairs}</dl>'
@@ -106,18 +113,20 @@ def _sides(found: Comparison) -> str:
 
 def _fields(found: Comparison) -> str:
     order = {name: nth for nth, name in enumerate(SECTIONS)}
-    some = sorted(found.fields, key=lambda one: (one.is_in != "both", order.get(one.section, 99)))
-    rows = [_field(one) for one in some[:_ROWS_MAX]]
+    some = sorted(
+        found.fields, key=lambda change: (change.is_in != "both", order.get(change.section, 99))
+    )
+    rows = [_field(change) for change in some[:_ROWS_MAX]]
     return searched("fields", ("field", "of", "A", "B"), rows, (), "fields that differ") + _more(
         len(some)
     )
 
 
-def _field(one: FieldChange) -> Row:
-    left = NONE if one.is_in == "b" else _value(one.before)
-    right = NONE if one.is_in == "a" else _value(one.after)
-    cells = (short(one.name), text(one.section.replace("_", " ")), left, right)
-    return Row(cells, part=one.section)
+def _field(change: FieldChange) -> Row:
+    left = NONE if change.is_in == "b" else _value(change.before)
+    right = NONE if change.is_in == "a" else _value(change.after)
+    cells = (short(change.name), text(change.section.replace("_", " ")), left, right)
+    return Row(cells, part=change.section)
 
 
 def _value(value: object) -> str:
@@ -131,8 +140,8 @@ def _tensors(
         *("tensor", "shape", "dtype", "relative L2", "max abs", "cosine", "changed"),
         *("max ULP", "NaN"),
     )
-    some = [one for one in found.tensors if not is_counter(one)]
-    rows = [_tensor(one, details, load) for one in some[:_ROWS_MAX]]
+    some = [tensor for tensor in found.tensors if not is_counter(tensor)]
+    rows = [_tensor(change, details, load) for change in some[:_ROWS_MAX]]
     shown = searched(
         "changes",
         head,
@@ -150,26 +159,26 @@ def _more(total: int) -> str:
 
 
 def _tensor(
-    one: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
+    change: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> Row:
-    shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in one.shapes))
-    about = (path(one.name), shapes, text(_both(*one.dtypes)))
-    is_same = one.is_equal is True
-    if one.measures is None:
-        why = Cell(f'<span class="bad">{text(one.why)}</span>', _FIRST)
-        return Row((*about, why, *[NONE] * 5), part=one.part, is_same=is_same)
-    can_be_opened = load is not None and bool(one.measures.elements)
+    shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
+    about = (path(change.name), shapes, text(_both(*change.dtypes)))
+    is_same = change.is_equal is True
+    if change.measures is None:
+        why = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
+        return Row((*about, why, *[NONE] * 5), part=change.part, is_same=is_same)
+    can_be_opened = load is not None and bool(change.measures.elements)
     return Row(
-        (*about, *_measures(one, one.measures)),
-        part=one.part,
+        (*about, *_measures(change, change.measures)),
+        part=change.part,
         is_same=is_same,
-        detail=details.get(one.name, ""),
-        load=load(one.name) if load and can_be_opened else "",
+        detail=details.get(change.name, ""),
+        load=load(change.name) if load and can_be_opened else "",
     )
 
 
-def _measures(one: TensorChange, found: Measures) -> Iterator[Cell]:
-    if one.is_equal:
+def _measures(change: TensorChange, found: Measures) -> Iterator[Cell]:
+    if change.is_equal:
         yield Cell("same", 0.0)
     else:
         wrong = found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]
@@ -205,19 +214,21 @@ def _rest(found: Comparison) -> Iterator[str]:
     for name, tensors in zip(("A", "B"), found.only, strict=True):
         if tensors:
             yield f"<h3>Only in {name}</h3><p>{count(len(tensors), 'tensor')}</p><ul>"
-            for one in tensors[:_NAMES_MAX]:
-                shape = "x".join(map(str, one.shape)) or "scalar"
-                yield f"<li>{path(f'{one.part}/{one.name}')} {shape}</li>"
+            for tensor in tensors[:_NAMES_MAX]:
+                shape = "x".join(map(str, tensor.shape)) or "scalar"
+                yield f"<li>{path(f'{tensor.part}/{tensor.name}')} {shape}</li>"
             left = len(tensors) - _NAMES_MAX
             yield f"<li>and {left} more</li></ul>" if left > 0 else "</ul>"
     if found.tied:
         names = ", ".join(found.tied[:_NAMES_MAX])
         yield f"<p>Stored once on the other side: {short(names, 2000)}</p>"
     if found.opaque:
-        places = "".join(f"<li>{short(one.place, 500)}</li>" for one in found.opaque[:_ROWS_MAX])
+        places = "".join(
+            f"<li>{short(change.place, 500)}</li>" for change in found.opaque[:_ROWS_MAX]
+        )
         yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(found.opaque))
     if found.notes:
-        notes = "".join(f"<li>{short(one, 500)}</li>" for one in found.notes)
+        notes = "".join(f"<li>{short(note, 500)}</li>" for note in found.notes)
         yield f"<h3>Not compared</h3><ul>{notes}</ul>"
 
 

@@ -192,12 +192,16 @@ class LazyParts:
         store = self._store()
         if store is None or set(asked) != set(fields):
             return 404, "this part does not exist"
-        ids = [parse_checkpoint(asked[one]) for one in fields if one != "name"]
-        known = [one for one in ids if one is not None and _is_there(store, one)]
+        ids = [parse_checkpoint(asked[field]) for field in fields if field != "name"]
+        known = [
+            checkpoint_id
+            for checkpoint_id in ids
+            if checkpoint_id is not None and _is_there(store, checkpoint_id)
+        ]
         if len(known) != len(ids):
             return 404, "this checkpoint no longer exists"
         rest = [asked["name"]] if "name" in fields else []
-        key = (name, *(asked[one] for one in fields))
+        key = (name, *(asked[field] for field in fields))
         # Committed content does not change, but its bytes may get damaged.
         is_once = make is _verify
         return self._desk.ask(key, lambda told: make(store, told, *known, *rest), is_once=is_once)

@@ -92,25 +92,25 @@ def _faults(found: GoodputReport) -> str:
     causes = [
         (
             text(cause),
-            str(one.count),
-            duration(one.mttr_ms),
-            str(one.lost_steps),
-            duration(one.lost_ms),
+            str(repair.count),
+            duration(repair.mttr_ms),
+            str(repair.lost_steps),
+            duration(repair.lost_ms),
         )
-        for cause, one in found.repairs.items()
+        for cause, repair in found.repairs.items()
     ]
     rows = [
         (
-            str(one.life),
-            duration(one.at_ms - found.began_ms),
-            text(one.cause),
-            text(one.host or NONE) + (f", rank {one.rank}" if one.rank >= 0 else ""),
-            text(one.detail or NONE),
-            duration(one.down_ms),
-            str(one.lost_steps),
-            duration(one.lost_ms),
+            str(fault.life),
+            duration(fault.at_ms - found.began_ms),
+            text(fault.cause),
+            text(fault.host or NONE) + (f", rank {fault.rank}" if fault.rank >= 0 else ""),
+            text(fault.detail or NONE),
+            duration(fault.down_ms),
+            str(fault.lost_steps),
+            duration(fault.lost_ms),
         )
-        for one in found.faults
+        for fault in found.faults
     ]
     head = ("attempt", "after", "cause", "where", "detail", "down", "lost steps", "lost time")
     return table(
@@ -123,17 +123,17 @@ def _faults(found: GoodputReport) -> str:
 def _checkpoints(found: GoodputReport) -> str:
     if not found.saved:
         return "<p>None.</p>"
-    written = sum(one.written_bytes for one in found.saved)
+    written = sum(save.written_bytes for save in found.saved)
     rows = [
         (
-            text(one.checkpoint),
-            duration(one.at_ms - found.began_ms),
-            human_size(one.size_bytes),
-            human_size(one.written_bytes),
-            duration(one.commit_ms),
-            duration(one.stall_ms),
+            text(save.checkpoint),
+            duration(save.at_ms - found.began_ms),
+            human_size(save.size_bytes),
+            human_size(save.written_bytes),
+            duration(save.commit_ms),
+            duration(save.stall_ms),
         )
-        for one in found.saved[-_SAVED_SHOWN:]
+        for save in found.saved[-_SAVED_SHOWN:]
     ]
     last = f", the last {_SAVED_SHOWN} of them" if len(found.saved) > _SAVED_SHOWN else ""
     said = f"<p>{count(len(found.saved), 'checkpoint')}, {human_size(written)} written{last}.</p>"
@@ -232,9 +232,9 @@ def whole_page(name: str, said: str, views: Sequence[PageSection], version: str 
         views: Sections, in order.
         version: Version of a served page.
     """
-    links = "".join(f'<a href="#{one.id}">{one.name}</a>' for one in views)
+    links = "".join(f'<a href="#{view.id}">{view.name}</a>' for view in views)
     nav = f'<nav aria-label="parts of the page">{links}</nav>' if len(views) > 1 else ""
-    body = "".join(_section(one) for one in views)
+    body = "".join(_section(view) for view in views)
     live = ' id="when" data-live' if version else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
@@ -246,19 +246,19 @@ def whole_page(name: str, said: str, views: Sequence[PageSection], version: str 
     )
 
 
-def _section(one: PageSection) -> str:
-    live = f' id="{one.id}-live" data-live' if one.is_live else ""
+def _section(section: PageSection) -> str:
+    live = f' id="{section.id}-live" data-live' if section.is_live else ""
     return (
-        f'<section class="view" id="{one.id}" aria-labelledby="{one.id}-name">'
-        f'<h2 id="{one.id}-name" class="top" tabindex="-1">{one.name}</h2>'
-        f"<div{live}>{one.body}</div></section>"
+        f'<section class="view" id="{section.id}" aria-labelledby="{section.id}-name">'
+        f'<h2 id="{section.id}-name" class="top" tabindex="-1">{section.name}</h2>'
+        f"<div{live}>{section.body}</div></section>"
     )
 
 
 def _checkpoints_part(stored: Listing | None, more: Extras, *, served: bool) -> str:
     if stored is None:
         return "<p>No repository of checkpoints is in this folder.</p>"
-    lives = [f' id="{one}-live" data-live' if served else "" for one in ("stored", "lives")]
+    lives = [f' id="{part_id}-live" data-live' if served else "" for part_id in ("stored", "lives")]
     shown = stored_part(stored, served=served, checked=more.checked)
     room = '<div id="verify-room" class="room"></div>' if served else more.verified
     return f"<div{lives[0]}>{shown}</div>{room}<div{lives[1]}>{lives_part(stored)}</div>"
@@ -270,9 +270,9 @@ def _missing(command: str) -> str:
 
 def _options(stored: Listing, chosen: str) -> str:
     found = []
-    for one in stored.surveys:
-        name = one.checkpoint.folder
-        if one.manifest is not None:
+    for survey in stored.surveys:
+        name = survey.checkpoint.folder
+        if survey.manifest is not None:
             mark = " selected" if name == chosen else ""
             found.append(f'<option value="{name}"{mark}>{name}</option>')
     return "".join(found)
@@ -289,7 +289,7 @@ def _chosen(stored: Listing) -> str:
 
 
 def _pair(stored: Listing) -> str:
-    names = [one.checkpoint.folder for one in stored.surveys if one.manifest]
+    names = [survey.checkpoint.folder for survey in stored.surveys if survey.manifest]
     chosen = stored.resume.folder if stored.resume else names[0] if names else ""
     place = names.index(chosen) if chosen in names else 0
     before = names[min(place + 1, len(names) - 1)] if names else ""

@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self) -> str:
         """Return the reason to refuse a request; empty if there is none."""
-        names = [f"{one}:{self.server.port}" for one in (HOST, "localhost")]
+        names = [f"{host}:{self.server.port}" for host in (HOST, "localhost")]
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in names:
             return "this address is not served under this name"

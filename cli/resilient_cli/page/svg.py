@@ -42,9 +42,9 @@ class Scale:
             return [self.low]
         rough = (self.high - self.low) / wanted
         power = 10.0 ** math.floor(math.log10(rough))
-        step = power * next((one for one in (1, 2, 5) if one * power >= rough), 10)
+        step = power * next((factor for factor in (1, 2, 5) if factor * power >= rough), 10)
         nth = math.ceil(self.low / step)
-        return [one * step for one in range(nth, math.floor(self.high / step) + 1)]
+        return [multiple * step for multiple in range(nth, math.floor(self.high / step) + 1)]
 
 
 def opened(kind: str, width: int, height: float, about: str) -> str:
@@ -55,14 +55,15 @@ def opened(kind: str, width: int, height: float, about: str) -> str:
 
 def timeline(found: GoodputReport) -> str:
     """Draw the timeline: one row for the run, and one for each of the last 40 attempts."""
-    lives = [one.life.number for one in found.doings][-_LIVES_MAX:]
+    lives = [attempt.life.number for attempt in found.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
     below = (len(lives) + 1) * (_ROW + 4) + 14
     parts = [opened("lives", WIDTH, below + 20, "timeline of attempts")]
     parts += _axis(scale, below)
     rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", found.intervals)]
     rows += [
-        (f"attempt {one}", [each for each in found.intervals if each.life == one]) for one in lives
+        (f"attempt {attempt}", [each for each in found.intervals if each.life == attempt])
+        for attempt in lives
     ]
     for nth, (name, intervals) in enumerate(rows):
         y = nth * (_ROW + 4) + 14
@@ -82,10 +83,10 @@ def timeline(found: GoodputReport) -> str:
 
 def curve(found: GoodputReport) -> str:
     """Draw the loss by step: one line for each attempt, grey where steps were lost."""
-    losses = [one for one in found.losses if math.isfinite(one.value)]
+    losses = [loss for loss in found.losses if math.isfinite(loss.value)]
     if not losses:
         return "<p>No loss was logged.</p>"
-    steps, values = [one.step for one in losses], [one.value for one in losses]
+    steps, values = [loss.step for loss in losses], [loss.value for loss in losses]
     across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
     up = Scale(min(values), max(values), _HEIGHT - 24, 10)
     parts = [opened("loss", WIDTH, _HEIGHT, "loss by step")]
@@ -100,7 +101,7 @@ def curve(found: GoodputReport) -> str:
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
     # Draw lost steps first, below those that are part of the result.
     for is_lost in (True, False):
-        for life, ones in groupby(losses, key=lambda one: one.life):
+        for life, ones in groupby(losses, key=lambda loss: loss.life):
             parts.append(_line(list(ones), life, across, up, is_lost=is_lost))
     return "".join([*parts, "</svg>"])
 
@@ -118,15 +119,15 @@ def _bars(
     """Yield at most 900 bars: each bin of time shows the class that took most of it."""
     bin_ms = max(1.0, found.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
-    for one in intervals:
-        began, ended = one.began_ms - found.began_ms, one.ended_ms - found.began_ms
+    for interval in intervals:
+        began, ended = interval.began_ms - found.began_ms, interval.ended_ms - found.began_ms
         for nth in range(int(began // bin_ms), min(_BINS, math.ceil(ended / bin_ms))):
             within = min(ended, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
             spent = bins.setdefault(nth, {})
-            spent[one.spent.value] = spent.get(one.spent.value, 0.0) + within
+            spent[interval.spent.value] = spent.get(interval.spent.value, 0.0) + within
     kinds = ((nth, max(spent, key=lambda name: spent[name])) for nth, spent in sorted(bins.items()))
     for (kind, _), group in groupby(
-        enumerate(kinds), key=lambda one: (one[1][1], one[1][0] - one[0])
+        enumerate(kinds), key=lambda item: (item[1][1], item[1][0] - item[0])
     ):
         places = [nth for _, (nth, _) in group]
         first, last = scale(places[0] * bin_ms), scale((places[-1] + 1) * bin_ms)
@@ -141,13 +142,13 @@ def _line(
     losses: Sequence[LoggedLoss], life: int, across: Scale, up: Scale, *, is_lost: bool
 ) -> str:
     """Return the lost or the kept part of an attempt's line; both share one point."""
-    edge = next((nth for nth, one in enumerate(losses) if one.is_lost), len(losses))
+    edge = next((nth for nth, loss in enumerate(losses) if loss.is_lost), len(losses))
     part = losses[max(0, edge - 1) :] if is_lost else losses[:edge]
     if not part or (is_lost and edge == len(losses)):
         return ""
     stride = max(1, len(part) // _POINTS_MAX)
     shown = [*part[::stride], part[-1]]
-    points = " ".join(f"{across(one.step)},{up(one.value)}" for one in shown)
+    points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in shown)
     name = "gone" if is_lost else f"kept k{life % 2}"
     name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
     last = part[-1]

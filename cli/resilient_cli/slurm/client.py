@@ -125,7 +125,7 @@ def _ask(program: str, *arguments: str, given: str = "") -> str:
     except subprocess.TimeoutExpired as error:
         raise _silent(program, f"no answer within {_SECONDS:g} s") from error
     said = " ".join(done.stderr.split())
-    if done.returncode and any(one in said for one in _SILENT):
+    if done.returncode and any(phrase in said for phrase in _SILENT):
         raise _silent(program, said)
     if done.returncode:
         raise ConfigError(f"{program} ended with {done.returncode}: {said}", hint="sinfo")

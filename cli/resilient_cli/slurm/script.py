@@ -136,7 +136,7 @@ def parse_time(text: str) -> int:
     if not found:
         raise ConfigError(f"--time {text!r} is not MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
     days, *rest = found.groups()
-    given = [int(one) for one in rest if one is not None]
+    given = [int(number_text) for number_text in rest if number_text is not None]
     names = ["hours", "minutes", "seconds"]
     if days is None and len(given) < len(names):
         names = names[1:]
@@ -258,7 +258,7 @@ def render(job: SlurmJob) -> str:
         "setup": "".join(f"{line}\n" for line in job.setup),
         **_agents(job),
         "requeue_code": str(_REQUEUE),
-        "permanent_codes": "|".join(str(one) for one in PERMANENT),
+        "permanent_codes": "|".join(str(code) for code in PERMANENT),
         "failures": f"{job.logs.rstrip('/')}/$SLURM_JOB_NAME-$job.failures",
         "failures_max": str(job.failures_max),
     }
@@ -336,5 +336,5 @@ def _quote(word: str) -> str:
     """Return a word for the shell; the placeholder becomes the number of the task."""
     if TASK not in word:
         return shlex.quote(word)
-    texts = [shlex.quote(one) if one else "" for one in word.split(TASK)]
+    texts = [shlex.quote(piece) if piece else "" for piece in word.split(TASK)]
     return '"$SLURM_ARRAY_TASK_ID"'.join(texts)

@@ -40,22 +40,23 @@ def render_diff(found: Comparison, *, every: bool, page: str = "") -> CommandRes
         every: Whether all differences are listed, and not only the largest.
         page: Path of the HTML page; empty if none was written.
     """
-    ids = tuple(one.name for one in found.tensors if one.is_equal is not True)
+    ids = tuple(tensor.name for tensor in found.tensors if tensor.is_equal is not True)
     blocks: list[Table | KeyValues | str] = [_about(found)]
     for part in _PARTS:
-        changes = [one for one in _vectors(found, part) if one.is_equal is not True]
-        rows = [_row(one) for one in changes]
+        changes = [change for change in _vectors(found, part) if change.is_equal is not True]
+        rows = [_row(change) for change in changes]
         columns = ("RELATIVE", "MAX ABS", "CHANGED", "TENSOR")
         blocks += _listed(columns, rows, None if every else _ROWS_MAX, f"in {part}")
-    fields = [_field_row(one) for one in found.fields if every or one.is_in == "both"]
+    fields = [_field_row(field) for field in found.fields if every or field.is_in == "both"]
     blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
     opaque = [
-        f"differs, not understood: {escape_control_chars(_opaque(one), '')}" for one in found.opaque
+        f"differs, not understood: {escape_control_chars(_opaque(change), '')}"
+        for change in found.opaque
     ]
     blocks += opaque if every else opaque[:_FIELDS_MAX]
     if len(opaque) > _FIELDS_MAX and not every:
         blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
-    blocks += [f"not compared: {escape_control_chars(one, '')}" for one in found.notes]
+    blocks += [f"not compared: {escape_control_chars(note, '')}" for note in found.notes]
     blocks.append(verdict(found))
     blocks += [f"page: {page}"] if page else []
     return CommandResult("ckpt.diff", "comparison", _document(found), tuple(blocks), ids)
@@ -73,19 +74,21 @@ def _listed(
 
 def _vectors(found: Comparison, part: str) -> list[TensorChange]:
     """Return the tensors of a part, without the update counters of an optimizer."""
-    return [one for one in found.tensors if one.part == part and not is_counter(one)]
+    return [tensor for tensor in found.tensors if tensor.part == part and not is_counter(tensor)]
 
 
-def is_counter(one: TensorChange) -> bool:
+def is_counter(change: TensorChange) -> bool:
     """Return whether a tensor counts an optimizer's updates of one parameter."""
-    elements = one.measures.elements if one.measures else 0
-    return one.part == OPTIMIZER and one.name.endswith(".step") and elements == 1
+    elements = change.measures.elements if change.measures else 0
+    return change.part == OPTIMIZER and change.name.endswith(".step") and elements == 1
 
 
 def updates(found: Comparison) -> str:
     """Return the update counts of the parameters; equal counts are listed once."""
-    norms = [one.measures.norms for one in found.tensors if one.measures and is_counter(one)]
-    told = [_both(f"{one:.10g}", f"{other:.10g}") for one, other in dict.fromkeys(norms)]
+    norms = [
+        tensor.measures.norms for tensor in found.tensors if tensor.measures and is_counter(tensor)
+    ]
+    told = [_both(f"{norm:.10g}", f"{other:.10g}") for norm, other in dict.fromkeys(norms)]
     rest = len(told) - _NAMES_MAX
     return ", ".join(told[:_NAMES_MAX]) + (f" and {rest} other counts" if rest > 0 else "")
 
@@ -128,15 +131,15 @@ def _number(value: int | None) -> str:
 
 def rates(side: CheckpointView) -> str:
     """Return the learning rates with which a checkpoint continues."""
-    return ", ".join(f"{one:.6g}" for one in dict.fromkeys(side.rates)) or NONE
+    return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(side.rates)) or NONE
 
 
 def _randoms(found: Sequence[RandomChange]) -> str:
     """Return the changes of the random generators; ranks with the same change are grouped."""
     told: dict[str, list[int]] = {}
-    for one in found:
-        told.setdefault(f"{one.kind} {fate(one)}", []).append(one.rank)
-    ranks = {one.rank for one in found}
+    for change in found:
+        told.setdefault(f"{change.kind} {fate(change)}", []).append(change.rank)
+    ranks = {change.rank for change in found}
     return (
         ", ".join(
             what
@@ -148,21 +151,21 @@ def _randoms(found: Sequence[RandomChange]) -> str:
     )
 
 
-def fate(one: RandomChange) -> str:
+def fate(change: RandomChange) -> str:
     """Return the change of a random generator."""
-    if one.is_in != "both":
-        return f"only in {one.is_in}"
-    if one.same:
+    if change.is_in != "both":
+        return f"only in {change.is_in}"
+    if change.same:
         return "same"
-    if not one.draws:
-        return "differs" if one.draws == 0 else "another random stream"
-    return f"{count(abs(one.draws), 'draw')} {'ahead' if one.draws > 0 else 'behind'}"
+    if not change.draws:
+        return "differs" if change.draws == 0 else "another random stream"
+    return f"{count(abs(change.draws), 'draw')} {'ahead' if change.draws > 0 else 'behind'}"
 
 
 def _counted(found: Comparison, section: str) -> str:
-    mine = [one for one in found.fields if one.section == section]
-    differ = sum(one.is_in == "both" for one in mine)
-    alone = [sum(one.is_in == side for one in mine) for side in "ab"]
+    mine = [field for field in found.fields if field.section == section]
+    differ = sum(field.is_in == "both" for field in mine)
+    alone = [sum(field.is_in == side for field in mine) for side in "ab"]
     parts = [
         *((f"{found.same_fields[section]} the same",) if found.same_fields[section] else ()),
         *((f"{differ} differ",) if differ else ()),
@@ -176,17 +179,21 @@ def summed(found: Comparison, part: str) -> str:
     mine = _vectors(found, part)
     if not mine:
         return ""
-    differ = [one for one in mine if one.is_equal is not True]
+    differ = [tensor for tensor in mine if tensor.is_equal is not True]
     said = f"{count(len(mine), 'tensor')}, "
     if not differ:
         return said + "bit for bit the same"
-    known = [one.measures.relative for one in differ if one.measures and one.measures.relative]
+    known = [
+        tensor.measures.relative
+        for tensor in differ
+        if tensor.measures and tensor.measures.relative
+    ]
     far = f"; largest relative change {max(known):.1e}" if known else ""
     return said + f"{len(differ)} differ{far}"
 
 
 def _named(tensors: Sequence[Tensor]) -> str:
-    names = ", ".join(f"{one.part}/{one.name}" for one in tensors[:_NAMES_MAX])
+    names = ", ".join(f"{tensor.part}/{tensor.name}" for tensor in tensors[:_NAMES_MAX])
     rest = len(tensors) - _NAMES_MAX
     return f"{count(len(tensors), 'tensor')}: {names}{f' and {rest} more' if rest > 0 else ''}"
 
@@ -194,7 +201,7 @@ def _named(tensors: Sequence[Tensor]) -> str:
 def _row(change: TensorChange) -> tuple[str, ...]:
     found = change.measures
     if found is None:
-        shapes = _both(*("x".join(map(str, one)) or "scalar" for one in change.shapes))
+        shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
         return (NONE, NONE, NONE, f"{change.name} ({change.why}: {shapes})")
     share = found.changed / found.elements if found.elements else 0.0
     dtypes = "" if change.dtypes[0] == change.dtypes[1] else f" ({' -> '.join(change.dtypes)})"
@@ -227,14 +234,14 @@ def relative(found: Measures) -> str:
     return f"{found.relative:.1e}"
 
 
-def _field_row(one: FieldChange) -> tuple[str, ...]:
-    left = NONE if one.is_in == "b" else _short(one.before)
-    right = NONE if one.is_in == "a" else _short(one.after)
-    return (f"{one.section}: {one.name}", left, right)
+def _field_row(change: FieldChange) -> tuple[str, ...]:
+    left = NONE if change.is_in == "b" else _short(change.before)
+    right = NONE if change.is_in == "a" else _short(change.after)
+    return (f"{change.section}: {change.name}", left, right)
 
 
-def _opaque(one: OpaqueChange) -> str:
-    return one.place if one.is_in == "both" else f"{one.place} (only in {one.is_in})"
+def _opaque(change: OpaqueChange) -> str:
+    return change.place if change.is_in == "both" else f"{change.place} (only in {change.is_in})"
 
 
 def _short(value: Any) -> str:
@@ -250,13 +257,13 @@ def verdict(found: Comparison) -> str:
             f"No difference: {count(len(found.tensors), 'tensor')} bit for bit, "
             f"{count(same, 'field')}, {count(len(found.random), 'generator')}."
         )
-    differ = sum(one.is_equal is not True for one in found.tensors)
+    differ = sum(tensor.is_equal is not True for tensor in found.tensors)
     alone = sum(map(len, found.only))
     said = [f"{differ} of {count(len(found.tensors), 'tensor')}"] if differ else []
     said += [f"{count(alone, 'tensor')} on one side only"] if alone else []
-    fields = sum(one.is_in == "both" for one in found.fields)
+    fields = sum(field.is_in == "both" for field in found.fields)
     said += [count(fields, "field")] if fields else []
-    streams = sum(one.same is False for one in found.random)
+    streams = sum(change.same is False for change in found.random)
     said += [count(streams, "random stream")] if streams else []
     unread = len(found.opaque)
     said += [f"{count(unread, 'value')} that no reader can parse"] if unread else []
@@ -272,32 +279,32 @@ def _document(found: Comparison) -> dict[str, Any]:
         "fields": [
             {
                 "type": "field",
-                "section": one.section,
-                "name": one.name,
-                "before": json_number(one.before),
-                "after": json_number(one.after),
-                "in": one.is_in,
+                "section": field.section,
+                "name": field.name,
+                "before": json_number(field.before),
+                "after": json_number(field.after),
+                "in": field.is_in,
             }
-            for one in found.fields
+            for field in found.fields
         ],
         "same_fields": dict(found.same_fields),
         "log": {"before": left, "after": right, "same": same},
         "random": [
             {
                 "type": "generator",
-                "rank": one.rank,
-                "kind": one.kind,
-                "same": one.same,
-                "draws": one.draws,
-                "in": one.is_in,
+                "rank": change.rank,
+                "kind": change.kind,
+                "same": change.same,
+                "draws": change.draws,
+                "in": change.is_in,
             }
-            for one in found.random
+            for change in found.random
         ],
-        "tensors": [_tensor(one) for one in found.tensors],
-        "only_before": [f"{one.part}/{one.name}" for one in found.only[0]],
-        "only_after": [f"{one.part}/{one.name}" for one in found.only[1]],
+        "tensors": [_tensor(tensor) for tensor in found.tensors],
+        "only_before": [f"{tensor.part}/{tensor.name}" for tensor in found.only[0]],
+        "only_after": [f"{tensor.part}/{tensor.name}" for tensor in found.only[1]],
         "tied": list(found.tied),
-        "not_understood": [{"place": one.place, "in": one.is_in} for one in found.opaque],
+        "not_understood": [{"place": change.place, "in": change.is_in} for change in found.opaque],
         "notes": list(found.notes),
     }
 
@@ -313,18 +320,18 @@ def _side(side: CheckpointView) -> dict[str, Any]:
     }
 
 
-def _tensor(one: TensorChange) -> dict[str, Any]:
+def _tensor(change: TensorChange) -> dict[str, Any]:
     return {
         "type": "tensor",
-        "name": one.name,
-        "part": one.part,
-        "shape_before": list(one.shapes[0]),
-        "shape_after": list(one.shapes[1]),
-        "dtype_before": one.dtypes[0],
-        "dtype_after": one.dtypes[1],
-        "equal": one.is_equal,
-        "why": one.why or None,
-        **dict(_measures(one.measures)),
+        "name": change.name,
+        "part": change.part,
+        "shape_before": list(change.shapes[0]),
+        "shape_after": list(change.shapes[1]),
+        "dtype_before": change.dtypes[0],
+        "dtype_after": change.dtypes[1],
+        "equal": change.is_equal,
+        "why": change.why or None,
+        **dict(_measures(change.measures)),
     }
 
 
@@ -334,4 +341,4 @@ def _measures(found: Measures | None) -> Iterator[tuple[str, Any]]:
     for name in ("max_abs", "relative", "cosine", "max_ulp"):
         yield name, json_number(getattr(found, name)) if found else None
     for name in ("norms", "nans", "infinite"):
-        yield name, [json_number(one) for one in getattr(found, name)] if found else None
+        yield name, [json_number(number) for number in getattr(found, name)] if found else None

@@ -45,7 +45,7 @@ def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult
     """Return the result of ``ckpt inspect`` for a checkpoint of another tool."""
     contents = looked.contents
     parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
-    parts = [one for one in parts if one["tensors"]]
+    parts = [part for part in parts if part["tensors"]]
     document = {**_document(looked), "parts": parts}
     blocks: tuple[Table | KeyValues | str, ...] = (
         _about(looked),
@@ -53,26 +53,30 @@ def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult
             ("PART", "TENSORS", "ELEMENTS", "SIZE", "DTYPES"),
             tuple(
                 (
-                    one["name"],
-                    str(one["tensors"]),
-                    str(one["elements"]),
-                    human_size(one["size_bytes"]),
-                    ", ".join(one["dtypes"]),
+                    part["name"],
+                    str(part["tensors"]),
+                    str(part["elements"]),
+                    human_size(part["size_bytes"]),
+                    ", ".join(part["dtypes"]),
                 )
-                for one in parts
+                for part in parts
             ),
         ),
         Table(
             ("PLACE", "PROBLEM", "COSTS"),
             tuple(
-                (one.place, one.what, "everything" if one.is_fatal else one.loses or NONE)
-                for one in contents.problems
+                (
+                    problem.place,
+                    problem.what,
+                    "everything" if problem.is_fatal else problem.loses or NONE,
+                )
+                for problem in contents.problems
             ),
         ),
     )
     blocks = (*blocks, *_fixes(looked))
     if with_tensors:
-        document["tensors"] = [_tensor(one) for one in contents.tensors]
+        document["tensors"] = [_tensor(tensor) for tensor in contents.tensors]
         blocks = (*blocks, _tensors(contents.tensors))
     blocks = (*blocks, conclusion(looked.verdict))
     return CommandResult(
@@ -115,7 +119,7 @@ def _document(looked: ForeignCheckpoint) -> dict[str, Any]:
         "data": dict(contents.data),
         "versions": dict(contents.versions),
         "facts": dict(contents.facts),
-        "problems": [_problem(looked, one) for one in contents.problems],
+        "problems": [_problem(looked, problem) for problem in contents.problems],
         "resumable": resumable(looked.verdict),
     }
 
@@ -134,8 +138,8 @@ def _problem(looked: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
 def _fixes(looked: ForeignCheckpoint) -> Iterator[str]:
     """Yield each fix once, except the one that is shown as the next command."""
     places: dict[str, list[str]] = {}
-    for one in looked.contents.problems:
-        places.setdefault(remedy(one, looked.url, looked.sibling), []).append(one.place)
+    for problem in looked.contents.problems:
+        places.setdefault(remedy(problem, looked.url, looked.sibling), []).append(problem.place)
     for fix, named in places.items():
         if fix != looked.verdict.command:
             whose = ", ".join(dict.fromkeys(named[:_NAMED_MAX]))
@@ -172,7 +176,7 @@ def _or_none(value: float | None) -> str:
 
 
 def _scheduled(schedule: Schedule) -> str:
-    said = ", ".join(f"{one:.6g}" for one in dict.fromkeys(schedule.rates))
+    said = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(schedule.rates))
     counted = f"step {_or_none(schedule.step)}"
     if schedule.evaluations is not None:
         counted = count(schedule.evaluations, "evaluation")
@@ -201,14 +205,14 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _part(name: str, tensors: Iterable[Tensor]) -> dict[str, Any]:
-    mine = [one for one in tensors if one.part == name]
+    mine = [tensor for tensor in tensors if tensor.part == name]
     return {
         "type": "part",
         "name": name,
         "tensors": len(mine),
-        "elements": sum(one.elements for one in mine),
-        "size_bytes": sum(one.size_bytes for one in mine),
-        "dtypes": sorted({one.dtype for one in mine}),
+        "elements": sum(tensor.elements for tensor in mine),
+        "size_bytes": sum(tensor.size_bytes for tensor in mine),
+        "dtypes": sorted({tensor.dtype for tensor in mine}),
     }
 
 
@@ -229,14 +233,14 @@ def _tensors(tensors: Iterable[Tensor]) -> Table:
         ("TENSOR", "PART", "DTYPE", "SHAPE", "SIZE", "FILES"),
         tuple(
             (
-                one.name,
-                one.part,
-                one.dtype,
-                "x".join(map(str, one.shape)) or "scalar",
-                human_size(one.size_bytes),
-                ", ".join(one.files),
+                tensor.name,
+                tensor.part,
+                tensor.dtype,
+                "x".join(map(str, tensor.shape)) or "scalar",
+                human_size(tensor.size_bytes),
+                ", ".join(tensor.files),
             )
-            for one in tensors
+            for tensor in tensors
         ),
     )
 
@@ -254,7 +258,7 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         now: Current time for ages, ISO 8601.
     """
     found, place = run.checkpoints, run.url.rstrip("/")
-    size_bytes = sum(one.size_bytes for one in found)
+    size_bytes = sum(checkpoint.size_bytes for checkpoint in found)
     document = {
         "url": run.url,
         "size_bytes": size_bytes,
@@ -264,28 +268,28 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         "checkpoints": [
             {
                 "type": "foreign_checkpoint_name",
-                "name": one.name,
-                "step": one.step,
-                "changed": _changed(one),
-                "layout": one.layout,
-                "size_bytes": one.size_bytes,
-                "files": one.files,
-                "notes": _notes(run, one),
+                "name": checkpoint.name,
+                "step": checkpoint.step,
+                "changed": _changed(checkpoint),
+                "layout": checkpoint.layout,
+                "size_bytes": checkpoint.size_bytes,
+                "files": checkpoint.files,
+                "notes": _notes(run, checkpoint),
             }
-            for one in shown
+            for checkpoint in shown
         ],
     }
     rows = tuple(
         (
-            NONE if one.step is None else str(one.step),
-            age(_changed(one) or "", now),
-            human_size(one.size_bytes),
-            str(one.files),
-            one.layout,
-            one.name,
-            ", ".join(_notes(run, one)),
+            NONE if checkpoint.step is None else str(checkpoint.step),
+            age(_changed(checkpoint) or "", now),
+            human_size(checkpoint.size_bytes),
+            str(checkpoint.files),
+            checkpoint.layout,
+            checkpoint.name,
+            ", ".join(_notes(run, checkpoint)),
         )
-        for one in shown
+        for checkpoint in shown
     )
     hidden = len(found) - len(shown)
     blocks: tuple[Table | str, ...] = (
@@ -294,30 +298,30 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
         *([] if run.is_whole else [_CUT]),
         *(
-            f"`{one}` names `{tag}`, which does not exist."
-            for one, tag in run.pointers.stale.items()
+            f"`{pointer}` names `{tag}`, which does not exist."
+            for pointer, tag in run.pointers.stale.items()
         ),
         f"To see whether one can be resumed: resilient ckpt inspect latest {shell_quote(place)}",
     )
     # A name with a slash would be taken for a path, so each id is the whole path.
-    ids = tuple(f"{place}/{one.name}" for one in shown)
+    ids = tuple(f"{place}/{checkpoint.name}" for checkpoint in shown)
     return CommandResult("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
 
 
-def _changed(one: RunCheckpoint) -> str | None:
+def _changed(checkpoint: RunCheckpoint) -> str | None:
     """Return when the last file of a checkpoint was written; None if it is unknown.
 
     A user can set a file time beyond any calendar, which counts as unknown.
     """
-    is_told = one.changed is not None and 0 <= one.changed < _YEAR_10000_SECONDS
-    return moment(int(1000 * (one.changed or 0))) if is_told else None
+    is_told = checkpoint.changed is not None and 0 <= checkpoint.changed < _YEAR_10000_SECONDS
+    return moment(int(1000 * (checkpoint.changed or 0))) if is_told else None
 
 
-def _notes(run: ForeignRun, one: RunCheckpoint) -> list[str]:
+def _notes(run: ForeignRun, checkpoint: RunCheckpoint) -> list[str]:
     """Return the marks of a checkpoint in its run."""
     named = (("latest", run.latest), ("best", run.pointers.best))
-    kinds = (("unfinished", one.is_unfinished), ("repaired", one.is_repaired))
+    kinds = (("unfinished", checkpoint.is_unfinished), ("repaired", checkpoint.is_repaired))
     return [
-        *(word for word, names in named if one.name in names),
+        *(word for word, names in named if checkpoint.name in names),
         *(word for word, is_it in kinds if is_it),
     ]

@@ -34,13 +34,13 @@ def reporting_stored(found: Listing, page: str) -> CommandResult:
         page: Path of the HTML page; empty if none was written.
     """
     began, ended = span_of(found)
-    lives = [_life(found, one) for one in found.generations]
+    lives = [_life(found, generation) for generation in found.generations]
     document = {
         "events": False,
         "began": began,
         "ended": ended,
         "wall_ms": _milliseconds(began, ended),
-        "spent_ms": dict.fromkeys((one.value for one in TimeClass), 0),
+        "spent_ms": dict.fromkeys((time_class.value for time_class in TimeClass), 0),
         "goodput": 0.0,
         "steps": _step(found),
         "max_steps": 0,
@@ -75,7 +75,7 @@ def standing_stored(found: Listing, now: str) -> CommandResult:
     """
     began, ended = span_of(found)
     newest = _newest(found)
-    ranks = max((_ranks(one) for one in found.surveys[:1]), default=0)
+    ranks = max((_ranks(survey) for survey in found.surveys[:1]), default=0)
     document = {
         "events": False,
         "state": "unknown",
@@ -111,9 +111,9 @@ def standing_stored(found: Listing, now: str) -> CommandResult:
     return CommandResult("status", "status", document, (KeyValues(pairs),), (str(_step(found)),))
 
 
-def _row(one: dict[str, Any], life: Generation) -> tuple[str, ...]:
-    last = (str(one["first_step"]), str(one["last_step"]))
-    return (str(one["life"]), one["cause"], life.claimed_at, str(one["ranks"] or NONE), *last)
+def _row(row: dict[str, Any], life: Generation) -> tuple[str, ...]:
+    last = (str(row["first_step"]), str(row["last_step"]))
+    return (str(row["life"]), row["cause"], life.claimed_at, str(row["ranks"] or NONE), *last)
 
 
 def span_of(found: Listing) -> tuple[str, str]:
@@ -123,8 +123,8 @@ def span_of(found: Listing) -> tuple[str, str]:
 
 
 def _moments(found: Listing) -> Iterator[str]:
-    yield from (one.claimed_at for one in found.generations)
-    yield from (one.manifest.created_at for one in found.surveys if one.manifest)
+    yield from (generation.claimed_at for generation in found.generations)
+    yield from (survey.manifest.created_at for survey in found.surveys if survey.manifest)
 
 
 def _milliseconds(began: str, ended: str) -> int:
@@ -136,7 +136,7 @@ def _milliseconds(began: str, ended: str) -> int:
 
 def _newest(found: Listing) -> Survey | None:
     """Return the checkpoint that a resume would use, otherwise the newest one."""
-    intact = (one for one in found.surveys if one.checkpoint == found.resume)
+    intact = (survey for survey in found.surveys if survey.checkpoint == found.resume)
     return next(intact, next(iter(found.surveys), None))
 
 
@@ -145,20 +145,20 @@ def _step(found: Listing) -> int:
     return newest.checkpoint.step if newest else 0
 
 
-def _ranks(one: Survey) -> int:
-    size: Any = one.manifest.world.get("size") if one.manifest else None
+def _ranks(survey: Survey) -> int:
+    size: Any = survey.manifest.world.get("size") if survey.manifest else None
     return size if isinstance(size, int) else 0
 
 
 def _life(found: Listing, life: Generation) -> dict[str, Any]:
-    saved = [one for one in found.surveys if one.checkpoint.generation == life.number]
+    saved = [survey for survey in found.surveys if survey.checkpoint.generation == life.number]
     first = life.parent.step if life.parent else 0
     return {
         "life": life.number,
         "cause": life.cause,
         "ranks": max(map(_ranks, saved), default=0),
         "first_step": first,
-        "last_step": max((one.checkpoint.step for one in saved), default=first),
+        "last_step": max((saved_survey.checkpoint.step for saved_survey in saved), default=first),
     }
 
 
@@ -176,14 +176,20 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
         if length
     )
     causes = tuple(
-        (cause, str(one.count), duration(one.mttr_ms), str(one.lost_steps), duration(one.lost_ms))
-        for cause, one in found.repairs.items()
+        (
+            cause,
+            str(repair.count),
+            duration(repair.mttr_ms),
+            str(repair.lost_steps),
+            duration(repair.lost_ms),
+        )
+        for cause, repair in found.repairs.items()
     )
     blocks: tuple[Table | str, ...] = (
         Table(("CLASS", "TIME", "SHARE"), rows),
         Table(
             ("ATTEMPT", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
-            tuple(_fault_row(found, one) for one in found.faults),
+            tuple(_fault_row(found, fault) for fault in found.faults),
         ),
         Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),
         *_closing(found),
@@ -192,22 +198,22 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
     return CommandResult("report", "account", _document(found, spent, page), blocks)
 
 
-def _fault_row(found: GoodputReport, one: Fault) -> tuple[str, ...]:
-    where = f"{one.host or '?'} r{one.rank}" if one.rank >= 0 else one.host or NONE
+def _fault_row(found: GoodputReport, fault: Fault) -> tuple[str, ...]:
+    where = f"{fault.host or '?'} r{fault.rank}" if fault.rank >= 0 else fault.host or NONE
     return (
-        str(one.life),
-        duration(one.at_ms - found.began_ms),
-        one.cause,
+        str(fault.life),
+        duration(fault.at_ms - found.began_ms),
+        fault.cause,
         where,
-        one.detail or NONE,
-        duration(one.down_ms),
-        str(one.lost_steps),
-        duration(one.lost_ms),
+        fault.detail or NONE,
+        duration(fault.down_ms),
+        str(fault.lost_steps),
+        duration(fault.lost_ms),
     )
 
 
 def _closing(found: GoodputReport) -> list[str]:
-    written, now = sum(one.written_bytes for one in found.saved), found.now
+    written, now = sum(save.written_bytes for save in found.saved), found.now
     of = f" of {now.max_steps}" if now.max_steps else ""
     lines = [f"Clock of host {host}: corrected by {-ms} ms." for host, ms in found.skew_ms.items()]
     lines.append(
@@ -233,29 +239,33 @@ def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[st
         "lost_steps": found.lost_steps,
         "lives": [
             {
-                "life": one.life.number,
-                "cause": one.life.cause,
-                "ranks": one.life.world_size,
-                "first_step": one.first_step,
-                "last_step": one.last_step,
+                "life": attempt.life.number,
+                "cause": attempt.life.cause,
+                "ranks": attempt.life.world_size,
+                "first_step": attempt.first_step,
+                "last_step": attempt.last_step,
             }
-            for one in found.doings
+            for attempt in found.doings
         ],
         "faults": [
             {
-                **{name: one_of for name, one_of in asdict(one).items() if name != "lost"},
-                "at": moment(one.at_ms),
-                "lost_ms": one.lost_ms,
+                **{name: one_of for name, one_of in asdict(fault).items() if name != "lost"},
+                "at": moment(fault.at_ms),
+                "lost_ms": fault.lost_ms,
             }
-            for one in found.faults
+            for fault in found.faults
         ],
-        "causes": {cause: asdict(one) for cause, one in found.repairs.items()},
+        "causes": {cause: asdict(repair) for cause, repair in found.repairs.items()},
         "checkpoints": len(found.saved),
-        "written_bytes": sum(one.written_bytes for one in found.saved),
+        "written_bytes": sum(save.written_bytes for save in found.saved),
         "intervals": [
-            {"began_ms": one.began_ms, "length_ms": one.length_ms, "class": one.spent.value}
-            | {"life": one.life}
-            for one in found.intervals
+            {
+                "began_ms": interval.began_ms,
+                "length_ms": interval.length_ms,
+                "class": interval.spent.value,
+            }
+            | {"life": interval.life}
+            for interval in found.intervals
         ],
         "skew_ms": dict(found.skew_ms),
         "page": page or None,

@@ -42,17 +42,19 @@ class Listing:
     @property
     def resume(self) -> CheckpointId | None:
         """First checkpoint of the line of descent in which no damage was found."""
-        intact = {one.checkpoint for one in self.surveys if one.intact}
-        return next((one for one in self.lineage.candidates if one in intact), None)
+        intact = {survey.checkpoint for survey in self.surveys if survey.intact}
+        return next(
+            (candidate for candidate in self.lineage.candidates if candidate in intact), None
+        )
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all checkpoints together; a file that several checkpoints share counts once."""
         files = {
-            one.manifest.key(file.name): file.size_bytes
-            for one in self.surveys
-            if one.manifest
-            for file in one.manifest.files
+            survey.manifest.key(file.name): file.size_bytes
+            for survey in self.surveys
+            if survey.manifest
+            for file in survey.manifest.files
         }
         return sum(files.values())
 
@@ -63,7 +65,7 @@ class Listing:
     @property
     def idle_tags(self) -> list[str]:
         """Tags that name nothing: damaged tags, and tags of deleted checkpoints."""
-        there = {one.checkpoint for one in self.surveys}
+        there = {survey.checkpoint for survey in self.surveys}
         return [name for name, named in self.tags.items() if named not in there]
 
     def state(self, survey: Survey) -> str:
@@ -88,25 +90,25 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
         "hidden": len(found.surveys) - len(shown),
         "checkpoints": [_checkpoint(found, survey) for survey in shown],
         "generations": [_generation(life) for life in found.generations],
-        "skipped": [asdict(one) for one in found.lineage.skipped],
+        "skipped": [asdict(entry) for entry in found.lineage.skipped],
         "lost": found.lineage.lost,
         "tags": {name: folder(named) for name, named in found.tags.items()},
         "trash": [
             {
                 "type": "trashed",
-                "id": one.folder,
+                "id": checkpoint_id.folder,
                 "since": mark.since,
                 "until": mark.until,
                 "prune": mark.prune,
             }
-            for one, mark in sorted(found.trash.items(), reverse=True)
+            for checkpoint_id, mark in sorted(found.trash.items(), reverse=True)
         ],
     }
     table = Table(
         ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
         tuple(_row(found, survey, now) for survey in shown),
     )
-    skipped = [f"skipped: {one.name}: {one.reason}" for one in found.lineage.skipped]
+    skipped = [f"skipped: {entry.name}: {entry.reason}" for entry in found.lineage.skipped]
     idle = [
         f"tag {name} points to no checkpoint: resilient ckpt untag {name}"
         for name in found.idle_tags
@@ -127,7 +129,7 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
 
 def _in_trash(found: Listing) -> Iterator[str]:
     for prune in prunes_in(found.trash):
-        many = count(sum(one.prune == prune for one in found.trash.values()), "checkpoint")
+        many = count(sum(mark.prune == prune for mark in found.trash.values()), "checkpoint")
         yield f"{many} in the trash; to restore: resilient ckpt prune {found.url} --undo {prune}"
 
 
@@ -147,7 +149,7 @@ def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
         "state": found.state(survey).lower(),
         "abandoned": survey.checkpoint not in found.lineage.candidates,
         "tags": found.tags_on(survey.checkpoint),
-        "findings": [asdict(one) for one in survey.findings],
+        "findings": [asdict(finding) for finding in survey.findings],
     }
 
 

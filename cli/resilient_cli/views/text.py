@@ -77,7 +77,7 @@ def json_number(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, list | tuple):
-        return [json_number(one) for one in value]
+        return [json_number(item) for item in value]
     if isinstance(value, dict):
-        return {str(key): json_number(one) for key, one in value.items()}
+        return {str(key): json_number(item) for key, item in value.items()}
     return value if isinstance(value, bool | int | float | str | None) else str(value)
