@@ -92,13 +92,15 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
         is_narrow = self.width < _TWO_COLUMNS_MIN
         start = self.current_indent + (_BELOW if is_narrow else first)
         for term, meaning in rows:
-            own = _folded(term, self.width if is_narrow else 0, " " * self.current_indent, _BELOW)
+            term_lines = _folded(
+                term, self.width if is_narrow else 0, " " * self.current_indent, _BELOW
+            )
             lines = list(_paragraphs(meaning, self.width, " " * start))
             is_beside = not is_narrow and len(term) <= first - col_spacing
             if is_beside and lines:
-                lines[0] = own[0].ljust(start) + lines[0].lstrip()
-                own = []
-            self._write_lines([*own, *lines])
+                lines[0] = term_lines[0].ljust(start) + lines[0].lstrip()
+                term_lines = []
+            self._write_lines([*term_lines, *lines])
 
     def _write_lines(self, lines: Sequence[str] | Iterator[str]) -> None:
         self.write("".join(f"{line}\n" for line in lines))
@@ -140,29 +142,29 @@ def _folded(text: str, width: int, indent: str, more: int = 0) -> list[str]:
 _LISTING = ["resilient", "ckpt", "ls"]
 
 
-def drop_useless_hint(hint: str, given: Sequence[str], code: str) -> str:
+def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
     """Return the hint, or a better one if it repeats the command that failed.
 
     Args:
         hint: Hint of the error.
-        given: Command line without the program name.
+        arguments: Command line without the program name.
         code: Code of the error.
     """
     try:
         words = shlex.split(hint)
     except ValueError:
         return hint
-    said = [word for word in given if not word.startswith("-")]
+    positional = [word for word in arguments if not word.startswith("-")]
     # Most errors about a repository suggest `ckpt ls`. If that itself failed, doctor helps more.
-    if words[:3] == _LISTING == ["resilient", *said[:2]] and words[3:4] != ["--help"]:
+    if words[:3] == _LISTING == ["resilient", *positional[:2]] and words[3:4] != ["--help"]:
         return f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _explained(code)
-    if words[:3] == ["resilient", *said[:2]] and words[3:] and _are_options(words[3:]):
+    if words[:3] == ["resilient", *positional[:2]] and words[3:] and _are_options(words[3:]):
         # The hint adds options to the same command: keep all other words that the user typed.
         more = words[3:]
-        better = [*_without(given, more), *more]
-        is_same = sorted(better) == sorted(given)
+        better = [*_without(arguments, more), *more]
+        is_same = sorted(better) == sorted(arguments)
         return _explained(code) if is_same else shlex.join(["resilient", *better])
-    return _explained(code) if words == ["resilient", *given] else hint
+    return _explained(code) if words == ["resilient", *arguments] else hint
 
 
 def _are_options(words: Sequence[str]) -> bool:
@@ -170,23 +172,23 @@ def _are_options(words: Sequence[str]) -> bool:
     return words[0].startswith("--") and is_plain and "--help" not in words
 
 
-def _without(given: Sequence[str], options: Sequence[str]) -> list[str]:
+def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return a command line without the given options and their values; the caller appends them.
 
     Args:
-        given: Command line.
+        arguments: Command line.
         options: Options that :func:`_are_options` accepts; a number belongs to the one before.
     """
-    valued = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
-    kept = []
-    rest = iter(given)
-    for word in rest:
+    takes_value = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
+    remaining = []
+    iterator = iter(arguments)
+    for word in iterator:
         name, is_joined, _ = word.partition("=")
-        if not name.startswith("--") or name not in valued:
-            kept.append(word)
-        elif valued[name] and not is_joined:
-            next(rest, None)
-    return kept
+        if not name.startswith("--") or name not in takes_value:
+            remaining.append(word)
+        elif takes_value[name] and not is_joined:
+            next(iterator, None)
+    return remaining
 
 
 def _explained(code: str) -> str:
@@ -224,20 +226,20 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Resolve the name and replace the placeholder with the real command."""
-        name, _, rest = super().resolve_command(ctx, args)
-        return name, load(name, self.table[name]) if name else None, rest
+        name, _, remaining = super().resolve_command(ctx, args)
+        return name, load(name, self.table[name]) if name else None, remaining
 
 
 def load(name: str, lazy: LazyCommand) -> Any:
     """Import a command of a table and return it with the global options added."""
     if lazy.commands:
         return _group(name, lazy.help, lazy.commands)
-    found = getattr(import_module(lazy.module), lazy.attribute)
-    if not isinstance(found, typer.Typer):
+    loaded_command = getattr(import_module(lazy.module), lazy.attribute)
+    if not isinstance(loaded_command, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, context_settings=dict(lazy.context_settings))(found)
-        found = alone
-    command = typer.main.get_command(found)
+        alone.command(name, context_settings=dict(lazy.context_settings))(loaded_command)
+        loaded_command = alone
+    command = typer.main.get_command(loaded_command)
     command.name = name
     return _accept_global_options(command)
 
@@ -250,12 +252,12 @@ def build() -> Any:
     return _group(PROGRAM, _HELP, COMMANDS, add_completion=True, context_settings=settings)
 
 
-def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: Any) -> Any:
+def _group(name: str, help_text: str, table: Mapping[str, LazyCommand], **settings: Any) -> Any:
     """Return a group of placeholders."""
     app = typer.Typer(
         name=name,
         cls=LazyGroup,
-        help=said,
+        help=help_text,
         no_args_is_help=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -276,32 +278,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     several processes, such as srun, may report only one code for all of them.
     """
     # A program that the training script starts must not write to the same file.
-    told = os.environ.pop(EXIT_CODE_FILE, "")
+    exit_code_file = os.environ.pop(EXIT_CODE_FILE, "")
     status = _main(arguments)
-    if told:
-        with suppress(OSError), open(told, "w", encoding="utf-8") as file:  # noqa: PTH123 - at once
+    if exit_code_file:
+        with suppress(OSError), open(exit_code_file, "w", encoding="utf-8") as file:  # noqa: PTH123 - at once
             file.write(f"{status}\n")
     return status
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    arguments_given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
     write_nowhere_if_closed()
     escape_unencodable_text(sys.stdout, sys.stderr)
     within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
-        status = build().main(given, prog_name=PROGRAM, obj=output, standalone_mode=False)
+        status = build().main(arguments_given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
-        hint = drop_useless_hint(error.hint, given, error.code)
+        hint = drop_useless_hint(error.hint, arguments_given, error.code)
         return _fail(error, output, error.exit_code, error.code, error.message, hint)
     except _PARSER_ERROR as error:
-        return _wrong_usage(error, output, given)
+        return _wrong_usage(error, output, arguments_given)
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
-    except SystemExit as ended:
+    except SystemExit as exit_request:
         # The parser exits this way if the reader of the pipe has closed it.
-        if not isinstance(ended.__context__, BrokenPipeError):
+        if not isinstance(exit_request.__context__, BrokenPipeError):
             raise
         ignore_broken_pipe()
         status = 0
@@ -323,11 +325,11 @@ def _accept_global_options(command: Any) -> Any:
     The commands also get the help context of this module.
     """
     command.context_class = HelpContext
-    taken = {option for parameter in command.params for option in parameter.opts}
+    used_names = {option for parameter in command.params for option in parameter.opts}
     for parameter in _global_parameters():
         # The training script sets the storage timeout of a run.
         is_of_others = command.name == "train" and parameter.name == "timeout"
-        if taken.isdisjoint(parameter.opts) and not is_of_others:
+        if used_names.isdisjoint(parameter.opts) and not is_of_others:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
         for below in getattr(command, "commands", {}).values():
@@ -387,12 +389,12 @@ def _remember(ctx: Any, parameter: Any, value: Any) -> None:
         setattr(output, parameter.name, True)
 
 
-def _wrong_usage(error: Any, output: Output, given: Sequence[str]) -> int:
+def _wrong_usage(error: Any, output: Output, arguments: Sequence[str]) -> int:
     """Report a parser error; the parser may have stopped before it read ``--json``."""
     if type(error).__name__ == "NoArgsIsHelpError":
         put(error.ctx.get_help() + "\n", sys.stderr)
         return int(error.exit_code)
-    if "--json" in given or "--format=json" in given:
+    if "--json" in arguments or "--format=json" in arguments:
         output.format = Format.JSON
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "resilient"

@@ -41,12 +41,12 @@ def parse_percentage(text: str, option: str) -> float:
     Raises:
         UsageError: The text is no share.
     """
-    found = _SHARE.fullmatch(text.strip())
+    match = _SHARE.fullmatch(text.strip())
     share = 0.0
-    if found and found[1]:
-        share = float(found[1]) / 100
-    elif found and int(found[3]):
-        share = int(found[2]) / int(found[3])
+    if match and match[1]:
+        share = float(match[1]) / 100
+    elif match and int(match[3]):
+        share = int(match[2]) / int(match[3])
     if not 0 < share <= 1:
         raise UsageError(f"{option} {text!r} is not a share such as 5% or 1/20")
     return share

@@ -139,29 +139,31 @@ def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | N
         UnknownLayout: The location holds no checkpoint.
         StoreError: The location could not be read.
     """
-    found = open_foreign(url)
-    if found is None:
+    checkpoint_folder = open_foreign(url)
+    if checkpoint_folder is None:
         return None
-    folder, listing, contents = found
+    folder, listing, contents = checkpoint_folder
     read_bytes = None
     if is_read:
         from resilient.diff.foreign_verify import (
             verify_foreign,
         )  # it needs numpy, which listing does not
 
-        with Progress("reading") as told:
-            counted = ProgressFolder(folder, told, sum(listing.sizes.values()))
-            proofs = verify_foreign(counted, listing, contents)
-        read_bytes = counted.seen_bytes
+        with Progress("reading") as progress:
+            progress_folder = ProgressFolder(folder, progress, sum(listing.sizes.values()))
+            proofs = verify_foreign(progress_folder, listing, contents)
+        read_bytes = progress_folder.seen_bytes
         contents = replace(contents, problems=(*contents.problems, *proofs))
     verdict = assess_resumability(contents, folder.url)
-    others = Alternatives()
+    alternatives = Alternatives()
     if verdict.answer != "yes" or any(
         problem.cure is Remedy.EARLIER for problem in contents.problems
     ):
-        others = _alternatives(url, listing, verdict, is_read=is_read)
-        verdict = assess_resumability(contents, folder.url, others)
-    return ForeignCheckpoint(folder.url, contents, verdict, listing, others.sibling, read_bytes)
+        alternatives = _alternatives(url, listing, verdict, is_read=is_read)
+        verdict = assess_resumability(contents, folder.url, alternatives)
+    return ForeignCheckpoint(
+        folder.url, contents, verdict, listing, alternatives.sibling, read_bytes
+    )
 
 
 def _alternatives(
@@ -221,12 +223,12 @@ def _unknown(url: str, listing: DirectoryListing) -> UnknownLayout:
     newer = f"{url.rstrip('/')}/{inside[0]}" if inside else ""
     hint = f"resilient ckpt inspect {shell_quote(newer)}" if inside else ""
     newest = f"; its newest checkpoint seems to be `{inside[0][:80]}`" if inside else ""
-    what = newest or "; docs/layouts.md lists the supported layouts"
+    hint_text = newest or "; docs/layouts.md lists the supported layouts"
     if protocol_of(url) in ("http", "https"):
-        what = "; over http a folder cannot be listed: give the URL of one file"
+        hint_text = "; over http a folder cannot be listed: give the URL of one file"
         hint = f"resilient ckpt inspect {shell_quote(url.rstrip('/') + '/model.safetensors')}"
     return UnknownLayout(
-        f"`{url}` is not a checkpoint of a supported tool{what}",
+        f"`{url}` is not a checkpoint of a supported tool{hint_text}",
         hint=hint or f"resilient ckpt ls {shell_quote(url)}",
     )
 
@@ -238,14 +240,14 @@ def _sibling(url: str, *, is_read: bool) -> str:
         url: The checkpoint.
         is_read: Whether every byte of the other one is read, and not its headers alone.
     """
-    parent, _, own = url.rstrip("/").rpartition("/")
-    if protocol_of(url) != "file" or not any(character.isdigit() for character in own):
+    parent, _, own_name = url.rstrip("/").rpartition("/")
+    if protocol_of(url) != "file" or not any(character.isdigit() for character in own_name):
         return ""
-    stem = (saved_name(own) or own).rstrip("0123456789")
+    stem = (saved_name(own_name) or own_name).rstrip("0123456789")
     numbers = {
         int(name[len(stem) :]): name
         for name in os.listdir(parent or ".")  # noqa: PTH208 - a URL is no Path
-        if name != own and name.startswith(stem) and name[len(stem) :].isascii()
+        if name != own_name and name.startswith(stem) and name[len(stem) :].isascii()
         if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
     }
     lossy = ""
@@ -301,16 +303,16 @@ def find_foreign_run(url: str) -> ForeignRun | None:
         RepositoryNotFound: The location is itself a checkpoint.
         StoreError: The location could not be read.
     """
-    there = _found_at(url) if is_foreign(url) else None
-    if there is None:
+    location = _found_at(url) if is_foreign(url) else None
+    if location is None:
         return None
-    folder, listing, found = there
-    if found:
-        pointers = pointed_at(folder, listing, found)
+    folder, listing, checkpoints = location
+    if checkpoints:
+        pointers = pointed_at(folder, listing, checkpoints)
         # If the listing is cut, newer checkpoints may be missing: only a tracker knows the latest.
-        newest = referred("latest", found, pointers.latest) if listing.is_whole else []
+        newest = referred("latest", checkpoints, pointers.latest) if listing.is_whole else []
         latest = pointers.latest.union(checkpoint.name for checkpoint in newest)
-        return ForeignRun(folder.url, found, pointers, latest, listing.is_whole)
+        return ForeignRun(folder.url, checkpoints, pointers, latest, listing.is_whole)
     if listing.is_file or any(layout.is_it(listing) for layout in LAYOUTS):
         raise RepositoryNotFound(
             f"`{folder.url}` is a single checkpoint of another tool, not a folder of checkpoints",
@@ -332,25 +334,26 @@ def in_run(ref: str | None, url: str | None) -> str | None:
     """
     if not ref or not url or "://" in ref or not is_foreign(url):
         return None
-    there = _found_at(url)
-    if there is None or not there[2]:
+    location = _found_at(url)
+    if location is None or not location[2]:
         return None
-    folder, listing, found = there
+    folder, listing, checkpoints = location
     if not listing.is_whole:
         raise UsageError(
             f"`{folder.url}` holds more files than are listed, so `{ref}` is ambiguous: name a "
             "checkpoint by its path",
             hint=f"resilient ckpt ls {shell_quote(folder.url)}",
         )
-    latest = pointed_at(folder, listing, found).latest if ref.startswith("latest") else ()
-    named = referred(ref, found, latest)
-    if len(named) == 1:
-        return f"{url.rstrip('/')}/{named[0].name}"
-    if named:
-        shown = ", ".join(checkpoint.name[:80] for checkpoint in named[:_SHOWN_MAX])
-        first = f"{folder.url.rstrip('/')}/{named[0].name}"
+    latest = pointed_at(folder, listing, checkpoints).latest if ref.startswith("latest") else ()
+    matches = referred(ref, checkpoints, latest)
+    if len(matches) == 1:
+        return f"{url.rstrip('/')}/{matches[0].name}"
+    if matches:
+        names = ", ".join(checkpoint.name[:80] for checkpoint in matches[:_SHOWN_MAX])
+        first = f"{folder.url.rstrip('/')}/{matches[0].name}"
         raise UsageError(
-            f"`{ref}` matches {len(named)} checkpoints in `{folder.url}`, of several runs: {shown}",
+            f"`{ref}` matches {len(matches)} checkpoints in `{folder.url}`, of several runs: "
+            f"{names}",
             hint=f"resilient ckpt inspect {shell_quote(first)}",
         )
     raise NothingToResume(
@@ -392,8 +395,8 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
         return _ours(tail, head or ("/" if ref.startswith("/") else "."))
     if _REFERENCE.fullmatch(tail):
         return _referred(tail, head or ".")
-    found = open_foreign(ref) if is_foreign(ref) else None
-    return _ours("latest", ref) if found is None else _view_of(*found)
+    checkpoint_view = open_foreign(ref) if is_foreign(ref) else None
+    return _ours("latest", ref) if checkpoint_view is None else _view_of(*checkpoint_view)
 
 
 def require_whole(side: CheckpointView) -> None:
@@ -409,17 +412,21 @@ def require_whole(side: CheckpointView) -> None:
         place, _, name = side.url.rpartition("/")
         checkpoint = parse_checkpoint(name)
         store = open_repository(place, None)
-        found = verify(store, checkpoint) if checkpoint else []
+        findings = verify(store, checkpoint) if checkpoint else []
         wrong = [
             f"{finding.file} {finding.problem}"
-            for finding in found
+            for finding in findings
             if finding.severity == "damaged"
         ]
         hint = f"resilient ckpt repair {name} {shell_quote(place)}"
     else:
-        looked = inspect_foreign(side.url, is_read=True)
-        problems = looked.contents.problems if looked else ()
-        wrong = [f"{it.place}: {it.what}" for it in problems if it.is_fatal and it.what != ALONE]
+        checkpoint_of_other_tool = inspect_foreign(side.url, is_read=True)
+        problems = checkpoint_of_other_tool.contents.problems if checkpoint_of_other_tool else ()
+        wrong = [
+            f"{problem.place}: {problem.what}"
+            for problem in problems
+            if problem.is_fatal and problem.what != ALONE
+        ]
         hint = f"resilient ckpt verify {shell_quote(side.url)}"
     if wrong:
         raise IntegrityError(f"{side.url} is damaged: {wrong[0]}", key=side.url, hint=hint)
@@ -435,10 +442,10 @@ def _referred(ref: str, url: str) -> CheckpointView:
         return _ours(ref, url)
     except RepositoryNotFound:
         path = in_run(ref, url)
-        found = open_foreign(path) if path else None
-        if found is None:
+        view = open_foreign(path) if path else None
+        if view is None:
             raise
-        return _view_of(*found)
+        return _view_of(*view)
 
 
 def _view_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> CheckpointView:

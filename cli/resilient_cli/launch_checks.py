@@ -80,16 +80,16 @@ def secret_assigned(line: str) -> str:
     return ""
 
 
-def refuse_given(given: Collection[str], decided: Mapping[str, str]) -> None:
+def refuse_given(options: Collection[str], reason_by_option: Mapping[str, str]) -> None:
     """Refuse options of ``train`` that the starting system decides.
 
     Args:
-        given: Names of the options that the user gave.
-        decided: Replacement of each refused option, by its name.
+        options: Names of the options that the user gave.
+        reason_by_option: Replacement of each refused option, by its name.
 
     Raises:
         ConfigError: An option is refused; the message names its replacement.
     """
-    for name, instead in decided.items():
-        if name in given:
+    for name, instead in reason_by_option.items():
+        if name in options:
             raise ConfigError(f"train --{name.replace('_', '-')}: {instead}")

@@ -42,10 +42,10 @@ def is_agent_alive(agent: Agent) -> bool:
     If its first event names the boot of the machine, the time of day is not used, because it may
     have been set since then.
     """
-    ours = boot_name()
-    if not (agent.boot and ours):
+    boot = boot_name()
+    if not (agent.boot and boot):
         return is_alive(agent.pid, agent.began_ms)
-    if agent.boot != ours:
+    if agent.boot != boot:
         return False  # all that ran then is gone
     return _runs_since(agent.pid, agent.since_boot_ms + _slept_ms() + _TICKS_MS)
 
@@ -145,28 +145,28 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
         records: Event records of the run, sorted by time; empty if they are elsewhere.
         now_ms: Current time, in milliseconds since 1970.
     """
-    known = agents(records)
-    seen = [_of_agent(agent, records, now_ms) for agent in known]
+    all_agents = agents(records)
+    reports = [_of_agent(agent, records, now_ms) for agent in all_agents]
     # A live agent may claim a generation at any moment, even if another one wrote last.
-    alive = [process for process in reversed(seen) if process.state is LivenessState.ALIVE]
+    alive = [process for process in reversed(reports) if process.state is LivenessState.ALIVE]
     if proof := next(iter(alive), None) or _of_claim(writer, records):
         return proof
     if writer.is_nobody:
         return LivenessReport(
             LivenessState.NOBODY, "a command started the generation, and it saves nothing"
         )
-    if not known:
+    if not all_agents:
         return _of_ranks(records, now_ms)
-    mine = [
+    claimants = [
         process
-        for process in seen
+        for process in reports
         if process.agent is not None and _may_have_claimed(process.agent, writer)
     ]
-    if not mine:
+    if not claimants:
         return LivenessReport(
             LivenessState.UNKNOWN, "the event files do not show who started this generation"
         )
-    return mine[-1]
+    return claimants[-1]
 
 
 def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
@@ -176,13 +176,13 @@ def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
         records: Event records of the run, sorted by time.
         now_ms: Current time, in milliseconds since 1970.
     """
-    seen = [_of_agent(agent, records, now_ms) for agent in agents(records)]
-    states = [process.state for process in seen]
+    reports = [_of_agent(agent, records, now_ms) for agent in agents(records)]
+    states = [process.state for process in reports]
     # An agent in another PID namespace has another pid here, and continues to write events.
     return (
         states[-1:] == [LivenessState.DEAD]
         and LivenessState.ALIVE not in states
-        and now_ms - seen[-1].told_ms > _JUST_NOW_MS
+        and now_ms - reports[-1].told_ms > _JUST_NOW_MS
     )
 
 
@@ -206,8 +206,8 @@ def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> Live
         (record.at_ms for record in records if record.host == agent.host), default=agent.began_ms
     )
     if agent.exit_code is not None:
-        why = f"the launcher ended with exit code {agent.exit_code}"
-        return LivenessReport(LivenessState.ENDED, why, agent, told_ms)
+        reason = f"the launcher ended with exit code {agent.exit_code}"
+        return LivenessReport(LivenessState.ENDED, reason, agent, told_ms)
     if agent.host == socket.gethostname():
         if is_agent_alive(agent):
             return LivenessReport(LivenessState.ALIVE, f"pid {agent.pid} runs here", agent, told_ms)
@@ -215,10 +215,10 @@ def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> Live
             LivenessState.DEAD, f"pid {agent.pid} of this machine has ended", agent, told_ms
         )
     if now_ms - told_ms <= SILENT_MS:
-        why = f"pid {agent.pid} of {agent.host} wrote an event in the last minute"
-        return LivenessReport(LivenessState.ALIVE, why, agent, told_ms)
-    why = f"pid {agent.pid} of {agent.host} is silent: check on that machine"
-    return LivenessReport(LivenessState.UNKNOWN, why, agent, told_ms)
+        reason = f"pid {agent.pid} of {agent.host} wrote an event in the last minute"
+        return LivenessReport(LivenessState.ALIVE, reason, agent, told_ms)
+    reason = f"pid {agent.pid} of {agent.host} is silent: check on that machine"
+    return LivenessReport(LivenessState.UNKNOWN, reason, agent, told_ms)
 
 
 def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport | None:
@@ -227,8 +227,8 @@ def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport 
     if record is None or record.process is None or not is_alive_here(record):
         return None
     told_ms = records[-1].at_ms if records else 0
-    why = f"pid {record.process.pid} started the generation and runs here"
-    return LivenessReport(LivenessState.ALIVE, why, None, told_ms)
+    reason = f"pid {record.process.pid} started the generation and runs here"
+    return LivenessReport(LivenessState.ALIVE, reason, None, told_ms)
 
 
 def _of_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
@@ -259,7 +259,7 @@ def _may_have_claimed(agent: Agent, writer: Writer) -> bool:
     if agent.host != writer.record.host:
         return False
     try:
-        claimed = datetime.fromisoformat(writer.record.claimed_at).timestamp() * 1000
+        claimed_ms = datetime.fromisoformat(writer.record.claimed_at).timestamp() * 1000
     except ValueError:
         return True
-    return agent.began_ms <= claimed
+    return agent.began_ms <= claimed_ms

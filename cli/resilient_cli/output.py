@@ -210,7 +210,7 @@ def show(answer: CommandResult, output: Output) -> None:
         lines = _plain_lines(answer.blocks)
     else:
         width = columns_of(sys.stdout)
-        lines = _human_lines(answer.blocks, colored=_colored(output, sys.stdout), width=width)
+        lines = _human_lines(answer.blocks, is_colored=_colored(output, sys.stdout), width=width)
     is_as_it_is = answer.is_verbatim and not sys.stdout.isatty()
     try:
         with answering():
@@ -262,10 +262,10 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         head = {"schema": "resilient/error@1", "type": "error"}
         put(_json({**head, **clean}) + "\n", sys.stderr)
         return
-    word = _paint("error:", colored=_colored(output, sys.stderr))
+    label = _paint("error:", is_colored=_colored(output, sys.stderr))
     # Further lines of a message are indented more than a hint, so that none looks like a hint.
     message = escape_control_chars(clean["message"]).replace("\n", "\n    ")
-    put(f"{word} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
+    put(f"{label} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
     if clean["hint"]:
         put(f"  hint: {escape_control_chars(clean['hint'], '')}\n", sys.stderr)
 
@@ -291,18 +291,18 @@ def human_age(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def age_seconds(then: str, now: str) -> float | None:
+def age_seconds(moment: str, now: str) -> float | None:
     """Return the seconds between two ISO 8601 times; None if one cannot be parsed."""
     try:
-        return (datetime.fromisoformat(now) - datetime.fromisoformat(then)).total_seconds()
+        return (datetime.fromisoformat(now) - datetime.fromisoformat(moment)).total_seconds()
     except (TypeError, ValueError):
         return None
 
 
 def _plain_lines(blocks: Sequence[Table | KeyValues | str]) -> Iterator[str]:
     """Yield tab-separated lines, with a blank line between blocks; texts are for people only."""
-    shown = [block for block in blocks if not isinstance(block, str)]
-    for number, block in enumerate(shown):
+    tables = [block for block in blocks if not isinstance(block, str)]
+    for number, block in enumerate(tables):
         if number:
             yield ""
         rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
@@ -310,17 +310,17 @@ def _plain_lines(blocks: Sequence[Table | KeyValues | str]) -> Iterator[str]:
 
 
 def _human_lines(
-    blocks: Sequence[Table | KeyValues | str], *, colored: bool, width: int = 0
+    blocks: Sequence[Table | KeyValues | str], *, is_colored: bool, width: int = 0
 ) -> Iterator[str]:
     """Yield the lines of all blocks, with a blank line before each table except at the start.
 
     Args:
         blocks: Blocks of an answer.
-        colored: Whether state words get their colours.
+        is_colored: Whether state words get their colours.
         width: Columns of the terminal; 0 for no limit.
     """
-    shown = [block for block in blocks if not isinstance(block, Table) or block.rows]
-    for number, block in enumerate(shown):
+    visible_blocks = [block for block in blocks if not isinstance(block, Table) or block.rows]
+    for number, block in enumerate(visible_blocks):
         if isinstance(block, str):
             yield escape_control_chars(block)
             continue
@@ -331,37 +331,37 @@ def _human_lines(
         widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
         before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
         if not width or before + widths[-1] <= width:
-            yield from _aligned(clean, widths, colored=colored)
+            yield from _aligned(clean, widths, is_colored=is_colored)
         elif before + _LAST_MIN <= width or isinstance(block, KeyValues):
-            yield from _wrapped(clean, widths, max(width - before, 1), colored=colored)
+            yield from _wrapped(clean, widths, max(width - before, 1), is_colored=is_colored)
         else:
-            yield from _stacked(clean, width, colored=colored)
+            yield from _stacked(clean, width, is_colored=is_colored)
 
 
 def _aligned(
-    rows: Sequence[Sequence[str]], widths: Sequence[int], *, colored: bool
+    rows: Sequence[Sequence[str]], widths: Sequence[int], *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows in which every column but the last is padded to its widest cell."""
     for row in rows:
-        padded = (
-            _paint(cell, colored=colored) + " " * (width - len(cell))
+        cells = (
+            _paint(cell, is_colored=is_colored) + " " * (width - len(cell))
             for cell, width in zip(row, widths, strict=True)
         )
-        yield _GAP.join(padded).rstrip()
+        yield _GAP.join(cells).rstrip()
 
 
 def _wrapped(
-    rows: Sequence[Sequence[str]], widths: Sequence[int], room: int, *, colored: bool
+    rows: Sequence[Sequence[str]], widths: Sequence[int], width: int, *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
     for *head, last in rows:
-        first, *more = _folded(last, room)
-        yield from _aligned([[*head, first]], [*widths[:-1], 0], colored=colored)
+        first, *more = _folded(last, width)
+        yield from _aligned([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
         yield from (indent + line for line in more)
 
 
-def _stacked(rows: Sequence[Sequence[str]], width: int, *, colored: bool) -> Iterator[str]:
+def _stacked(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> Iterator[str]:
     """Yield each row as a list of names and values, for a terminal too narrow for the columns."""
     names, *values = rows
     widest = max(map(len, names))
@@ -369,13 +369,13 @@ def _stacked(rows: Sequence[Sequence[str]], width: int, *, colored: bool) -> Ite
         if number:
             yield ""
         pairs = [pair for pair in zip(names, row, strict=True) if pair[1]]
-        room = max(width - widest - len(_GAP), 1)
-        yield from _wrapped(pairs, [widest, 0], room, colored=colored)
+        value_width = max(width - widest - len(_GAP), 1)
+        yield from _wrapped(pairs, [widest, 0], value_width, is_colored=is_colored)
 
 
-def _folded(text: str, room: int) -> list[str]:
-    wrapped = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-    return wrapped or [""]
+def _folded(text: str, width: int) -> list[str]:
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return lines or [""]
 
 
 def _printable(cell: str) -> str:
@@ -383,9 +383,9 @@ def _printable(cell: str) -> str:
     return escape_control_chars(cell, "")
 
 
-def _paint(word: str, *, colored: bool) -> str:
+def _paint(word: str, *, is_colored: bool) -> str:
     style = _STYLES.get(word)
-    return f"\x1b[{style}m{word}\x1b[0m" if colored and style else word
+    return f"\x1b[{style}m{word}\x1b[0m" if is_colored and style else word
 
 
 def _colored(output: Output, stream: TextIO) -> bool:
@@ -409,8 +409,10 @@ class _Line:
         stream: Target stream; stderr by default.
     """
 
-    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
-        self._what, self._clock = what, clock or SystemClock()
+    def __init__(
+        self, activity: str, clock: Clock | None = None, stream: TextIO | None = None
+    ) -> None:
+        self._what, self._clock = activity, clock or SystemClock()
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
         self._shown = ""
@@ -439,8 +441,10 @@ class Progress(_Line):
         stream: Target stream; stderr by default.
     """
 
-    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
-        super().__init__(what, clock, stream)
+    def __init__(
+        self, activity: str, clock: Clock | None = None, stream: TextIO | None = None
+    ) -> None:
+        super().__init__(activity, clock, stream)
         self._next = self._clock.monotonic_seconds() + SILENT_SECONDS
 
     def __enter__(self) -> Self:
@@ -450,16 +454,16 @@ class Progress(_Line):
         """Erase the bar."""
         self._clear()
 
-    def __call__(self, done: int, of: int) -> None:
-        """Report that ``done`` of ``of`` bytes are done."""
+    def __call__(self, position: int, total: int) -> None:
+        """Report that ``position`` of ``total`` bytes are done."""
         now = self._clock.monotonic_seconds()
         if now < self._next:
             return
-        share = done / of if of else 1.0
-        sizes = f"{human_size(done)} of {human_size(of)}"
+        share = position / total if total else 1.0
+        sizes = f"{human_size(position)} of {human_size(total)}"
         if self._is_terminal:
-            filled = "#" * round(_WIDTH * share)
-            line = f"{self._what} [{filled:<{_WIDTH}}] {sizes}"
+            bar = "#" * round(_WIDTH * share)
+            line = f"{self._what} [{bar:<{_WIDTH}}] {sizes}"
             columns = columns_of(self._stream)
             # A line that wraps cannot be redrawn.
             is_short = len(line) < columns or not columns
@@ -478,8 +482,10 @@ class Waiting(_Line):
         stream: Target stream; stderr by default.
     """
 
-    def __init__(self, what: str, clock: Clock | None = None, stream: TextIO | None = None) -> None:
-        super().__init__(what, clock, stream)
+    def __init__(
+        self, activity: str, clock: Clock | None = None, stream: TextIO | None = None
+    ) -> None:
+        super().__init__(activity, clock, stream)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
 

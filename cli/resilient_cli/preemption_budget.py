@@ -164,18 +164,18 @@ def _needed_seconds(budget: PreemptionBudget) -> float:
 
 def _judge_save(budget: PreemptionBudget) -> Check:
     if budget.save_seconds is None:
-        found = f"--grace {budget.grace_seconds:g} s, and the time of a save is unknown"
+        figures = f"--grace {budget.grace_seconds:g} s, and the time of a save is unknown"
         hint = "resilient doctor --events FOLDER --repo URL"
-        return Check("budget", is_ok=True, found=found, hint=hint)
-    needed = _needed_seconds(budget)
-    found = (
+        return Check("budget", is_ok=True, found=figures, hint=hint)
+    needed_seconds = _needed_seconds(budget)
+    figures = (
         f"save {budget.save_seconds:.1f} s, promotion {budget.tail_seconds:.1f} s, margin "
-        f"{MARGIN_SECONDS:g} s ({budget.source}): {needed:.1f} s of --grace "
+        f"{MARGIN_SECONDS:g} s ({budget.source}): {needed_seconds:.1f} s of --grace "
         f"{budget.grace_seconds:g} s"
     )
-    fits = needed <= budget.grace_seconds
-    hint = f"resilient train --grace {math.ceil(needed)}" if not fits else ""
-    return Check("budget", fits, found, hint)
+    fits = needed_seconds <= budget.grace_seconds
+    hint = f"resilient train --grace {math.ceil(needed_seconds)}" if not fits else ""
+    return Check("budget", fits, figures, hint)
 
 
 def read_events(folder: Path) -> SaveTimes:

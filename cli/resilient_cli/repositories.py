@@ -55,10 +55,10 @@ def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
 
 def references(store: Store) -> list[tuple[str, str]]:
     """Return every short name of a checkpoint in a repository, newest first, with a description."""
-    found = committed(store)
-    if not found:
+    checkpoints = committed(store)
+    if not checkpoints:
         return []
-    steps = dict.fromkeys(checkpoint_id.step for checkpoint_id in found)
+    steps = dict.fromkeys(checkpoint_id.step for checkpoint_id in checkpoints)
     return [
         ("latest", "first choice of a resume"),
         *((tag, "tag") for tag in list_tags(store)),
@@ -67,7 +67,7 @@ def references(store: Store) -> list[tuple[str, str]]:
                 checkpoint_id.folder,
                 f"step {checkpoint_id.step}, generation {checkpoint_id.generation}",
             )
-            for checkpoint_id in found
+            for checkpoint_id in checkpoints
         ),
         *((f"step:{step}", "the newest with this step") for step in steps),
     ]
@@ -187,10 +187,10 @@ def committed_of(store: Store) -> list[CheckpointId]:
     Raises:
         RepositoryNotFound: No run ever started there.
     """
-    found = committed(store)
-    if not found and not list_numbers(store) and not lineage(store).skipped:
+    checkpoints = committed(store)
+    if not checkpoints and not list_numbers(store) and not lineage(store).skipped:
         raise RepositoryNotFound(
             f"no repository at `{store.url}`: no run was ever started there",
             hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
-    return found
+    return checkpoints

@@ -88,8 +88,8 @@ class CountingStore(CachedListingStore):
     def _heard(self, data: bytes) -> bytes:
         with self._lock:
             self._read_bytes += len(data)
-            done = self._read_bytes
-        self._told(done)
+            read_bytes = self._read_bytes
+        self._told(read_bytes)
         return data
 
 
@@ -142,9 +142,9 @@ class ProgressFolder:
 
     def list(self) -> DirectoryListing:
         """List the folder again, and expect the bytes of all its files."""
-        found = self._inner.list()
-        self._of_bytes = sum(found.sizes.values())
-        return found
+        listing = self._inner.list()
+        self._of_bytes = sum(listing.sizes.values())
+        return listing
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
@@ -158,6 +158,6 @@ class ProgressFolder:
 def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Return the spans with one more, merged with those that touch it."""
     apart = [span for span in spans if span[1] < start or span[0] > end]
-    met = [span for span in spans if span[1] >= start and span[0] <= end]
-    met.append((start, end))
-    return [*apart, (min(span[0] for span in met), max(span[1] for span in met))]
+    touching = [span for span in spans if span[1] >= start and span[0] <= end]
+    touching.append((start, end))
+    return [*apart, (min(span[0] for span in touching), max(span[1] for span in touching))]

@@ -100,11 +100,11 @@ def survey(
     signing: SigningPolicy = UNSIGNED,
 ) -> list[Survey]:
     """Examine checkpoints; leave out those that garbage collection deletes meanwhile."""
-    found = []
+    surveys = []
     for checkpoint in checkpoints:
         with suppress(KeyNotFound):
-            found.append(examine(store, checkpoint, level, signing))
-    return found
+            surveys.append(examine(store, checkpoint, level, signing))
+    return surveys
 
 
 def examine(
@@ -124,7 +124,7 @@ def examine(
 
 def first_intact(
     store: Store,
-    known: Mapping[CheckpointId, bool],
+    is_intact: Mapping[CheckpointId, bool],
     level: VerifyLevel,
     signing: SigningPolicy = UNSIGNED,
 ) -> CheckpointId | None:
@@ -134,11 +134,11 @@ def first_intact(
 
     Args:
         store: Repository.
-        known: Examined checkpoints, and whether each is intact.
+        is_intact: Examined checkpoints, and whether each is intact.
         level: Depth of the verification of other candidates.
         signing: Whether a signature is required, and its key.
     """
-    states = dict(known)
+    states = dict(is_intact)
     for candidate in lineage(store).candidates:
         if candidate not in states:
             states |= {
@@ -152,14 +152,14 @@ def first_intact(
 
 def tags_of(store: Store) -> dict[str, CheckpointId | None]:
     """Return the checkpoint that each tag names; None for a damaged tag."""
-    found: dict[str, CheckpointId | None] = {}
+    checkpoint_by_tag: dict[str, CheckpointId | None] = {}
     for name in list_tags(store):
         with suppress(KeyNotFound):
             try:
-                found[name] = read_tag(store, name).checkpoint
+                checkpoint_by_tag[name] = read_tag(store, name).checkpoint
             except IntegrityError:
-                found[name] = None
-    return found
+                checkpoint_by_tag[name] = None
+    return checkpoint_by_tag
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,34 +225,38 @@ class SampleResult:
         }
 
 
-def read_some(store: Store, surveys: Sequence[Survey], wish: SampleRequest) -> SampleResult:
+def read_some(store: Store, surveys: Sequence[Survey], request: SampleRequest) -> SampleResult:
     """Read part of the bytes of checkpoints whose files were checked for presence and size.
 
     Args:
         store: Repository.
         surveys: Checkpoints; those without a manifest are not read.
-        wish: Requested extent.
+        request: Requested extent.
     """
     clock = SystemClock()
-    until = clock.monotonic_seconds() + wish.seconds
+    until = clock.monotonic_seconds() + request.seconds
     over = []
-    with Progress("reading", clock) as told:
+    with Progress("reading", clock) as progress:
 
-        def goes_on(done: int, of: int) -> bool:
-            told(done, of)
-            if wish.seconds and clock.monotonic_seconds() >= until:
-                over.append(done)
+        def goes_on(read_bytes: int, of: int) -> bool:
+            progress(read_bytes, of)
+            if request.seconds and clock.monotonic_seconds() >= until:
+                over.append(read_bytes)
             return not over
 
         manifests = [survey.manifest for survey in surveys if survey.manifest]
-        sample = read_sample(store, manifests, wish.share, SystemRandom(), goes_on)
-    return SampleResult(wish, sample, [_with(survey, sample) for survey in surveys], bool(over))
+        sample = read_sample(store, manifests, request.share, SystemRandom(), goes_on)
+    return SampleResult(request, sample, [_with(survey, sample) for survey in surveys], bool(over))
 
 
 def _with(survey: Survey, sample: VerifySample) -> Survey:
     """Add the findings of the sample, except for files that already have a finding."""
-    known = {finding.file for finding in survey.findings}
-    new = [it for it in sample.findings.get(survey.checkpoint, ()) if it.file not in known]
+    damaged_files = {finding.file for finding in survey.findings}
+    new = [
+        addition
+        for addition in sample.findings.get(survey.checkpoint, ())
+        if addition.file not in damaged_files
+    ]
     return replace(survey, findings=(*survey.findings, *new))
 
 
@@ -267,24 +271,24 @@ _LOSSES = {
 _NAMED_MAX = 4
 
 
-def assess_native(store: Store, manifest: Manifest, found: Survey) -> Resumability:
+def assess_native(store: Store, manifest: Manifest, candidate: Survey) -> Resumability:
     """Return whether training can resume from one of our checkpoints, and the next command.
 
     Args:
         store: Repository.
         manifest: Manifest of the checkpoint.
-        found: Findings about its files.
+        candidate: Findings about its files.
     """
     from resilient.layouts.model import Resumability
 
     checkpoint = manifest.checkpoint
-    wrong = [finding for finding in found.findings if finding.severity == "damaged"]
+    wrong = [finding for finding in candidate.findings if finding.severity == "damaged"]
     if wrong:
-        why = tuple(f"{finding.file}: {finding.problem}" for finding in wrong[:_NAMED_MAX])
-        return Resumability("no", why, repair_command(store, checkpoint))
-    lost = _losses(manifest)
+        reasons = tuple(f"{finding.file}: {finding.problem}" for finding in wrong[:_NAMED_MAX])
+        return Resumability("no", reasons, repair_command(store, checkpoint))
+    losses = _losses(manifest)
     command = f"resilient train SCRIPT --repo {shell_quote(store.url)} --resume {checkpoint}"
-    return Resumability("partly" if lost else "yes", lost, command)
+    return Resumability("partly" if losses else "yes", losses, command)
 
 
 def _losses(manifest: Manifest) -> tuple[str, ...]:
@@ -296,5 +300,5 @@ def _losses(manifest: Manifest) -> tuple[str, ...]:
     if _OF_A_TRAINER not in names:
         return ()
     # Each rank has its own random state, in a part whose name ends in the rank.
-    there = names | {name.rpartition("_")[0] for name in names}
-    return tuple(said for name, said in _LOSSES.items() if name not in there)
+    file_names = names | {name.rpartition("_")[0] for name in names}
+    return tuple(description for name, description in _LOSSES.items() if name not in file_names)

@@ -226,7 +226,7 @@ def test_a_name_from_a_file_cannot_move_the_cursor():
     from resilient_cli.output import Output, Table, _human_lines, _plain_lines
 
     table = Table(("NAME",), (("a\x1b[2Jb\tc",),))
-    for lines in (_human_lines([table], colored=Output().color), _plain_lines([table])):
+    for lines in (_human_lines([table], is_colored=Output().color), _plain_lines([table])):
         assert list(lines)[-1] == "a\\x1b[2Jb\\tc"
 
 

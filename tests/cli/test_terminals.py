@@ -128,7 +128,7 @@ def test_no_line_of_a_help_is_wider_than_the_terminal_and_no_word_is_cut(
 def test_a_last_column_goes_on_below_itself_and_what_can_be_copied_is_whole(repo):
     rows = (("1", "an error that is long enough to be folded", ""), ("22", "short", ""))
     table = Table(("N", "NOTE"), tuple(row[:2] for row in rows))
-    assert list(_human_lines([table], colored=False, width=24)) == [
+    assert list(_human_lines([table], is_colored=False, width=24)) == [
         "N   NOTE",
         "1   an error that is",
         "    long enough to be",
@@ -136,7 +136,7 @@ def test_a_last_column_goes_on_below_itself_and_what_can_be_copied_is_whole(repo
         "22  short",
     ]
     facts = KeyValues((("undo", "resilient ckpt undo file:///a/long/path/that/is/one/word"),))
-    assert list(_human_lines([facts], colored=False, width=20)) == [
+    assert list(_human_lines([facts], is_colored=False, width=20)) == [
         "undo  resilient ckpt",
         "      undo",
         "      file:///a/long/path/that/is/one/word",

@@ -33,82 +33,82 @@ if TYPE_CHECKING:
 _ORDERS = dict(zip(ORDERS, ("from the seed", "same in all attempts", "unknown"), strict=True))
 
 
-def auditing(url: str, found: Audit) -> CommandResult:
+def auditing(url: str, result: Audit) -> CommandResult:
     """Build the answer of ``audit``."""
     document = {
         "repository": url,
-        "proven": found.is_proven,
-        "checkpoint": found.checkpoint.folder,
-        "run_id": found.run_id,
-        "began": asdict(found.began),
-        "place": asdict(found.place),
-        "segments": found.segments,
-        "records": found.records,
-        "lives": list(found.lives),
-        "lives_begun": found.claimed,
-        "ranks": list(found.ranks),
-        "resizes": resizes_of(found),
-        "epochs": [{**asdict(epoch), "complete": epoch.is_complete} for epoch in found.epochs],
-        "left_out": found.left_out,
-        "idle_steps": found.idle,
+        "proven": result.is_proven,
+        "checkpoint": result.checkpoint.folder,
+        "run_id": result.run_id,
+        "began": asdict(result.began),
+        "place": asdict(result.place),
+        "segments": result.segments,
+        "records": result.records,
+        "lives": list(result.lives),
+        "lives_begun": result.claimed,
+        "ranks": list(result.ranks),
+        "resizes": resizes_of(result),
+        "epochs": [{**asdict(epoch), "complete": epoch.is_complete} for epoch in result.epochs],
+        "left_out": result.left_out,
+        "idle_steps": result.idle,
         "abandoned": [
-            {"id": stretch.checkpoint.folder, "first": stretch.first, "last": stretch.last}
-            for stretch in found.abandoned
+            {"id": steps.checkpoint.folder, "first": steps.first, "last": steps.last}
+            for steps in result.abandoned
         ],
-        "flaws": [asdict(flaw) for flaw in found.flaws],
+        "flaws": [asdict(flaw) for flaw in result.flaws],
     }
     columns = ("EPOCH", "SAMPLES", "TRAINED", "SKIPPED", "REPEATED", "ORDER")
-    epochs = Table(columns, tuple(_row(epoch) for epoch in found.epochs if found.is_proven))
+    epochs = Table(columns, tuple(_row(epoch) for epoch in result.epochs if result.is_proven))
     flaws = Table(
         ("WHERE", "RECORD", "PROBLEM"),
-        tuple((flaw.key, str(flaw.record or NONE), flaw.problem) for flaw in found.flaws),
+        tuple((flaw.key, str(flaw.record or NONE), flaw.problem) for flaw in result.flaws),
     )
-    return CommandResult("audit", "audit", document, (epochs, flaws, *_closing(found)), ())
+    return CommandResult("audit", "audit", document, (epochs, flaws, *_closing(result)), ())
 
 
-def resizes_of(found: Audit) -> int:
+def resizes_of(result: Audit) -> int:
     """Count the changes of the number of ranks that share the data."""
-    return max(0, len(found.ranks) - 1)
+    return max(0, len(result.ranks) - 1)
 
 
 def _row(epoch: EpochCoverage) -> tuple[str, ...]:
-    shown = (epoch.number, epoch.size or NONE, epoch.trained, epoch.left_out, epoch.repeated)
-    return (*map(str, shown), _ORDERS[epoch.order])
+    values = (epoch.number, epoch.size or NONE, epoch.trained, epoch.left_out, epoch.repeated)
+    return (*map(str, values), _ORDERS[epoch.order])
 
 
-def _closing(found: Audit) -> list[str]:
-    if found.flaws:
-        return [f"NOT VERIFIED up to {found.checkpoint}: {count(len(found.flaws), 'flaw')}."]
-    began, place = found.began, found.place
+def _closing(result: Audit) -> list[str]:
+    if result.flaws:
+        return [f"NOT VERIFIED up to {result.checkpoint}: {count(len(result.flaws), 'flaw')}."]
+    began, place = result.began, result.place
     lines = []
     if began.step:
         lines.append(f"Steps 1 to {began.step} were trained before the ledger started.")
     lines += [
         f"{samples} samples were skipped on purpose: {reason}."
-        for reason, samples in found.left_out.items()
+        for reason, samples in result.left_out.items()
     ]
-    lines += _lost(found)
-    again = sum(epoch.repeated for epoch in found.epochs)
+    lines += _lost(result)
+    again = sum(epoch.repeated for epoch in result.epochs)
     but = ""
     if again:
         verb = "was" if again == 1 else "were"
-        repeated = f"{count(again, 'sample')} {verb} repeated"
-        lines.append(f"{repeated} to fill the last round of all ranks.")
+        repetitions = f"{count(again, 'sample')} {verb} repeated"
+        lines.append(f"{repetitions} to fill the last round of all ranks.")
         but = " except those"
-    part = f"{len(found.lives)} of {found.claimed} generations are part of the result"
-    resized = count(resizes_of(found), "change")
-    lines.append(f"{part}; {resized} of the number of ranks: {', '.join(map(str, found.ranks))}.")
-    steps = f"Verified up to {found.checkpoint}: in steps {began.step + 1} to {place.step}"
+    part = f"{len(result.lives)} of {result.claimed} generations are part of the result"
+    changes = count(resizes_of(result), "change")
+    lines.append(f"{part}; {changes} of the number of ranks: {', '.join(map(str, result.ranks))}.")
+    steps = f"Verified up to {result.checkpoint}: in steps {began.step + 1} to {place.step}"
     lines.append(f"{steps} no sample was lost, and no sample was trained twice{but}.")
     return lines
 
 
-def _lost(found: Audit) -> list[str]:
+def _lost(result: Audit) -> list[str]:
     """Return a line for each range of steps that was saved and later abandoned."""
     return [
-        f"Steps {stretch.first} to {stretch.last} of generation {stretch.checkpoint.generation} were trained "
-        "and abandoned."
-        for stretch in found.abandoned
+        f"Steps {steps.first} to {steps.last} of generation {steps.checkpoint.generation} were "
+        "trained and abandoned."
+        for steps in result.abandoned
     ]
 
 
@@ -140,14 +140,14 @@ def audit(
     signing = signing_of(is_required=require_signature)
     store = open_repository(place, repo, reads_unsigned=True)
     committed_of(store)
-    known = lineage(store)
-    if not known.candidates and known.lost:
+    run_lineage = lineage(store)
+    if not run_lineage.candidates and run_lineage.lost:
         raise NoIntactCheckpoint(
-            f"no checkpoint in `{store.url}` can be audited: {known.lost}",
+            f"no checkpoint in `{store.url}` can be audited: {run_lineage.lost}",
             hint=f"resilient ckpt verify --all {shell_quote(store.url)}",
         )
-    if not known.candidates:
+    if not run_lineage.candidates:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
-    found = audit_ledger(store, known.candidates, signing)
-    show(auditing(store.url, found), output_of(ctx))
-    return 0 if found.is_proven else NOT_PROVEN
+    result = audit_ledger(store, run_lineage.candidates, signing)
+    show(auditing(store.url, result), output_of(ctx))
+    return 0 if result.is_proven else NOT_PROVEN

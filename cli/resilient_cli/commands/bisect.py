@@ -72,10 +72,12 @@ def bisect_sequence(
     """
     good, bad = 0, len(row) - 1
     unknown: set[int] = set()
-    while left := [candidate for candidate in range(good + 1, bad) if candidate not in unknown]:
+    while candidates := [
+        candidate for candidate in range(good + 1, bad) if candidate not in unknown
+    ]:
         middle = (good + bad) / 2
-        at = min(left, key=lambda candidate: abs(candidate - middle))
-        verdict = judge(row[at], len(left))
+        at = min(candidates, key=lambda candidate: abs(candidate - middle))
+        verdict = judge(row[at], len(candidates))
         if verdict is Verdict.GOOD:
             good = at
         elif verdict is Verdict.BAD:
@@ -106,7 +108,7 @@ def bisected(
     url: str,
     row: Sequence[CheckpointId],
     change: BisectResult[CheckpointId],
-    tried: Sequence[BisectStep],
+    steps: Sequence[BisectStep],
 ) -> CommandResult:
     """Build the answer of ``ckpt bisect``.
 
@@ -114,7 +116,7 @@ def bisected(
         url: URL of the repository.
         row: All checkpoints from the good one to the bad one.
         change: Checkpoints between which the verdict changes.
-        tried: Tested checkpoints, in the order of the tests.
+        steps: Tested checkpoints, in the order of the tests.
     """
     pair = f"{change.last_good} {change.first_bad}"
     next_command = f"resilient ckpt diff {pair} --repo {shell_quote(url)}"
@@ -127,15 +129,15 @@ def bisected(
         "between": len(row),
         "tried": [
             {"checkpoint": step.checkpoint.folder, "verdict": step.verdict, "status": step.status}
-            for step in tried
+            for step in steps
         ],
         "next": next_command,
     }
-    rows = tuple((step.checkpoint.folder, step.verdict.value, step.reason) for step in tried)
+    rows = tuple((step.checkpoint.folder, step.verdict.value, step.reason) for step in steps)
     facts = (
         ("last good", change.last_good.folder),
         ("first bad", _first_bad(change)),
-        ("asked", f"{len(tried)} of {count(len(row), 'checkpoint')}"),
+        ("asked", f"{len(steps)} of {count(len(row), 'checkpoint')}"),
         ("next", next_command),
     )
     blocks = (Table(("CHECKPOINT", "VERDICT", "BECAUSE"), rows), KeyValues(facts))
@@ -146,8 +148,8 @@ def bisected(
 def _first_bad(change: BisectResult[CheckpointId]) -> str:
     if not change.unknown:
         return change.first_bad.folder
-    known = ", ".join(checkpoint_id.folder for checkpoint_id in change.unknown)
-    return f"{change.first_bad.folder}, or one that could not be tested: {known}"
+    names = ", ".join(checkpoint_id.folder for checkpoint_id in change.unknown)
+    return f"{change.first_bad.folder}, or one that could not be tested: {names}"
 
 
 UNDECIDED = 1
@@ -220,13 +222,13 @@ def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[Checkpoint
     return line[line.index(good) :: -1]
 
 
-def _require(judge: _Judge, end: CheckpointId, wanted: Verdict) -> None:
-    found = judge(end, 1)
-    if found is not wanted:
-        said = judge.tried[-1].reason
+def _require(judge: _Judge, end: CheckpointId, expected: Verdict) -> None:
+    verdict = judge(end, 1)
+    if verdict is not expected:
+        reason = judge.tried[-1].reason
         raise UsageError(
-            f"{end} must be {wanted} but is {found}: {said}. No result (the command must end with "
-            "0 at GOOD, and with 1 to 124 at BAD)",
+            f"{end} must be {expected} but is {verdict}: {reason}. No result (the command must end "
+            "with 0 at GOOD, and with 1 to 124 at BAD)",
             hint="resilient ckpt bisect --help",
         )
 
@@ -240,18 +242,18 @@ class _Judge:
     output: Output
     tried: list[BisectStep] = field(default_factory=list)
 
-    def __call__(self, checkpoint: CheckpointId, left: int) -> Verdict:
+    def __call__(self, checkpoint: CheckpointId, untested_count: int) -> Verdict:
         if self.output.format is Format.HUMAN and not self.output.quiet:
-            rest = f": {left} left" if left > 1 else ""
-            say(f"trying {checkpoint}{rest}")
-        found = verify(self.store, checkpoint, "quick")
-        damaged = [finding.file for finding in found if finding.severity == "damaged"]
-        if damaged:
-            said = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"damaged: {damaged[0]}")
+            suffix = f": {untested_count} left" if untested_count > 1 else ""
+            say(f"trying {checkpoint}{suffix}")
+        findings = verify(self.store, checkpoint, "quick")
+        damaged_files = [finding.file for finding in findings if finding.severity == "damaged"]
+        if damaged_files:
+            step = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"damaged: {damaged_files[0]}")
         else:
-            said = _tried(checkpoint, self._run(checkpoint))
-        self.tried.append(said)
-        return said.verdict
+            step = _tried(checkpoint, self._run(checkpoint))
+        self.tried.append(step)
+        return step.verdict
 
     def _run(self, checkpoint: CheckpointId) -> int:
         """Run the command and return its exit status.
@@ -264,27 +266,27 @@ class _Judge:
         # A program that loads a file needs a path, not a URL.
         home = str(local_path(url)) if protocol_of(url) == "file" else url.rstrip("/")
         words = [word.replace(_PLACE, f"{home}/{checkpoint.folder}") for word in self.command]
-        told = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
+        variables = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
         try:
             # stdout is only for the answer, so the command writes to stderr. It is the user's own.
-            env = {**os.environ, **told}
-            done = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
+            env = {**os.environ, **variables}
+            process = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
         except OSError as error:
             raise UsageError(f"cannot run `{words[0]}`: {error}", hint=_AFTER_DASHES) from error
-        if done.returncode in _NOT_RUN:
+        if process.returncode in _NOT_RUN:
             raise UsageError(
-                f"`{words[0]}` ended with {done.returncode}: it was not found or cannot be "
+                f"`{words[0]}` ended with {process.returncode}: it was not found or cannot be "
                 "executed",
                 hint=_AFTER_DASHES,
             )
-        if not 0 <= done.returncode <= _STATUS_MAX:
+        if not 0 <= process.returncode <= _STATUS_MAX:
             raise UsageError(
-                f"`{words[0]}` ended with {done.returncode} at {checkpoint}, probably by a "
+                f"`{words[0]}` ended with {process.returncode} at {checkpoint}, probably by a "
                 "signal, which says nothing about the checkpoint. End the command with 1 for a "
                 "failure, or with 125 if it cannot decide",
                 hint="resilient ckpt bisect --help",
             )
-        return done.returncode
+        return process.returncode
 
 
 _AFTER_DASHES = "resilient ckpt bisect --help"

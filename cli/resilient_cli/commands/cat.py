@@ -56,19 +56,19 @@ def split_ref_path(text: str) -> tuple[str, str, bool] | None:
         The reference or path, the name inside the checkpoint, and True for a path or URL. A
         reference also needs a repository.
     """
-    found = None if _ALONE.fullmatch(text) else _INSIDE.fullmatch(text)
-    if found is None:
+    match = None if _ALONE.fullmatch(text) else _INSIDE.fullmatch(text)
+    if match is None:
         return None
-    return found["place"] + found["reference"], found["path"], bool(found["place"])
+    return match["place"] + match["reference"], match["path"], bool(match["place"])
 
 
-def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) -> CommandResult:
+def tensor_shown(side: CheckpointView, tensor: Tensor, summary: Summary | None) -> CommandResult:
     """Build the answer about a tensor.
 
     Args:
         side: The checkpoint.
         tensor: The tensor.
-        found: Statistics of its elements; None if its dtype is unknown.
+        summary: Statistics of its elements; None if its dtype is unknown.
     """
     name = f"{tensor.part}/{tensor.name}"
     document = {
@@ -83,17 +83,17 @@ def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) ->
         "pieces": len(tensor.pieces),
         **(
             {
-                "min": json_number(found.low),
-                "max": json_number(found.high),
-                "mean": json_number(found.mean),
-                "std": json_number(found.deviation),
-                "norm": json_number(found.norm),
-                "zeros": found.zeros,
-                "nans": found.nans,
-                "infinite": found.infinite,
-                "first": json_number(found.first),
+                "min": json_number(summary.low),
+                "max": json_number(summary.high),
+                "mean": json_number(summary.mean),
+                "std": json_number(summary.deviation),
+                "norm": json_number(summary.norm),
+                "zeros": summary.zeros,
+                "nans": summary.nans,
+                "infinite": summary.infinite,
+                "first": json_number(summary.first),
             }
-            if found
+            if summary
             else {}
         ),
     }
@@ -104,13 +104,13 @@ def tensor_shown(side: CheckpointView, tensor: Tensor, found: Summary | None) ->
         ("shape", f"{shape} of {tensor.dtype}, {human_size(tensor.size_bytes)}"),
         ("files", ", ".join(tensor.files)),
     ]
-    if found:
+    if summary:
         pairs += [
-            ("range", f"{_number(found.low)} to {_number(found.high)}"),
-            ("mean", f"{_number(found.mean)}, deviation {_number(found.deviation)}"),
-            ("norm", _number(found.norm)),
-            ("counts", f"{found.zeros} zero, {found.nans} NaN, {found.infinite} infinite"),
-            ("first", " ".join(_number(number) for number in found.first) or NONE),
+            ("range", f"{_number(summary.low)} to {_number(summary.high)}"),
+            ("mean", f"{_number(summary.mean)}, deviation {_number(summary.deviation)}"),
+            ("norm", _number(summary.norm)),
+            ("counts", f"{summary.zeros} zero, {summary.nans} NaN, {summary.infinite} infinite"),
+            ("first", " ".join(_number(number) for number in summary.first) or NONE),
         ]
     return CommandResult("ckpt.cat", "tensor", document, (KeyValues(tuple(pairs)),), (name,))
 
@@ -125,9 +125,9 @@ def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any])
 
 def field_shown(side: CheckpointView, name: str, value: Any) -> CommandResult:
     """Build the answer about one value."""
-    shown = json_number(value)
-    document = {"checkpoint": side.url, "name": name, "value": shown}
-    return CommandResult("ckpt.cat", "value", document, (plain(shown),), (plain(shown),))
+    json_value = json_number(value)
+    document = {"checkpoint": side.url, "name": name, "value": json_value}
+    return CommandResult("ckpt.cat", "value", document, (plain(json_value),), (plain(json_value),))
 
 
 def _number(value: Any) -> str:
@@ -202,9 +202,9 @@ def cat(  # noqa: PLR0913 - the options of a command
         elif raw or npy:
             _write(side, tensor, is_npy=npy)
         else:
-            with Progress("reading") as told:
-                found = summarize(side, tensor, values, told)
-            show(tensor_shown(side, tensor, found), output)
+            with Progress("reading") as progress:
+                summary = summarize(side, tensor, values, progress)
+            show(tensor_shown(side, tensor, summary), output)
     except Unreadable as error:
         raise IntegrityError(
             f"`{name}` of {side.url} cannot be read: {error}",
@@ -248,10 +248,10 @@ def _other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
     if name not in side.listing.sizes:
         raise _nothing(side, name)
     size_bytes = side.listing.sizes[name]
-    with answering(), Progress("reading") as told:
+    with answering(), Progress("reading") as progress:
         for start in range(0, size_bytes, _COPY_BYTES):
             _copy(side.folder.read(name, start, _COPY_BYTES))
-            told(min(size_bytes, start + _COPY_BYTES), size_bytes)
+            progress(min(size_bytes, start + _COPY_BYTES), size_bytes)
         sys.stdout.buffer.flush()
 
 
@@ -270,19 +270,21 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     ``ckpt diff`` cuts prefixes off, so users may pass only the end of a name.
     """
     part, _, path = name.rpartition("/")
-    mine = [tensor for tensor in side.tensors if tensor.part == part or not part]
-    exact = [tensor for tensor in mine if tensor.name == path]
-    alike = exact or [tensor for tensor in mine if tensor.name.endswith(f".{path}")]
+    matches = [tensor for tensor in side.tensors if tensor.part == part or not part]
+    exact = [tensor for tensor in matches if tensor.name == path]
+    alike = exact or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
     return alike[0] if len(alike) == 1 else None
 
 
 def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
-    known = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
-    known += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
-    near = get_close_matches(name, known[:_NAMES_MAX], n=3, cutoff=0.5)
-    said = f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in near)}" if near else ""
+    names = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
+    names += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
+    near = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
+    similar_text = (
+        f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in near)}" if near else ""
+    )
     hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
-    return KeyNotFound(f"no `{name[:200]}` in {side.url}{said}", key=name, hint=hint)
+    return KeyNotFound(f"no `{name[:200]}` in {side.url}{similar_text}", key=name, hint=hint)
 
 
 def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
@@ -294,10 +296,10 @@ def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
             "cannot write binary data to a terminal", hint="resilient ckpt cat ... > FILE"
         )
     stream = sys.stdout.buffer
-    with answering(), Progress("reading") as told:
+    with answering(), Progress("reading") as progress:
         if is_npy:
             stream.write(npy_head(tensor))
-        for block in blocks(side, tensor, told):
+        for block in blocks(side, tensor, progress):
             stream.write(as_numpy(block, tensor.dtype) if is_npy else block.tobytes())
         stream.flush()
 

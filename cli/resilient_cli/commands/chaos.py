@@ -85,7 +85,7 @@ def planned(
 
 
 def verdict(
-    wish: ChaosExperiment,
+    experiment: ChaosExperiment,
     evidence: ExperimentResult,
     promises: Sequence[GuaranteeResult],
     again: str,
@@ -93,9 +93,9 @@ def verdict(
     """Build the answer of ``chaos run``: faults, promises, and the command that repeats the run."""
     is_kept = is_proven(evidence, promises)
     document = {
-        "plan": wish.plan.name,
-        "seed": wish.seed,
-        "hosts": wish.hosts,
+        "plan": experiment.plan.name,
+        "seed": experiment.seed,
+        "hosts": experiment.hosts,
         "kept": is_kept,
         "steps": evidence.calm.step,
         "faults": [_struck(result) for result in evidence.struck],
@@ -103,18 +103,18 @@ def verdict(
         "promises": [asdict(promise) for promise in promises],
         "differences": list(evidence.ended.differences),
         "command": again,
-        "folder": str(wish.folder),
+        "folder": str(experiment.folder),
     }
     faults = Table(
         ("STEP", "FAULT", "EXIT", "LOST", "STARTED FROM", "CONTINUES AFTER"),
         tuple(map(_row, evidence.struck)),
     )
-    judged = Table(
+    table = Table(
         ("GUARANTEE", "STATE", "WHAT"),
         tuple((promise.name, str(promise.state), _sentence(promise)) for promise in promises),
     )
-    closing = _closing(wish, evidence, promises, again)
-    return CommandResult("chaos.run", "verdict", document, (faults, judged, "", *closing))
+    closing = _closing(experiment, evidence, promises, again)
+    return CommandResult("chaos.run", "verdict", document, (faults, table, "", *closing))
 
 
 def _fault(strike: Injection) -> dict[str, Any]:
@@ -175,29 +175,29 @@ def _sentence(promise: GuaranteeResult) -> str:
 
 
 def _closing(
-    wish: ChaosExperiment,
+    experiment: ChaosExperiment,
     evidence: ExperimentResult,
     promises: Sequence[GuaranteeResult],
     again: str,
 ) -> list[str]:
-    broken = [promise.name for promise in promises if promise.state is GuaranteeState.BROKEN]
-    kept = sum(promise.state is GuaranteeState.KEPT for promise in promises)
+    broken_names = [promise.name for promise in promises if promise.state is GuaranteeState.BROKEN]
+    kept_count = sum(promise.state is GuaranteeState.KEPT for promise in promises)
     lines = []
     if evidence.missed:
         lines.append(f"{count(len(evidence.missed), 'fault')} not injected: the run ended first.")
-    if "exact" in broken:
+    if "exact" in broken_names:
         lines.append(
             "If plan `calm`, which has no faults, differs too, the script is not deterministic. "
             "Causes: an unseeded random stream, the time of day, the order of a set."
         )
-    said = (
-        f"{kept} guarantees kept, {len(broken)} broken, {len(promises) - kept - len(broken)} "
-        "untested"
+    summary = (
+        f"{kept_count} guarantees kept, {len(broken_names)} broken, "
+        f"{len(promises) - kept_count - len(broken_names)} untested"
     )
-    ending = f": BROKEN {', '.join(broken)}" if broken else ""
+    ending = f": BROKEN {', '.join(broken_names)}" if broken_names else ""
     return [
         *lines,
-        f"{said}{ending}. The output of the runs is in {wish.folder}.",
+        f"{summary}{ending}. The output of the runs is in {experiment.folder}.",
         f"repeat: {again}",
     ]
 
@@ -272,29 +272,29 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
         faults, parse_train_options(words[1:]), look_at_machine(faults, hosts), hosts
     )
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
-    where = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
-    told = (*where, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
-    again = shlex.join(("resilient", "chaos", "run", plan, *told, "--", *words))
+    place_options = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
+    options = (*place_options, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
+    again = shlex.join(("resilient", "chaos", "run", plan, *options, "--", *words))
     if dry_run:
         show(planned(faults, draw_injections(faults, seed), seed, again, hosts), output_of(ctx))
         return 0
-    wish = ChaosExperiment(faults, seed, words[1:], folder.resolve(), within, hosts)
+    experiment = ChaosExperiment(faults, seed, words[1:], folder.resolve(), within, hosts)
     try:
         with obeying_orders():
-            evidence = run_experiment(wish, SystemClock(), say)
+            evidence = run_experiment(experiment, SystemClock(), say)
     except Terminated as order:
         say(f"ended by {order}: all its processes have ended, and both folders are kept; {again}")
         return _SIGNAL_BASE + order.number
     promises = evaluate_guarantees(evidence)
     is_kept = is_proven(evidence, promises)
-    show(verdict(wish, evidence, promises, again), output_of(ctx))
+    show(verdict(experiment, evidence, promises, again), output_of(ctx))
     return 0 if is_kept else BROKEN
 
 
-def _unless(option: str, given: Path | float, usual: Path | float) -> tuple[str, ...]:
+def _unless(option: str, value: Path | float, usual: Path | float) -> tuple[str, ...]:
     """Return an option as the user must type it again; nothing if it has its default value."""
-    shown = f"{given:g}" if isinstance(given, float) else str(given)
-    return () if given == usual else (option, shown)
+    value_text = f"{value:g}" if isinstance(value, float) else str(value)
+    return () if value == usual else (option, value_text)
 
 
 @app.command("list")

@@ -47,29 +47,39 @@ class Setting:
     is_said: bool
 
 
-def settings(source: str, found: Sequence[Setting], *, everything: bool) -> CommandResult:
-    """Build the answer of ``config show``; ``everything`` includes arguments at their defaults."""
-    shown = [setting for setting in found if everything or setting.origin != "default"]
-    document = {"source": source, "settings": [asdict(setting) for setting in shown]}
-    left = len(found) - len(shown)
-    more = (f"{left} more have their default (--all shows them).",) if left else ()
-    return CommandResult("config.show", "config", document, (_table(shown), *more), _names(shown))
+def settings(
+    source: str, all_settings: Sequence[Setting], *, shows_defaults: bool
+) -> CommandResult:
+    """Build the answer of ``config show``; ``shows_defaults`` adds arguments at defaults."""
+    rows = [setting for setting in all_settings if shows_defaults or setting.origin != "default"]
+    document = {"source": source, "settings": [asdict(setting) for setting in rows]}
+    hidden_count = len(all_settings) - len(rows)
+    more = (f"{hidden_count} more have their default (--all shows them).",) if hidden_count else ()
+    return CommandResult("config.show", "config", document, (_table(rows), *more), _names(rows))
 
 
-def checked(file: str, said: Sequence[Setting]) -> CommandResult:
+def checked(file: str, file_settings: Sequence[Setting]) -> CommandResult:
     """Build the answer of ``config check`` for an accepted file."""
-    document = {"file": file, "ok": True, "settings": [asdict(setting) for setting in said]}
-    text = f"{file}: {len(said)} arguments, accepted."
-    return CommandResult("config.check", "config", document, (_table(said), text), _names(said))
+    document = {
+        "file": file,
+        "ok": True,
+        "settings": [asdict(setting) for setting in file_settings],
+    }
+    text = f"{file}: {len(file_settings)} arguments, accepted."
+    return CommandResult(
+        "config.check", "config", document, (_table(file_settings), text), _names(file_settings)
+    )
 
 
-def _table(found: Sequence[Setting]) -> Table:
-    rows = tuple((setting.name, json.dumps(setting.value), setting.origin) for setting in found)
+def _table(all_settings: Sequence[Setting]) -> Table:
+    rows = tuple(
+        (setting.name, json.dumps(setting.value), setting.origin) for setting in all_settings
+    )
     return Table(("ARGUMENT", "VALUE", "FROM"), rows)
 
 
-def _names(found: Sequence[Setting]) -> tuple[str, ...]:
-    return tuple(setting.name for setting in found)
+def _names(all_settings: Sequence[Setting]) -> tuple[str, ...]:
+    return tuple(setting.name for setting in all_settings)
 
 
 app = typer.Typer(
@@ -97,7 +107,7 @@ def show_(
     place: Place = None,
     *,
     repo: Repo = None,
-    everything: All = False,
+    shows_defaults: All = False,
 ) -> None:
     """Show the arguments of a file, or the arguments that a checkpoint was trained with.
 
@@ -106,10 +116,10 @@ def show_(
     Examples: resilient config show train.toml --all; resilient config show latest runs/mine
     """
     if _is_file(source):
-        found = _settings_of_file(Path(source))
+        all_settings = _settings_of_file(Path(source))
     else:
-        found = _settings_of_checkpoint(source, place, repo)
-    show(settings(source, found, everything=everything), output_of(ctx))
+        all_settings = _settings_of_checkpoint(source, place, repo)
+    show(settings(source, all_settings, shows_defaults=shows_defaults), output_of(ctx))
 
 
 @app.command()
@@ -121,8 +131,10 @@ def check(
 
     Example: resilient config check train.toml
     """
-    found = _settings_of_file(file)
-    show(checked(str(file), [setting for setting in found if setting.is_said]), output_of(ctx))
+    all_settings = _settings_of_file(file)
+    show(
+        checked(str(file), [setting for setting in all_settings if setting.is_said]), output_of(ctx)
+    )
 
 
 @app.command()
@@ -146,8 +158,8 @@ def _settings_of_file(file: Path) -> list[Setting]:
     Raises:
         ConfigError: The file cannot be read, or contains a value that is not accepted.
     """
-    said, places = file_values((TrainingArguments,), file)
-    return list(_all(TrainingArguments.from_file(file).to_dict(), said, places))
+    values, places = file_values((TrainingArguments,), file)
+    return list(_all(TrainingArguments.from_file(file).to_dict(), values, places))
 
 
 def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> list[Setting]:
@@ -156,9 +168,9 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     Raises:
         UsageError: The checkpoint has none, because another program than our trainer saved it.
     """
-    named, where = ref_and_place(ref, place, repo)
-    store = open_repository(where, repo)
-    checkpoint = resolve(store, named or "latest")
+    checkpoint_ref, url = ref_and_place(ref, place, repo)
+    store = open_repository(url, repo)
+    checkpoint = resolve(store, checkpoint_ref or "latest")
     config = {
         name: value
         for name, value in read_manifest(store, checkpoint).config.items()
@@ -173,14 +185,14 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
 
 
 def _all(
-    values: Mapping[str, Any], said: Mapping[str, Any], places: Mapping[str, str]
+    values: Mapping[str, Any], settings_of_file: Mapping[str, Any], places: Mapping[str, str]
 ) -> Iterable[Setting]:
     defaults = TrainingArguments().to_dict()
-    known = {field.name for field in fields(TrainingArguments) if field.init}
+    names = {field.name for field in fields(TrainingArguments) if field.init}
     for name, value in values.items():
-        if name not in known:
+        if name not in names:
             continue
-        is_said = name in said
+        is_said = name in settings_of_file
         origin = places.get(name, "") if is_said else _unsaid(value, defaults[name])
         yield Setting(name, value, origin, is_said=is_said)
 

@@ -34,33 +34,33 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
 
 
-def copied(source: str, target: str, shipment: ReplicationPlan, *, dry_run: bool) -> CommandResult:
+def copied(source: str, target: str, plan: ReplicationPlan, *, dry_run: bool) -> CommandResult:
     """Build the answer of ``ckpt cp``."""
-    checkpoint = shipment.manifest.checkpoint
+    checkpoint = plan.manifest.checkpoint
     document = {
         "repository": source,
         "id": checkpoint.folder,
         "to": target,
         "done": not dry_run,
-        "was_there": shipment.is_there and not shipment.missing,
-        "files": len(shipment.missing),
-        "size_bytes": shipment.size_bytes,
-        "ledger": shipment.ledger_problem or None,
+        "was_there": plan.is_there and not plan.missing,
+        "files": len(plan.missing),
+        "size_bytes": plan.size_bytes,
+        "ledger": plan.ledger_problem or None,
     }
     verb = "would be copied" if dry_run else "put"
-    size = human_size(shipment.size_bytes)
-    said = [f"{checkpoint} of {source} -> {target}: {len(shipment.missing)} files, {size} {verb}"]
+    size = human_size(plan.size_bytes)
+    lines = [f"{checkpoint} of {source} -> {target}: {len(plan.missing)} files, {size} {verb}"]
     if document["was_there"]:
-        said = [f"{checkpoint} is already complete at {target}."]
-    if shipment.ledger_problem:
-        said.append(f"its ledger is not copied completely: {shipment.ledger_problem}")
+        lines = [f"{checkpoint} is already complete at {target}."]
+    if plan.ledger_problem:
+        lines.append(f"its ledger is not copied completely: {plan.ledger_problem}")
     if not dry_run:
-        said.append(f"resilient ckpt verify {checkpoint} {shell_quote(target)}")
-    return CommandResult("ckpt.cp", "copy", document, tuple(said), (checkpoint.folder,))
+        lines.append(f"resilient ckpt verify {checkpoint} {shell_quote(target)}")
+    return CommandResult("ckpt.cp", "copy", document, tuple(lines), (checkpoint.folder,))
 
 
 def imported(
-    url: str, source: str, checkpoint: CheckpointId, lost: Sequence[str] = ()
+    url: str, source: str, checkpoint: CheckpointId, losses: Sequence[str] = ()
 ) -> CommandResult:
     """Build the answer of ``ckpt import``.
 
@@ -68,21 +68,21 @@ def imported(
         url: URL of the repository.
         source: The imported folder.
         checkpoint: The new checkpoint in the repository.
-        lost: Descriptions of the state that was lost.
+        losses: Descriptions of the state that was lost.
     """
     document = {"repository": url, "from": source, "id": checkpoint.folder}
-    said = f"{source} is now {checkpoint} of {url}."
-    if lost:
-        document["lost"] = "; ".join(lost)
-        said = f"{said} Lost: {document['lost']}."
-    return CommandResult("ckpt.import", "import", document, (said,), (checkpoint.folder,))
+    text = f"{source} is now {checkpoint} of {url}."
+    if losses:
+        document["lost"] = "; ".join(losses)
+        text = f"{text} Lost: {document['lost']}."
+    return CommandResult("ckpt.import", "import", document, (text,), (checkpoint.folder,))
 
 
 def exported(url: str, target: str, name: str) -> CommandResult:
     """Build the answer of ``ckpt export``."""
     document = {"repository": url, "id": name, "folder": target}
-    said = f"{name} of {url} is in {target}."
-    return CommandResult("ckpt.export", "export", document, (said,), (target,))
+    text = f"{name} of {url} is in {target}."
+    return CommandResult("ckpt.export", "export", document, (text,), (target,))
 
 
 class ExportKind(enum.StrEnum):
@@ -116,14 +116,16 @@ def cp(
 
     Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
     """
-    named, place = ref_and_place(ref, None, repo)
+    checkpoint_ref, place = ref_and_place(ref, None, repo)
     source = open_repository(place, repo)
-    other = open_repository(target, None, reads_unsigned=True)
-    shipment = plan_copy(source, other, resolve(source, named or "latest"))
+    destination = open_repository(target, None, reads_unsigned=True)
+    plan = plan_copy(source, destination, resolve(source, checkpoint_ref or "latest"))
     if not dry_run:
-        with Progress("copying") as told:
-            replicate(source, other, shipment, SystemClock(), told, single_writer=single_writer)
-    show(copied(source.url, other.url, shipment, dry_run=dry_run), output_of(ctx))
+        with Progress("copying") as progress:
+            replicate(
+                source, destination, plan, SystemClock(), progress, single_writer=single_writer
+            )
+    show(copied(source.url, destination.url, plan, dry_run=dry_run), output_of(ctx))
 
 
 def import_(
@@ -158,13 +160,13 @@ def import_(
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
     with Waiting("importing"):
-        found = import_folder(
+        result = import_folder(
             folder,
             place or repo or "",
             strict=strict_resume or read_flag(os.environ, STRICT_RESUME),
             storage_options=options,
         )
-    show(imported(store.url, folder, found.checkpoint, found.lost), output_of(ctx))
+    show(imported(store.url, folder, result.checkpoint, result.lost), output_of(ctx))
 
 
 def export(
@@ -213,17 +215,17 @@ def export(
 
 
 def _export_plainly(
-    ctx: typer.Context, where: tuple[str, str | None, str | None], out: Path, kind: ExportKind
+    ctx: typer.Context, location: tuple[str, str | None, str | None], out: Path, kind: ExportKind
 ) -> None:
     from resilient.layouts.model import Unreadable
     from resilient.train.hf_interop.exporter import ExportFormat, export_tensors
     from resilient_cli.foreign import open_view, require_whole
 
-    side = open_view(*where)
+    side = open_view(*location)
     require_whole(side)
     try:
-        with Progress("writing") as told:
-            export_tensors(side, out, ExportFormat(kind.value), told)
+        with Progress("writing") as progress:
+            export_tensors(side, out, ExportFormat(kind.value), progress)
     except Unreadable as error:
         raise IncompatibleCheckpoint(
             f"cannot export {side.url}: {error}",

@@ -39,7 +39,7 @@ def diff(  # noqa: PLR0913 - the options of a command
             help="Compare only tensors whose name matches, as `model/*.bias`; may be repeated.",
         ),
     ] = None,
-    every: Annotated[
+    lists_all: Annotated[
         bool, typer.Option("--all", help="List every tensor and field that differs.")
     ] = False,
     html: Annotated[
@@ -82,14 +82,14 @@ def diff(  # noqa: PLR0913 - the options of a command
         html = local_path(html, "--html", f"resilient ckpt diff {words} --html diff.html")
     before, after = open_view(a, place, repo), open_view(b, place, repo)
     patterns = only or ["*"]
-    with Progress("comparing") as told:
-        found = compare(
+    with Progress("comparing") as progress:
+        comparison = compare(
             before,
             after,
             wanted=lambda name: any(fnmatchcase(name, pattern) for pattern in patterns),
-            on_progress=told,
+            on_progress=progress,
         )
-    if only and not found.tensors and not any(found.only):
+    if only and not comparison.tensors and not any(comparison.only):
         raise UsageError(
             f"no tensor of either checkpoint matches `{only[0][:80]}`",
             hint="resilient ckpt diff A B --json lists their names: model/h.0.weight",
@@ -98,8 +98,8 @@ def diff(  # noqa: PLR0913 - the options of a command
         from resilient_cli.page.diff_page import comparison_page
         from resilient_cli.page.page import write_page
 
-        with Progress("drawing") as told:
-            page = comparison_page(found, told)
+        with Progress("drawing") as progress:
+            page = comparison_page(comparison, progress)
         write_page(html, page)
-    show(render_diff(found, every=every, page=str(html or "")), output_of(ctx))
-    return DIFFERENT if exit_code and found.differs else 0
+    show(render_diff(comparison, lists_all=lists_all, page=str(html or "")), output_of(ctx))
+    return DIFFERENT if exit_code and comparison.differs else 0

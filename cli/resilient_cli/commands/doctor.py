@@ -58,13 +58,13 @@ _MIB = 1 << 20
 def check_package(name: str = "resilient") -> Check:
     """Check that no other distribution with our import name is installed."""
     try:
-        other = distribution(name)
+        package = distribution(name)
     except PackageNotFoundError:
         return Check("package", is_ok=True, found="no other distribution named `resilient`")
     return Check(
         "package",
         is_ok=False,
-        found=f"`{name}` {other.version} of another project has the same import name",
+        found=f"`{name}` {package.version} of another project has the same import name",
         hint=f"pip uninstall {name} && pip install --force-reinstall resilient-train",
     )
 
@@ -76,33 +76,33 @@ def check_gpus(program: str = "nvidia-smi") -> Check:
         return Check("gpus", is_ok=True, found="no NVIDIA driver: training is on the CPU")
     command = [path, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(  # noqa: S603 - the driver's own program
+        process = subprocess.run(  # noqa: S603 - the driver's own program
             command, capture_output=True, text=True, timeout=_WAIT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("gpus", is_ok=False, found=f"{program} failed: {error}", hint="dmesg | tail")
-    rows = [[cell.strip() for cell in row.split(",")] for row in said.stdout.splitlines() if row]
-    if said.returncode or not rows:
-        why = (said.stderr or said.stdout).strip()[:200]
-        return Check("gpus", is_ok=False, found=f"{program} failed: {why}", hint="dmesg | tail")
-    broken = [number for number, row in enumerate(rows) if row[-1].isdecimal() and int(row[-1])]
-    shown = f"{len(rows)} x {rows[0][0]}, {rows[0][1]} MiB"
-    if broken:
-        found, hint = f"{shown}; uncorrected errors on {broken}", "nvidia-smi -q -d ECC"
-        return Check("gpus", is_ok=False, found=found, hint=hint)
-    return Check("gpus", is_ok=True, found=shown)
+    rows = [[cell.strip() for cell in row.split(",")] for row in process.stdout.splitlines() if row]
+    if process.returncode or not rows:
+        reason = (process.stderr or process.stdout).strip()[:200]
+        return Check("gpus", is_ok=False, found=f"{program} failed: {reason}", hint="dmesg | tail")
+    faulty = [number for number, row in enumerate(rows) if row[-1].isdecimal() and int(row[-1])]
+    summary = f"{len(rows)} x {rows[0][0]}, {rows[0][1]} MiB"
+    if faulty:
+        text, hint = f"{summary}; uncorrected errors on {faulty}", "nvidia-smi -q -d ECC"
+        return Check("gpus", is_ok=False, found=text, hint=hint)
+    return Check("gpus", is_ok=True, found=summary)
 
 
 def check_shared_memory(root: Path = _SHM) -> Check:
     """Check how much shared memory a saver daemon gets for staged checkpoints."""
-    granted = resolve_memory_limit(DaemonOptions(host_bytes_max=0), root)
-    if granted.host_bytes_max > 0:
-        found = f"{granted.host_bytes_max // _MIB} MiB for staged checkpoints in {root}"
-        return Check("shared memory", is_ok=True, found=found)
+    options = resolve_memory_limit(DaemonOptions(host_bytes_max=0), root)
+    if options.host_bytes_max > 0:
+        text = f"{options.host_bytes_max // _MIB} MiB for staged checkpoints in {root}"
+        return Check("shared memory", is_ok=True, found=text)
     return Check(
         "shared memory",
         is_ok=False,
-        found=f"no saver daemon: {granted.why_not} (in a pod, mount an emptyDir with medium: "
+        found=f"no saver daemon: {options.why_not} (in a pod, mount an emptyDir with medium: "
         "Memory at /dev/shm)",
         hint="docker run --shm-size 8g IMAGE",
     )
@@ -140,16 +140,16 @@ def check_signals(proc: Path = _PROC) -> Check:
         )
     for name, status_field in (("ignored", "SigIgn"), ("blocked", "SigBlk")):
         if _mask(proc, status_field) >> (signal.SIGTERM - 1) & 1:
-            found, hint = f"SIGTERM is {name} by the parent process", "grep -rn \"trap '' TERM\" ."
-            return Check("signals", is_ok=False, found=found, hint=hint)
+            text, hint = f"SIGTERM is {name} by the parent process", "grep -rn \"trap '' TERM\" ."
+            return Check("signals", is_ok=False, found=text, hint=hint)
     code = _ask_to_stop()
     is_ok = code == 75  # noqa: PLR2004 - the exit code of the listener above
-    found = (
+    text = (
         ("SIGTERM arrives and ends a child")
         if is_ok
         else f"a child ended with {code} after SIGTERM"
     )
-    return Check("signals", is_ok=is_ok, found=found)
+    return Check("signals", is_ok=is_ok, found=text)
 
 
 def _ask_to_stop() -> int:
@@ -168,8 +168,8 @@ def _ask_to_stop() -> int:
 
 def _mask(proc: Path, field: str) -> int:
     rows = _read(proc / "self" / "status").splitlines()
-    found = next((row.split()[1] for row in rows if row.startswith(f"{field}:")), "0")
-    return int(found, 16)
+    mask = next((row.split()[1] for row in rows if row.startswith(f"{field}:")), "0")
+    return int(mask, 16)
 
 
 def _read(path: Path) -> str:
@@ -208,21 +208,21 @@ class StoreProbe:
 
 def examine(store: Store, clock: Clock) -> StoreProbe:
     """Check what a store can do; report an error of the store as a failed check."""
-    found, prefix = StoreProbe(), f"doctor-{secrets.token_hex(8)}"
+    probe, prefix = StoreProbe(), f"doctor-{secrets.token_hex(8)}"
     try:
-        found.checks.append(_check_exclusive(store, f"{prefix}/new"))
-        found.checks.append(_check_atomic(store, f"{prefix}/put"))
-        found.checks.append(_check_latency(store, clock, f"{prefix}/small"))
-        found.checks.append(_check_throughput(store, clock, f"{prefix}/large", found))
-        found.checks.append(_check_space(store, found))
+        probe.checks.append(_check_exclusive(store, f"{prefix}/new"))
+        probe.checks.append(_check_atomic(store, f"{prefix}/put"))
+        probe.checks.append(_check_latency(store, clock, f"{prefix}/small"))
+        probe.checks.append(_check_throughput(store, clock, f"{prefix}/large", probe))
+        probe.checks.append(_check_space(store, probe))
     except (StoreError, OSError) as error:
         hint = getattr(error, "hint", "")
-        found.checks.append(Check("storage", is_ok=False, found=str(error), hint=hint))
+        probe.checks.append(Check("storage", is_ok=False, found=str(error), hint=hint))
     finally:
         for name in ("new", "put", "small", "large"):
             with suppress(StoreError, OSError):
                 store.delete(f"{prefix}/{name}")
-    return found
+    return probe
 
 
 def _check_exclusive(store: Store, key: str) -> Check:
@@ -232,16 +232,16 @@ def _check_exclusive(store: Store, key: str) -> Check:
     except KeyExists:
         is_ok = store.get(key) == b"first"
     except NotExclusive as error:
-        found, hint = error.message, "resilient train --single-writer"
-        return Check("conditional write", is_ok=False, found=found, hint=hint)
+        text, hint = error.message, "resilient train --single-writer"
+        return Check("conditional write", is_ok=False, found=text, hint=hint)
     else:
         is_ok = False
-    found = (
+    text = (
         ("of two writers one succeeds")
         if is_ok
         else ("a second writer replaced the object of the first")
     )
-    return Check("conditional write", is_ok, found, "" if is_ok else "resilient doctor --repo URL")
+    return Check("conditional write", is_ok, text, "" if is_ok else "resilient doctor --repo URL")
 
 
 def _check_atomic(store: Store, key: str) -> Check:
@@ -252,48 +252,46 @@ def _check_atomic(store: Store, key: str) -> Check:
             return Check(
                 "atomic put", is_ok=False, found="a read returned other bytes than were written"
             )
-    listed = [entry.key for entry in store.list(key.partition("/")[0])]
-    is_ok = key in listed
-    found = (
+    keys = [entry.key for entry in store.list(key.partition("/")[0])]
+    is_ok = key in keys
+    text = (
         ("objects are written whole and listed at once")
         if is_ok
         else ("a listing lacks an object that was written")
     )
-    return Check("atomic put", is_ok, found)
+    return Check("atomic put", is_ok, text)
 
 
 def _check_latency(store: Store, clock: Clock, key: str) -> Check:
     took = sorted(
         _timed(clock, lambda: store.put(key, os.urandom(_SMALL_BYTES))) for _ in range(_ROUNDS)
     )
-    found = (
-        f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
-    )
+    text = f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
     is_ok = took[-1] < _SLOW_SECONDS
-    found += "" if is_ok else ", and each commit needs several such requests"
-    return Check("latency", is_ok, found, "" if is_ok else "resilient help storage")
+    text += "" if is_ok else ", and each commit needs several such requests"
+    return Check("latency", is_ok, text, "" if is_ok else "resilient help storage")
 
 
-def _check_throughput(store: Store, clock: Clock, key: str, found: StoreProbe) -> Check:
+def _check_throughput(store: Store, clock: Clock, key: str, probe: StoreProbe) -> Check:
     data = os.urandom(_LARGE_BYTES)
     took_seconds = _timed(clock, lambda: store.put(key, data))
-    found.bytes_per_second = len(data) / max(took_seconds, 1e-9)
-    text = f"{found.bytes_per_second / _MIB:.0f} MiB/s for one object of {_LARGE_BYTES // _MIB} MiB"
+    probe.bytes_per_second = len(data) / max(took_seconds, 1e-9)
+    text = f"{probe.bytes_per_second / _MIB:.0f} MiB/s for one object of {_LARGE_BYTES // _MIB} MiB"
     return Check("throughput", is_ok=True, found=text)
 
 
-def _check_space(store: Store, found: StoreProbe) -> Check:
+def _check_space(store: Store, probe: StoreProbe) -> Check:
     checkpoints = committed(store)
     if checkpoints:
         folder = checkpoints[0].folder
-        found.checkpoint_bytes = sum(entry.size_bytes for entry in store.list(folder))
+        probe.checkpoint_bytes = sum(entry.size_bytes for entry in store.list(folder))
     free = free_bytes(store)
     if free is None:
         return Check("space", is_ok=True, found="the store does not report its free space")
     # Garbage collection deletes the old checkpoint only after the new one exists.
-    is_ok = free >= 2 * found.checkpoint_bytes
+    is_ok = free >= 2 * probe.checkpoint_bytes
     text = (
-        f"{free // _MIB} MiB free, the newest checkpoint has {found.checkpoint_bytes // _MIB} MiB"
+        f"{free // _MIB} MiB free, the newest checkpoint has {probe.checkpoint_bytes // _MIB} MiB"
     )
     return Check("space", is_ok, text, "" if is_ok else "resilient ckpt prune --dry-run")
 
@@ -346,13 +344,13 @@ def doctor(
         check_signals(),
     ]
     notice_seconds = _notice(notice)
-    found = (
+    probe = (
         examine(open_repository(repo, None, reads_unsigned=True), SystemClock())
         if repo
         else StoreProbe()
     )
-    checks += found.checks
-    terms = _terms(found, events)
+    checks += probe.checks
+    terms = _terms(probe, events)
     checks += preemption_budget.judge(
         preemption_budget.PreemptionBudget(
             terms[0], terms[1], grace, termination_grace, notice_seconds, terms[2]
@@ -369,8 +367,10 @@ def _notice(word: str) -> float | None:
         UsageError: The word is unknown.
     """
     if word == "auto":
-        known = [preemption_budget.NOTICE_SECONDS[provider] for provider in detect(os.environ)]
-        return min(known, default=None)
+        notice_seconds = [
+            preemption_budget.NOTICE_SECONDS[provider] for provider in detect(os.environ)
+        ]
+        return min(notice_seconds, default=None)
     if word in preemption_budget.NOTICE_SECONDS:
         return preemption_budget.NOTICE_SECONDS[word]
     if word == "off":
@@ -382,7 +382,7 @@ def _notice(word: str) -> float | None:
         raise UsageError(f"--notice {word!r} is not auto, off, {names} or seconds") from error
 
 
-def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
+def _terms(probe: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
     """Return the seconds of a save and of a promotion, and the source of these numbers."""
     took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
     save_seconds = preemption_budget.p95(took.saves)
@@ -393,7 +393,7 @@ def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float,
             f"p95 of {len(took.saves)} saves",
         )
     return (
-        found.save_seconds,
+        probe.save_seconds,
         0.0,
         ("estimated from the size of the newest checkpoint and the store's speed"),
     )
@@ -402,8 +402,8 @@ def _terms(found: StoreProbe, events: Path | None) -> tuple[float | None, float,
 def _answer(checks: list[Check]) -> CommandResult:
     rows = tuple((check.name, check.verdict, check.found) for check in checks)
     hints = tuple(f"hint: {check.name}: {check.hint}" for check in checks if check.hint)
-    warned = tuple(check.name for check in checks if not check.is_ok)
-    document = {"is_ok": not warned, "checks": [check.to_json() for check in checks]}
+    warnings = tuple(check.name for check in checks if not check.is_ok)
+    document = {"is_ok": not warnings, "checks": [check.to_json() for check in checks]}
     return CommandResult(
-        "doctor", "diagnosis", document, (Table(("CHECK", "", "FOUND"), rows), *hints), ids=warned
+        "doctor", "diagnosis", document, (Table(("CHECK", "", "FOUND"), rows), *hints), ids=warnings
     )

@@ -49,12 +49,12 @@ class Explanation:
 @cache
 def explanations() -> Mapping[str, Explanation]:
     """Return the explanation of every ``RES-`` code."""
-    found = {}
+    texts = {}
     for section in _read("help_texts/errors.md").split("\n## ")[1:]:
         code, cause, safe, remedies = section.strip().split("\n\n")
         lines = tuple(line.removeprefix("- ") for line in remedies.splitlines())
-        found[code] = Explanation(cause, safe.removeprefix(_SAFE), lines)
-    return found
+        texts[code] = Explanation(cause, safe.removeprefix(_SAFE), lines)
+    return texts
 
 
 def topic_blocks(name: str) -> tuple[Table | str, ...]:
@@ -64,7 +64,9 @@ def topic_blocks(name: str) -> tuple[Table | str, ...]:
         FileNotFoundError: No topic has this name.
     """
     paragraphs = _read(f"help_texts/{name}.md").strip().split("\n\n")
-    return tuple(_table(each) if each.startswith("|") else each for each in paragraphs)
+    return tuple(
+        _table(paragraph) if paragraph.startswith("|") else paragraph for paragraph in paragraphs
+    )
 
 
 def _table(text: str) -> Table:
@@ -122,27 +124,31 @@ def exit_codes() -> CommandResult:
 
 def one_code(number: int) -> CommandResult:
     """Build the answer about one exit code and the errors that end with it."""
-    found = next(exit_code for exit_code in EXIT_CODES if exit_code.number == number)
+    exit_code_found = next(exit_code for exit_code in EXIT_CODES if exit_code.number == number)
     ids = tuple(code for code, error in errors().items() if error.exit_code == number)
     facts = (
         ("exit code", str(number)),
-        ("name", f"EX_{found.name}" if found.name else "-"),
-        ("meaning", found.meaning),
-        ("a scheduler should", found.scheduler),
+        ("name", f"EX_{exit_code_found.name}" if exit_code_found.name else "-"),
+        ("meaning", exit_code_found.meaning),
+        ("a scheduler should", exit_code_found.scheduler),
         ("errors", ", ".join(ids) or "-"),
     )
     return CommandResult(
-        "help", "exit-code", {**asdict(found), "errors": ids}, (KeyValues(facts),), ids
+        "help", "exit-code", {**asdict(exit_code_found), "errors": ids}, (KeyValues(facts),), ids
     )
 
 
 def all_errors() -> CommandResult:
     """Build the table of errors: id, exit code and meaning."""
-    known = errors()
-    rows = tuple((code, str(error.exit_code), _said(error)) for code, error in known.items())
-    listed = [{"code": code, "exit": int(number), "meaning": text} for code, number, text in rows]
+    error_by_code = errors()
+    rows = tuple(
+        (code, str(error.exit_code), _said(error)) for code, error in error_by_code.items()
+    )
+    documents = [
+        {"code": code, "exit": int(number), "meaning": text} for code, number, text in rows
+    ]
     table = Table(("ID", "EXIT", "MEANING"), rows)
-    return CommandResult("help", "errors", {"errors": listed}, (table,), tuple(known))
+    return CommandResult("help", "errors", {"errors": documents}, (table,), tuple(error_by_code))
 
 
 def one_error(code: str) -> CommandResult:
@@ -179,11 +185,11 @@ def topic(name: str, blocks: tuple[Table | str, ...]) -> CommandResult:
 
 def all_schemas() -> CommandResult:
     """Build the list of all schemas and their descriptions."""
-    known = {name: str(schema_document(name)["description"]) for name in schema_names()}
-    table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(known.items()))
+    descriptions = {name: str(schema_document(name)["description"]) for name in schema_names()}
+    table = Table(("SCHEMA", "WHAT IT DESCRIBES"), tuple(descriptions.items()))
     description, example = topic_blocks(JSON)
     blocks = (description, table, example)
-    return CommandResult("help", "schemas", {"schemas": known}, blocks, tuple(known))
+    return CommandResult("help", "schemas", {"schemas": descriptions}, blocks, tuple(descriptions))
 
 
 def one_schema(name: str) -> CommandResult:
@@ -240,18 +246,18 @@ def manual(
 
     Example: resilient help RES-STORE-EXCL
     """
-    name, *rest = words or [""]
+    name, *more_words = words or [""]
     if name in COMMANDS:
-        return main([name, *rest, "--help"])
+        return main([name, *more_words, "--help"])
     if name.lower() == JSON:
-        show(_json(".".join(rest).lower()), output_of(ctx))
+        show(_json(".".join(more_words).lower()), output_of(ctx))
         return 0
-    if rest:
-        raise UsageError(f"one topic at a time: `{name}`, `{rest[0]}`", hint="resilient help")
-    found = {"": _contents, "exit-codes": exit_codes, "errors": all_errors}.get(name.lower())
+    if more_words:
+        raise UsageError(f"one topic at a time: `{name}`, `{more_words[0]}`", hint="resilient help")
+    builder = {"": _contents, "exit-codes": exit_codes, "errors": all_errors}.get(name.lower())
     output = output_of(ctx)
-    if found:
-        show(found(), output)
+    if builder:
+        show(builder(), output)
     elif name.lower() in PAGES:
         show(topic(name.lower(), topic_blocks(name.lower())), output)
     elif name in {str(code.number) for code in EXIT_CODES}:
@@ -279,7 +285,7 @@ def _json(name: str) -> CommandResult:
 
 
 def _nearest(name: str) -> str:
-    known = [*TOPICS, *COMMANDS, *errors()]
-    by_fold = {topic.lower(): topic for topic in known}
+    names = [*TOPICS, *COMMANDS, *errors()]
+    by_fold = {topic.lower(): topic for topic in names}
     close = get_close_matches(name.lower(), by_fold, n=1)
     return f"resilient help {shell_quote(by_fold[close[0]])}" if close else "resilient help"

@@ -43,10 +43,10 @@ def init(
     """
     folder = local_path(folder, "DIR", f"resilient init mine --template {template.value}")
     texts = _texts(template)
-    there = [folder / name for name in texts if (folder / name).exists()]
-    if there:
+    existing = [folder / name for name in texts if (folder / name).exists()]
+    if existing:
         raise ConfigError(
-            f"`{there[0]}` exists already; nothing was written",
+            f"`{existing[0]}` exists already; nothing was written",
             hint=f"resilient init {shell_quote(folder / 'new')}",
         )
     try:
@@ -56,12 +56,12 @@ def init(
                 file.write(text)
     except OSError as error:
         raise ConfigError(f"cannot write to `{folder}`: {error.strerror}") from error
-    written = [str(folder / name) for name in texts]
-    options = f" --config {shell_quote(written[1])}" if len(written) > 1 else ""
-    command = f"resilient train {shell_quote(written[0])}{options}"
-    blocks = (*(f"wrote {path}" for path in written), f"next: {command}")
-    data = {"written": written, "next": command}
-    show(CommandResult("init", "init", data, blocks, tuple(written)), output_of(ctx))
+    paths = [str(folder / name) for name in texts]
+    options = f" --config {shell_quote(paths[1])}" if len(paths) > 1 else ""
+    command = f"resilient train {shell_quote(paths[0])}{options}"
+    blocks = (*(f"wrote {path}" for path in paths), f"next: {command}")
+    data = {"written": paths, "next": command}
+    show(CommandResult("init", "init", data, blocks, tuple(paths)), output_of(ctx))
 
 
 def _texts(template: Template) -> dict[str, str]:

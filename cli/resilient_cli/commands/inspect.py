@@ -76,7 +76,7 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
         "software": dict(manifest.software),
         "data": dict(manifest.data),
         "metrics": dict(manifest.metrics),
-        "protects": [protected.folder for protected in manifest.protects],
+        "protects": [checkpoint_id.folder for checkpoint_id in manifest.protects],
         "parity": [entry.to_json() for entry in manifest.parity],
         "files": files,
         "parts": parts,
@@ -86,8 +86,8 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
 def _about(manifest: Manifest, now: str) -> KeyValues:
     size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
     if manifest.own_bytes < manifest.size_bytes:
-        referred = human_size(manifest.size_bytes - manifest.own_bytes)
-        size += f", {referred} of it stored in older checkpoints"
+        referenced_size = human_size(manifest.size_bytes - manifest.own_bytes)
+        size += f", {referenced_size} of it stored in older checkpoints"
     return KeyValues(
         (
             ("checkpoint", manifest.checkpoint.folder),
@@ -130,8 +130,8 @@ def _files(manifest: Manifest) -> Table:
 
 def _part_names(manifest: Manifest) -> list[str]:
     """Return every part once; the receipts of several ranks repeat a part that all of them have."""
-    named = [part.name for part in manifest.parts]
-    return list(dict.fromkeys([*named, *(tensor.part for tensor in manifest.tensors)]))
+    names = [part.name for part in manifest.parts]
+    return list(dict.fromkeys([*names, *(tensor.part for tensor in manifest.tensors)]))
 
 
 def _part(manifest: Manifest, name: str) -> dict[str, Any]:
@@ -217,9 +217,9 @@ def inspect(
     """
     ref, place = ref_and_place(ref, place, repo)
     url = place or repo
-    if ref is None and url and is_foreign(url) and (looked := inspect_foreign(url)):
-        show(looked_at(looked, with_tensors=tensors), output_of(ctx))
-        return NOT_RESUMABLE if looked.verdict.answer == "no" else 0
+    if ref is None and url and is_foreign(url) and (foreign_checkpoint := inspect_foreign(url)):
+        show(looked_at(foreign_checkpoint, with_tensors=tensors), output_of(ctx))
+        return NOT_RESUMABLE if foreign_checkpoint.verdict.answer == "no" else 0
     store = open_repository(place, repo)
     try:
         checkpoint = resolve(store, ref or "latest")
@@ -228,12 +228,12 @@ def inspect(
         if path is None:
             raise
         return inspect(ctx, None, path, tensors=tensors)
-    found = examine(
+    survey = examine(
         CachedListingStore(store, f"{checkpoint.folder}/"), checkpoint, VerifyLevel.QUICK
     )
     # An unreadable manifest raises the error that describes its damage.
-    manifest = found.manifest or read_manifest(store, checkpoint)
-    verdict = assess_native(store, manifest, found)
+    manifest = survey.manifest or read_manifest(store, checkpoint)
+    verdict = assess_native(store, manifest, survey)
     answer = inspection(manifest, SystemClock().now_iso(), verdict, with_tensors=tensors)
     show(answer, output_of(ctx))
     return NOT_RESUMABLE if verdict.answer == "no" else 0

@@ -31,83 +31,95 @@ _WOULD = {"created": "create", "changed": "change", "unchanged": "leave"}
 
 
 def changes(
-    command: str, found: Sequence[ObjectChange], name: str, cluster: Cluster
+    command: str, object_changes: Sequence[ObjectChange], name: str, cluster: Cluster
 ) -> CommandResult:
     """Build the answer of ``k8s apply`` or ``k8s diff``: changed objects, fields, next commands.
 
     Args:
         command: ``apply`` for changes that were made, ``diff`` for planned changes.
-        found: The changes.
+        object_changes: The changes.
         name: Name of the run.
         cluster: The cluster.
     """
-    done = command == "apply"
+    is_applied = command == "apply"
     rows = tuple(
-        (change.object, change.action if done else _WOULD[change.action]) for change in found
+        (change.object, change.action if is_applied else _WOULD[change.action])
+        for change in object_changes
     )
     fields = tuple(
         (
             change.object,
-            each.path,
-            redact_userinfo(each.before) or NONE,
-            redact_userinfo(each.after) or NONE,
+            field.path,
+            redact_userinfo(field.before) or NONE,
+            redact_userinfo(field.after) or NONE,
         )
-        for change in found
-        for each in change.fields
+        for change in object_changes
+        for field in change.fields
     )
-    words = ("status", "wait", "logs") if done else ()
+    words = ("status", "wait", "logs") if is_applied else ()
     following = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
-    document = {"changes": [_change_document(change) for change in found], "next": list(following)}
+    document = {
+        "changes": [_change_document(change) for change in object_changes],
+        "next": list(following),
+    }
     blocks: tuple[Table | str, ...] = (
-        Table(("OBJECT", "DONE" if done else "WOULD"), rows),
+        Table(("OBJECT", "DONE" if is_applied else "WOULD"), rows),
         Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
         *(f"next: {next_command}" for next_command in following),
     )
-    ids = tuple(change.object for change in found if change.action != "unchanged")
+    ids = tuple(change.object for change in object_changes if change.action != "unchanged")
     return CommandResult(f"k8s.{command}", "changes", document, blocks, ids)
 
 
-def deletion(name: str, found: Sequence[dict[str, Any]], *, done: bool) -> CommandResult:
+def deletion(
+    name: str, objects_found: Sequence[dict[str, Any]], *, is_deleted: bool
+) -> CommandResult:
     """Build the answer of ``k8s delete``: deleted objects and objects that stay."""
     objects = tuple(
-        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in found
+        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in objects_found
     )
-    claims = sorted({claim for manifest in found for claim in claims_of(manifest.get("spec"))})
-    repositories = {redact_userinfo(repository_of(manifest)) for manifest in found} - {""}
+    claims = sorted(
+        {claim for manifest in objects_found for claim in claims_of(manifest.get("spec"))}
+    )
+    repositories = {redact_userinfo(repository_of(manifest)) for manifest in objects_found} - {""}
     stays = (
         *sorted(repositories),
         *(f"persistentvolumeclaim/{claim_name}" for claim_name in claims),
     )
-    document = {"name": name, "deleted": list(objects), "stays": list(stays), "done": done}
-    word = "deleted" if done else "would be deleted"
-    kept = tuple(("stays", kept_name) for kept_name in (*stays, "Secrets, and every checkpoint"))
+    document = {"name": name, "deleted": list(objects), "stays": list(stays), "done": is_deleted}
+    word = "deleted" if is_deleted else "would be deleted"
+    stays_rows = tuple(
+        ("stays", kept_name) for kept_name in (*stays, "Secrets, and every checkpoint")
+    )
     blocks = (
-        KeyValues((*((word, object_name) for object_name in objects), *kept)),
+        KeyValues((*((word, object_name) for object_name in objects), *stays_rows)),
         "Its pods get SIGTERM, save, and exit within their grace period.",
     )
     return CommandResult("k8s.delete", "deletion", document, blocks, objects)
 
 
 def _change_document(change: ObjectChange) -> dict[str, Any]:
-    made = asdict(change)
-    for field in made["fields"]:
+    document = asdict(change)
+    for field in document["fields"]:
         field |= {
             "before": redact_userinfo(field["before"]),
             "after": redact_userinfo(field["after"]),
         }
-    return made
+    return document
 
 
-def rendered(run: KubeRun, flavor: Flavor, made: list[dict[str, Any]]) -> CommandResult:
+def rendered(run: KubeRun, flavor: Flavor, run_manifests: list[dict[str, Any]]) -> CommandResult:
     """Build the answer of ``k8s render``: YAML for people and kubectl, objects for programs."""
     document = {
         "flavor": flavor.value,
         "grace_seconds": run.times.grace,
         "termination_seconds": run.times.termination,
-        "manifests": made,
+        "manifests": run_manifests,
     }
-    ids = tuple(f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in made)
-    text = to_yaml(made)
+    ids = tuple(
+        f"{manifest['kind'].lower()}/{manifest['metadata']['name']}" for manifest in run_manifests
+    )
+    text = to_yaml(run_manifests)
     return CommandResult(
         "k8s.render", "manifests", document, (text.rstrip("\n"),), ids, is_verbatim=True
     )
@@ -127,7 +139,7 @@ _COLUMNS = ("INDEX", "POD", "PHASE", "NODE", "STARTS", "PREEMPTED", "FAILED", "L
 def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
     """Build the answer of ``k8s status``: the run, a row per index, warnings, the next command."""
     rows = tuple(_row(run, index) for index in sorted(run.newest()))
-    shown = run.events[-_EVENTS:]
+    events = run.events[-_EVENTS:]
     warnings = tuple(
         (
             event.last_at,
@@ -136,7 +148,7 @@ def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
             event.reason,
             redact_userinfo(event.message),
         )
-        for event in shown
+        for event in events
     )
     blocks = (
         KeyValues(_facts(run)),
@@ -166,17 +178,17 @@ def meaning(code: int | None) -> str:
     """Return an exit code with its meaning; a dash for None."""
     if code is None:
         return NONE
-    said = _BRIEF.get(code) or _SIGNALS.get(code)
-    return f"{code} {said}" if said else str(code)
+    text = _BRIEF.get(code) or _SIGNALS.get(code)
+    return f"{code} {text}" if text else str(code)
 
 
 def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
-    why = f"{run.state} ({run.reason})" if run.reason else run.state
-    preempted = sum(pod.was_preempted for pod in run.pods)
-    failed = sum(pod.has_failed for pod in run.pods)
+    state = f"{run.state} ({run.reason})" if run.reason else run.state
+    preempted_count = sum(pod.was_preempted for pod in run.pods)
+    failed_count = sum(pod.has_failed for pod in run.pods)
     pairs = [
         ("run", f"{run.flavor.value} {run.namespace}/{run.name}"),
-        ("state", why),
+        ("state", state),
     ]
     if run.message and run.state != "complete":
         pairs.append(("because", redact_userinfo(run.message)))
@@ -184,7 +196,7 @@ def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
         pairs.append(("queue", f"{run.queue}: {run.admission}"))
     if run.exit_code is not None:
         pairs.append(("exit", meaning(run.exit_code)))
-    ends = f"{count(preempted, 'preemption')}, {count(failed, 'failure')}"
+    ends = f"{count(preempted_count, 'preemption')}, {count(failed_count, 'failure')}"
     pairs.append(("pods", f"{len(run.newest())}; {ends} among the remaining pods"))
     return tuple(pairs)
 
@@ -210,18 +222,18 @@ def _last(pod: PodState) -> str:
 
 def _run_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
     # Redact here: text of the cluster may contain a URL with a user name or password.
-    made = asdict(run)
-    made["message"], made["repository"] = (
+    document = asdict(run)
+    document["message"], document["repository"] = (
         redact_userinfo(run.message),
         redact_userinfo(run.repository),
     )
-    for pod, state in zip(made["pods"], run.pods, strict=True):
+    for pod, state in zip(document["pods"], run.pods, strict=True):
         pod |= {"preempted": state.was_preempted, "failed": state.has_failed}
         pod["meaning"] = _last(state) if state.exit_code is not None else ""
-    for event in made["events"]:
+    for event in document["events"]:
         event["message"] = redact_userinfo(event["message"])
     return {
-        **made,
+        **document,
         "exit": run.exit_code,
         "preemptions": sum(pod_status.was_preempted for pod_status in run.pods),
         "failures": sum(pod_status.has_failed for pod_status in run.pods),
@@ -231,8 +243,8 @@ def _run_document(run: RunState, cluster: Cluster) -> dict[str, Any]:
 
 def _next(run: RunState, cluster: Cluster) -> str:
     """Return the command that most users need next."""
-    ours = ("resilient", "k8s")
-    failed = [str(pod.index) for pod in run.pods if pod.exit_code == run.exit_code] or ["0"]
+    program = ("resilient", "k8s")
+    failed_indexes = [str(pod.index) for pod in run.pods if pod.exit_code == run.exit_code] or ["0"]
     suspend = '{"spec":{"suspend":false}}'
     if run.flavor is Flavor.PYTORCHJOB:
         suspend = f'{{"spec":{{"runPolicy":{suspend[8:-1]}}}}}'
@@ -240,9 +252,9 @@ def _next(run: RunState, cluster: Cluster) -> str:
     waiting = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
     if run.state == "complete" and run.repository:
         return f"resilient ckpt ls {shell_quote(redact_userinfo(run.repository))}"
-    words = {
-        "complete": (*ours, "delete", run.name),
-        "failed": (*ours, "logs", run.name, "--index", failed[-1], "--tail", "50"),
+    arguments = {
+        "complete": (*program, "delete", run.name),
+        "failed": (*program, "logs", run.name, "--index", failed_indexes[-1], "--tail", "50"),
         "queued": ("kubectl", "describe", "localqueue", run.queue),
         "suspended": (
             "kubectl",
@@ -254,9 +266,9 @@ def _next(run: RunState, cluster: Cluster) -> str:
             suspend,
         ),
         "pending": ("kubectl", "describe", *waiting),
-        "running": (*ours, "logs", run.name, "--follow"),
+        "running": (*program, "logs", run.name, "--follow"),
     }
-    return cluster.spell(*words[run.state])
+    return cluster.spell(*arguments[run.state])
 
 
 app = typer.Typer(
@@ -310,9 +322,9 @@ def diff(
     Example: resilient k8s diff --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
     cluster = Cluster(context, run.namespace, kubeconfig)
-    found, _ = plan(cluster, manifests(run, flavor))
-    show(changes("diff", found, run.name, cluster), output_of(ctx))
-    return 1 if exit_code and any(change.action != "unchanged" for change in found) else 0
+    object_changes, _ = plan(cluster, manifests(run, flavor))
+    show(changes("diff", object_changes, run.name, cluster), output_of(ctx))
+    return 1 if exit_code and any(change.action != "unchanged" for change in object_changes) else 0
 
 
 @app.command("apply")
@@ -335,10 +347,10 @@ def apply(
     Example: resilient k8s apply --image IMAGE --name gpt2 -- train --repo s3://lab/r /app/train.py
     """
     cluster = Cluster(context, run.namespace, kubeconfig)
-    found, wanted = plan(cluster, manifests(run, flavor))
+    object_changes, desired = plan(cluster, manifests(run, flavor))
     if not dry_run:
-        carry_out(cluster, wanted)
-    show(changes("diff" if dry_run else "apply", found, run.name, cluster), output_of(ctx))
+        carry_out(cluster, desired)
+    show(changes("diff" if dry_run else "apply", object_changes, run.name, cluster), output_of(ctx))
     return 0
 
 
@@ -365,14 +377,14 @@ def delete_run(
             "delete ends the run, and no terminal is there to confirm it",
             hint=f"resilient k8s delete {name} --dry-run",
         )
-    found = find_all(cluster, name)
+    run_objects = find_all(cluster, name)
     if asks:
-        show(deletion(name, found, done=False), output)
-        if not typer.confirm(f"Delete {len(found)}?", err=True):
+        show(deletion(name, run_objects, is_deleted=False), output)
+        if not typer.confirm(f"Delete {len(run_objects)}?", err=True):
             return 1
     if not dry_run:
-        delete(cluster, found)
-    show(deletion(name, found, done=not dry_run), output)
+        delete(cluster, run_objects)
+    show(deletion(name, run_objects, is_deleted=not dry_run), output)
     return 0
 
 
@@ -393,9 +405,9 @@ def status(
     Example: resilient k8s status gpt2 --namespace lab
     """
     cluster = _cluster(name, context, namespace, kubeconfig)
-    found = get_run(cluster, name, has_events=True)
-    show(state_of_run(found, cluster), output_of(ctx))
-    return 1 if found.state == "failed" else 0
+    run = get_run(cluster, name, has_events=True)
+    show(state_of_run(run, cluster), output_of(ctx))
+    return 1 if run.state == "failed" else 0
 
 
 @app.command("wait")
@@ -418,9 +430,9 @@ def wait_for_end(
     Example: resilient k8s wait gpt2 --timeout 86400 && resilient ckpt verify latest s3://lab/run
     """
     cluster = _cluster(name, context, namespace, kubeconfig)
-    found = wait(cluster, name, timeout, SystemClock(), say)
-    show(ended(found, cluster), output_of(ctx))
-    return found.exit_code or 0
+    run = wait(cluster, name, timeout, SystemClock(), say)
+    show(ended(run, cluster), output_of(ctx))
+    return run.exit_code or 0
 
 
 @app.command("logs")
@@ -449,15 +461,15 @@ def logs(  # noqa: PLR0913 - the options of a command
     Example: resilient k8s logs gpt2 --index 0 --follow
     """
     cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
-    asked = LogQuery(index, previous, tail)
+    query = LogQuery(index, previous, tail)
 
     def emit(line: PodLogLine) -> None:
         show(printed(line), output)
 
     if follow_:
-        follow(cluster, name, asked, SystemClock(), emit)
+        follow(cluster, name, query, SystemClock(), emit)
         return 0
-    for line in read(cluster, get_run(cluster, name), asked):
+    for line in read(cluster, get_run(cluster, name), query):
         emit(line)
     return 0
 

@@ -30,7 +30,7 @@ def line_of(record: LogRecord, form: Format, *, is_named: bool, is_safe: bool) -
     User names and passwords in URLs are removed.
 
     Args:
-        one: Line that a rank printed.
+        record: Line that a rank printed.
         form: Output format: text for people, columns for tools, an object for programs.
         is_named: Put attempt and rank in front of the text for people.
         is_safe: Escape control characters, because the output is a terminal.
@@ -110,13 +110,13 @@ def logs(  # noqa: PLR0913 - the options of a command
     output, clock = output_of(ctx), SystemClock()
     reader = LogReader(tail, _since(since, clock.now_iso()) if since else "")
     sources = find_sources(run)
-    chosen = _chosen(sources, rank, attempt)
-    if not chosen:
+    selected_sources = _chosen(sources, rank, attempt)
+    if not selected_sources:
         raise _nothing(run, sources, rank, attempt)
-    is_named = follow or len({(record.life, record.rank) for record in chosen}) > 1
+    is_named = follow or len({(record.life, record.rank) for record in selected_sources}) > 1
     write = _writer(output, is_named=is_named and None in (rank, attempt))
     try:
-        write(reader.read(chosen))
+        write(reader.read(selected_sources))
         while follow:
             clock.sleep(_POLL_SECONDS)
             write(reader.read_on(_chosen(find_sources(run), rank, attempt)))
@@ -126,18 +126,20 @@ def logs(  # noqa: PLR0913 - the options of a command
 
 def _chosen(sources: Sequence[LogSource], rank: int | None, attempt: int | None) -> list[LogSource]:
     newest = max((source.life for source in sources), default=0)
-    life = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
+    number = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
     return [
-        source for source in sources if rank in (None, source.rank) and life in (None, source.life)
+        source
+        for source in sources
+        if rank in (None, source.rank) and number in (None, source.life)
     ]
 
 
 def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]], None]:
     is_safe, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
 
-    def write(printed: Iterable[LogRecord]) -> None:
+    def write(records: Iterable[LogRecord]) -> None:
         with answering():
-            for record in printed:
+            for record in records:
                 text = line_of(record, output.format, is_named=is_named, is_safe=is_safe)
                 # Replace letters that the locale cannot encode.
                 text = text.encode(encoding, "replace").decode(encoding) + "\n"
@@ -180,10 +182,12 @@ def _nothing(
             "--log-dir",
             hint=f"resilient train --log-dir {shell_quote(run / 'logs')} SCRIPT",
         )
-    lives, ranks = {source.life for source in sources}, {source.rank for source in sources}
-    asked = [f"attempt {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (rank is not None)
+    attempts, ranks = {source.life for source in sources}, {source.rank for source in sources}
+    criteria = [f"attempt {attempt}"] * (attempt is not None) + [f"rank {rank}"] * (
+        rank is not None
+    )
     return RepositoryNotFound(
-        f"`{run}` has nothing of {', '.join(asked)}: it has attempts 1 to {max(lives)}, ranks "
-        f"{min(ranks)} to {max(ranks)}",
+        f"`{run}` has nothing of {', '.join(criteria)}: it has attempts 1 to {max(attempts)}, "
+        f"ranks {min(ranks)} to {max(ranks)}",
         hint=f"resilient logs {shell_quote(run)}",
     )

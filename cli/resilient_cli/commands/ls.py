@@ -80,16 +80,18 @@ def ls(
     """
     store = open_repository(place, repo)
     try:
-        kept = committed_of(store)
+        checkpoints = committed_of(store)
     except RepositoryNotFound:
         answer = _of_others(place or repo or "", last, is_choosing=bool(state or tag))
         if answer is None:
             raise
         show(answer, output_of(ctx))
         return
-    found = listed(store, kept)
-    wanted = _chosen(found, {state_name.value for state_name in state or ()}, set(tag or ()))[:last]
-    show(listing(found, SystemClock().now_iso(), wanted), output_of(ctx))
+    repository = listed(store, checkpoints)
+    surveys = _chosen(repository, {state_name.value for state_name in state or ()}, set(tag or ()))[
+        :last
+    ]
+    show(listing(repository, SystemClock().now_iso(), surveys), output_of(ctx))
 
 
 def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResult | None:
@@ -98,37 +100,44 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResul
     from resilient_cli.foreign import find_foreign_run
     from resilient_cli.views.foreign import listed_run
 
-    found = find_foreign_run(url)
-    if found is not None and is_choosing:
+    run = find_foreign_run(url)
+    if run is not None and is_choosing:
         raise UsageError(
             "checkpoints of another tool have no tags, and their state is unknown before a read: "
             "`--state` and `--tag` choose no checkpoint",
-            hint=f"resilient ckpt inspect latest {shell_quote(found.url)}",
+            hint=f"resilient ckpt inspect latest {shell_quote(run.url)}",
         )
     now = SystemClock().now_iso()
-    return listed_run(found, found.checkpoints[:last], now) if found else None
+    return listed_run(run, run.checkpoints[:last], now) if run else None
 
 
-def _chosen(found: Listing, states: set[str], tags: set[str]) -> list[Survey]:
+def _chosen(contents: Listing, states: set[str], tags: set[str]) -> list[Survey]:
     return [
         survey
-        for survey in found.surveys
-        if not states or found.state(survey).lower() in states
-        if not tags or tags.intersection(found.tags_on(survey.checkpoint))
+        for survey in contents.surveys
+        if not states or contents.state(survey).lower() in states
+        if not tags or tags.intersection(contents.tags_on(survey.checkpoint))
     ]
 
 
-def listed(store: Store, found: Iterable[CheckpointId]) -> Listing:
+def listed(store: Store, checkpoints: Iterable[CheckpointId]) -> Listing:
     """List a repository by presence and size of its files.
 
     Args:
         store: The repository.
-        found: Its committed checkpoints.
+        checkpoints: Its committed checkpoints.
     """
-    seen = CachedListingStore(store, CHECKPOINTS, GENERATIONS, TAGS)
-    surveys = survey(seen, found, VerifyLevel.QUICK)
-    trash = trash_of(folders_of(seen))
-    return Listing(store.url, surveys, lineage(seen), read_generations(seen), tags_of(seen), trash)
+    cached_store = CachedListingStore(store, CHECKPOINTS, GENERATIONS, TAGS)
+    surveys = survey(cached_store, checkpoints, VerifyLevel.QUICK)
+    trash = trash_of(folders_of(cached_store))
+    return Listing(
+        store.url,
+        surveys,
+        lineage(cached_store),
+        read_generations(cached_store),
+        tags_of(cached_store),
+        trash,
+    )
 
 
 def stored(run: Sequence[Path]) -> Listing | None:

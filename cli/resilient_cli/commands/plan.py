@@ -49,24 +49,24 @@ class Size:
 
 
 def planning(
-    size: Size, known: SaveCosts, tiers: Sequence[TierPlan], notice_seconds: float | None
+    size: Size, costs: SaveCosts, tiers: Sequence[TierPlan], notice_seconds: float | None
 ) -> CommandResult:
     """Build the answer of ``plan``."""
-    needed, fits = stop_seconds(known), fits_notice(known, notice_seconds)
-    shown = f"{human_size(size.size_bytes)}, {count(size.ranks, 'rank')}, {size.checkpoint}"
+    needed_seconds, fits = stop_seconds(costs), fits_notice(costs, notice_seconds)
+    size_text = f"{human_size(size.size_bytes)}, {count(size.ranks, 'rank')}, {size.checkpoint}"
     pairs = [
-        ("checkpoint", shown if size.checkpoint else NONE),
-        ("save", _times(known.saving)),
-        ("stall", _times(known.stalling)),
+        ("checkpoint", size_text if size.checkpoint else NONE),
+        ("save", _times(costs.saving)),
+        ("stall", _times(costs.stalling)),
     ]
-    if known.promoting.count:
-        pairs.append(("promotion", _times(known.promoting)))
-    step = known.step_seconds
+    if costs.promoting.count:
+        pairs.append(("promotion", _times(costs.promoting)))
+    step = costs.step_seconds
     pairs.append(("step", _seconds(step) if step else NONE))
-    pairs.append(("to stop", f"{_seconds(needed)}: a step, a save (p95), a margin"))
+    pairs.append(("to stop", f"{_seconds(needed_seconds)}: a step, a save (p95), a margin"))
     if notice_seconds is not None:
-        word = {True: "fits", False: "does not fit", None: "unknown, no save was measured"}
-        pairs.append(("notice", f"{_seconds(notice_seconds)}: {word[fits]}"))
+        fit_text = {True: "fits", False: "does not fit", None: "unknown, no save was measured"}
+        pairs.append(("notice", f"{_seconds(notice_seconds)}: {fit_text[fits]}"))
     blocks: list[KeyValues | Table | str] = [KeyValues(tuple(pairs))]
     for tier in tiers:
         blocks += ["", _reasoning(tier), _table(tier, step)]
@@ -74,8 +74,8 @@ def planning(
         blocks.append("No save was measured: name the folder of event files.")
     document = {
         "checkpoint": asdict(size) if size.checkpoint else None,
-        "known": asdict(known),
-        "stop_seconds": needed,
+        "known": asdict(costs),
+        "stop_seconds": needed_seconds,
         "notice_seconds": notice_seconds,
         "fits_notice": fits,
         "tiers": [_tier(tier) for tier in tiers],
@@ -83,10 +83,14 @@ def planning(
     return CommandResult("plan", "plan", document, tuple(blocks))
 
 
-def fits_notice(known: SaveCosts, notice_seconds: float | None) -> bool | None:
+def fits_notice(costs: SaveCosts, notice_seconds: float | None) -> bool | None:
     """Check if a save fits a preemption notice; None without a notice or a measured save."""
-    needed = stop_seconds(known)
-    return None if needed is None or notice_seconds is None else needed <= notice_seconds
+    needed_seconds = stop_seconds(costs)
+    return (
+        None
+        if needed_seconds is None or notice_seconds is None
+        else needed_seconds <= notice_seconds
+    )
 
 
 def _tier(tier: TierPlan) -> dict[str, Any]:
@@ -98,12 +102,12 @@ def _tier(tier: TierPlan) -> dict[str, Any]:
 
 
 def _reasoning(tier: TierPlan) -> str:
-    found, what = tier.interval, "save" if tier.tier == "saves" else "promotion"
+    interval, operation = tier.interval, "save" if tier.tier == "saves" else "promotion"
     name = "Saves" if tier.tier == "saves" else "Durable tier"
     return (
-        f"{name}: every {_seconds(found.seconds)}. C {_seconds(found.cost_seconds)} for a {what}, "
-        f"M {_seconds(found.mtbf_seconds)} between failures: best {_seconds(found.best_seconds)}; "
-        f"{_BOUNDS[found.bound]}."
+        f"{name}: every {_seconds(interval.seconds)}. C {_seconds(interval.cost_seconds)} for a "
+        f"{operation}, M {_seconds(interval.mtbf_seconds)} between failures: best "
+        f"{_seconds(interval.best_seconds)}; {_BOUNDS[interval.bound]}."
     )
 
 
@@ -173,22 +177,22 @@ def plan(
             "no run was named: give RUN, or --repo, or both", hint="resilient plan RUN"
         )
     mtbf_seconds = _time(mtbf)
-    asked = parse_every(every, "--every") if every else None
+    interval = parse_every(every, "--every") if every else None
     records = read_records(run) if run else []
-    found = build_report(records)
-    known, size = measure_save_costs(found, records), _told_size(found)
+    goodput = build_report(records)
+    costs, size = measure_save_costs(goodput, records), _told_size(goodput)
     if repo:
         store = open_repository(None, repo)
         size = _stored_size(store) or size
         if not run:
-            lives = [
+            starts = [
                 (generation.cause, generation.claimed_at) for generation in read_generations(store)
             ]
-            known = replace(known, failures=observe(lives))
-    asked_seconds = (asked.seconds or asked.steps * known.step_seconds) if asked else 0.0
-    tiers = plan_tiers(known, mtbf_seconds, asked_seconds)
-    show(planning(size, known, tiers, notice), output_of(ctx))
-    fits = notice is None or fits_notice(known, notice)
+            costs = replace(costs, failures=observe(starts))
+    asked_seconds = (interval.seconds or interval.steps * costs.step_seconds) if interval else 0.0
+    tiers = plan_tiers(costs, mtbf_seconds, asked_seconds)
+    show(planning(size, costs, tiers, notice), output_of(ctx))
+    fits = notice is None or fits_notice(costs, notice)
     return 0 if fits else DOES_NOT_FIT
 
 
@@ -201,11 +205,11 @@ def _time(mtbf: str) -> float | None:
     return seconds
 
 
-def _told_size(found: GoodputReport) -> Size:
-    if not found.saved:
+def _told_size(goodput: GoodputReport) -> Size:
+    if not goodput.saved:
         return Size()
-    newest = found.saved[-1]
-    ranks = {attempt.life.number: attempt.life.world_size for attempt in found.doings}
+    newest = goodput.saved[-1]
+    ranks = {attempt.life.number: attempt.life.world_size for attempt in goodput.doings}
     return Size(newest.checkpoint, newest.size_bytes, ranks.get(newest.life, 0))
 
 

@@ -45,30 +45,30 @@ if TYPE_CHECKING:
 
 def pruning(
     url: str,
-    found: RepositoryScan,
+    scan: RepositoryScan,
     plan: RotationPlan,
     grace: TrashPolicy,
     *,
-    done: bool,
+    is_done: bool,
     newest: Survey | None = None,
 ) -> CommandResult:
     """Build the answer of ``ckpt prune``.
 
     Args:
         url: URL of the repository.
-        found: Scan of the repository that the plan is based on.
-        plan: Planned deletions; with ``done``, the deletions that were carried out.
+        scan: Scan of the repository that the plan is based on.
+        plan: Planned deletions; with ``is_done``, the deletions that were carried out.
         grace: Time during which deleted checkpoints can be restored.
-        done: True if the plan was carried out.
+        is_done: True if the plan was carried out.
         newest: Survey of the newest checkpoint, if it may be the reason that nothing is deleted.
     """
-    freed = found.freed_bytes if not plan.held else 0
+    freed_bytes = scan.freed_bytes if not plan.held else 0
     document = {
         "repository": url,
-        "done": done,
+        "done": is_done,
         "held": plan.held,
         "unsure": plan.unsure,
-        "freed_bytes": freed,
+        "freed_bytes": freed_bytes,
         "kept": [
             {"type": "kept", "id": checkpoint_id.folder, "reasons": list(reasons)}
             for checkpoint_id, reasons in plan.kept.items()
@@ -77,36 +77,36 @@ def pruning(
             {
                 "type": "deleted",
                 "id": checkpoint_id.folder,
-                "size_bytes": found.size_bytes([checkpoint_id]),
-                "still_needed_bytes": found.still_needed_bytes(checkpoint_id),
+                "size_bytes": scan.size_bytes([checkpoint_id]),
+                "still_needed_bytes": scan.still_needed_bytes(checkpoint_id),
             }
             for checkpoint_id in plan.doomed
         ],
-        "damaged": {checkpoint_id.folder: why for checkpoint_id, why in plan.damaged.items()},
+        "damaged": {checkpoint_id.folder: reason for checkpoint_id, reason in plan.damaged.items()},
         "grace_seconds": grace.seconds,
-        "later_bytes": found.later_bytes if not plan.held else 0,
-        "prune": _prune(found, plan) if done else None,
-        "undo": _way_back(url, found, plan) or None if done else None,
-        "emptied": [checkpoint_id.folder for checkpoint_id in sorted(found.over, reverse=True)],
+        "later_bytes": scan.later_bytes if not plan.held else 0,
+        "prune": _prune(scan, plan) if is_done else None,
+        "undo": _way_back(url, scan, plan) or None if is_done else None,
+        "emptied": [checkpoint_id.folder for checkpoint_id in sorted(scan.over, reverse=True)],
     }
-    kept = [
-        _row(found, checkpoint_id, "keep", "; ".join(why))
-        for checkpoint_id, why in plan.kept.items()
+    kept_rows = [
+        _row(scan, checkpoint_id, "keep", "; ".join(reason))
+        for checkpoint_id, reason in plan.kept.items()
     ]
-    verdict = "trash" if found.into else "delete"
-    gone = [
-        _row(found, checkpoint_id, verdict, _left(found, checkpoint_id))
+    verdict = "trash" if scan.into else "delete"
+    deleted_rows = [
+        _row(scan, checkpoint_id, verdict, _left(scan, checkpoint_id))
         for checkpoint_id in plan.doomed
     ]
-    over = [] if plan.held else sorted(found.over, reverse=True)
-    gone += [
-        _row(found, checkpoint_id, "delete", "its time in the trash is over")
+    over = [] if plan.held else sorted(scan.over, reverse=True)
+    deleted_rows += [
+        _row(scan, checkpoint_id, "delete", "its time in the trash is over")
         for checkpoint_id in over
     ]
-    table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept, *gone))
+    table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept_rows, *deleted_rows))
     ids = tuple(checkpoint_id.folder for checkpoint_id in plan.doomed)
-    told = (*_closing(url, found, plan, grace, done=done), *_part_of_near(newest))
-    return CommandResult("ckpt.prune", "rotation", document, (table, *told), ids)
+    lines = (*_closing(url, scan, plan, grace, is_done=is_done), *_part_of_near(newest))
+    return CommandResult("ckpt.prune", "rotation", document, (table, *lines), ids)
 
 
 def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
@@ -118,139 +118,151 @@ def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
 
 
 def _row(
-    found: RepositoryScan, checkpoint_id: CheckpointId, verdict: str, why: str
+    scan: RepositoryScan, checkpoint_id: CheckpointId, verdict: str, reason: str
 ) -> tuple[str, ...]:
-    size = human_size(found.size_bytes([checkpoint_id]))
+    size = human_size(scan.size_bytes([checkpoint_id]))
     return (
         str(checkpoint_id.step),
         str(checkpoint_id.generation),
         size,
         verdict,
         checkpoint_id.folder,
-        why,
+        reason,
     )
 
 
-def _left(found: RepositoryScan, checkpoint_id: CheckpointId) -> str:
+def _left(scan: RepositoryScan, checkpoint_id: CheckpointId) -> str:
     """Return the size that stays because a kept checkpoint refers to these bytes."""
-    size_bytes = found.still_needed_bytes(checkpoint_id)
+    size_bytes = scan.still_needed_bytes(checkpoint_id)
     return f"but other checkpoints need {human_size(size_bytes)} of it" if size_bytes else NONE
 
 
 def _closing(
-    url: str, found: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, done: bool
+    url: str, scan: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, is_done: bool
 ) -> Iterator[str]:
     if plan.held and not plan.doomed:
         yield f"Nothing was deleted: {plan.held}."
         return
-    rest = f" Files that may still be needed stay: {plan.unsure}." if plan.unsure else ""
-    freed = found.freed_bytes if not plan.held else 0
-    if found.into and plan.doomed:
-        yield from _into_trash(url, found, plan, grace, done=done)
-        if not freed and not rest:
+    suffix = f" Files that may still be needed stay: {plan.unsure}." if plan.unsure else ""
+    freed_bytes = scan.freed_bytes if not plan.held else 0
+    if scan.into and plan.doomed:
+        yield from _into_trash(url, scan, plan, grace, is_done=is_done)
+        if not freed_bytes and not suffix:
             return
-    number = len(found.over) + (0 if found.into else len(plan.doomed))
-    gone = count(number, "checkpoint")
-    if not done:
-        yield f"{gone} would be deleted, {human_size(freed)}. Nothing was deleted.{rest}"
+    number = len(scan.over) + (0 if scan.into else len(plan.doomed))
+    checkpoints = count(number, "checkpoint")
+    if not is_done:
+        yield (
+            f"{checkpoints} would be deleted, {human_size(freed_bytes)}. Nothing was "
+            f"deleted.{suffix}"
+        )
     elif plan.held:
-        yield f"{gone} deleted; the others and all files stay for now: {plan.held}."
+        yield f"{checkpoints} deleted; the others and all files stay for now: {plan.held}."
     else:
-        yield f"{gone} deleted, {human_size(freed)} freed.{rest}"
+        yield f"{checkpoints} deleted, {human_size(freed_bytes)} freed.{suffix}"
 
 
 def _into_trash(
-    url: str, found: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, done: bool
+    url: str, scan: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, is_done: bool
 ) -> Iterator[str]:
     """Yield lines on the trash: number, size, time limit, and the command that restores it."""
-    gone, later = count(len(plan.doomed), "checkpoint"), human_size(found.later_bytes)
+    checkpoints, later = count(len(plan.doomed), "checkpoint"), human_size(scan.later_bytes)
     length = duration(grace.seconds * 1000)
-    if not done:
-        yield f"{gone} would go to the trash, {later} for {length}. Nothing was changed."
+    if not is_done:
+        yield f"{checkpoints} would go to the trash, {later} for {length}. Nothing was changed."
         return
     if plan.held:
-        yield f"{gone} in the trash; the others and all files stay for now: {plan.held}."
+        yield f"{checkpoints} in the trash; the others and all files stay for now: {plan.held}."
     else:
-        yield f"{gone} in the trash; a garbage collection or prune after {length} frees {later}."
-    yield f"undo: {_way_back(url, found, plan)}"
+        yield (
+            f"{checkpoints} in the trash; a garbage collection or prune after {length} frees "
+            f"{later}."
+        )
+    yield f"undo: {_way_back(url, scan, plan)}"
 
 
-def _way_back(url: str, found: RepositoryScan, plan: RotationPlan) -> str:
-    prune = _prune(found, plan)
+def _way_back(url: str, scan: RepositoryScan, plan: RotationPlan) -> str:
+    prune = _prune(scan, plan)
     return f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(prune)}" if prune else ""
 
 
-def _prune(found: RepositoryScan, plan: RotationPlan) -> str | None:
+def _prune(scan: RepositoryScan, plan: RotationPlan) -> str | None:
     """Return the id that ``--undo`` takes; None if this plan put nothing into the trash."""
-    mark = parse_trash(found.into) if plan.doomed else None
+    mark = parse_trash(scan.into) if plan.doomed else None
     return mark.prune if mark else None
 
 
-def returning(url: str, returned: RestoredCheckpoint, *, done: bool) -> CommandResult:
+def returning(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> CommandResult:
     """Build the answer of ``ckpt prune --undo``.
 
     Args:
         url: URL of the repository.
-        returned: Checkpoints that were restored, or would be.
-        done: True if they were restored.
+        restoration: Checkpoints that were restored, or would be.
+        is_done: True if they were restored.
     """
     document = {
         "repository": url,
-        "done": done,
-        "prune": returned.prune,
-        "back": [checkpoint_id.folder for checkpoint_id in returned.back],
-        "left": {checkpoint_id.folder: why for checkpoint_id, why in returned.left.items()},
-        "others": list(returned.others),
+        "done": is_done,
+        "prune": restoration.prune,
+        "back": [checkpoint_id.folder for checkpoint_id in restoration.back],
+        "left": {
+            checkpoint_id.folder: reason for checkpoint_id, reason in restoration.left.items()
+        },
+        "others": list(restoration.others),
     }
     rows = [
-        (checkpoint_id.folder, "back" if done else "would be restored")
-        for checkpoint_id in returned.back
+        (checkpoint_id.folder, "back" if is_done else "would be restored")
+        for checkpoint_id in restoration.back
     ]
     rows += [
-        (checkpoint_id.folder, f"stays in the trash: {why}")
-        for checkpoint_id, why in returned.left.items()
+        (checkpoint_id.folder, f"stays in the trash: {reason}")
+        for checkpoint_id, reason in restoration.left.items()
     ]
-    ids = tuple(checkpoint_id.folder for checkpoint_id in returned.back)
-    told: tuple[Table | str, ...] = (
+    ids = tuple(checkpoint_id.folder for checkpoint_id in restoration.back)
+    blocks: tuple[Table | str, ...] = (
         Table(("ID", "IS"), tuple(rows)),
-        *_told_of(url, returned, done=done),
+        *_told_of(url, restoration, is_done=is_done),
     )
-    return CommandResult("ckpt.prune", "undo", document, told, ids)
+    return CommandResult("ckpt.prune", "undo", document, blocks, ids)
 
 
-def _told_of(url: str, returned: RestoredCheckpoint, *, done: bool) -> Iterator[str]:
-    back = count(len(returned.back), "checkpoint")
-    if not (returned.back or returned.left):
+def _told_of(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Iterator[str]:
+    back = count(len(restoration.back), "checkpoint")
+    if not (restoration.back or restoration.left):
         yield (
-            f"Nothing of the prune {returned.prune} is in the trash: it was already restored, or "
-            "the trash was emptied."
+            f"Nothing of the prune {restoration.prune} is in the trash: it was already restored, "
+            "or the trash was emptied."
         )
-    elif done:
-        yield f"{back} of the prune {returned.prune} restored from the trash."
+    elif is_done:
+        yield f"{back} of the prune {restoration.prune} restored from the trash."
     else:
-        yield f"{back} of the prune {returned.prune} would be restored."
-    if returned.others:
-        many = count(len(returned.others), "other prune")
-        again = f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(returned.others[0])}"
-        yield f"{many} in the trash; to restore the newest: {again}"
+        yield f"{back} of the prune {restoration.prune} would be restored."
+    if restoration.others:
+        other_prunes = count(len(restoration.others), "other prune")
+        again = (
+            f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(restoration.others[0])}"
+        )
+        yield f"{other_prunes} in the trash; to restore the newest: {again}"
 
 
 def tagging(url: str, tag: Tag) -> CommandResult:
     """Build the answer of ``ckpt tag``."""
-    named, undo = (
+    checkpoint, undo = (
         tag.checkpoint.folder,
         f"resilient ckpt untag {shell_quote(tag.name)} {shell_quote(url)}",
     )
-    document = {"repository": url, "name": tag.name, "id": named, "undo": undo}
-    facts = KeyValues((("tag", tag.name), ("names", named), ("undo", undo)))
-    return CommandResult("ckpt.tag", "tag", document, (facts,), (named,))
+    document = {"repository": url, "name": tag.name, "id": checkpoint, "undo": undo}
+    facts = KeyValues((("tag", tag.name), ("names", checkpoint), ("undo", undo)))
+    return CommandResult("ckpt.tag", "tag", document, (facts,), (checkpoint,))
 
 
-def untagging(url: str, name: str, named: CheckpointId | None) -> CommandResult:
+def untagging(url: str, name: str, checkpoint: CheckpointId | None) -> CommandResult:
     """Build the answer of ``ckpt untag``; a damaged tag has lost the name of its checkpoint."""
-    undo = f"resilient ckpt tag {named} {name} {shell_quote(url)}" if named else ""
-    document = {"repository": url, "name": name, "id": folder(named), "undo": undo}
-    facts = KeyValues((("removed", name), ("named", folder(named) or NONE), ("undo", undo or NONE)))
+    undo = f"resilient ckpt tag {checkpoint} {name} {shell_quote(url)}" if checkpoint else ""
+    document = {"repository": url, "name": name, "id": folder(checkpoint), "undo": undo}
+    facts = KeyValues(
+        (("removed", name), ("named", folder(checkpoint) or NONE), ("undo", undo or NONE))
+    )
     return CommandResult("ckpt.untag", "tag", document, (facts,), (name,))
 
 
@@ -278,8 +290,8 @@ def tag(
     store = open_repository(place, repo)
     checkpoint = resolve(store, ref)
     require_signed(store, checkpoint)
-    created = create_tag(store, name, checkpoint, SystemClock())
-    show(tagging(store.url, created), output_of(ctx))
+    new_tag = create_tag(store, name, checkpoint, SystemClock())
+    show(tagging(store.url, new_tag), output_of(ctx))
 
 
 def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None) -> None:
@@ -394,9 +406,12 @@ def prune(  # noqa: PLR0913 - the options of a command
     output = output_of(ctx)
     if undo:
         _require_alone(retention, empties=empty_trash)
-        place, which = _place_and_id(place, prune_id)
+        place, prune_of_trash = _place_and_id(place, prune_id)
         return _undo(
-            open_repository(place, repo, reads_unsigned=True), which, output, dry_run=dry_run
+            open_repository(place, repo, reads_unsigned=True),
+            prune_of_trash,
+            output,
+            dry_run=dry_run,
         )
     if prune_id:
         raise UsageError(
@@ -421,32 +436,32 @@ def _let_go(
     dry_run: bool,
 ) -> int:
     """Apply a retention policy, or show its plan; return 1 if it is held or declined."""
-    committed = committed_of(store)
+    checkpoints = committed_of(store)
     # Before the plan: a repository restored meanwhile gives the same number another token.
-    mine, token = newest_claim(store)
+    claim, token = newest_claim(store)
     with Waiting("reading"):
-        found = scan_and_plan(store, retention, in_full=True, grace=time)
-    _require_tags(retention, found, store.url)
-    plan = found.plan
-    if asks and (plan.doomed or found.over):
-        show(pruning(store.url, found, plan, time, done=False), output)
+        scan = scan_and_plan(store, retention, in_full=True, grace=time)
+    _require_tags(retention, scan, store.url)
+    plan = scan.plan
+    if asks and (plan.doomed or scan.over):
+        show(pruning(store.url, scan, plan, time, is_done=False), output)
         _require_somebody(output)
-        if not typer.confirm(_question(found), err=True):
+        if not typer.confirm(_question(scan), err=True):
             return ANSWER_IS_NO
     if not dry_run:
         with Waiting("deleting"):
-            plan = apply_plan(store, found, mine, token)
-    newest = survey(store, committed[:1], VerifyLevel.QUICK) if plan.held else []
-    why = newest[0] if newest else None
-    show(pruning(store.url, found, plan, time, done=not dry_run, newest=why), output)
+            plan = apply_plan(store, scan, claim, token)
+    newest = survey(store, checkpoints[:1], VerifyLevel.QUICK) if plan.held else []
+    reason = newest[0] if newest else None
+    show(pruning(store.url, scan, plan, time, is_done=not dry_run, newest=reason), output)
     return ANSWER_IS_NO if plan.held else 0
 
 
-def _question(found: RepositoryScan) -> str:
-    doomed = len(found.plan.doomed)
-    if found.into and not found.over:
-        return f"Put {doomed} in the trash?"
-    return f"Delete {len(found.over) + (0 if found.into else doomed)}?"
+def _question(scan: RepositoryScan) -> str:
+    doomed_count = len(scan.plan.doomed)
+    if scan.into and not scan.over:
+        return f"Put {doomed_count} in the trash?"
+    return f"Delete {len(scan.over) + (0 if scan.into else doomed_count)}?"
 
 
 def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:
@@ -457,22 +472,22 @@ def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, 
     """
     words = [word for word in (place, prune_id) if word]
     ids = [word for word in words if parse_prune(word)]
-    others = [word for word in words if word not in ids]
-    if len(ids) > 1 or len(others) > 1:
+    places = [word for word in words if word not in ids]
+    if len(ids) > 1 or len(places) > 1:
         raise UsageError(
             f"`{words[1]}` is not the id of a prune, as `prune` and `ckpt ls` show it",
             hint="resilient ckpt prune REPO --undo ID",
         )
-    return next(iter(others), None), next(iter(ids), "")
+    return next(iter(places), None), next(iter(ids), "")
 
 
 def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
     """Restore what a prune deleted; return 1 if a part no longer exists."""
-    returned = look_into_trash(store, prune) if dry_run else restore_from_trash(store, prune)
-    if not (returned.back or returned.left):
+    restoration = look_into_trash(store, prune) if dry_run else restore_from_trash(store, prune)
+    if not (restoration.back or restoration.left):
         _require_undone(store, prune)
-    show(returning(store.url, returned, done=not dry_run), output)
-    return ANSWER_IS_NO if returned.left else 0
+    show(returning(store.url, restoration, is_done=not dry_run), output)
+    return ANSWER_IS_NO if restoration.left else 0
 
 
 def _require_undone(store: Store, prune: str) -> None:
@@ -531,22 +546,22 @@ def _require_somebody(output: Output) -> None:
         )
 
 
-def _require_tags(retention: Retention, found: RepositoryScan, url: str) -> None:
+def _require_tags(retention: Retention, scan: RepositoryScan, url: str) -> None:
     """Require that every tag of a policy exists: a wrong name would keep nothing.
 
     Raises:
         UsageError: A tag does not exist.
     """
-    unknown = [name for name in retention.keep_tags if name not in (found.tags or ())]
+    unknown = [name for name in retention.keep_tags if name not in (scan.tags or ())]
     if unknown:
         raise UsageError(
             f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
         )
 
 
-def _best(wish: str) -> BestOf:
+def _best(option: str) -> BestOf:
     try:
-        return parse_best(wish)
+        return parse_best(option)
     except ConfigError as error:
         hint = "resilient ckpt prune --keep-best loss:3:min --dry-run"
         raise UsageError(error.message, hint=hint) from error

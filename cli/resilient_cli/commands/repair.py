@@ -60,19 +60,19 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 6
 
 
-def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -> CommandResult:
+def mending(plan: LayoutRepairPlan, target: Path, command: str, *, is_done: bool) -> CommandResult:
     """Build the answer of ``ckpt repair`` about a checkpoint of another tool.
 
     Args:
         plan: Repairs and losses.
         target: Path of the new checkpoint.
         command: Command that writes the new checkpoint.
-        done: True if the new checkpoint was written.
+        is_done: True if the new checkpoint was written.
     """
     document = {
         "url": plan.url,
         "layout": plan.layout,
-        "done": done,
+        "done": is_done,
         "whole": plan.is_whole,
         "mended": plan.is_mended,
         "target": str(target) if plan.is_mended or plan.salvaged else None,
@@ -83,23 +83,24 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, done: bool) -
         "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
     }
     rows = [
-        (step.file, "repaired" if done else "repair", step.what, step.source) for step in plan.steps
+        (step.file, "repaired" if is_done else "repair", step.what, step.source)
+        for step in plan.steps
     ]
     rows += [(name, "LOST", follows, NONE) for name, follows in plan.losses.items()]
-    rows += [(name, "stays", why, NONE) for name, why in plan.refused.items()]
+    rows += [(name, "stays", reason, NONE) for name, reason in plan.refused.items()]
     table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))
-    blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, done=done))
-    if not done and (plan.is_mended or plan.salvaged):
+    blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, is_done=is_done))
+    if not is_done and (plan.is_mended or plan.salvaged):
         blocks = (*blocks, f"To write it: {command}")
     return CommandResult("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
 
 def _salvaged(part: Any) -> dict[str, Any]:
-    whole = [saved.name for saved in part.saved]
+    whole = [tensor.name for tensor in part.saved]
     return {"type": "salvaged", "file": part.file, "whole": whole, "lost": list(part.lost)}
 
 
-def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
+def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
         lacks = "; ".join(plan.verdict.why)
         if lacks and plan.is_damaged:
@@ -111,25 +112,25 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]
             yield f"{plan.url} is intact: nothing to repair."
         return
     if plan.is_mended:
-        kept = "; its repaired.json lists what is lost" if plan.losses else ""
-        verb = "is in" if done else "would be in"
-        yield f"A new checkpoint {verb} {target}{kept}. {plan.url} is only read."
+        losses_note = "; its repaired.json lists what is lost" if plan.losses else ""
+        verb = "is in" if is_done else "would be in"
+        yield f"A new checkpoint {verb} {target}{losses_note}. {plan.url} is only read."
     elif plan.salvaged:
-        yield from _left(plan, target, done=done)
+        yield from _left(plan, target, is_done=is_done)
     else:
         yield "Nothing can be repaired, and nothing was changed."
 
 
-def _left(plan: LayoutRepairPlan, target: Path, *, done: bool) -> Iterator[str]:
+def _left(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
     whole = sum(len(part.saved) for part in plan.salvaged)
-    lost = [name for part in plan.salvaged for name in part.lost]
-    named = ", ".join(lost[:_SHOWN_MAX]) + (", ..." if len(lost) > _SHOWN_MAX else "")
-    verb = "are in" if done else "would be in"
+    lost_names = [name for part in plan.salvaged for name in part.lost]
+    names = ", ".join(lost_names[:_SHOWN_MAX]) + (", ..." if len(lost_names) > _SHOWN_MAX else "")
+    verb = "are in" if is_done else "would be in"
     yield (
         f"No tool can resume from it. {count(whole, 'tensor')} of the damaged files {verb} "
         f"{target}."
     )
-    yield f"Lost: {count(len(lost), 'tensor')}{': ' + named if named else ''}."
+    yield f"Lost: {count(len(lost_names), 'tensor')}{': ' + names if names else ''}."
 
 
 def repairing(
@@ -137,7 +138,7 @@ def repairing(
     plan: RepairPlan,
     resume: CheckpointId | None,
     *,
-    done: bool,
+    is_done: bool,
     aside: Mapping[str, str],
 ) -> CommandResult:
     """Build the answer of ``ckpt repair``.
@@ -146,13 +147,13 @@ def repairing(
         url: URL of the repository.
         plan: Repairs and losses.
         resume: Checkpoint to resume from; None if there is none, or if none was searched for.
-        done: True if the plan was carried out.
+        is_done: True if the plan was carried out.
         aside: Paths at which damaged files are kept, by file name.
     """
     document = {
         "repository": url,
         "id": plan.checkpoint.folder,
-        "done": done,
+        "done": is_done,
         "whole": plan.is_whole,
         "fixes": [{"type": "fix", **asdict(fix)} for fix in plan.fixes],
         "losses": [{"type": "loss", **asdict(loss)} for loss in plan.losses],
@@ -162,29 +163,29 @@ def repairing(
         "resume": folder(resume),
         "aside": dict(aside),
     }
-    verdict = "rebuilt" if done else "rebuild"
+    verdict = "rebuilt" if is_done else "rebuild"
     rows = [*(_fix(fix, verdict) for fix in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
     ids = tuple(fix.file for fix in plan.fixes)
-    lines = [*_repair_lines(plan, resume, done=done), *_kept(aside)]
+    lines = [*_repair_lines(plan, resume, is_done=is_done), *_kept(aside)]
     blocks: tuple[Table | str, ...] = (table, *lines)
     return CommandResult("ckpt.repair", "repair", document, blocks, ids)
 
 
-def rebuilding(made: RebuildPlan, verdict: Resumability) -> CommandResult:
+def rebuilding(plan: RebuildPlan, verdict: Resumability) -> CommandResult:
     """Build the answer of ``ckpt repair --rebuild``.
 
     Args:
-        made: The rebuilt folder.
+        plan: The rebuilt folder.
         verdict: Resumability of the rebuilt folder.
     """
-    rows = [(name, "known", source) for name, source in made.known.items()]
-    rows += [(name, "LOST", follows) for name, follows in made.lost.items()]
+    rows = [(name, "known", source) for name, source in plan.known.items()]
+    rows += [(name, "LOST", follows) for name, follows in plan.lost.items()]
     table = Table(("WHAT", "IS", "FROM, OR WHAT FOLLOWS"), tuple(rows))
-    said = f"Step {made.step} is in {made.folder}; its rebuilt.json lists what is lost."
-    document = {**asdict(made), "resumable": resumable(verdict)}
-    blocks = (table, said, conclusion(verdict))
-    return CommandResult("ckpt.repair", "rebuild", document, blocks, (made.folder,))
+    text = f"Step {plan.step} is in {plan.folder}; its rebuilt.json lists what is lost."
+    document = {**asdict(plan), "resumable": resumable(verdict)}
+    blocks = (table, text, conclusion(verdict))
+    return CommandResult("ckpt.repair", "rebuild", document, blocks, (plan.folder,))
 
 
 def _fix(fix: RepairStep, verdict: str) -> tuple[str, ...]:
@@ -196,12 +197,12 @@ def _loss(loss: UnrepairableFile) -> tuple[str, ...]:
     return (loss.file, "LOST", span, loss.problem, NONE, join_names(loss.tensors) or NONE)
 
 
-def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, done: bool) -> Iterator[str]:
+def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, is_done: bool) -> Iterator[str]:
     """Yield lines on repairs, losses, salvageable parts, and the checkpoint to resume from."""
     files, name = count(len(plan.fixes), "file"), plan.checkpoint
     if not plan.fixes:
         yield f"{name} is intact: nothing to repair." if plan.is_whole else "Nothing was changed."
-    elif done:
+    elif is_done:
         yield f"{files} rebuilt; each was verified against the manifest before it was written."
     else:
         yield f"{files} would be rebuilt with `--apply`. Nothing was changed."
@@ -226,18 +227,18 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
             "and each .safetensors file can be opened alone."
         )
         return
-    lost, whole = plan.lost_tensors, plan.whole_tensors
-    names = f": {', '.join(lost)}" if lost else ""
-    yield f"Lost: {count(len(lost), 'tensor')}{names}."
+    lost_tensors, whole = plan.lost_tensors, plan.whole_tensors
+    names = f": {', '.join(lost_tensors)}" if lost_tensors else ""
+    yield f"Lost: {count(len(lost_tensors), 'tensor')}{names}."
     if any(loss.file.startswith("rng_state_") for loss in plan.losses):
         yield (
             "Lost random states cannot be computed from seed and step. Without them, dropout and "
             "augmentation draw other numbers from here on."
         )
-    hurt = [name for name, is_whole in plan.parts.items() if not is_whole]
-    left = [name for name, is_whole in plan.parts.items() if is_whole]
-    yield f"Intact: {count(len(whole), 'tensor')}. Intact parts: {', '.join(left) or NONE}."
-    yield f"Damaged parts: {', '.join(hurt) or NONE}."
+    damaged_parts = [name for name, is_whole in plan.parts.items() if not is_whole]
+    whole_parts = [name for name, is_whole in plan.parts.items() if is_whole]
+    yield f"Intact: {count(len(whole), 'tensor')}. Intact parts: {', '.join(whole_parts) or NONE}."
+    yield f"Damaged parts: {', '.join(damaged_parts) or NONE}."
 
 
 DAMAGE_LEFT = 1
@@ -317,12 +318,12 @@ def repair(  # noqa: PLR0913 - the options of a command
                 hint="resilient ckpt repair --help",
             )
         path = in_run(ref, place or repo)
-        made = _rebuild(None if path else ref, path or place or repo or "", rebuild)
+        rebuild_plan = _rebuild(None if path else ref, path or place or repo or "", rebuild)
         # Import late: the module loads the readers of all layouts.
         from resilient.diff.verification import verify_folder
 
-        verdict = verify_folder(made.folder).verdict
-        show(rebuilding(made, verdict), output_of(ctx))
+        verdict = verify_folder(rebuild_plan.folder).verdict
+        show(rebuilding(rebuild_plan, verdict), output_of(ctx))
         return 0 if verdict.answer == "yes" else DAMAGE_LEFT
     is_done = apply and not dry_run
     url = place or repo
@@ -353,16 +354,16 @@ def _mend_ours(
 ) -> int:
     """Show the repair plan of a checkpoint of ours; carry it out if ``is_done``."""
     options = read_storage_options(os.environ)
-    others = [open_store(url, storage_options=options) for url in sources]
-    with Progress("reading") as told:
+    sources_of_files = [open_store(url, storage_options=options) for url in sources]
+    with Progress("reading") as progress:
         of_bytes = sum(entry.size_bytes for entry in store.list(f"{checkpoint.folder}/"))
-        reader = ProgressStore(store, told, of_bytes)
-        plan = plan_repair(reader, checkpoint, others, undelete=undelete)
-    plan = _with_random_states(store, plan, others, undelete=undelete)
-    _require_signed(plan, [store, *others])
-    aside = _carry_out(store, plan, others) if is_done else {}
+        reader = ProgressStore(store, progress, of_bytes)
+        plan = plan_repair(reader, checkpoint, sources_of_files, undelete=undelete)
+    plan = _with_random_states(store, plan, sources_of_files, undelete=undelete)
+    _require_signed(plan, [store, *sources_of_files])
+    aside = _carry_out(store, plan, sources_of_files) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, VerifyLevel.FULL)
-    show(repairing(store.url, plan, resume, done=is_done, aside=aside), output_of(ctx))
+    show(repairing(store.url, plan, resume, is_done=is_done, aside=aside), output_of(ctx))
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",
@@ -388,7 +389,7 @@ def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
 
 
 def _with_random_states(
-    store: Store, plan: RepairPlan, others: list[Store], *, undelete: bool
+    store: Store, plan: RepairPlan, stores: list[Store], *, undelete: bool
 ) -> RepairPlan:
     """Plan again with random states derived from seed and step, if they are lost and derivable."""
     if plan.manifest is None or not any(loss.file.startswith("rng_state_") for loss in plan.losses):
@@ -397,16 +398,16 @@ def _with_random_states(
     from resilient.train.hf_interop.rebuild import random_states_of
 
     options = read_storage_options(os.environ)
-    made = random_states_of(store.url, plan.manifest, storage_options=options)
-    if made is None:
+    states = random_states_of(store.url, plan.manifest, storage_options=options)
+    if states is None:
         return plan
-    others.append(made)
-    return plan_repair(store, plan.checkpoint, others, undelete=undelete)
+    stores.append(states)
+    return plan_repair(store, plan.checkpoint, stores, undelete=undelete)
 
 
-def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str, str]:
+def _carry_out(store: Store, plan: RepairPlan, stores: list[Store]) -> dict[str, str]:
     with Waiting("repairing"):
-        return apply_repair(store, plan, others)
+        return apply_repair(store, plan, stores)
 
 
 def _is_of_others(url: str) -> bool:
@@ -421,23 +422,23 @@ def _is_of_others(url: str) -> bool:
 
 
 def _mend(
-    ctx: typer.Context, url: str, others: list[str], out: Path | None, *, is_done: bool
+    ctx: typer.Context, url: str, paths: list[str], out: Path | None, *, is_done: bool
 ) -> int:
     """Show the repair plan of another tool's checkpoint; write the result if ``is_done``."""
     from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 
     with Waiting("reading"):
-        plan = plan_layout_repair(url, others, read_storage_options(os.environ))
+        plan = plan_layout_repair(url, paths, read_storage_options(os.environ))
     target = out or place_of(plan)
     is_written = is_done and (plan.is_mended or bool(plan.salvaged))
     if is_written:
         with Waiting("writing"):
             write_repaired(plan, target)
     words = ["resilient ckpt repair", shell_quote(plan.url)]
-    words += [f"--from {shell_quote(path)}" for path in others]
+    words += [f"--from {shell_quote(path)}" for path in paths]
     words += ["--apply", *([f"--out {shell_quote(out)}"] if out else [])]
     command = " ".join(words)
-    show(mending(plan, target, command, done=is_written), output_of(ctx))
+    show(mending(plan, target, command, is_done=is_written), output_of(ctx))
     is_fine = not plan.is_damaged and not plan.losses and not plan.refused
     return 0 if is_fine else DAMAGE_LEFT
 
@@ -461,10 +462,10 @@ def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
 
 def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
     """Return the chosen checkpoint; one without a manifest must be named in full."""
-    named = parse_checkpoint(ref or "")
-    if undelete and named is None:
+    checkpoint = parse_checkpoint(ref or "")
+    if undelete and checkpoint is None:
         raise UsageError(
             "`--undelete` needs the full name of the checkpoint",
             hint=f"resilient ckpt repair checkpoint-120-g3 {shell_quote(store.url)} --undelete",
         )
-    return named or resolve(store, ref or "latest")
+    return checkpoint or resolve(store, ref or "latest")

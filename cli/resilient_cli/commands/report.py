@@ -40,18 +40,18 @@ _SILENT, _DEAD = "silent", "dead"
 _MEANING = {_DEAD: " (its launcher died; the same command resumes)"}
 
 
-def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
+def standing(goodput: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
     """Build the answer of ``status``.
 
     Args:
-        found: Goodput report of the run.
+        goodput: Goodput report of the run.
         now_ms: Current time in milliseconds since 1970.
         is_dead: True if the agent of the run is known to have died.
     """
-    now, saved = found.now, found.saved[-1] if found.saved else None
-    left = max(0, now.max_steps - now.step)
-    left_ms = 1000 * left / now.steps_per_second if now.steps_per_second else None
-    state = _state(found, now_ms, is_dead=is_dead)
+    now, last_save = goodput.now, goodput.saved[-1] if goodput.saved else None
+    steps_left = max(0, now.max_steps - now.step)
+    left_ms = 1000 * steps_left / now.steps_per_second if now.steps_per_second else None
+    state = _state(goodput, now_ms, is_dead=is_dead)
     is_moving = now.exit_code is None and state not in (_SILENT, _DEAD)
     document = {
         "state": state,
@@ -61,55 +61,55 @@ def standing(found: GoodputReport, now_ms: int, *, is_dead: bool = False) -> Com
         "steps_per_second": now.steps_per_second,
         "left_ms": left_ms,
         "told": moment(now.told_ms),
-        "lives": len(found.doings),
-        "ranks": _ranks(found),
-        "faults": {cause: repair.count for cause, repair in found.repairs.items()},
-        "lost_steps": found.lost_steps,
-        "checkpoint": saved.checkpoint if saved else None,
-        "committed": moment(saved.at_ms) if saved else None,
-        "risk_steps": found.risk_steps,
-        "wall_ms": found.wall_ms,
-        "goodput": found.goodput,
+        "lives": len(goodput.doings),
+        "ranks": _ranks(goodput),
+        "faults": {cause: repair.count for cause, repair in goodput.repairs.items()},
+        "lost_steps": goodput.lost_steps,
+        "checkpoint": last_save.checkpoint if last_save else None,
+        "committed": moment(last_save.at_ms) if last_save else None,
+        "risk_steps": goodput.risk_steps,
+        "wall_ms": goodput.wall_ms,
+        "goodput": goodput.goodput,
     }
     of = f" of {now.max_steps} ({share(now.step, now.max_steps)})" if now.max_steps else ""
     speed = f", {now.steps_per_second:.3g} steps/s" if now.steps_per_second else ""
-    eta = f", {duration(left_ms)} left" if left and left_ms and is_moving else ""
-    causes = ", ".join(f"{cause} {repair.count}" for cause, repair in found.repairs.items())
-    ranks = f", {count(_ranks(found), 'rank')}" if _ranks(found) else ""
+    eta = f", {duration(left_ms)} left" if steps_left and left_ms and is_moving else ""
+    causes = ", ".join(f"{cause} {repair.count}" for cause, repair in goodput.repairs.items())
+    ranks = f", {count(_ranks(goodput), 'rank')}" if _ranks(goodput) else ""
     durable = (
-        f"{saved.checkpoint}, {duration(now_ms - saved.at_ms)} ago; "
-        f"{count(found.risk_steps, 'step')} at risk"
-        if saved
-        else f"nothing yet; {count(found.risk_steps, 'step')} at risk"
+        f"{last_save.checkpoint}, {duration(now_ms - last_save.at_ms)} ago; "
+        f"{count(goodput.risk_steps, 'step')} at risk"
+        if last_save
+        else f"nothing yet; {count(goodput.risk_steps, 'step')} at risk"
     )
     pairs = (
         ("state", f"{state}{_MEANING.get(state, '')}"),
         ("step", f"{now.step}{of}{speed}{eta}"),
-        ("attempt", f"{len(found.doings)}{ranks}"),
-        ("faults", f"{causes or NONE}; {count(found.lost_steps, 'step')} lost"),
+        ("attempt", f"{len(goodput.doings)}{ranks}"),
+        ("faults", f"{causes or NONE}; {count(goodput.lost_steps, 'step')} lost"),
         ("durable", durable),
-        ("goodput", f"{share(found.goodput, 1)} of {duration(found.wall_ms)}"),
+        ("goodput", f"{share(goodput.goodput, 1)} of {duration(goodput.wall_ms)}"),
         ("last event", f"{duration(max(0, now_ms - now.told_ms))} ago"),
     )
     return CommandResult("status", "status", document, (KeyValues(pairs),), (str(now.step),))
 
 
-def _ranks(found: GoodputReport) -> int:
+def _ranks(goodput: GoodputReport) -> int:
     """Return the number of ranks of the newest attempt; 0 if unknown."""
-    return found.doings[-1].life.world_size if found.doings else 0
+    return goodput.doings[-1].life.world_size if goodput.doings else 0
 
 
-def _state(found: GoodputReport, now_ms: int, *, is_dead: bool) -> str:
-    now = found.now
+def _state(goodput: GoodputReport, now_ms: int, *, is_dead: bool) -> str:
+    now = goodput.now
     if now.exit_code is not None:
         return "done" if now.exit_code == 0 else f"left with exit code {now.exit_code}"
-    if now.is_done and not found.launches:
+    if now.is_done and not goodput.launches:
         return "done"
     if is_dead:
         return _DEAD
     if now_ms - now.told_ms > SILENT_MS:
         return _SILENT
-    return found.intervals[-1].spent.value if found.intervals else "starting"
+    return goodput.intervals[-1].spent.value if goodput.intervals else "starting"
 
 
 Run = Annotated[
@@ -169,16 +169,20 @@ def report(
         output = local_path(
             output, "-o", f"resilient report {shlex.join(map(str, run))} -o run.html"
         )
-    found, kept = build_report(records_of(run)), stored(run)
+    goodput, repository = build_report(records_of(run)), stored(run)
     if output is not None:
         # Only a page needs this: it loads NumPy if tensors are read.
 
         extras = extras_of(run, tensors, compare, verify=verify)
-        write_page(output, page_of(found, str(run[0]), kept, extras=extras))
+        write_page(output, page_of(goodput, str(run[0]), repository, extras=extras))
     page = str(output) if output else ""
-    is_told = bool(found.doings or found.launches)
-    told = reporting_stored(kept, page) if kept and not is_told else reporting(found, page)
-    show(told, output_of(ctx))
+    is_told = bool(goodput.doings or goodput.launches)
+    result = (
+        reporting_stored(repository, page)
+        if repository and not is_told
+        else reporting(goodput, page)
+    )
+    show(result, output_of(ctx))
 
 
 def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Interval = 2.0) -> None:
@@ -192,17 +196,17 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
     while True:
         now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
         records = records_of(run)
-        kept = None if records else stored(run)
+        repository = None if records else stored(run)
         now_ms = present_ms(records, clock, now_ms)
-        found, is_gone = build_report(records), is_dead(records, now_ms)
-        if not _is_over(found):
-            found = build_report(records, now_ms, goes_on=not is_gone)
+        goodput, is_gone = build_report(records), is_dead(records, now_ms)
+        if not _is_over(goodput):
+            goodput = build_report(records, now_ms, goes_on=not is_gone)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
-        said = standing(found, now_ms, is_dead=is_gone)
-        told = standing_stored(kept, moment(now_ms)) if kept else said
-        show(told, output)
-        if not watch or _is_over(found) or (kept and not _keeps_events(run)):
+        progress = standing(goodput, now_ms, is_dead=is_gone)
+        result = standing_stored(repository, moment(now_ms)) if repository else progress
+        show(result, output)
+        if not watch or _is_over(goodput) or (repository and not _keeps_events(run)):
             return
         clock.sleep(interval)
 
@@ -217,10 +221,10 @@ def records_of(run: Sequence[Path]) -> list[EventRecord]:
     try:
         return read_records(run)
     except RepositoryNotFound:
-        others = [source for source in run if store_of([source]) is None]
-        if len(others) == len(run):
+        event_sources = [source for source in run if store_of([source]) is None]
+        if len(event_sources) == len(run):
             raise
-        return read_records(others)
+        return read_records(event_sources)
 
 
 def _keeps_events(run: Sequence[Path]) -> bool:
@@ -236,8 +240,8 @@ def _keeps_events(run: Sequence[Path]) -> bool:
     return False
 
 
-def _is_over(found: GoodputReport) -> bool:
-    return found.now.exit_code is not None or (found.now.is_done and not found.launches)
+def _is_over(goodput: GoodputReport) -> bool:
+    return goodput.now.exit_code is not None or (goodput.now.is_done and not goodput.launches)
 
 
 def extras_of(
@@ -267,12 +271,12 @@ def extras_of(
             f"no checkpoints in `{run[0]}`; give a run's output folder",
             hint=f"resilient ckpt ls {shell_quote(run[0])}",
         )
-    checked, said = _verified(store) if verify else ({}, "")
+    state_by_checkpoint, text = _verified(store) if verify else ({}, "")
     return Extras(
         _tensors(_side(store, tensors)) if tensors else "",
         _compared(_side(store, pair[0]), _side(store, pair[1])) if pair else "",
-        checked,
-        said,
+        state_by_checkpoint,
+        text,
     )
 
 
@@ -285,8 +289,8 @@ def _side(store: Store, ref: str) -> CheckpointView:
 def _tensors(side: CheckpointView) -> str:
     from resilient_cli.page.tensors import pictures_of, tensors
 
-    with Progress("drawing") as told:
-        return tensors(side, pictures_of(side, told))
+    with Progress("drawing") as progress:
+        return tensors(side, pictures_of(side, progress))
 
 
 def _compared(before: CheckpointView, after: CheckpointView) -> str:
@@ -294,23 +298,23 @@ def _compared(before: CheckpointView, after: CheckpointView) -> str:
     from resilient_cli.page.diff_page import comparison
     from resilient_cli.page.tensors import pictures_of_both
 
-    with Progress("comparing") as told:
-        found = compare(before, after, on_progress=told)
-    with Progress("drawing") as told:
-        return comparison(found, pictures_of_both(found, told))
+    with Progress("comparing") as progress:
+        result = compare(before, after, on_progress=progress)
+    with Progress("drawing") as progress:
+        return comparison(result, pictures_of_both(result, progress))
 
 
 def _verified(store: Store) -> tuple[dict[str, str], str]:
     """Verify all checkpoints; return a state for each, and all findings, as HTML."""
-    words: dict[str, str] = {}
-    said: list[str] = []
-    found = committed(store)
-    with Progress("verifying") as told:
-        for nth, checkpoint in enumerate(found, 1):
-            one = examine(store, checkpoint, VerifyLevel.DEEP)
-            state = "damaged" if one.damaged else "warning" if one.findings else "ok"
-            words[checkpoint.folder] = f'<span class="s-{state}">{one.state}</span>'
-            if one.findings:
-                said.append(verified(one, VerifyLevel.DEEP))
-            told(nth, len(found))
-    return words, "<h3>What is wrong</h3>" + "".join(said) if said else ""
+    cells: dict[str, str] = {}
+    texts: list[str] = []
+    checkpoints = committed(store)
+    with Progress("verifying") as progress:
+        for nth, checkpoint in enumerate(checkpoints, 1):
+            survey = examine(store, checkpoint, VerifyLevel.DEEP)
+            state = "damaged" if survey.damaged else "warning" if survey.findings else "ok"
+            cells[checkpoint.folder] = f'<span class="s-{state}">{survey.state}</span>'
+            if survey.findings:
+                texts.append(verified(survey, VerifyLevel.DEEP))
+            progress(nth, len(checkpoints))
+    return cells, "<h3>What is wrong</h3>" + "".join(texts) if texts else ""

@@ -88,12 +88,12 @@ def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyV
 def _few(journey: RollbackPlan) -> str:
     if not journey.left:
         return NONE
-    shown = ", ".join(checkpoint_id.folder for checkpoint_id in journey.left[:3])
-    rest = len(journey.left) - 3
-    return f"{shown} and {rest} more" if rest > 0 else shown
+    names = ", ".join(checkpoint_id.folder for checkpoint_id in journey.left[:3])
+    remaining = len(journey.left) - 3
+    return f"{names} and {remaining} more" if remaining > 0 else names
 
 
-def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
+def moves(url: str, entries: Sequence[ReflogEntry], now: str) -> CommandResult:
     """Build the answer of ``ckpt reflog``."""
     document = {
         "repository": url,
@@ -109,12 +109,12 @@ def moves(url: str, found: Sequence[ReflogEntry], now: str) -> CommandResult:
                 "head": folder(move.head.checkpoint),
                 "gone": move.head.gone,
             }
-            for move in found
+            for move in entries
         ],
     }
-    rows = tuple(_row(move, now) for move in found)
+    rows = tuple(_row(move, now) for move in entries)
     table = Table(("REF", "GEN", "CAUSE", "AGE", "STARTED FROM", "HEAD"), rows)
-    return CommandResult("ckpt.reflog", "moves", document, (table,), tuple(map(_ref, found)))
+    return CommandResult("ckpt.reflog", "moves", document, (table,), tuple(map(_ref, entries)))
 
 
 def _ref(move: ReflogEntry) -> str:
@@ -201,8 +201,8 @@ def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     """
     store = open_repository(place, repo)
     committed_of(store)
-    found = Reflog(store).newest_first()
-    show(moves(store.url, found, SystemClock().now_iso()), output_of(ctx))
+    entries = Reflog(store).newest_first()
+    show(moves(store.url, entries, SystemClock().now_iso()), output_of(ctx))
 
 
 def _go(

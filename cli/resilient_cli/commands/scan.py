@@ -22,33 +22,35 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing
 
 
-def scanned(url: str, listing: DirectoryListing, found: Sequence[ScanFinding]) -> CommandResult:
+def scanned(url: str, listing: DirectoryListing, findings: Sequence[ScanFinding]) -> CommandResult:
     """Build the answer of ``ckpt scan``: the findings, and advice for or against loading."""
-    counts = {risk.value: sum(finding.risk is risk for finding in found) for risk in Risk}
+    counts = {risk.value: sum(finding.risk is risk for finding in findings) for risk in Risk}
     files = len(listing.sizes) + len(listing.outside)
     document = {
         "url": url,
         "files": files,
         "counts": counts,
         "safe": not counts[Risk.DANGER] and not counts[Risk.WARNING],
-        "findings": [asdict(finding) for finding in found],
+        "findings": [asdict(finding) for finding in findings],
     }
     rows = tuple(
         (finding.risk.value, finding.file or ".", finding.what, finding.consequence)
-        for finding in found
+        for finding in findings
     )
     table = Table(("RISK", "FILE", "WHAT", "CONSEQUENCE"), rows)
-    ids = tuple(dict.fromkeys(finding.file for finding in found if finding.risk is not Risk.NOTE))
+    ids = tuple(
+        dict.fromkeys(finding.file for finding in findings if finding.risk is not Risk.NOTE)
+    )
     return CommandResult("ckpt.scan", "scan", document, (table, _verdict(files, counts)), ids)
 
 
 def _verdict(files: int, counts: dict[str, int]) -> str:
-    looked = f"{files} file{'s' * (files != 1)} scanned, none of them executed."
+    text = f"{files} file{'s' * (files != 1)} scanned, none of them executed."
     if counts[Risk.DANGER]:
-        return f"{looked} Do not load it: {counts[Risk.DANGER]} can harm you."
+        return f"{text} Do not load it: {counts[Risk.DANGER]} can harm you."
     if counts[Risk.WARNING]:
-        return f"{looked} Load it only if you trust its author."
-    return f"{looked} No danger was found."
+        return f"{text} Load it only if you trust its author."
+    return f"{text} No danger was found."
 
 
 HARM_FOUND = 1
@@ -66,9 +68,9 @@ def scan_(
 
     Example: resilient ckpt scan downloads/model
     """
-    with Progress("reading") as told:
-        folder = ProgressFolder(open_folder(path, read_storage_options(os.environ)), told)
+    with Progress("reading") as progress:
+        folder = ProgressFolder(open_folder(path, read_storage_options(os.environ)), progress)
         listing = folder.list()
-        found = scan(folder, listing)
-    show(scanned(folder.url, listing, found), output_of(ctx))
-    return HARM_FOUND if any(finding.risk is not Risk.NOTE for finding in found) else 0
+        findings = scan(folder, listing)
+    show(scanned(folder.url, listing, findings), output_of(ctx))
+    return HARM_FOUND if any(finding.risk is not Risk.NOTE for finding in findings) else 0

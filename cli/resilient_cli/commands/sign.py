@@ -40,9 +40,9 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
     ref, place = ref_and_place(ref, place, repo)
     store = open_repository(place, repo, reads_unsigned=True)
     checkpoint = resolve(store, ref or "latest")
-    with Progress("reading") as told:
+    with Progress("reading") as progress:
         of_bytes = sum(folders_of(store).get(checkpoint, {}).values())
-        reader = ProgressStore(store, told, of_bytes)
+        reader = ProgressStore(store, progress, of_bytes)
         damage = [
             finding for finding in verify(reader, checkpoint) if finding.severity == "damaged"
         ]

@@ -61,7 +61,7 @@ def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
     return CommandResult("slurm.submit", "submission", document, blocks, (number,))
 
 
-def states(found: Sequence[JobState]) -> CommandResult:
+def states(jobs: Sequence[JobState]) -> CommandResult:
     """Build the answer of ``slurm status``: the states of a job and of its tasks."""
     rows = tuple(
         (
@@ -73,12 +73,12 @@ def states(found: Sequence[JobState]) -> CommandResult:
             job.reason or NONE,
             _exit(job.exit_code),
         )
-        for job in found
+        for job in jobs
     )
     columns = ("JOB", "NAME", "STATE", "REQUEUED", "NODES", "REASON", "EXIT")
-    logs = tuple(f"log: {log}" for log in sorted({job.log for job in found}))
-    document = {"jobs": [asdict(job) for job in found]}
-    ids = tuple(job.job for job in found)
+    logs = tuple(f"log: {log}" for log in sorted({job.log for job in jobs}))
+    document = {"jobs": [asdict(job) for job in jobs]}
+    ids = tuple(job.job for job in jobs)
     return CommandResult("slurm.status", "jobs", document, (Table(columns, rows), *logs), ids)
 
 
@@ -189,8 +189,8 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
     """
     place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
-    asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
-    job = _job(tuple(command or ()), asked, place, events, notice)
+    options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    job = _job(tuple(command or ()), options, place, events, notice)
     show(rendered(job, render(job)), output_of(ctx))
     return 0
 
@@ -223,8 +223,8 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     Example: resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py
     """
     place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
-    asked = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
-    job = _job(tuple(command or ()), asked, place, events, notice)
+    options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    job = _job(tuple(command or ()), options, place, events, notice)
     if dry_run:
         show(rendered(job, render(job)), output_of(ctx))
         return 0
@@ -258,9 +258,9 @@ def status(
 
     Example: resilient slurm status 123
     """
-    found = client.query_jobs(client.check_job(job))
-    show(states(found), output_of(ctx))
-    return 1 if any(each_job.state in _ENDED_BADLY for each_job in found) else 0
+    jobs = client.query_jobs(client.check_job(job))
+    show(states(jobs), output_of(ctx))
+    return 1 if any(each_job.state in _ENDED_BADLY for each_job in jobs) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class _Asked:
 
 def _job(
     words: tuple[str, ...],
-    asked: _Asked,
+    options: _Asked,
     place: SlurmPlacement,
     events: Path | None,
     notice: float | None,
@@ -288,50 +288,52 @@ def _job(
         raise UsageError("slurm needs a training to run", hint=_EXAMPLE)
     check_words(
         {
-            "--name": asked.name,
+            "--name": options.name,
             "--partition": place.partition,
             "--account": place.account,
             "--qos": place.qos,
             "--gpus": place.gpus,
             "--memory": place.memory,
             "--array": place.array,
-            "--logs": asked.logs,
+            "--logs": options.logs,
         }
     )
-    fewest, most = parse_nodes(asked.nodes)
-    given = parse_train_options(words[1:])
-    check_command(words[1:], set(given), place.array)
-    if any("\n" in line for line in asked.setup):
+    fewest, most = parse_nodes(options.nodes)
+    train_options = parse_train_options(words[1:])
+    check_command(words[1:], set(train_options), place.array)
+    if any("\n" in line for line in options.setup):
         raise ConfigError("--setup takes one line; repeat the option for more lines")
-    if any(map(has_credentials, asked.setup)):
+    if any(map(has_credentials, options.setup)):
         raise ConfigError(
             "--setup has a URL with a user, a password or a signature, and the script would show "
             "it; --env NAME takes a variable from the environment of sbatch",
             hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
         )
-    if variable := next(filter(None, map(secret_assigned, asked.setup)), ""):
+    if variable := next(filter(None, map(secret_assigned, options.setup)), ""):
         raise ConfigError(
             f"--setup: the value of {variable} would be visible in the script and in SLURM's "
             "records",
             hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
-    grace = _grace_seconds(given.get("grace"), events, notice)
+    grace = _grace_seconds(train_options.get("grace"), events, notice)
     lead = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
     # The agent also knows the end of the job, and leaves LEAD_SECONDS before it.
-    leaves = 0.0 if given.get("notice") == "off" else LEAD_SECONDS
-    check_time(asked.time, max(lead, math.ceil(leaves)))
-    environment = parse_environment(asked.env)
+    leaves = 0.0 if train_options.get("notice") == "off" else LEAD_SECONDS
+    check_time(options.time, max(lead, math.ceil(leaves)))
+    environment = parse_environment(options.env)
     return SlurmJob(
-        *(asked.name, words[1:], fewest, most, asked.time, place, asked.logs, grace),
-        says_grace="grace" in given,
+        *(options.name, words[1:], fewest, most, options.time, place, options.logs, grace),
+        says_grace="grace" in train_options,
         lead_seconds=lead,
         environment=environment,
-        setup=asked.setup,
-        failures_max=asked.failures_max,
+        setup=options.setup,
+        failures_max=options.failures_max,
     )
 
 
-def _grace_seconds(given: float | None, events: Path | None, notice: float | None) -> float:
+def _grace_seconds(
+    option_seconds: float | None, events: Path | None, notice: float | None
+) -> float:
     """Return ``--grace`` as given or from measured saves; check it against the notice.
 
     Raises:
@@ -342,8 +344,8 @@ def _grace_seconds(given: float | None, events: Path | None, notice: float | Non
         raise ConfigError(f"--events {events}: no save is recorded there")
     grace = (
         max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(took))
-        if given is None
-        else given
+        if option_seconds is None
+        else option_seconds
     )
     # The batch script always leaves more than --grace before the time limit.
     preemption_budget.require(preemption_budget.budget_of(took, grace, notice, None))

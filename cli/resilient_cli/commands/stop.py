@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from resilient.goodput.event_log import Agent
 
 
-def stopped(found: Sequence[Agent]) -> CommandResult:
+def stopped(stopped_agents: Sequence[Agent]) -> CommandResult:
     """Build the answer of ``stop``: the end of each agent, if the agent recorded it."""
-    lines = tuple(_said(agent) for agent in found)
-    ids = tuple(str(agent.pid) for agent in found)
-    return CommandResult("stop", "stop", {"agents": [asdict(agent) for agent in found]}, lines, ids)
+    lines = tuple(_said(agent) for agent in stopped_agents)
+    ids = tuple(str(agent.pid) for agent in stopped_agents)
+    return CommandResult(
+        "stop", "stop", {"agents": [asdict(agent) for agent in stopped_agents]}, lines, ids
+    )
 
 
 def _said(agent: Agent) -> str:
@@ -75,29 +77,31 @@ def stop(
 
     Example: resilient stop runs/mine
     """
-    here, elsewhere = _living(run)
-    if not here:
-        raise _nobody(run, elsewhere)
+    local_agents, remote_agents = _living(run)
+    if not local_agents:
+        raise _nobody(run, remote_agents)
     clock = SystemClock()
-    _signal(here)
+    _signal(local_agents)
     if not this_host:
         # Directly after SIGTERM, SIGINT counts as the same order, and extends it to all hosts.
-        _signal(here, signal.SIGINT)
+        _signal(local_agents, signal.SIGINT)
     if now:
         clock.sleep(_BETWEEN_SECONDS)
-        _signal([agent for agent in here if is_agent_alive(agent)])
+        _signal([agent for agent in local_agents if is_agent_alive(agent)])
     deadline = clock.monotonic_seconds() + within
-    while within and any(is_agent_alive(agent) for agent in here):
+    while within and any(is_agent_alive(agent) for agent in local_agents):
         if clock.monotonic_seconds() > deadline:
             raise DeadlineExceeded(
-                f"pid {here[0].pid} has not ended within {within:g} s",
+                f"pid {local_agents[0].pid} has not ended within {within:g} s",
                 deadline_seconds=within,
                 hint=f"resilient status {shell_quote(run[0])}; resilient stop --now "
                 f"{shell_quote(run[0])} loses unsaved steps",
             )
         clock.sleep(_POLL_SECONDS)
-    known = {(agent.host, agent.pid): agent for agent in agents(read_records(run))}
-    show(stopped([known[agent.host, agent.pid] for agent in here]), output_of(ctx))
+    agent_by_process = {(agent.host, agent.pid): agent for agent in agents(read_records(run))}
+    show(
+        stopped([agent_by_process[agent.host, agent.pid] for agent in local_agents]), output_of(ctx)
+    )
     return 0
 
 
@@ -105,13 +109,13 @@ def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
     """Return the running agents of this host, and those of other hosts without a recorded end."""
     open_ = [agent for agent in agents(read_records(run)) if agent.exit_code is None]
     host = socket.gethostname()
-    here = [agent for agent in open_ if agent.host == host and is_agent_alive(agent)]
-    return here, [agent for agent in open_ if agent.host != host]
+    local_agents = [agent for agent in open_ if agent.host == host and is_agent_alive(agent)]
+    return local_agents, [agent for agent in open_ if agent.host != host]
 
 
-def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
-    if elsewhere:
-        last = elsewhere[-1]
+def _nobody(run: Sequence[Path], remote_agents: Sequence[Agent]) -> NotRunning:
+    if remote_agents:
+        last = remote_agents[-1]
         return NotRunning(
             f"no launcher of `{run[0]}` runs on this machine; it started on {last.host}",
             hint=f"ssh {shell_quote(last.host)} resilient stop {shell_quote(run[0])}",
@@ -121,9 +125,9 @@ def _nobody(run: Sequence[Path], elsewhere: Sequence[Agent]) -> NotRunning:
     )
 
 
-def _signal(found: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
+def _signal(agents_to_stop: Sequence[Agent], number: signal.Signals = signal.SIGTERM) -> None:
     """Send a signal to agents; ignore agents that have already ended."""
-    for agent in found:
+    for agent in agents_to_stop:
         try:
             os.kill(agent.pid, number)
         except ProcessLookupError:

@@ -284,9 +284,11 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     limits = FailureLimits(
         max_restarts, restart_window, preemptions, max_no_progress, max_host_failures
     )
-    wishes = launcher.WorkerOptions(repo, resume, events, single_writer, storage_options=reach)
+    worker_options = launcher.WorkerOptions(
+        repo, resume, events, single_writer, storage_options=reach
+    )
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
-    here, port = (node_rank, master_addr, master_port, local_addr), parse_port(metrics_port)
+    node_options, port = (node_rank, master_addr, master_port, local_addr), parse_port(metrics_port)
     options = launcher.TrainOptions(
         target=script,
         arguments=tuple(arguments or ()),
@@ -294,10 +296,10 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         is_program=no_python,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
-        rendezvous=launcher.RendezvousOptions(*meet, *here),
+        rendezvous=launcher.RendezvousOptions(*meet, *node_options),
         patience=launcher.Timeouts(monitor_interval, grace, hang=hang, limits=limits),
         wishes=replace(
-            wishes,
+            worker_options,
             require_signature=signing.is_required,
             strict_resume=strict_resume or read_flag(os.environ, STRICT_RESUME),
             is_warm=warm,
@@ -349,7 +351,7 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
 
     command = shlex.join((sys.executable, *plan.command))
     repository = options.wishes.repo
-    limits, rows, every = options.patience.limits, reaction_table(), options.wishes.every
+    limits, rows, interval = options.patience.limits, reaction_table(), options.wishes.every
     document = {
         "command": command,
         "workers_per_node": plan.nproc,
@@ -361,7 +363,7 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
             "run_id": plan.run_id,
         },
         "repository": repository or None,
-        "every": every or None,
+        "every": interval or None,
         "until_step": options.wishes.until_step or None,
         "limits": asdict(limits),
         "hang": asdict(options.patience.hang),

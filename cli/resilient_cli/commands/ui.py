@@ -92,9 +92,9 @@ class RunPage:
             self._renew()
             return self._text
 
-    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+    def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Return the status and HTML of a part that is made on demand."""
-        return self._parts.part(name, asked)
+        return self._parts.part(name, query)
 
     def close(self) -> None:
         """Stop making parts."""
@@ -117,24 +117,24 @@ class RunPage:
         self._next_seconds = now_seconds + pause_seconds
 
     def _made(self) -> str:
-        found = build_report(records_of(self._run))
-        return page_of(found, str(self._run[0]), stored(self._run), self._version)
+        goodput = build_report(records_of(self._run))
+        return page_of(goodput, str(self._run[0]), stored(self._run), self._version)
 
 
 def version_of(run: Sequence[Path]) -> str:
     """Return a word that changes when event files or checkpoints of a run change."""
-    told = "\n".join(f"{path} {size} {at}" for path, size, at in sorted(_stats(run)))
-    return hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    stats = "\n".join(f"{path} {size} {at}" for path, size, at in sorted(_stats(run)))
+    return hashlib.sha256(stats.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
     for folder in run:
         for path in chain.from_iterable(map(folder.glob, _MADE_OF)):
             try:
-                found = path.stat()
+                status = path.stat()
             except OSError:
                 continue  # The file was deleted meanwhile.
-            yield str(path), found.st_size, found.st_mtime_ns
+            yield str(path), status.st_size, status.st_mtime_ns
 
 
 def _is_watched(output: Output) -> bool:
@@ -143,5 +143,8 @@ def _is_watched(output: Output) -> bool:
 
 
 def _serving(url: str, name: str) -> CommandResult:
-    said = (f"{name}: {url}", "Anyone with this address can read the page. Ctrl-C ends the server.")
-    return CommandResult("ui", "serving", {"url": url, "run": name}, said, ids=(url,))
+    lines = (
+        f"{name}: {url}",
+        "Anyone with this address can read the page. Ctrl-C ends the server.",
+    )
+    return CommandResult("ui", "serving", {"url": url, "run": name}, lines, ids=(url,))

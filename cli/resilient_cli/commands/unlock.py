@@ -52,15 +52,15 @@ class Unlocking:
     is_needed: bool
 
 
-def unlocking(found: Unlocking, now: str) -> CommandResult:
+def unlocking(plan: Unlocking, now: str) -> CommandResult:
     """Build the answer of ``ckpt unlock``."""
-    writer, record = found.writer, found.writer.record
+    writer, record = plan.writer, plan.writer.record
     document = {
-        "repository": found.url,
-        "done": found.life is not None,
-        "life": found.life.number if found.life else None,
-        "state": found.seen.state.value,
-        "why": found.seen.why,
+        "repository": plan.url,
+        "done": plan.life is not None,
+        "life": plan.life.number if plan.life else None,
+        "state": plan.seen.state.value,
+        "why": plan.seen.why,
         "writer": {
             "type": "writer",
             "life": writer.life,
@@ -72,68 +72,68 @@ def unlocking(found: Unlocking, now: str) -> CommandResult:
             "committed_at": writer.committed_at or None,
             "unfinished": [checkpoint_id.folder for checkpoint_id in writer.unfinished],
         },
-        "process": _process(found.seen),
-        "resume": folder(_resume(found)),
-        "held": found.held or None,
+        "process": _process(plan.seen),
+        "resume": folder(_resume(plan)),
+        "held": plan.held or None,
     }
-    blocks: tuple[KeyValues | str, ...] = (KeyValues(tuple(_facts(found, now))), *_told(found))
-    number = found.life.number if found.life else writer.life
+    blocks: tuple[KeyValues | str, ...] = (KeyValues(tuple(_facts(plan, now))), *_told(plan))
+    number = plan.life.number if plan.life else writer.life
     return CommandResult("ckpt.unlock", "writer", document, blocks, (str(number),))
 
 
-def _resume(found: Unlocking) -> CheckpointId | None:
+def _resume(plan: Unlocking) -> CheckpointId | None:
     """Return the checkpoint that a resume takes now; saves during the check count."""
-    return found.life.parent if found.life else found.writer.resume
+    return plan.life.parent if plan.life else plan.writer.resume
 
 
-def _process(seen: LivenessReport) -> dict[str, Any] | None:
-    if seen.agent is None:
+def _process(liveness: LivenessReport) -> dict[str, Any] | None:
+    if liveness.agent is None:
         return None
     return {
-        "host": seen.agent.host,
-        "pid": seen.agent.pid,
-        "began": moment(seen.agent.began_ms),
-        "told": moment(seen.told_ms),
-        "exit_code": seen.agent.exit_code,
+        "host": liveness.agent.host,
+        "pid": liveness.agent.pid,
+        "began": moment(liveness.agent.began_ms),
+        "told": moment(liveness.told_ms),
+        "exit_code": liveness.agent.exit_code,
     }
 
 
-def _facts(found: Unlocking, now: str) -> list[tuple[str, str]]:
-    writer, record, seen = found.writer, found.writer.record, found.seen
+def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
+    writer, record, liveness = plan.writer, plan.writer.record, plan.seen
     began = f"DAMAGED: {writer.problem}"
     if record:
         began = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
-    saved = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
+    last_save = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
     if writer.unfinished:
-        few = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_FEW])
-        saved += f"; started and not committed: {few}"
+        names = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_FEW])
+        last_save += f"; started and not committed: {names}"
     process = NONE
-    if seen.agent:
-        told = age(moment(seen.told_ms), now)
-        process = f"pid {seen.agent.pid} on {seen.agent.host}, last event {told} ago"
+    if liveness.agent:
+        event_age = age(moment(liveness.told_ms), now)
+        process = f"pid {liveness.agent.pid} on {liveness.agent.host}, last event {event_age} ago"
     return [
         ("generation", f"{writer.life}, {began}"),
-        ("saved", saved),
+        ("saved", last_save),
         ("process", process),
-        ("writer", f"{seen.state.value}: {seen.why}"),
-        ("resume", folder(_resume(found)) or "scratch"),
-        ("held", found.held or NONE),
+        ("writer", f"{liveness.state.value}: {liveness.why}"),
+        ("resume", folder(_resume(plan)) or "scratch"),
+        ("held", plan.held or NONE),
     ]
 
 
-def _told(found: Unlocking) -> list[str]:
-    if found.life:
-        began = folder(_resume(found)) or "scratch"
+def _told(plan: Unlocking) -> list[str]:
+    if plan.life:
+        began = folder(_resume(plan)) or "scratch"
         return [
-            f"Generation {found.life.number} starts from {began} and saves nothing.",
+            f"Generation {plan.life.number} starts from {began} and saves nothing.",
             "Every earlier process ends at its next save (exit 80).",
             "Nothing was abandoned or deleted. The same training command resumes from there.",
         ]
-    if not found.is_needed:
+    if not plan.is_needed:
         return ["No process is left to fence: nothing was changed."]
     lead = "The same training command resumes as it is. To make sure that no other process writes:"
-    force = " --force" if found.seen.state is LivenessState.ALIVE else ""
-    return [f"Dry run. {lead} resilient ckpt unlock {found.url} --yes{force}"]
+    force = " --force" if plan.seen.state is LivenessState.ALIVE else ""
+    return [f"Dry run. {lead} resilient ckpt unlock {plan.url} --yes{force}"]
 
 
 HELD = 80
@@ -180,20 +180,20 @@ def unlock(  # noqa: PLR0913 - the options of a command
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
     records = records_of(run, place or repo or "")
-    seen = check_liveness(writer, records, present_ms(records, clock, now_ms))
-    is_alive = seen.state is LivenessState.ALIVE
+    liveness = check_liveness(writer, records, present_ms(records, clock, now_ms))
+    is_alive = liveness.state is LivenessState.ALIVE
     acts = (yes or output_of(ctx).agrees) and not dry_run
     if acts and is_alive and not force:
         raise WriterAlive(
-            f"generation {writer.life} of {store.url} has a live writer: {seen.why}; nothing was "
-            "changed",
+            f"generation {writer.life} of {store.url} has a live writer: {liveness.why}; nothing "
+            "was changed",
             hint=f"resilient stop {shell_quote(run or store.url)}; resilient ckpt unlock "
             f"{shell_quote(store.url)} --yes --force loses its unsaved steps",
         )
     # An attempt that saves nothing already fences off every other writer.
-    needed = not writer.is_nobody or is_alive
-    life = shut_out(store, clock, single_writer=single_writer) if acts and needed else None
-    held = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
-    found = Unlocking(store.url, writer, seen, held, life, is_needed=needed)
-    show(unlocking(found, clock.now_iso()), output_of(ctx))
-    return HELD if is_alive and not life else 0
+    is_needed = not writer.is_nobody or is_alive
+    generation = shut_out(store, clock, single_writer=single_writer) if acts and is_needed else None
+    hold = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
+    plan = Unlocking(store.url, writer, liveness, hold, generation, is_needed=is_needed)
+    show(unlocking(plan, clock.now_iso()), output_of(ctx))
+    return HELD if is_alive and not generation else 0

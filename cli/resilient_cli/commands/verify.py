@@ -65,13 +65,13 @@ def verification(
         part: Result of a sample; None if everything was read.
     """
     intact = [survey for survey in surveys if survey.intact]
-    damaged = [survey for survey in surveys if survey.damaged]
+    damaged_surveys = [survey for survey in surveys if survey.damaged]
     document = {
         "repository": url,
         "level": level.value,
         "intact": len(intact),
-        "damaged": len(damaged),
-        "unreadable": len(surveys) - len(intact) - len(damaged),
+        "damaged": len(damaged_surveys),
+        "unreadable": len(surveys) - len(intact) - len(damaged_surveys),
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
         "records": [asdict(record) for record in records],
@@ -81,21 +81,21 @@ def verification(
     read = (_read(part),) if part else ()
     rows += tuple(_finding(NONE, _STATES[record.severity], record) for record in records)
     table = Table(("ID", "STATE", "FILE", "BYTES", "TENSOR", "PROBLEM"), rows)
-    found = [finding for survey in surveys for finding in survey.findings] + list(records)
-    fixes = dict.fromkeys(finding.fix for finding in found if finding.fix)
+    findings = [finding for survey in surveys for finding in survey.findings] + list(records)
+    fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)
     if not resume:
         fixes.pop(BY_ITSELF, None)
-    counts = f"{len(intact)} intact, {len(damaged)} damaged (level {level.value})."
+    counts = f"{len(intact)} intact, {len(damaged_surveys)} damaged (level {level.value})."
     ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (
         table,
         f"{counts} {ruling}",
         *read,
         *[
-            f"{part_of_near(each_survey.checkpoint, each_survey.absent_ranks)} Verify the durable repository "
-            "instead."
-            for each_survey in damaged
-            if each_survey.absent_ranks
+            f"{part_of_near(damaged_survey.checkpoint, damaged_survey.absent_ranks)} Verify the "
+            "durable repository instead."
+            for damaged_survey in damaged_surveys
+            if damaged_survey.absent_ranks
         ],
         *[f"fix: {fix}" for fix in fixes],
     )
@@ -105,11 +105,11 @@ def verification(
 
 def _read(part: SampleResult) -> str:
     """Describe how much was read."""
-    found = part.sample
-    seen = f"{found.chunks} of {count(found.of, 'chunk')}, {human_size(found.size_bytes)}"
+    sample = part.sample
+    amount = f"{sample.chunks} of {count(sample.of, 'chunk')}, {human_size(sample.size_bytes)}"
     end = ", then the time limit was reached" if part.is_over else ""
-    rest = "; the others only by presence and size" if found.chunks < found.of else ""
-    return f"Read {share(found.chunks, found.of)}: {seen}{end}{rest}."
+    suffix = "; the others only by presence and size" if sample.chunks < sample.of else ""
+    return f"Read {share(sample.chunks, sample.of)}: {amount}{end}{suffix}."
 
 
 def _checkpoint(survey: Survey) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     place: Place = None,
     repo: Repo = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="Verify all checkpoints.")] = False,
+    verifies_all: Annotated[bool, typer.Option("--all", help="Verify all checkpoints.")] = False,
     level: Annotated[
         VerifyLevel,
         typer.Option(
@@ -190,18 +190,20 @@ def verify(  # noqa: PLR0913 - the options of a command
 
     Example: resilient ckpt verify --all runs/gpt2 --level quick
     """
-    if every and ref and place:
+    if verifies_all and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
-    ref, place = (None, ref or place) if every else ref_and_place(ref, place, repo)
+    ref, place = (None, ref or place) if verifies_all else ref_and_place(ref, place, repo)
     signing = signing_of(is_required=require_signature)
-    wish = SampleRequest.of(sample, max_duration, level)
-    alone = ref is None and not every and not signing.is_required and not wish.is_some
-    if alone and (looked := look_if_known(place or repo, is_read=level is not VerifyLevel.QUICK)):
-        show(proved(looked), output_of(ctx))
-        return DAMAGE_FOUND if looked.is_damaged else 0
+    request = SampleRequest.of(sample, max_duration, level)
+    alone = ref is None and not verifies_all and not signing.is_required and not request.is_some
+    if alone and (
+        foreign_checkpoint := look_if_known(place or repo, is_read=level is not VerifyLevel.QUICK)
+    ):
+        show(proved(foreign_checkpoint), output_of(ctx))
+        return DAMAGE_FOUND if foreign_checkpoint.is_damaged else 0
     store = open_repository(place, repo, reads_unsigned=True)
     try:
-        found = committed_of(store)
+        committed_ids = committed_of(store)
     except RepositoryNotFound:
         path = in_run(ref, place or repo)
         if path is None:
@@ -215,17 +217,21 @@ def verify(  # noqa: PLR0913 - the options of a command
             sample=sample,
             max_duration=max_duration,
         )
-    chosen = found if every or not found else [resolve(store, ref or "latest")]
+    checkpoints = (
+        committed_ids if verifies_all or not committed_ids else [resolve(store, ref or "latest")]
+    )
     folders = folders_of(store)
-    of_bytes = sum(sum(folders.get(checkpoint_id, {}).values()) for checkpoint_id in chosen)
-    with Progress("reading") as told:
-        reader = ProgressStore(store, told, of_bytes)
-        surveys = survey(reader, chosen, VerifyLevel.QUICK if wish.is_some else level, signing)
-    part = read_some(store, surveys, wish) if wish.is_some else None
+    of_bytes = sum(sum(folders.get(checkpoint_id, {}).values()) for checkpoint_id in checkpoints)
+    with Progress("reading") as progress:
+        reader = ProgressStore(store, progress, of_bytes)
+        surveys = survey(
+            reader, checkpoints, VerifyLevel.QUICK if request.is_some else level, signing
+        )
+    part = read_some(store, surveys, request) if request.is_some else None
     surveys = part.surveys if part else surveys
     states = {result.checkpoint: result.intact for result in surveys}
-    others = VerifyLevel.QUICK if wish.is_some else level
-    resume = first_intact(store, states, others, signing)
+    other_level = VerifyLevel.QUICK if request.is_some else level
+    resume = first_intact(store, states, other_level, signing)
     records = verify_records(store, level.value)
     show(verification(store.url, surveys, resume, level, records, part), output_of(ctx))
     is_damaged = any(record.severity == "damaged" for record in records)

@@ -52,7 +52,9 @@ class ObjectChange:
         return f"{self.kind.lower()}/{self.name}"
 
 
-def plan(cluster: Cluster, made: Sequence[Object]) -> tuple[list[ObjectChange], list[Object]]:
+def plan(
+    cluster: Cluster, run_manifests: Sequence[Object]
+) -> tuple[list[ObjectChange], list[Object]]:
     """Return the changes that applying objects would make, and the objects to apply.
 
     The cluster finds out with a dry run.
@@ -61,15 +63,15 @@ def plan(cluster: Cluster, made: Sequence[Object]) -> tuple[list[ObjectChange], 
         ConfigError: The cluster refuses an object; the message quotes the cluster.
         ClusterConflict: Another tool set a field to another value.
     """
-    before = _by_name(_ask(cluster, made, *_GET))
-    wanted = [_as_queued(manifest, before.get(_key(manifest))) for manifest in made]
-    after = _by_name(_ask(cluster, wanted, *_APPLY, "--dry-run=server"))
-    return [_change(before.get(key), manifest, key) for key, manifest in after.items()], wanted
+    before = _by_name(_ask(cluster, run_manifests, *_GET))
+    desired = [_as_queued(manifest, before.get(_key(manifest))) for manifest in run_manifests]
+    after = _by_name(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
+    return [_change(before.get(key), manifest, key) for key, manifest in after.items()], desired
 
 
-def carry_out(cluster: Cluster, wanted: Sequence[Object]) -> None:
+def carry_out(cluster: Cluster, desired: Sequence[Object]) -> None:
     """Apply objects that the dry run of :func:`plan` has accepted."""
-    _ask(cluster, wanted, *_APPLY)
+    _ask(cluster, desired, *_APPLY)
 
 
 def find_all(cluster: Cluster, name: str) -> list[Object]:
@@ -80,54 +82,56 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
     """
     holders = resources(cluster)
     runtimes = [_RUNTIME] if any("trainer." in holder for holder in holders) else []
-    found = find(cluster, name, [*holders, *runtimes, *_OWN])
-    own = [manifest for manifest in found if not manifest["metadata"].get("ownerReferences")]
-    if not own:
+    run_objects = find(cluster, name, [*holders, *runtimes, *_OWN])
+    top_objects = [
+        manifest for manifest in run_objects if not manifest["metadata"].get("ownerReferences")
+    ]
+    if not top_objects:
         raise NotRunning(
             f"the cluster has no object of run `{name}`",
             hint=cluster.spell("resilient", "k8s", "status", name),
         )
-    return own
+    return top_objects
 
 
-def delete(cluster: Cluster, found: Sequence[Object]) -> None:
+def delete(cluster: Cluster, run_objects: Sequence[Object]) -> None:
     """Delete objects. Their pods get SIGTERM, save, and end within their grace period.
 
     An object that is already deleted is no error.
     """
     options = ("--ignore-not-found", "--wait=false", "--cascade=background", "-o", "name")
-    ask(cluster, "delete", "-f", "-", *options, given=_listed(found), is_json=False)
+    ask(cluster, "delete", "-f", "-", *options, document=_listed(run_objects), is_json=False)
 
 
-def _ask(cluster: Cluster, wanted: Sequence[Object], *asked: str) -> Any:
+def _ask(cluster: Cluster, desired: Sequence[Object], *request: str) -> Any:
     try:
-        return ask(cluster, *asked, given=_listed(wanted))
+        return ask(cluster, *request, document=_listed(desired))
     except ConfigError as error:
         if "immutable" in error.message:
-            hint = cluster.spell("resilient", "k8s", "delete", wanted[-1]["metadata"]["name"])
-            said = f"{error.message}; delete the run and apply it again: checkpoints stay"
-            raise ConfigError(said, hint=hint) from error
+            hint = cluster.spell("resilient", "k8s", "delete", desired[-1]["metadata"]["name"])
+            message = f"{error.message}; delete the run and apply it again: checkpoints stay"
+            raise ConfigError(message, hint=hint) from error
         if "no matches for kind" in error.message:
-            said = f"{error.message}: its controller is not installed"
-            raise ConfigError(said, hint="resilient k8s render --help") from error
+            message = f"{error.message}: its controller is not installed"
+            raise ConfigError(message, hint="resilient k8s render --help") from error
         raise
 
 
-def _as_queued(made: Object, before: Object | None) -> Object:
+def _as_queued(manifest: Object, before: Object | None) -> Object:
     """Keep the suspension of an object that exists, because Kueue controls it."""
-    if before is None or QUEUE not in made["metadata"].get("labels", {}):
-        return made
+    if before is None or QUEUE not in manifest["metadata"].get("labels", {}):
+        return manifest
     suspend = before["spec"].get("suspend", False)
-    return {**made, "spec": {**made["spec"], "suspend": suspend}}
+    return {**manifest, "spec": {**manifest["spec"], "suspend": suspend}}
 
 
-def _listed(made: Sequence[Object]) -> str:
+def _listed(objects: Sequence[Object]) -> str:
     # A stream of documents: for a List, kubectl cannot look up whether a dry run is supported.
-    return "\n---\n".join(map(json.dumps, made))
+    return "\n---\n".join(map(json.dumps, objects))
 
 
-def _key(made: Object) -> tuple[str, str]:
-    return made["kind"], made["metadata"]["name"]
+def _key(manifest: Object) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
 
 
 def _by_name(answer: Any) -> dict[tuple[str, str], Object]:
@@ -141,21 +145,23 @@ def _change(before: Object | None, after: Object, key: tuple[str, str]) -> Objec
     return ObjectChange(*key, "changed" if fields else "unchanged", fields)
 
 
-def _bare(made: Object) -> Object:
-    kept = {name: value for name, value in made.items() if name != "status"}
-    metadata = {name: value for name, value in made["metadata"].items() if name not in _BOOKKEEPING}
-    return {**kept, "metadata": metadata}
+def _bare(manifest: Object) -> Object:
+    fields = {name: value for name, value in manifest.items() if name != "status"}
+    metadata = {
+        name: value for name, value in manifest["metadata"].items() if name not in _BOOKKEEPING
+    }
+    return {**fields, "metadata": metadata}
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[Field]:
     is_hidden = is_secret(str(before.get("name", "")), "")
     for name in sorted({*before, *after}):
-        one, other = before.get(name), after.get(name)
+        old, new = before.get(name), after.get(name)
         below = f"{path}.{name}" if path else name
-        if one != other and name == "value" and is_hidden:
+        if old != new and name == "value" and is_hidden:
             yield Field(below, _HIDDEN, _HIDDEN)
-        elif one != other:
-            yield from _deeper(one, other, below)
+        elif old != new:
+            yield from _deeper(old, new, below)
 
 
 def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
@@ -167,10 +173,10 @@ def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
         yield Field(path, _spelled(before), _spelled(after))
 
 
-def _numbered(value: Sequence[Any], other: Sequence[Any]) -> Mapping[str, Any]:
+def _numbered(value: Sequence[Any], other_value: Sequence[Any]) -> Mapping[str, Any]:
     """Return a list as a mapping: by the names of its entries if all have one, else by position."""
-    named = all(isinstance(item, dict) and "name" in item for item in (*value, *other))
-    return {item["name"] if named else str(nth): item for nth, item in enumerate(value)}
+    have_names = all(isinstance(item, dict) and "name" in item for item in (*value, *other_value))
+    return {item["name"] if have_names else str(nth): item for nth, item in enumerate(value)}
 
 
 def _spelled(value: Any) -> str:

@@ -51,12 +51,12 @@ class Cluster:
     @property
     def options(self) -> tuple[str, ...]:
         """Options that select the cluster, for kubectl and for our own commands."""
-        named = {
+        options = {
             "--context": self.context,
             "--namespace": self.namespace,
             "--kubeconfig": self.kubeconfig,
         }
-        return tuple(f"{option}={text}" for option, text in named.items() if text)
+        return tuple(f"{option}={text}" for option, text in options.items() if text)
 
     def spell(self, *words: str) -> str:
         """Return a command line with the options of this cluster."""
@@ -75,7 +75,7 @@ def command(cluster: Cluster, *arguments: str) -> list[str]:
     return [path, *cluster.options, *arguments]
 
 
-def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True) -> Any:
+def ask(cluster: Cluster, *arguments: str, document: str = "", is_json: bool = True) -> Any:
     """Call kubectl and return its JSON output; None without output, or if ``is_json`` is false.
 
     Raises:
@@ -85,46 +85,53 @@ def ask(cluster: Cluster, *arguments: str, given: str = "", is_json: bool = True
         ClusterConflict: The request would change a field of another tool.
         ClusterUnavailable: The cluster does not answer, or asks for a later retry.
     """
-    called = command(cluster, *arguments, _REQUEST)
+    arguments_of_kubectl = command(cluster, *arguments, _REQUEST)
     try:
-        done = subprocess.run(  # noqa: S603 - the user's own kubectl, and checked words
-            called, input=given, capture_output=True, text=True, check=False, timeout=_SECONDS
+        process = subprocess.run(  # noqa: S603 - the user's own kubectl, and checked words
+            arguments_of_kubectl,
+            input=document,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
         raise ClusterUnavailable(f"kubectl did not answer within {_SECONDS:g} s") from error
-    if done.returncode:
-        raise refusal(cluster, done.stderr)
-    return json.loads(done.stdout) if is_json and done.stdout.strip() else None
+    if process.returncode:
+        raise refusal(cluster, process.stderr)
+    return json.loads(process.stdout) if is_json and process.stdout.strip() else None
 
 
 def items(document: Any) -> list[dict[str, Any]]:
     """Return the objects of an answer, which holds none, one, or a list."""
     if document is None:
         return []
-    found: list[dict[str, Any]] = (
+    objects: list[dict[str, Any]] = (
         document["items"] if document["kind"].endswith("List") else [document]
     )
-    return found
+    return objects
 
 
-def refusal(cluster: Cluster, said: str) -> ResilientError:
+def refusal(cluster: Cluster, output: str) -> ResilientError:
     """Return the error that the stderr of kubectl stands for."""
-    lines = [line for line in said.splitlines() if line.strip() and not _LOGGED.match(line)]
+    lines = [line for line in output.splitlines() if line.strip() and not _LOGGED.match(line)]
     text = (
-        " ".join(" ".join(dict.fromkeys(lines or said.splitlines()[-1:])).split())
+        " ".join(" ".join(dict.fromkeys(lines or output.splitlines()[-1:])).split())
         or "kubectl printed no error"
     )
     text = text.partition(" Please review the fields above")[0].removeprefix("error: ")
-    found = _REASON.search(text)
-    reason = found[1] if found else ""
+    match = _REASON.search(text)
+    reason = match[1] if match else ""
     if reason in _DENIED or "(Unauthorized)" in text or "provide credentials" in text:
-        asked = cluster.spell("kubectl", "auth", "whoami")
-        return ClusterDenied(text, hint=asked)
+        whoami_command = cluster.spell("kubectl", "auth", "whoami")
+        return ClusterDenied(text, hint=whoami_command)
     if reason == "NotFound":
         return NotRunning(text, hint=cluster.spell("kubectl", "get", "jobs,pods"))
     if reason == "Conflict" or text.startswith("Apply failed with"):
-        shown = cluster.spell("kubectl", "get", "jobs", "-o", "yaml", "--show-managed-fields")
-        return ClusterConflict(text, hint=shown)
+        jobs_command = cluster.spell(
+            "kubectl", "get", "jobs", "-o", "yaml", "--show-managed-fields"
+        )
+        return ClusterConflict(text, hint=jobs_command)
     if reason in _SILENT or (not reason and any(phrase in text for phrase in _CUT)):
         return ClusterUnavailable(text, hint=cluster.spell("kubectl", "cluster-info"))
     return ConfigError(text, hint=cluster.spell("kubectl", "config", "get-contexts"))

@@ -74,9 +74,11 @@ def template(run: KubeRun, container: str, first: str, *, restarts: bool = False
         restarts: Whether the controller sets the restart policy.
     """
     selector, tolerations = _NODES[run.spot]
-    wanted = [{**toleration, "effect": "NoSchedule"} for toleration in tolerations]
+    all_tolerations = [{**toleration, "effect": "NoSchedule"} for toleration in tolerations]
     if run.resources.gpus:
-        wanted.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+        all_tolerations.append(
+            {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+        )
     spec: dict[str, Any] = {
         "subdomain": run.name,
         "serviceAccountName": run.name,
@@ -96,13 +98,13 @@ def template(run: KubeRun, container: str, first: str, *, restarts: bool = False
         spec["restartPolicy"] = "Never"
     if selector:
         spec["nodeSelector"] = selector
-    if wanted:
-        spec["tolerations"] = wanted
+    if all_tolerations:
+        spec["tolerations"] = all_tolerations
     return {"metadata": {"labels": {**labels(run), **run.identity.labels}}, "spec": spec}
 
 
 def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    container: dict[str, Any] = {
         "name": name,
         "image": run.image,
         "command": ["resilient", "train"],
@@ -129,13 +131,13 @@ def _container(run: KubeRun, name: str, first: str, *, restarts: bool) -> dict[s
         "volumeMounts": [{"name": name, "mountPath": path} for name, path in _mounts(run)],
     }
     if run.secrets:
-        made["envFrom"] = [{"secretRef": {"name": secret}} for secret in run.secrets]
-    return made
+        container["envFrom"] = [{"secretRef": {"name": secret}} for secret in run.secrets]
+    return container
 
 
 def _options(run: KubeRun, first: str) -> list[str]:
     nodes = f"{run.pods_min}:{run.pods_max}" if run.pods_min < run.pods_max else str(run.pods_max)
-    own = [
+    options = [
         f"--nnodes={nodes}",
         f"--rdzv-endpoint={first}:{PORT}",
         "--rdzv-id=$(RUN_ID)",
@@ -145,14 +147,14 @@ def _options(run: KubeRun, first: str) -> list[str]:
     ]
     if "rdzv_conf" not in run.given:
         # Nodes may be scarce: pods that have a node wait for the others instead of failing.
-        own.append(f"--rdzv-conf=join_timeout={run.times.deadline}")
+        options.append(f"--rdzv-conf=join_timeout={run.times.deadline}")
     if "grace" not in run.given:
-        own.append(f"--grace={run.times.grace:g}")
+        options.append(f"--grace={run.times.grace:g}")
     if "notice" not in run.given:
-        own.append(f"--notice={_NOTICES[run.spot]}")
+        options.append(f"--notice={_NOTICES[run.spot]}")
     if "nproc_per_node" not in run.given:
-        own.append(f"--nproc-per-node={'gpu' if run.resources.gpus else '1'}")
-    return own
+        options.append(f"--nproc-per-node={'gpu' if run.resources.gpus else '1'}")
+    return options
 
 
 def _environment(run: KubeRun, identity: str) -> list[dict[str, Any]]:
@@ -166,30 +168,30 @@ def _environment(run: KubeRun, identity: str) -> list[dict[str, Any]]:
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in zip(TOLD, paths, strict=True)
     ]
-    fixed = {**_WRITABLE, "PYTHONUNBUFFERED": "1", **dict(run.environment)}
+    variables = {**_WRITABLE, "PYTHONUNBUFFERED": "1", **dict(run.environment)}
     # Kubernetes would expand `$(` in a value.
-    return [*entries, *({"name": k, "value": v.replace("$(", "$$(")} for k, v in fixed.items())]
+    return [*entries, *({"name": k, "value": v.replace("$(", "$$(")} for k, v in variables.items())]
 
 
 def _quantities(run: KubeRun) -> dict[str, str]:
-    requested = run.resources
-    own = {"cpu": requested.cpu, "memory": requested.memory, "ephemeral-storage": requested.disk}
-    return {**own, "nvidia.com/gpu": str(requested.gpus)} if requested.gpus else own
+    resources = run.resources
+    limits = {"cpu": resources.cpu, "memory": resources.memory, "ephemeral-storage": resources.disk}
+    return {**limits, "nvidia.com/gpu": str(resources.gpus)} if resources.gpus else limits
 
 
 def _mounts(run: KubeRun) -> list[tuple[str, str]]:
-    own = [("shm", "/dev/shm"), ("tmp", "/tmp"), ("scratch", "/scratch")]  # noqa: S108 - of the pod
-    return [*own, ("checkpoints", "/checkpoints")] if run.claim else own
+    mounts = [("shm", "/dev/shm"), ("tmp", "/tmp"), ("scratch", "/scratch")]  # noqa: S108 - of the pod
+    return [*mounts, ("checkpoints", "/checkpoints")] if run.claim else mounts
 
 
 def _volumes(run: KubeRun) -> list[dict[str, Any]]:
-    own: list[dict[str, Any]] = [
+    volumes: list[dict[str, Any]] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": run.resources.shm}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "scratch", "emptyDir": {}},
     ]
     claim = {"name": "checkpoints", "persistentVolumeClaim": {"claimName": run.claim}}
-    return [*own, claim] if run.claim else own
+    return [*volumes, claim] if run.claim else volumes
 
 
 REQUEUE = 75
@@ -209,10 +211,10 @@ def manifests(run: KubeRun, flavor: Flavor) -> list[dict[str, Any]]:
     account = _object(run, "v1", "ServiceAccount", {"automountServiceAccountToken": False})
     if run.identity.annotations:
         account["metadata"]["annotations"] = run.identity.annotations
-    found = [account, _network(run)]
+    objects = [account, _network(run)]
     if flavor in (Flavor.JOB, Flavor.KUEUE):
-        found.append(_service(run))
-    return found + holders[flavor](run)
+        objects.append(_service(run))
+    return objects + holders[flavor](run)
 
 
 def _object(run: KubeRun, version: str, kind: str, more: dict[str, Any]) -> dict[str, Any]:
@@ -257,22 +259,22 @@ def _network(run: KubeRun) -> dict[str, Any]:
 
 
 def _job(run: KubeRun) -> list[dict[str, Any]]:
-    made = _object(run, "batch/v1", "Job", {"spec": _job_spec(run, "train", f"{run.name}-0")})
-    made["spec"] |= {
+    manifest = _object(run, "batch/v1", "Job", {"spec": _job_spec(run, "train", f"{run.name}-0")})
+    manifest["spec"] |= {
         "activeDeadlineSeconds": run.times.deadline,
         "ttlSecondsAfterFinished": _DAY_SECONDS,
     }
     if run.queue:
-        made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = run.queue
-        made["spec"]["suspend"] = True
-    return [made]
+        manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = run.queue
+        manifest["spec"]["suspend"] = True
+    return [manifest]
 
 
 def _job_spec(run: KubeRun, container: str, first: str) -> dict[str, Any]:
     codes = {"containerName": container, "operator": "In"}
-    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    conditions = [{"type": "DisruptionTarget", "status": "True"}]
     rules = [
-        {"action": "Ignore", "onPodConditions": disrupted},
+        {"action": "Ignore", "onPodConditions": conditions},
         {"action": "Ignore", "onExitCodes": {**codes, "values": [REQUEUE]}},
         {"action": "FailJob", "onExitCodes": {**codes, "values": list(PERMANENT)}},
     ]

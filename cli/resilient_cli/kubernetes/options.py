@@ -93,19 +93,19 @@ def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
         command: Command whose first parameters are ``ctx``, ``run`` and ``flavor``; its other
             parameters are its own options.
     """
-    asked = list(inspect.signature(read_run, eval_str=True).parameters.values())
-    own = list(inspect.signature(command, eval_str=True).parameters.values())
-    names = {parameter.name for parameter in asked}
+    run_parameters = list(inspect.signature(read_run, eval_str=True).parameters.values())
+    own_parameters = list(inspect.signature(command, eval_str=True).parameters.values())
+    names = {parameter.name for parameter in run_parameters}
 
     @wraps(command)
-    def called(ctx: typer.Context, **given: Any) -> int:
-        of_run = {name: given.pop(name) for name in names}
-        return command(ctx, read_run(**of_run), of_run["flavor"], **given)
+    def wrapper(ctx: typer.Context, **values: Any) -> int:
+        of_run = {name: values.pop(name) for name in names}
+        return command(ctx, read_run(**of_run), of_run["flavor"], **values)
 
-    parameters = [own[0], *asked, *own[3:]]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
+    parameters = [own_parameters[0], *run_parameters, *own_parameters[3:]]
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper
 
 
 def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
@@ -139,21 +139,21 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
         ConfigError: An API server would refuse an option, or a save does not fit into the notice.
     """
     resources = Resources(cpu, memory, shm, disk, gpus)
-    asked = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
+    names = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
     words = tuple(command or ())
-    given = _check(words, asked, flavor, resources)
+    train_options = _check(words, names, flavor, resources)
     fewest, most = parse_pods(pods)
     took = _took(events)
     return KubeRun(
         *(name, image, words[1:], fewest, most, namespace, resources),
-        times=fit_times(given.get("grace"), took, spot, int(deadline * 3600)),
+        times=fit_times(train_options.get("grace"), took, spot, int(deadline * 3600)),
         spot=spot,
         failures_max=max_failures,
         environment=parse_environment(env or ()),
-        secrets=asked.secrets,
+        secrets=names.secrets,
         claim=claim,
         queue=queue,
-        given=frozenset(given),
+        given=frozenset(train_options),
         identity=parse_identity(identity),
         egress=parse_egress(egress or ()),
     )
@@ -172,29 +172,33 @@ class _Asked:
 
 
 def _check(
-    words: tuple[str, ...], asked: _Asked, flavor: Flavor, resources: Resources
+    words: tuple[str, ...], names: _Asked, flavor: Flavor, resources: Resources
 ) -> dict[str, Any]:
     """Check the options, and return the options of ``train`` that the command contains."""
     if words[:1] != ("train",) or not words[1:]:
         raise UsageError("k8s needs a training to run", hint=_EXAMPLE)
-    check_image(asked.image)
-    named = {"--namespace": asked.namespace, "--claim": asked.claim, "--queue": asked.queue}
-    check_names({"--name": asked.name, **named})
-    for secret in asked.secrets:
+    check_image(names.image)
+    value_by_option = {
+        "--namespace": names.namespace,
+        "--claim": names.claim,
+        "--queue": names.queue,
+    }
+    check_names({"--name": names.name, **value_by_option})
+    for secret in names.secrets:
         check_names({"--secret": secret})
-    if bool(asked.queue) != (flavor is Flavor.KUEUE):
+    if bool(names.queue) != (flavor is Flavor.KUEUE):
         raise ConfigError("--queue and --flavor kueue go together")
     check_resources(resources)
-    given = parse_train_options(words[1:])
-    check_command(words[1:], given)
-    script = str(given.get("script", ""))
-    if not given.keys() & {"module", "no_python"} and not script.startswith("/"):
+    train_options = parse_train_options(words[1:])
+    check_command(words[1:], train_options)
+    script = str(train_options.get("script", ""))
+    if not train_options.keys() & {"module", "no_python"} and not script.startswith("/"):
         raise ConfigError(
             f"{script!r} is a relative path, and pods start in /scratch: give its absolute path "
             f"in the image, such as /app/{script}",
             hint=_EXAMPLE,
         )
-    return given
+    return train_options
 
 
 def _took(events: Path | None) -> preemption_budget.SaveTimes:

@@ -86,24 +86,24 @@ def parse_identity(text: str) -> Identity:
     return Identity(kind, value)
 
 
-def parse_egress(given: Sequence[str]) -> tuple[tuple[str, int], ...]:
+def parse_egress(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """Parse the networks and ports of ``--egress CIDR:PORT``.
 
     Raises:
         ConfigError: An entry is not CIDR:PORT.
     """
-    found = []
-    for text in given:
+    rules = []
+    for text in texts:
         network, _, port = text.rpartition(":")
         if not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
             raise ConfigError(f"--egress {text!r} is not CIDR:PORT: 10.0.0.0/8:9000")
         try:
-            found.append((str(ipaddress.ip_network(network)), int(port)))
+            rules.append((str(ipaddress.ip_network(network)), int(port)))
         except ValueError as error:
             raise ConfigError(
                 f"--egress {text!r}: {error}; give CIDR:PORT, such as 10.0.0.0/8:9000"
             ) from error
-    return tuple(found)
+    return tuple(rules)
 
 
 def rule(blocks: Sequence[str], ports: Sequence[int]) -> dict[str, Any]:
@@ -228,13 +228,13 @@ class KubeRun:
     egress: tuple[tuple[str, int], ...] = ()
 
 
-def check_names(named: Mapping[str, str]) -> None:
+def check_names(name_by_option: Mapping[str, str]) -> None:
     """Check names of objects against the rules of an API server; empty names are skipped.
 
     Raises:
         ConfigError: A name is invalid; the message names its option.
     """
-    for option, text in named.items():
+    for option, text in name_by_option.items():
         pattern = _NAME if option == "--name" else _SUBDOMAIN
         if text and not pattern.fullmatch(text):
             length = 40 if option == "--name" else 253
@@ -250,28 +250,34 @@ def check_image(image: str) -> None:
         ConfigError: No registry can have such an image.
     """
     if not _IMAGE.fullmatch(image):
-        shown = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
+        image_text = image.rpartition("@")[2] if has_credentials(f"://{image}") else image
         raise ConfigError(
-            f"--image {shown!r} is not an image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], with a "
-            "NAME of a-z and 0-9 and a digest of 64 hex digits, as `docker push` prints it",
+            f"--image {image_text!r} is not an image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], "
+            "with a NAME of a-z and 0-9 and a digest of 64 hex digits, as `docker push` prints it",
             hint="docker images --digests",
         )
 
 
-def check_resources(asked: Resources) -> None:
+def check_resources(resources: Resources) -> None:
     """Check that quantities have the notation of Kubernetes.
 
     Raises:
         ConfigError: A quantity is invalid, or shared memory takes all of the memory.
     """
-    texts = {"--cpu": asked.cpu, "--memory": asked.memory, "--shm": asked.shm, "--disk": asked.disk}
+    texts = {
+        "--cpu": resources.cpu,
+        "--memory": resources.memory,
+        "--shm": resources.shm,
+        "--disk": resources.disk,
+    }
     for option, text in texts.items():
-        pattern, wanted = _QUANTITIES[option]
+        pattern, syntax = _QUANTITIES[option]
         if not pattern.fullmatch(text):
-            raise ConfigError(f"{option} {text!r} is not {wanted}")
-    if _bytes(asked.shm) >= _bytes(asked.memory):
+            raise ConfigError(f"{option} {text!r} is not {syntax}")
+    if _bytes(resources.shm) >= _bytes(resources.memory):
         raise ConfigError(
-            f"--shm {asked.shm} is part of --memory {asked.memory}, and leaves no other memory"
+            f"--shm {resources.shm} is part of --memory {resources.memory}, and leaves no other "
+            "memory"
         )
 
 
@@ -281,48 +287,48 @@ def parse_pods(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: The text is neither, or MAX is less than MIN.
     """
-    found = _PODS.fullmatch(text)
-    if not found:
+    match = _PODS.fullmatch(text)
+    if not match:
         raise ConfigError(f"--pods {text!r} is not N or MIN:MAX")
-    fewest, most = int(found[1]), int(found[2] or found[1])
+    fewest, most = int(match[1]), int(match[2] or match[1])
     if most < fewest:
         raise ConfigError(f"--pods {text!r}: at most {most} is less than at least {fewest}")
     return fewest, most
 
 
-def parse_environment(given: Iterable[str]) -> tuple[tuple[str, str], ...]:
+def parse_environment(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Parse ``NAME=VALUE`` entries; a manifest is no place for secrets.
 
     Raises:
         ConfigError: A name is invalid, reserved or repeated, has no value, or is that of a secret.
     """
-    found: dict[str, str] = {}
-    for text in given:
+    variables: dict[str, str] = {}
+    for text in texts:
         name, has_value, value = text.partition("=")
         if not is_variable(name) or not has_value:
             raise ConfigError(f"--env {name!r} is not NAME=VALUE")
-        if name in found or name in TOLD:
+        if name in variables or name in TOLD:
             raise ConfigError(f"--env {name} is given twice, or is set by Kubernetes")
         if is_secret(name, value):
             raise ConfigError(
                 f"--env {name}: everyone who can read the Job would see its value",
                 hint=f"kubectl create secret generic NAME --from-literal={name}=...",
             )
-        found[name] = value
-    return tuple(found.items())
+        variables[name] = value
+    return tuple(variables.items())
 
 
-def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
+def check_command(command: tuple[str, ...], option_names: Iterable[str]) -> None:
     """Refuse options that the manifests set, and secrets that the Job would show.
 
     Args:
         command: Words after ``train``.
-        given: Names of the options of ``train`` among them.
+        option_names: Names of the options of ``train`` among them.
 
     Raises:
         ConfigError: An option is refused; the message names its replacement.
     """
-    refuse_given(set(given), _OURS)
+    refuse_given(set(option_names), _OURS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(
@@ -340,12 +346,15 @@ def check_command(command: tuple[str, ...], given: Iterable[str]) -> None:
 
 
 def fit_times(
-    given: float | None, took: preemption_budget.SaveTimes, spot: Spot, deadline_seconds: int
+    grace_seconds: float | None,
+    took: preemption_budget.SaveTimes,
+    spot: Spot,
+    deadline_seconds: int,
 ) -> PodTimes:
     """Return a grace that a save fits into, and a grace of the pod that fits into the notice.
 
     Args:
-        given: ``--grace`` of the command, in seconds; None if it has none.
+        grace_seconds: ``--grace`` of the command, in seconds; None if it has none.
         took: Durations of saves and promotions, if they are known.
         spot: Provider whose notice applies.
         deadline_seconds: Deadline of the run.
@@ -354,12 +363,16 @@ def fit_times(
         ConfigError: A save does not fit; the message has the numbers.
     """
     notice = preemption_budget.NOTICE_SECONDS[_NOTICE[spot]] if spot in _NOTICE else None
-    room = (
+    available_seconds = (
         _GRACE_SECONDS
         if notice is None
         else min(_GRACE_SECONDS, notice - preemption_budget.MARGIN_SECONDS)
     )
-    grace = max(room, preemption_budget.needed_grace(took)) if given is None else given
+    grace = (
+        max(available_seconds, preemption_budget.needed_grace(took))
+        if grace_seconds is None
+        else grace_seconds
+    )
     termination = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
     preemption_budget.require(preemption_budget.budget_of(took, grace, float(termination), notice))
     return PodTimes(grace, termination, deadline_seconds)

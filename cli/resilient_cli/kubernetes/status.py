@@ -127,12 +127,18 @@ class RunState:
             return REQUEUE
         if self.state != "failed":
             return None
-        ended = sorted((pod for pod in self.pods if pod.exit_code), key=lambda pod: pod.ended_at)
-        counted = [pod for pod in ended if pod.has_failed]
-        fatal = [pod for pod in counted if pod.exit_code in PERMANENT]
+        failed_pods = sorted(
+            (pod for pod in self.pods if pod.exit_code), key=lambda pod: pod.ended_at
+        )
+        counted_pods = [pod for pod in failed_pods if pod.has_failed]
+        fatal = [pod for pod in counted_pods if pod.exit_code in PERMANENT]
         # A run that exceeds --deadline did not fail: its last pods show whether they saved.
-        chosen = ended if self.reason == "DeadlineExceeded" else fatal or counted or ended
-        return chosen[-1].exit_code if chosen else 1
+        candidates = (
+            failed_pods
+            if self.reason == "DeadlineExceeded"
+            else fatal or counted_pods or failed_pods
+        )
+        return candidates[-1].exit_code if candidates else 1
 
     def newest(self) -> dict[int, PodState]:
         """Return the newest pod of each index."""
@@ -208,20 +214,20 @@ def _judge(
 ) -> tuple[str, Mapping[str, Any]]:
     for kinds, state in ((_DONE, "complete"), (("Failed",), "failed")):
         for kind in kinds:
-            if found := _condition(holder, kind):
-                return state, found
-    suspended = _condition(holder, "Suspended")
+            if condition := _condition(holder, kind):
+                return state, condition
+    suspension = _condition(holder, "Suspended")
     spec = holder.get("spec", {})
-    if suspended or spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
+    if suspension or spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"):
         # A run that waits in a queue is suspended too, and Kueue starts it.
-        return "queued" if admission else "suspended", suspended or {}
+        return "queued" if admission else "suspended", suspension or {}
     if any(pod.phase == "Running" for pod in pods):
         return "running", {}
     return "pending", {}
 
 
-def _condition(made: Object, kind: str) -> dict[str, Any] | None:
-    for condition in made.get("status", {}).get("conditions") or ():
+def _condition(manifest: Object, kind: str) -> dict[str, Any] | None:
+    for condition in manifest.get("status", {}).get("conditions") or ():
         if condition["type"] == kind and condition["status"] == "True":
             return dict(condition)
     return None
@@ -233,15 +239,21 @@ def _admission(workload: Object | None) -> str:
     return "evicted" if workload is not None and _condition(workload, "Evicted") else "pending"
 
 
-def repository_of(made: Any) -> str:
+def repository_of(container: Any) -> str:
     """Return the repository that a command anywhere in an object names; empty for none."""
-    words = (made.get("args") or []) if isinstance(made, dict) else []
-    for number, word in enumerate(words):
+    arguments = (container.get("args") or []) if isinstance(container, dict) else []
+    for number, word in enumerate(arguments):
         if word in ("--repo", "-r"):
-            return str(words[number + 1])
+            return str(arguments[number + 1])
         if word.startswith("--repo="):
             return str(word.partition("=")[2])
-    below = made.values() if isinstance(made, dict) else made if isinstance(made, list) else ()
+    below = (
+        container.values()
+        if isinstance(container, dict)
+        else container
+        if isinstance(container, list)
+        else ()
+    )
     return next(filter(None, map(repository_of, below)), "")
 
 
@@ -251,12 +263,12 @@ def claims_of(value: Any) -> list[str]:
         return [name for item in value for name in claims_of(item)]
     if not isinstance(value, dict):
         return []
-    own = [value["claimName"]] if isinstance(value.get("claimName"), str) else []
-    return own + [name for item in value.values() for name in claims_of(item)]
+    claim_names = [value["claimName"]] if isinstance(value.get("claimName"), str) else []
+    return claim_names + [name for item in value.values() for name in claims_of(item)]
 
 
 def _warnings(names: set[str], events: Sequence[Object]) -> list[ClusterEvent]:
-    found = [
+    warnings = [
         ClusterEvent(
             event.get("series", {}).get("lastObservedTime")
             or event.get("lastTimestamp")
@@ -270,4 +282,4 @@ def _warnings(names: set[str], events: Sequence[Object]) -> list[ClusterEvent]:
         for event in events
         if event.get("type") == "Warning" and event["involvedObject"].get("name") in names
     ]
-    return sorted(found, key=lambda event: event.last_at)
+    return sorted(warnings, key=lambda event: event.last_at)

@@ -57,8 +57,8 @@ def resources(cluster: Cluster) -> list[str]:
 
 def find(cluster: Cluster, name: str, kinds: list[str]) -> list[dict[str, Any]]:
     """Return a run's objects of the given kinds."""
-    asked = ("get", ",".join(kinds), "-l", selector(name), "-o", "json")
-    return items(ask(cluster, *asked))
+    arguments = ("get", ",".join(kinds), "-l", selector(name), "-o", "json")
+    return items(ask(cluster, *arguments))
 
 
 def get_run(
@@ -77,12 +77,12 @@ def get_run(
         ConfigError: The cluster has two runs of that name, of different flavors.
         ClusterUnavailable: The cluster does not answer.
     """
-    found = find(cluster, name, [*(kinds or resources(cluster)), "pods"])
-    pods = [manifest for manifest in found if manifest["kind"] == "Pod"]
+    objects = find(cluster, name, [*(kinds or resources(cluster)), "pods"])
+    pods = [manifest for manifest in objects if manifest["kind"] == "Pod"]
     # Skip objects that another object owns, such as the JobSet of a TrainJob.
     holders = [
         manifest
-        for manifest in found
+        for manifest in objects
         if manifest["kind"] != "Pod" and not manifest["metadata"].get("ownerReferences")
     ]
     if not holders:
@@ -91,9 +91,9 @@ def get_run(
             hint=cluster.spell("kubectl", "get", "jobs", "-l", selector()),
         )
     if len(holders) > 1:
-        both = " and a ".join(holder["kind"] for holder in holders)
+        kinds_text = " and a ".join(holder["kind"] for holder in holders)
         raise ConfigError(
-            f"`{name}` is a {both}; a run has exactly one of them",
+            f"`{name}` is a {kinds_text}; a run has exactly one of them",
             hint=cluster.spell("kubectl", "delete", holders[0]["kind"].lower(), name),
         )
     workload = None
@@ -121,27 +121,27 @@ def wait(
         ClusterUnavailable: The cluster has not answered for 10 min.
         NotRunning: The run does not exist, or was deleted meanwhile.
     """
-    began = heard = clock.monotonic_seconds()
-    said, kinds = "", list[str]()
+    began = last_answer = clock.monotonic_seconds()
+    last_state, kinds = "", list[str]()
     while True:
         now = clock.monotonic_seconds()
-        found, state, error = _try(cluster, name, kinds)
-        if found and found.has_ended:
-            return found
-        heard = now if found else heard
-        if error and now - heard > _SILENCE_SECONDS:
+        run, state, error = _try(cluster, name, kinds)
+        if run and run.has_ended:
+            return run
+        last_answer = now if run else last_answer
+        if error and now - last_answer > _SILENCE_SECONDS:
             raise error
-        if state != said:
+        if state != last_state:
             tell(f"{name}: {state}")
-        said = state
-        left = began + within - now if within else _POLL_SECONDS
-        if left <= 0:
+        last_state = state
+        seconds_left = began + within - now if within else _POLL_SECONDS
+        if seconds_left <= 0:
             raise DeadlineExceeded(
                 f"`{name}` has not ended within {within:g} s: {state}",
                 deadline_seconds=within,
                 hint=cluster.spell("resilient", "k8s", "status", name),
             )
-        clock.sleep(min(_POLL_SECONDS, left))
+        clock.sleep(min(_POLL_SECONDS, seconds_left))
 
 
 def _try(
@@ -150,24 +150,26 @@ def _try(
     """Return a run with its state, or the error if the cluster does not answer."""
     try:
         kinds[:] = kinds or resources(cluster)
-        found = get_run(cluster, name, kinds)
+        run = get_run(cluster, name, kinds)
     except ClusterUnavailable as error:
         return None, "the cluster does not answer; retrying", error
-    return found, found.state, None
+    return run, run.state, None
 
 
 def _served(cluster: Cluster, group: dict[str, Any]) -> set[str]:
     """Return the resources of a group; a group may exist with other resources, such as MPIJobs."""
     paths = [f"/apis/{version['groupVersion']}" for version in group["versions"]]
-    listed = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
-    return {resource["name"] for resources in listed for resource in resources}
+    resource_lists = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
+    return {resource["name"] for resources in resource_lists for resource in resources}
 
 
 def _workload(cluster: Cluster, uid: str) -> dict[str, Any] | None:
-    labelled = f"kueue.x-k8s.io/job-uid={uid}"
-    asked = ("get", "workloads.kueue.x-k8s.io", "-l", labelled, "-o", "json")
-    found = sorted(items(ask(cluster, *asked)), key=lambda manifest: manifest["metadata"]["name"])
-    return found[-1] if found else None
+    label = f"kueue.x-k8s.io/job-uid={uid}"
+    arguments = ("get", "workloads.kueue.x-k8s.io", "-l", label, "-o", "json")
+    workloads = sorted(
+        items(ask(cluster, *arguments)), key=lambda manifest: manifest["metadata"]["name"]
+    )
+    return workloads[-1] if workloads else None
 
 
 _FOLLOW_POLL_SECONDS = 2.0
@@ -200,27 +202,27 @@ class PodLogLine:
     text: str
 
 
-def read(cluster: Cluster, run: RunState, asked: LogQuery) -> Iterator[PodLogLine]:
+def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLine]:
     """Yield the lines that exist, pod after pod.
 
     Raises:
         NotRunning: The run has no such pod.
         ClusterUnavailable: The cluster does not answer, or the connection breaks.
     """
-    chosen = _chosen(run, asked)
-    if not chosen:
-        which = "pod" if asked.index is None else f"pod of index {asked.index}"
-        before = " before the newest" if asked.previous else ""
+    containers = _chosen(run, query)
+    if not containers:
+        pod_text = "pod" if query.index is None else f"pod of index {query.index}"
+        before = " before the newest" if query.previous else ""
         raise NotRunning(
-            f"`{run.name}` has no {which}{before}",
+            f"`{run.name}` has no {pod_text}{before}",
             hint=cluster.spell("resilient", "k8s", "status", run.name),
         )
-    for pod, more in chosen:
-        yield from _Stream(cluster, pod, asked.tail).lines(*more)
+    for pod, more in containers:
+        yield from _Stream(cluster, pod, query.tail).lines(*more)
 
 
 def follow(
-    cluster: Cluster, name: str, asked: LogQuery, clock: Clock, emit: Callable[[PodLogLine], None]
+    cluster: Cluster, name: str, query: LogQuery, clock: Clock, emit: Callable[[PodLogLine], None]
 ) -> None:
     """Emit lines as they come until the run has ended, also from replacement pods.
 
@@ -228,7 +230,7 @@ def follow(
         UsageError: The lines of a previous pod cannot be followed.
         NotRunning: The run does not exist.
     """
-    if asked.previous:
+    if query.previous:
         raise UsageError("--previous and --follow exclude each other")
     lines: SimpleQueue[PodLogLine] = SimpleQueue()
     streams: dict[str, _Stream] = {}
@@ -238,9 +240,9 @@ def follow(
                 run = get_run(cluster, name)
             except ClusterUnavailable:
                 run = None
-            pods = {pod_status.name: pod_status for pod_status in _begun(run, asked)} if run else {}
+            pods = {pod_status.name: pod_status for pod_status in _begun(run, query)} if run else {}
             for name_of_pod, pod in pods.items():
-                streams.setdefault(name_of_pod, _Stream(cluster, pod, asked.tail))
+                streams.setdefault(name_of_pod, _Stream(cluster, pod, query.tail))
                 streams[name_of_pod].go_on(lines, has_ended=pod.exit_code is not None)
             _hand_on(lines, emit, clock, _FOLLOW_POLL_SECONDS)
             if run and run.has_ended and all(streams[pod_name].is_read for pod_name in pods):
@@ -264,10 +266,10 @@ class _Stream:
     def lines(self, *more: str) -> Iterator[PodLogLine]:
         """Yield the lines after those that were read before."""
         since = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
-        which = (self._pod.name, "-c", self._pod.container)
-        called = command(self._cluster, "logs", *which, "--timestamps", *since, *more)
+        container = (self._pod.name, "-c", self._pod.container)
+        command_line = command(self._cluster, "logs", *container, "--timestamps", *since, *more)
         with subprocess.Popen(  # noqa: S603 - the user's own kubectl, and checked words
-            called, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             self._process = process
             before = self._last
@@ -277,9 +279,9 @@ class _Stream:
                 if time > before:
                     self._last = time
                     yield PodLogLine(self._pod.index, self._pod.name, time, _clean(text))
-            said = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
+            error_text = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
         if process.returncode:
-            raise refusal(self._cluster, said)
+            raise refusal(self._cluster, error_text)
 
     def go_on(self, lines: SimpleQueue[PodLogLine], *, has_ended: bool) -> None:
         """Read in a background thread; start again if the connection was lost before the end."""
@@ -305,27 +307,27 @@ class _Stream:
         self.is_read = has_ended
 
 
-def _chosen(run: RunState, asked: LogQuery) -> list[tuple[PodState, tuple[str, ...]]]:
-    found: list[tuple[PodState, tuple[str, ...]]] = []
+def _chosen(run: RunState, query: LogQuery) -> list[tuple[PodState, tuple[str, ...]]]:
+    containers: list[tuple[PodState, tuple[str, ...]]] = []
     for index, newest in sorted(run.newest().items()):
-        if asked.index not in (None, index):
+        if query.index not in (None, index):
             continue
         older = [pod for pod in run.pods if pod.index == index and pod is not newest]
-        if not asked.previous:
-            found.append((newest, ()))
+        if not query.previous:
+            containers.append((newest, ()))
         elif newest.restarts:
-            found.append((newest, ("--previous",)))
+            containers.append((newest, ("--previous",)))
         elif older:
-            found.append((older[-1], ()))
-    return found
+            containers.append((older[-1], ()))
+    return containers
 
 
-def _begun(run: RunState, asked: LogQuery) -> list[PodState]:
+def _begun(run: RunState, query: LogQuery) -> list[PodState]:
     """Return the pods that print or have printed; the older pods of an index end by themselves."""
     return [
         pod
         for pod in run.pods
-        if asked.index in (None, pod.index)
+        if query.index in (None, pod.index)
         and (pod.phase not in _NOT_YET or pod.exit_code is not None)
     ]
 

@@ -50,39 +50,39 @@ class _Axis:
     is_time: bool = False
 
 
-def tree(found: Listing) -> str:
+def tree(contents: Listing) -> str:
     """Draw the checkpoints by step, each attempt in a row of its own."""
-    steps = {survey.checkpoint: float(survey.checkpoint.step) for survey in found.surveys}
-    begun = {
+    steps = {survey.checkpoint: float(survey.checkpoint.step) for survey in contents.surveys}
+    parent_steps = {
         generation.number: float(generation.parent.step)
-        for generation in found.generations
+        for generation in contents.generations
         if generation.parent
     }
-    known = [*steps.values(), *begun.values()]
-    if not known:
+    positions = [*steps.values(), *parent_steps.values()]
+    if not positions:
         return ""
-    low = 0.0 if min(known) < max(known) / 2 else min(known)
-    scale = Scale(low, max(known), _LEFT, WIDTH - _RIGHT)
-    return _drawn(found, _Axis("tree of checkpoints by step", scale, steps, begun))
+    low = 0.0 if min(positions) < max(positions) / 2 else min(positions)
+    scale = Scale(low, max(positions), _LEFT, WIDTH - _RIGHT)
+    return _drawn(contents, _Axis("tree of checkpoints by step", scale, steps, parent_steps))
 
 
-def generations(found: Listing) -> str:
+def generations(contents: Listing) -> str:
     """Draw the checkpoints by time: the start of each attempt, and its saves."""
-    lives = {
-        generation.number: _moment_ms(generation.claimed_at) for generation in found.generations
+    claim_times = {
+        generation.number: _moment_ms(generation.claimed_at) for generation in contents.generations
     }
-    saved = {
+    save_times = {
         survey.checkpoint: _moment_ms(survey.manifest.created_at)
-        for survey in found.surveys
+        for survey in contents.surveys
         if survey.manifest
     }
-    began = {name: at for name, at in lives.items() if at is not None}
-    times = {name: at for name, at in saved.items() if at is not None}
-    known = [*began.values(), *times.values()]
-    if not known or not began:
+    began = {name: at for name, at in claim_times.items() if at is not None}
+    times = {name: at for name, at in save_times.items() if at is not None}
+    moments = [*began.values(), *times.values()]
+    if not moments or not began:
         return ""
-    first = min(known)
-    scale = Scale(0, max(1.0, max(known) - first), _LEFT, WIDTH - _RIGHT)
+    first = min(moments)
+    scale = Scale(0, max(1.0, max(moments) - first), _LEFT, WIDTH - _RIGHT)
     axis = _Axis(
         "timeline of generations",
         scale,
@@ -90,13 +90,13 @@ def generations(found: Listing) -> str:
         {name: at - first for name, at in began.items()},
         is_time=True,
     )
-    return _drawn(found, axis)
+    return _drawn(contents, axis)
 
 
-def lives_of(found: Listing) -> str:
+def lives_of(contents: Listing) -> str:
     """Return the table of attempts."""
     steps: dict[int, list[CheckpointId]] = defaultdict(list)
-    for survey in found.surveys:
+    for survey in contents.surveys:
         steps[survey.checkpoint.generation].append(survey.checkpoint)
     rows = [
         (
@@ -111,7 +111,7 @@ def lives_of(found: Listing) -> str:
             if steps[generation.number]
             else "nothing",
         )
-        for generation in reversed(found.generations)
+        for generation in reversed(contents.generations)
     ]
     head = ("generation", "started from", "cause", "host", "claimed at", "holds now")
     return table(head, rows, numbers=(0,))
@@ -124,9 +124,9 @@ def _moment_ms(iso: str) -> float | None:
         return None
 
 
-def _drawn(found: Listing, axis: _Axis) -> str:
+def _drawn(contents: Listing, axis: _Axis) -> str:
     numbers = sorted(
-        {generation.number for generation in found.generations}
+        {generation.number for generation in contents.generations}
         | {checkpoint.generation for checkpoint in axis.checkpoints}
     )[-_LIVES_MAX:]
     lanes = {number: _TOP + nth * _LANE for nth, number in enumerate(numbers)}
@@ -136,7 +136,7 @@ def _drawn(found: Listing, axis: _Axis) -> str:
         for checkpoint_id, at in axis.checkpoints.items()
         if checkpoint_id.generation in lanes
     }
-    generation_of = {generation.number: generation for generation in found.generations}
+    generation_of = {generation.number: generation for generation in contents.generations}
     parts = [opened("tree", WIDTH, below + 22, axis.name)]
     for value in axis.scale.ticks():
         x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
@@ -144,7 +144,7 @@ def _drawn(found: Listing, axis: _Axis) -> str:
         parts.append(f'<text class="tick" x="{x}" y="{below + 15}">{name}</text>')
     for number, y in lanes.items():
         parts += _lane(number, y, generation_of.get(number), axis, places)
-    parts += _nodes(found, places)
+    parts += _nodes(contents, places)
     return "".join([*parts, "</svg>"])
 
 
@@ -155,62 +155,63 @@ def _lane(
     cause = generation.cause if generation else ""
     yield f'<text class="name lane" x="{_LEFT - 22}" y="{y + 1}">generation {number}</text>'
     yield f'<text class="name" x="{_LEFT - 22}" y="{y + 14}">{text(cause[:14])}</text>'
-    own = sorted(
+    positions = sorted(
         x for checkpoint_id, (x, _) in places.items() if checkpoint_id.generation == number
     )
     parent = places.get(generation.parent) if generation and generation.parent else None
-    begun = axis.lives.get(number)
-    start = axis.scale(begun) if begun is not None else None
+    start_value = axis.lives.get(number)
+    start = axis.scale(start_value) if start_value is not None else None
     if start is None:
-        start = parent[0] if parent else own[0] if own else _LEFT
-    if own and own[-1] > min(own[0], start):
-        yield f'<path class="line" d="M{min(own[0], start)} {y}H{own[-1]}"/>'
+        start = parent[0] if parent else positions[0] if positions else _LEFT
+    if positions and positions[-1] > min(positions[0], start):
+        yield f'<path class="line" d="M{min(positions[0], start)} {y}H{positions[-1]}"/>'
     if parent and parent[1] != y:
         x, above = parent
         bend = (above + y) / 2
         yield f'<path class="line branch" d="M{x} {above}C{x} {bend} {start} {bend} {start} {y}"/>'
-    if not own or axis.is_time or parent:
+    if not positions or axis.is_time or parent:
         yield f'<path class="begun" d="M{start} {y - 6}v12"/>'
 
 
-def _nodes(found: Listing, places: Places) -> Iterator[str]:
-    named: dict[float, float] = {}
-    for survey in sorted(found.surveys, key=lambda survey: survey.checkpoint):
+def _nodes(contents: Listing, places: Places) -> Iterator[str]:
+    label_ends: dict[float, float] = {}
+    for survey in sorted(contents.surveys, key=lambda survey: survey.checkpoint):
         if survey.checkpoint not in places:
             continue
         x, y = places[survey.checkpoint]
-        yield f'<g class="n-{found.state(survey).lower()}"><title>{_title(found, survey)}</title>'
-        if survey.checkpoint == found.resume:
+        state = contents.state(survey).lower()
+        yield f'<g class="n-{state}"><title>{_title(contents, survey)}</title>'
+        if survey.checkpoint == contents.resume:
             yield f'<circle class="next" cx="{x}" cy="{y}" r="11"/>'
         if survey.damaged:
             yield f'<path class="broken" d="M{x - 6} {y - 6}l12 12M{x + 6} {y - 6}l-12 12"/>'
         else:
             yield f'<circle class="node" cx="{x}" cy="{y}" r="6"/>'
-        if x - named.get(y, -_APART) >= _APART:
-            named[y] = x
+        if x - label_ends.get(y, -_APART) >= _APART:
+            label_ends[y] = x
             yield f'<text class="tick" x="{x}" y="{y + 23}">{survey.checkpoint.step}</text>'
-        tags = ", ".join(found.tags_on(survey.checkpoint))
+        tags = ", ".join(contents.tags_on(survey.checkpoint))
         if tags:
-            shown = text(tags if len(tags) <= 18 else tags[:15] + "...")  # noqa: PLR2004 - room
-            yield f'<text class="tick tag" x="{x}" y="{y - 14}">{shown}</text>'
+            label = text(tags if len(tags) <= 18 else tags[:15] + "...")  # noqa: PLR2004 - room
+            yield f'<text class="tick tag" x="{x}" y="{y - 14}">{label}</text>'
         yield "</g>"
 
 
-def _title(found: Listing, survey: Survey) -> str:
+def _title(contents: Listing, survey: Survey) -> str:
     size = human_size(survey.manifest.size_bytes) if survey.manifest else NONE
-    next_one = ", a resume takes it" * (survey.checkpoint == found.resume)
-    return f"{survey.checkpoint}: {found.state(survey)}, {size}{next_one}"
+    next_one = ", a resume takes it" * (survey.checkpoint == contents.resume)
+    return f"{survey.checkpoint}: {contents.state(survey)}, {size}{next_one}"
 
 
 _SHOWN, _ROW = 30, 22
 _SIZES_LEFT, _SIZES_RIGHT = 150, 230
 
 
-def alone_bytes(found: Listing) -> dict[str, int]:
+def alone_bytes(contents: Listing) -> dict[str, int]:
     """Return the bytes of each checkpoint that no other one needs, by folder."""
     users = Counter(
         survey.manifest.key(file.name)
-        for survey in found.surveys
+        for survey in contents.surveys
         if survey.manifest
         for file in survey.manifest.files
     )
@@ -220,21 +221,21 @@ def alone_bytes(found: Listing) -> dict[str, int]:
             for file in survey.manifest.files
             if users[survey.manifest.key(file.name)] == 1
         )
-        for survey in found.surveys
+        for survey in contents.surveys
         if survey.manifest
     }
 
 
-def sizes(found: Listing) -> str:
+def sizes(contents: Listing) -> str:
     """Return the stored size, the size without dedup, and a bar for each checkpoint."""
-    manifests = [survey.manifest for survey in found.surveys if survey.manifest]
+    manifests = [survey.manifest for survey in contents.surveys if survey.manifest]
     if not manifests:
         return ""
     total_bytes = sum(manifest.size_bytes for manifest in manifests)
     tiles = (
-        (human_size(found.size_bytes), "stored"),
+        (human_size(contents.size_bytes), "stored"),
         (human_size(total_bytes), "if each were whole"),
-        (share(total_bytes - found.size_bytes, total_bytes), "saved by sharing"),
+        (share(total_bytes - contents.size_bytes, total_bytes), "saved by sharing"),
         (human_size(max(manifest.own_bytes for manifest in manifests)), "largest write"),
     )
     cells = "".join(
@@ -248,31 +249,34 @@ def _legend() -> str:
 
 
 def _bars(manifests: list[Manifest]) -> str:
-    shown = manifests[:_SHOWN]
+    manifests_shown = manifests[:_SHOWN]
     scale = Scale(
-        0, max(1, *(manifest.size_bytes for manifest in shown)), _SIZES_LEFT, WIDTH - _SIZES_RIGHT
+        0,
+        max(1, *(manifest.size_bytes for manifest in manifests_shown)),
+        _SIZES_LEFT,
+        WIDTH - _SIZES_RIGHT,
     )
-    height = len(shown) * _ROW + 6
+    height = len(manifests_shown) * _ROW + 6
     parts = [opened("sizes", WIDTH, height, "size of each checkpoint")]
-    for nth, manifest in enumerate(shown):
+    for nth, manifest in enumerate(manifests_shown):
         parts += _bar(manifest, nth * _ROW + 3, scale)
-    left = len(manifests) - len(shown)
-    more = f"<p>and {left} older ones</p>" if left else ""
+    hidden_count = len(manifests) - len(manifests_shown)
+    more = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
     return scroll("".join([*parts, "</svg>"])) + more
 
 
 def _bar(manifest: Manifest, y: int, scale: Scale) -> Iterator[str]:
-    own, end = scale(manifest.own_bytes), scale(manifest.size_bytes)
-    shared = manifest.size_bytes - manifest.own_bytes
+    own_width, end = scale(manifest.own_bytes), scale(manifest.size_bytes)
+    shared_bytes = manifest.size_bytes - manifest.own_bytes
     proportion = f"{human_size(manifest.own_bytes)} of {human_size(manifest.size_bytes)} its own"
     yield f"<g><title>{manifest.checkpoint}: {proportion}</title>"
     yield f'<text class="name" x="{_SIZES_LEFT - 8}" y="{y + 13}">{manifest.checkpoint}</text>'
     if manifest.own_bytes:
-        width = max(1.0, round(own - _SIZES_LEFT, 1))
+        width = max(1.0, round(own_width - _SIZES_LEFT, 1))
         yield f'<rect class="own" x="{_SIZES_LEFT}" y="{y}" width="{width}" height="16"/>'
-    if shared:
-        width = max(1.0, round(end - own, 1))
-        yield f'<rect class="shared" x="{own}" y="{y}" width="{width}" height="16"/>'
+    if shared_bytes:
+        width = max(1.0, round(end - own_width, 1))
+        yield f'<rect class="shared" x="{own_width}" y="{y}" width="{width}" height="16"/>'
     yield f'<text x="{end + 8}" y="{y + 13}">{proportion}</text></g>'
 
 
@@ -284,22 +288,25 @@ _LEGEND = legend(
 )
 
 
-def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> str:
+def stored_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str, str]) -> str:
     """Return the tree and the table of a repository, newest checkpoint first.
 
     Args:
-        found: Contents of the repository.
-        served: True if the page can request more parts.
-        checked: Result of reading all bytes, by checkpoint.
+        contents: Contents of the repository.
+        is_served: True if the page can request more parts.
+        verdicts: Result of reading all bytes, by checkpoint.
     """
     head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
-    head += ["look"] if served else ["every byte"] if checked else []
-    alone = alone_bytes(found)
-    rows = [_row(found, survey, alone, served=served, checked=checked) for survey in found.surveys]
-    spots = [_LEGEND, scroll(tree(found))] if found.surveys else []
+    head += ["look"] if is_served else ["every byte"] if verdicts else []
+    alone = alone_bytes(contents)
+    rows = [
+        _row(contents, survey, alone, is_served=is_served, verdicts=verdicts)
+        for survey in contents.surveys
+    ]
+    spots = [_LEGEND, scroll(tree(contents))] if contents.surveys else []
     return "".join(
         [
-            f"<p>{text(closing(found))}</p>",
+            f"<p>{text(closing(contents))}</p>",
             *spots,
             table(head, rows, numbers=(2, 3, 4, 5)),
             "<p>Own is what it wrote itself; alone is what no other checkpoint needs.</p>",
@@ -307,20 +314,20 @@ def stored_part(found: Listing, *, served: bool, checked: Mapping[str, str]) -> 
     )
 
 
-def lives_part(found: Listing) -> str:
+def lives_part(contents: Listing) -> str:
     """Return the timeline and table of attempts, and the sizes of checkpoints."""
-    times = generations(found)
-    drawn = scroll(times) if times else ""
-    return f"<h3>Generations</h3>{drawn}{lives_of(found)}<h3>Sizes</h3>{sizes(found)}"
+    times = generations(contents)
+    picture = scroll(times) if times else ""
+    return f"<h3>Generations</h3>{picture}{lives_of(contents)}<h3>Sizes</h3>{sizes(contents)}"
 
 
 def _row(
-    found: Listing,
+    contents: Listing,
     survey: Survey,
     alone: Mapping[str, int],
     *,
-    served: bool,
-    checked: Mapping[str, str],
+    is_served: bool,
+    verdicts: Mapping[str, str],
 ) -> tuple[str, ...]:
     about: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
     name = survey.checkpoint.folder
@@ -332,14 +339,14 @@ def _row(
             human_size(alone[name]),
             text(survey.manifest.world.get("size", NONE)),
         )
-    state = f'<span class="s-{survey.state.lower()}">{found.state(survey)}</span>'
-    mark = ' <span class="badge">next</span>' if survey.checkpoint == found.resume else ""
-    more = (_links(survey),) if served else (checked.get(name, NONE),) if checked else ()
+    state = f'<span class="s-{survey.state.lower()}">{contents.state(survey)}</span>'
+    mark = ' <span class="badge">next</span>' if survey.checkpoint == contents.resume else ""
+    more = (_links(survey),) if is_served else (verdicts.get(name, NONE),) if verdicts else ()
     return (
         f'<span class="one-line">{name}{mark}</span>',
         *about,
         state,
-        text(note(found, survey)),
+        text(note(contents, survey)),
         *more,
     )
 
@@ -364,14 +371,14 @@ def verified(survey: Survey, level: VerifyLevel) -> str:
         return f'<p class="verdict v-same">{verdict}</p>'
     rows = [
         (
-            f'<span class="s-{each.severity}">{each.severity}</span>',
-            text(each.file),
-            f"{each.start}-{each.stop}" if each.stop > each.start else NONE,
-            text(each.tensor or NONE),
-            text(each.problem),
-            text(each.fix),
+            f'<span class="s-{finding.severity}">{finding.severity}</span>',
+            text(finding.file),
+            f"{finding.start}-{finding.stop}" if finding.stop > finding.start else NONE,
+            text(finding.tensor or NONE),
+            text(finding.problem),
+            text(finding.fix),
         )
-        for each in survey.findings
+        for finding in survey.findings
     ]
     state = "DAMAGED" if survey.damaged else "a warning"
     head = ("severity", "file", "bytes", "tensor", "problem", "what helps")

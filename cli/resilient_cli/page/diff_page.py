@@ -32,49 +32,49 @@ _FIRST = 1e300
 
 
 def comparison(
-    found: Comparison,
+    result: Comparison,
     details: Mapping[str, str] | None = None,
     load: Callable[[str], str] | None = None,
 ) -> str:
     """Return the section about a comparison.
 
     Args:
-        found: The comparison.
+        result: The comparison.
         details: Pictures of tensors by name, if they are already made.
         load: Function from a tensor's name to the address of its pictures, if made on demand.
     """
-    differs = "differ" if found.differs else "same"
+    differs = "differ" if result.differs else "same"
     parts = [
-        f'<p class="verdict v-{differs}">{text(verdict(found))}</p>',
-        _tiles(found),
-        _sides(found),
+        f'<p class="verdict v-{differs}">{text(verdict(result))}</p>',
+        _tiles(result),
+        _sides(result),
     ]
-    drawn = layers(found.tensors)
-    if drawn:
+    picture = layers(result.tensors)
+    if picture:
         parts.append("<h3>Relative change of each layer</h3>")
         parts.append("<p>L2 norm of the difference over that of the first, by powers of ten.</p>")
-        parts.append(drawn)
-    if found.fields:
-        parts += ["<h3>Fields</h3>", _fields(found)]
-    if found.tensors:
-        parts += ["<h3>Tensors</h3>", _tensors(found, details or {}, load)]
-    parts += _rest(found)
+        parts.append(picture)
+    if result.fields:
+        parts += ["<h3>Fields</h3>", _fields(result)]
+    if result.tensors:
+        parts += ["<h3>Tensors</h3>", _tensors(result, details or {}, load)]
+    parts += _rest(result)
     return "".join(parts)
 
 
-def _tiles(found: Comparison) -> str:
-    differ = sum(tensor.is_equal is not True for tensor in found.tensors)
-    known = [
+def _tiles(result: Comparison) -> str:
+    differ = sum(tensor.is_equal is not True for tensor in result.tensors)
+    changes = [
         tensor.measures.relative
-        for tensor in found.tensors
+        for tensor in result.tensors
         if tensor.measures and tensor.measures.relative
     ]
-    nans = sum(tensor.measures.nans[1] for tensor in found.tensors if tensor.measures)
-    streams = [stream_change for stream_change in found.random if stream_change.is_in == "both"]
+    nans = sum(tensor.measures.nans[1] for tensor in result.tensors if tensor.measures)
+    streams = [stream_change for stream_change in result.random if stream_change.is_in == "both"]
     tiles = (
-        (f"{differ} of {len(found.tensors)}", "tensors differ"),
-        (f"{max(known):.2g}" if known else "0", "largest relative change"),
-        (str(sum(field.is_in == "both" for field in found.fields)), "fields differ"),
+        (f"{differ} of {len(result.tensors)}", "tensors differ"),
+        (f"{max(changes):.2g}" if changes else "0", "largest relative change"),
+        (str(sum(field.is_in == "both" for field in result.fields)), "fields differ"),
         (
             f"{sum(stream.same is True for stream in streams)} of {len(streams)}",
             "random streams equal",
@@ -87,45 +87,51 @@ def _tiles(found: Comparison) -> str:
     return f'<div class="tiles">{cells}</div>'
 
 
-def _sides(found: Comparison) -> str:
-    def both(name: str, said: Callable[[CheckpointView], str]) -> tuple[str, str, str]:
-        return (name, said(found.before), said(found.after))
+def _sides(result: Comparison) -> str:
+    def add_fact(name: str, describe: Callable[[CheckpointView], str]) -> tuple[str, str, str]:
+        return (name, describe(result.before), describe(result.after))
 
     rows = [
-        both("where", lambda side: f'<span class="where">{text(side.url)}</span>'),
-        both("layout", lambda side: text(side.layout)),
-        both("step", lambda side: NONE if side.step is None else str(side.step)),
-        both("ranks", lambda side: NONE if side.world is None else str(side.world)),
-        both("learning rate", rates),
+        add_fact("where", lambda side: f'<span class="where">{text(side.url)}</span>'),
+        add_fact("layout", lambda side: text(side.layout)),
+        add_fact("step", lambda side: NONE if side.step is None else str(side.step)),
+        add_fact("ranks", lambda side: NONE if side.world is None else str(side.world)),
+        add_fact("learning rate", rates),
     ]
-    left, right, same = found.history
-    if (left, right, same) != (0, 0, 0):
-        rows.append(("log", f"{left} entries", f"{right} entries, the first {same} the same"))
-    facts = [("updates", text(updates(found)))]
-    facts += [(section, summed(found, section)) for section in ("model", "optimizer", "other")]
+    left_steps, right_steps, same_steps = result.history
+    if (left_steps, right_steps, same_steps) != (0, 0, 0):
+        rows.append(
+            (
+                "log",
+                f"{left_steps} entries",
+                f"{right_steps} entries, the first {same_steps} the same",
+            )
+        )
+    facts = [("updates", text(updates(result)))]
+    facts += [(section, summed(result, section)) for section in ("model", "optimizer", "other")]
     facts += [
         (f"random: {text(generator.kind)}, rank {generator.rank}", fate(generator))
-        for generator in found.random[:_NAMES_MAX]
+        for generator in result.random[:_NAMES_MAX]
     ]
-    pairs = "".join(f"<div><dt>{name}</dt><dd>{told}</dd></div>" for name, told in facts if told)
+    pairs = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts if fact)
     return table(("", "A", "B"), rows, ()) + f'<dl class="facts">{pairs}</dl>'
 
 
-def _fields(found: Comparison) -> str:
+def _fields(result: Comparison) -> str:
     order = {name: nth for nth, name in enumerate(SECTIONS)}
-    some = sorted(
-        found.fields, key=lambda change: (change.is_in != "both", order.get(change.section, 99))
+    changes = sorted(
+        result.fields, key=lambda change: (change.is_in != "both", order.get(change.section, 99))
     )
-    rows = [_field(change) for change in some[:_ROWS_MAX]]
+    rows = [_field(change) for change in changes[:_ROWS_MAX]]
     return searched("fields", ("field", "of", "A", "B"), rows, (), "fields that differ") + _more(
-        len(some)
+        len(changes)
     )
 
 
 def _field(change: FieldChange) -> Row:
-    left = NONE if change.is_in == "b" else _value(change.before)
+    before_cell = NONE if change.is_in == "b" else _value(change.before)
     right = NONE if change.is_in == "a" else _value(change.after)
-    cells = (short(change.name), text(change.section.replace("_", " ")), left, right)
+    cells = (short(change.name), text(change.section.replace("_", " ")), before_cell, right)
     return Row(cells, part=change.section)
 
 
@@ -134,15 +140,15 @@ def _value(value: object) -> str:
 
 
 def _tensors(
-    found: Comparison, details: Mapping[str, str], load: Callable[[str], str] | None
+    result: Comparison, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> str:
     head = (
         *("tensor", "shape", "dtype", "relative L2", "max abs", "cosine", "changed"),
         *("max ULP", "NaN"),
     )
-    some = [tensor for tensor in found.tensors if not is_counter(tensor)]
-    rows = [_tensor(change, details, load) for change in some[:_ROWS_MAX]]
-    shown = searched(
+    changes = [tensor for tensor in result.tensors if not is_counter(tensor)]
+    rows = [_tensor(change, details, load) for change in changes[:_ROWS_MAX]]
+    html = searched(
         "changes",
         head,
         rows,
@@ -150,12 +156,16 @@ def _tensors(
         "tensors, the most different first",
         differing=True,
     )
-    return shown + _more(len(some))
+    return html + _more(len(changes))
 
 
 def _more(total: int) -> str:
-    left = total - _ROWS_MAX
-    return f"<p>and {left} more: resilient ckpt diff A B --json</p>" if left > 0 else ""
+    hidden_count = total - _ROWS_MAX
+    return (
+        f"<p>and {hidden_count} more: resilient ckpt diff A B --json</p>"
+        if hidden_count > 0
+        else ""
+    )
 
 
 def _tensor(
@@ -165,8 +175,8 @@ def _tensor(
     about = (path(change.name), shapes, text(_both(*change.dtypes)))
     is_same = change.is_equal is True
     if change.measures is None:
-        why = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
-        return Row((*about, why, *[NONE] * 5), part=change.part, is_same=is_same)
+        reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
+        return Row((*about, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
     can_be_opened = load is not None and bool(change.measures.elements)
     return Row(
         (*about, *_measures(change, change.measures)),
@@ -177,29 +187,38 @@ def _tensor(
     )
 
 
-def _measures(change: TensorChange, found: Measures) -> Iterator[Cell]:
+def _measures(change: TensorChange, measures: Measures) -> Iterator[Cell]:
     if change.is_equal:
         yield Cell("same", 0.0)
     else:
-        wrong = found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]
-        told = relative(found)
-        value = _FIRST if wrong else found.relative if found.relative is not None else _FIRST / 10
-        yield Cell(f'<span class="bad">{told}</span>' if wrong else told, value)
-    share = found.changed / found.elements if found.elements else 0.0
-    yield Cell(f"{found.max_abs:.2g}", _number(found.max_abs))
-    yield Cell(NONE) if found.cosine is None else Cell(_cosine(found), found.cosine)
+        wrong = measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]
+        relative_change = relative(measures)
+        value = (
+            _FIRST if wrong else measures.relative if measures.relative is not None else _FIRST / 10
+        )
+        yield Cell(
+            f'<span class="bad">{relative_change}</span>' if wrong else relative_change, value
+        )
+    share = measures.changed / measures.elements if measures.elements else 0.0
+    yield Cell(f"{measures.max_abs:.2g}", _number(measures.max_abs))
+    yield Cell(NONE) if measures.cosine is None else Cell(_cosine(measures), measures.cosine)
     yield Cell(percent(share), share)
-    yield Cell(NONE) if found.max_ulp is None else Cell(f"{found.max_ulp:,}", float(found.max_ulp))
-    broken = f"{_both(*map(str, found.nans))}" if any(found.nans) else "0"
+    yield (
+        Cell(NONE)
+        if measures.max_ulp is None
+        else Cell(f"{measures.max_ulp:,}", float(measures.max_ulp))
+    )
+    bad_numbers = f"{_both(*map(str, measures.nans))}" if any(measures.nans) else "0"
     yield Cell(
-        f'<strong class="bad">{broken}</strong>' if any(found.nans) else "0", sum(found.nans)
+        f'<strong class="bad">{bad_numbers}</strong>' if any(measures.nans) else "0",
+        sum(measures.nans),
     )
 
 
-def _cosine(found: Measures) -> str:
+def _cosine(measures: Measures) -> str:
     """Return the cosine; a tensor that differs is never rounded to 1."""
-    shown = f"{found.cosine:.6f}"
-    return text(">0.999999") if found.changed and shown == "1.000000" else shown
+    cosine = f"{measures.cosine:.6f}"
+    return text(">0.999999") if measures.changed and cosine == "1.000000" else cosine
 
 
 def _number(value: float) -> float:
@@ -210,37 +229,39 @@ def _both(before: str, after: str) -> str:
     return before if before == after else f"{before} to {after}"
 
 
-def _rest(found: Comparison) -> Iterator[str]:
-    for name, tensors in zip(("A", "B"), found.only, strict=True):
+def _rest(result: Comparison) -> Iterator[str]:
+    for name, tensors in zip(("A", "B"), result.only, strict=True):
         if tensors:
             yield f"<h3>Only in {name}</h3><p>{count(len(tensors), 'tensor')}</p><ul>"
             for tensor in tensors[:_NAMES_MAX]:
                 shape = "x".join(map(str, tensor.shape)) or "scalar"
                 yield f"<li>{path(f'{tensor.part}/{tensor.name}')} {shape}</li>"
-            left = len(tensors) - _NAMES_MAX
-            yield f"<li>and {left} more</li></ul>" if left > 0 else "</ul>"
-    if found.tied:
-        names = ", ".join(found.tied[:_NAMES_MAX])
+            hidden_count = len(tensors) - _NAMES_MAX
+            yield f"<li>and {hidden_count} more</li></ul>" if hidden_count > 0 else "</ul>"
+    if result.tied:
+        names = ", ".join(result.tied[:_NAMES_MAX])
         yield f"<p>Stored once on the other side: {short(names, 2000)}</p>"
-    if found.opaque:
+    if result.opaque:
         places = "".join(
-            f"<li>{short(change.place, 500)}</li>" for change in found.opaque[:_ROWS_MAX]
+            f"<li>{short(change.place, 500)}</li>" for change in result.opaque[:_ROWS_MAX]
         )
-        yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(found.opaque))
-    if found.notes:
-        notes = "".join(f"<li>{short(note, 500)}</li>" for note in found.notes)
+        yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(result.opaque))
+    if result.notes:
+        notes = "".join(f"<li>{short(note, 500)}</li>" for note in result.notes)
         yield f"<h3>Not compared</h3><ul>{notes}</ul>"
 
 
-def comparison_page(found: Comparison, told: Callable[[int, int], None]) -> str:
+def comparison_page(result: Comparison, progress: Callable[[int, int], None]) -> str:
     """Return the complete page about two checkpoints, which loads nothing else.
 
     Args:
-        found: The comparison.
-        told: Progress callback: number of drawn pictures, and number of all pictures.
+        result: The comparison.
+        progress: Progress callback: number of drawn pictures, and number of all pictures.
     """
-    pictures = pictures_of_both(found, told)
-    name = f"{found.before.name} and {found.after.name}"
-    said = f"A is {text(found.before.url)}, B is {text(found.after.url)}"
-    body = comparison(found, pictures)
-    return whole_page(name, said, [PageSection("compare", "Two checkpoints side by side", body)])
+    pictures = pictures_of_both(result, progress)
+    name = f"{result.before.name} and {result.after.name}"
+    subtitle = f"A is {text(result.before.url)}, B is {text(result.after.url)}"
+    body = comparison(result, pictures)
+    return whole_page(
+        name, subtitle, [PageSection("compare", "Two checkpoints side by side", body)]
+    )

@@ -125,7 +125,7 @@ class RenderQueue:
             with self._turn:
                 self._look(job)
                 job.said = "reading"
-                answer = work(lambda done, of: self._told(job, done, of))
+                answer = work(lambda position, total: self._told(job, position, total))
         except _LeftError:
             job.said = "no request waited for it"
         except (ResilientError, Unreadable, OSError) as error:
@@ -146,8 +146,8 @@ class RenderQueue:
             oldest, _ = self._kept.popitem(last=False)
             self._once.discard(oldest)
 
-    def _told(self, job: _Job, done: int, of: int) -> None:
-        job.said = f"reading: {100 * done // max(1, of)} %"
+    def _told(self, job: _Job, position: int, total: int) -> None:
+        job.said = f"reading: {100 * position // max(1, total)} %"
         self._look(job)
 
     def _look(self, job: _Job) -> None:
@@ -172,12 +172,12 @@ class LazyParts:
         """Make no more parts."""
         self._desk.close()
 
-    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+    def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Return a status and HTML, or None if there is no such part.
 
         Args:
             name: Name of the part.
-            asked: Names of the checkpoints and of the tensor, by field.
+            query: Names of the checkpoints and of the tensor, by field.
         """
         needs: Mapping[str, tuple[tuple[str, ...], Callable[..., str]]] = {
             "tensors": (("of",), _tensors),
@@ -190,21 +190,23 @@ class LazyParts:
             return None
         fields, make = needs[name]
         store = self._store()
-        if store is None or set(asked) != set(fields):
+        if store is None or set(query) != set(fields):
             return 404, "this part does not exist"
-        ids = [parse_checkpoint(asked[field]) for field in fields if field != "name"]
-        known = [
+        ids = [parse_checkpoint(query[field]) for field in fields if field != "name"]
+        checkpoints = [
             checkpoint_id
             for checkpoint_id in ids
             if checkpoint_id is not None and _is_there(store, checkpoint_id)
         ]
-        if len(known) != len(ids):
+        if len(checkpoints) != len(ids):
             return 404, "this checkpoint no longer exists"
-        rest = [asked["name"]] if "name" in fields else []
-        key = (name, *(asked[field] for field in fields))
+        names = [query["name"]] if "name" in fields else []
+        key = (name, *(query[field] for field in fields))
         # Committed content does not change, but its bytes may get damaged.
         is_once = make is _verify
-        return self._desk.ask(key, lambda told: make(store, told, *known, *rest), is_once=is_once)
+        return self._desk.ask(
+            key, lambda progress: make(store, progress, *checkpoints, *names), is_once=is_once
+        )
 
 
 def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
@@ -230,31 +232,33 @@ def _tensors(store: Store, _: Told, of: CheckpointId) -> str:
     )
 
 
-def _histogram(store: Store, told: Told, of: CheckpointId, name: str) -> str:
+def _histogram(store: Store, progress: Told, of: CheckpointId, name: str) -> str:
     from resilient_cli.page.tensors import picture_of
 
-    return picture_of(_side(store, of), name, told)
+    return picture_of(_side(store, of), name, progress)
 
 
-def _compare(store: Store, told: Told, a: CheckpointId, b: CheckpointId) -> str:
+def _compare(store: Store, progress: Told, a: CheckpointId, b: CheckpointId) -> str:
     from resilient.diff.compare import compare
     from resilient_cli.page.diff_page import comparison
 
-    found = compare(_side(store, a), _side(store, b), on_progress=told)
+    result = compare(_side(store, a), _side(store, b), on_progress=progress)
     pair = {"a": a.folder, "b": b.folder}
-    return comparison(found, load=lambda name: f"both?{urlencode({**pair, 'name': name})}")
+    return comparison(result, load=lambda name: f"both?{urlencode({**pair, 'name': name})}")
 
 
-def _both(store: Store, told: Told, a: CheckpointId, b: CheckpointId, name: str) -> str:
+def _both(store: Store, progress: Told, a: CheckpointId, b: CheckpointId, name: str) -> str:
     from resilient_cli.page.tensors import picture_of_both
 
-    return picture_of_both(_side(store, a), _side(store, b), name, told)
+    return picture_of_both(_side(store, a), _side(store, b), name, progress)
 
 
-def _verify(store: Store, told: Told, of: CheckpointId) -> str:
+def _verify(store: Store, progress: Told, of: CheckpointId) -> str:
     try:
         size_bytes = read_manifest(store, of).size_bytes
     except (IncompatibleCheckpoint, IntegrityError):
         size_bytes = 0  # The verification below finds this damage.
-    heard = CountingStore(store, lambda done: told(min(done, size_bytes), size_bytes))
-    return verified(examine(heard, of, VerifyLevel.DEEP), VerifyLevel.DEEP)
+    counting_store = CountingStore(
+        store, lambda read_bytes: progress(min(read_bytes, size_bytes), size_bytes)
+    )
+    return verified(examine(counting_store, of, VerifyLevel.DEEP), VerifyLevel.DEEP)

@@ -25,69 +25,69 @@ if TYPE_CHECKING:
 _SAVED_SHOWN = 50
 
 
-def run_part(found: GoodputReport) -> str:
+def run_part(goodput: GoodputReport) -> str:
     """Return the section about a run: time, attempts, loss, faults and saves."""
     return "".join(
         [
-            _tiles(found),
+            _tiles(goodput),
             "<h3>Where the time went</h3>",
-            _bar(found),
-            _classes(found),
+            _bar(goodput),
+            _classes(goodput),
             "<h3>Lives</h3>",
             "<p>Triangles are faults, notches are checkpoints; point at a mark for its name.</p>",
-            scroll(timeline(found)),
+            scroll(timeline(goodput)),
             "<h3>Loss</h3>",
             "<p>Attempts alternate between two colours; grey steps were rolled back or lost.</p>",
-            scroll(curve(found)),
+            scroll(curve(goodput)),
             "<h3>Faults</h3>",
-            _faults(found),
+            _faults(goodput),
             "<h3>Saves</h3>",
-            _checkpoints(found),
+            _checkpoints(goodput),
         ]
     )
 
 
-def _tiles(found: GoodputReport) -> str:
-    now = found.now
+def _tiles(goodput: GoodputReport) -> str:
+    now = goodput.now
     of = f" / {now.max_steps}" if now.max_steps else ""
     tiles = (
-        (share(found.goodput, 1), "goodput"),
-        (duration(found.wall_ms), "wall clock"),
+        (share(goodput.goodput, 1), "goodput"),
+        (duration(goodput.wall_ms), "wall clock"),
         (f"{now.step}{of}", "steps"),
-        (str(found.lost_steps), "steps lost"),
-        (str(len(found.faults)), "faults"),
-        (str(len(found.doings)), "lives"),
+        (str(goodput.lost_steps), "steps lost"),
+        (str(len(goodput.faults)), "faults"),
+        (str(len(goodput.doings)), "lives"),
     )
     cells = "".join(f'<div class="tile"><b>{text}</b><span>{of}</span></div>' for text, of in tiles)
     return f'<div class="tiles">{cells}</div>'
 
 
-def _bar(found: GoodputReport) -> str:
+def _bar(goodput: GoodputReport) -> str:
     cells = "".join(
-        f'<i class="c-{kind.value}" style="width:{100 * length / found.wall_ms:.2f}%"'
+        f'<i class="c-{kind.value}" style="width:{100 * length / goodput.wall_ms:.2f}%"'
         f' title="{kind.value} {duration(length)}"></i>'
-        for kind, length in found.spent_ms.items()
+        for kind, length in goodput.spent_ms.items()
         if length
     )
     return f'<div class="bar">{cells}</div>'
 
 
-def _classes(found: GoodputReport) -> str:
+def _classes(goodput: GoodputReport) -> str:
     rows = [
         (
             f'<i class="dot c-{kind.value}"></i>{kind.value.replace("_", " ")}',
             duration(length),
-            share(length, found.wall_ms),
+            share(length, goodput.wall_ms),
         )
-        for kind, length in found.spent_ms.items()
+        for kind, length in goodput.spent_ms.items()
         if length
     ]
-    rows.append(("all", duration(found.wall_ms), share(found.wall_ms, found.wall_ms)))
+    rows.append(("all", duration(goodput.wall_ms), share(goodput.wall_ms, goodput.wall_ms)))
     return table(("class", "time", "share"), rows, numbers=(1, 2))
 
 
-def _faults(found: GoodputReport) -> str:
-    if not found.faults:
+def _faults(goodput: GoodputReport) -> str:
+    if not goodput.faults:
         return "<p>None.</p>"
     causes = [
         (
@@ -97,12 +97,12 @@ def _faults(found: GoodputReport) -> str:
             str(repair.lost_steps),
             duration(repair.lost_ms),
         )
-        for cause, repair in found.repairs.items()
+        for cause, repair in goodput.repairs.items()
     ]
     rows = [
         (
             str(fault.life),
-            duration(fault.at_ms - found.began_ms),
+            duration(fault.at_ms - goodput.began_ms),
             text(fault.cause),
             text(fault.host or NONE) + (f", rank {fault.rank}" if fault.rank >= 0 else ""),
             text(fault.detail or NONE),
@@ -110,7 +110,7 @@ def _faults(found: GoodputReport) -> str:
             str(fault.lost_steps),
             duration(fault.lost_ms),
         )
-        for fault in found.faults
+        for fault in goodput.faults
     ]
     head = ("attempt", "after", "cause", "where", "detail", "down", "lost steps", "lost time")
     return table(
@@ -120,25 +120,28 @@ def _faults(found: GoodputReport) -> str:
     ) + table(head, rows, numbers=(5, 6, 7))
 
 
-def _checkpoints(found: GoodputReport) -> str:
-    if not found.saved:
+def _checkpoints(goodput: GoodputReport) -> str:
+    if not goodput.saved:
         return "<p>None.</p>"
-    written = sum(save.written_bytes for save in found.saved)
+    written_bytes = sum(save.written_bytes for save in goodput.saved)
     rows = [
         (
             text(save.checkpoint),
-            duration(save.at_ms - found.began_ms),
+            duration(save.at_ms - goodput.began_ms),
             human_size(save.size_bytes),
             human_size(save.written_bytes),
             duration(save.commit_ms),
             duration(save.stall_ms),
         )
-        for save in found.saved[-_SAVED_SHOWN:]
+        for save in goodput.saved[-_SAVED_SHOWN:]
     ]
-    last = f", the last {_SAVED_SHOWN} of them" if len(found.saved) > _SAVED_SHOWN else ""
-    said = f"<p>{count(len(found.saved), 'checkpoint')}, {human_size(written)} written{last}.</p>"
+    last = f", the last {_SAVED_SHOWN} of them" if len(goodput.saved) > _SAVED_SHOWN else ""
+    summary = (
+        f"<p>{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} "
+        f"written{last}.</p>"
+    )
     head = ("checkpoint", "after", "size", "written", "durable in", "training waited")
-    return said + table(head, rows, numbers=(1, 2, 3, 4, 5))
+    return summary + table(head, rows, numbers=(1, 2, 3, 4, 5))
 
 
 _ONLY_FILE = "This page is a file, and was written without them. Use"
@@ -179,56 +182,61 @@ class PageSection:
 
 
 def page_of(
-    found: GoodputReport,
+    goodput: GoodputReport,
     name: str,
-    stored: Listing | None = None,
+    repository: Listing | None = None,
     version: str = "",
     extras: Extras | None = None,
 ) -> str:
     """Return the complete page of a run, which loads nothing else.
 
     Args:
-        found: Goodput report of the run.
+        goodput: Goodput report of the run.
         name: Name of the run, as given.
-        stored: Contents of the repository; None if unknown.
+        repository: Contents of the repository; None if unknown.
         version: Version of a served page, which checks for a newer one; empty for a page in a file.
         extras: Further parts of a page in a file.
     """
     more = extras or Extras()
-    served, is_told = bool(version), bool(found.doings or found.launches or stored is None)
+    is_served, is_told = (
+        bool(version),
+        bool(goodput.doings or goodput.launches or repository is None),
+    )
     views = [
-        PageSection("run", "Run", run_part(found) if is_told else _untold(), is_live=True),
-        PageSection("checkpoints", "Checkpoints", _checkpoints_part(stored, more, served=served)),
+        PageSection("run", "Run", run_part(goodput) if is_told else _untold(), is_live=True),
+        PageSection(
+            "checkpoints", "Checkpoints", _checkpoints_part(repository, more, is_served=is_served)
+        ),
     ]
-    if stored and served:
+    if repository and is_served:
         views += [
-            PageSection("tensors", "Tensors", _chosen(stored)),
-            PageSection("compare", "Compare", _pair(stored)),
+            PageSection("tensors", "Tensors", _chosen(repository)),
+            PageSection("compare", "Compare", _pair(repository)),
         ]
-    elif stored:
+    elif repository:
         tensors = more.tensors or _missing("resilient report RUN -o FILE --tensors latest")
-        compared = more.compared or _missing("resilient report RUN -o FILE --compare A B")
+        comparison_html = more.compared or _missing("resilient report RUN -o FILE --compare A B")
         views += [
             PageSection("tensors", "Tensors", tensors),
-            PageSection("compare", "Compare", compared),
+            PageSection("compare", "Compare", comparison_html),
         ]
-    ends = (moment(found.began_ms), moment(found.ended_ms))
-    if stored and not is_told:
-        ends = span_of(stored)
-    said = f"{ends[0]} to {ends[1]}"
-    return whole_page(name, said, views, version)
+    ends = (moment(goodput.began_ms), moment(goodput.ended_ms))
+    if repository and not is_told:
+        ends = span_of(repository)
+    subtitle = f"{ends[0]} to {ends[1]}"
+    return whole_page(name, subtitle, views, version)
 
 
 def _untold() -> str:
     return f"<p>{UNTOLD}</p><p><code>{KEEPS}</code></p>"
 
 
-def whole_page(name: str, said: str, views: Sequence[PageSection], version: str = "") -> str:
+def whole_page(name: str, subtitle: str, views: Sequence[PageSection], version: str = "") -> str:
     """Return a page of several sections.
 
     Args:
         name: Title of the page.
-        said: Line below the title.
+        subtitle: Line below the title.
         views: Sections, in order.
         version: Version of a served page.
     """
@@ -241,7 +249,7 @@ def whole_page(name: str, said: str, views: Sequence[PageSection], version: str 
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"{head_of(version)}<title>{text(name)}</title><style>{style()}</style></head>"
         '<body><a class="skip" href="#main">To the content</a>'
-        f"<header><div><h1>{text(name)}</h1><p{live}>{said}</p></div>{nav}</header>"
+        f"<header><div><h1>{text(name)}</h1><p{live}>{subtitle}</p></div>{nav}</header>"
         f'<main id="main" tabindex="-1">{body}</main>{foot_of(version)}</body></html>\n'
     )
 
@@ -255,48 +263,53 @@ def _section(section: PageSection) -> str:
     )
 
 
-def _checkpoints_part(stored: Listing | None, more: Extras, *, served: bool) -> str:
-    if stored is None:
+def _checkpoints_part(repository: Listing | None, more: Extras, *, is_served: bool) -> str:
+    if repository is None:
         return "<p>No repository of checkpoints is in this folder.</p>"
-    lives = [f' id="{part_id}-live" data-live' if served else "" for part_id in ("stored", "lives")]
-    shown = stored_part(stored, served=served, checked=more.checked)
-    room = '<div id="verify-room" class="room"></div>' if served else more.verified
-    return f"<div{lives[0]}>{shown}</div>{room}<div{lives[1]}>{lives_part(stored)}</div>"
+    live_attributes = [
+        f' id="{part_id}-live" data-live' if is_served else "" for part_id in ("stored", "lives")
+    ]
+    part_html = stored_part(repository, is_served=is_served, verdicts=more.checked)
+    verification_html = '<div id="verify-room" class="room"></div>' if is_served else more.verified
+    return (
+        f"<div{live_attributes[0]}>{part_html}</div>{verification_html}"
+        f"<div{live_attributes[1]}>{lives_part(repository)}</div>"
+    )
 
 
 def _missing(command: str) -> str:
     return f"<p>{_ONLY_FILE}</p><p><code>resilient ui RUN</code></p><p><code>{command}</code></p>"
 
 
-def _options(stored: Listing, chosen: str) -> str:
-    found = []
-    for survey in stored.surveys:
+def _options(repository: Listing, selected_name: str) -> str:
+    options = []
+    for survey in repository.surveys:
         name = survey.checkpoint.folder
         if survey.manifest is not None:
-            mark = " selected" if name == chosen else ""
-            found.append(f'<option value="{name}"{mark}>{name}</option>')
-    return "".join(found)
+            mark = " selected" if name == selected_name else ""
+            options.append(f'<option value="{name}"{mark}>{name}</option>')
+    return "".join(options)
 
 
-def _chosen(stored: Listing) -> str:
-    chosen = stored.resume.folder if stored.resume else ""
+def _chosen(repository: Listing) -> str:
+    selected_name = repository.resume.folder if repository.resume else ""
     return (
         '<div class="tools"><label>Checkpoint <select id="of" data-live>'
-        f"{_options(stored, chosen)}</select></label></div>"
+        f"{_options(repository, selected_name)}</select></label></div>"
         "<p>Open a row to see how the numbers of a tensor are spread.</p>"
         '<div id="tensors-room" class="room"></div>'
     )
 
 
-def _pair(stored: Listing) -> str:
-    names = [survey.checkpoint.folder for survey in stored.surveys if survey.manifest]
-    chosen = stored.resume.folder if stored.resume else names[0] if names else ""
-    place = names.index(chosen) if chosen in names else 0
+def _pair(repository: Listing) -> str:
+    names = [survey.checkpoint.folder for survey in repository.surveys if survey.manifest]
+    selected_name = repository.resume.folder if repository.resume else names[0] if names else ""
+    place = names.index(selected_name) if selected_name in names else 0
     before = names[min(place + 1, len(names) - 1)] if names else ""
     return (
         '<form class="tools"><label>A <select id="a" data-live>'
-        f"{_options(stored, before)}</select></label>"
-        f'<label>B <select id="b" data-live>{_options(stored, chosen)}</select></label>'
+        f"{_options(repository, before)}</select></label>"
+        f'<label>B <select id="b" data-live>{_options(repository, selected_name)}</select></label>'
         '<button class="act">Compare</button></form>'
         '<div id="compare-room" class="room"><p>Choose two checkpoints. Every tensor of both is '
         "read; large ones take a while.</p></div>"

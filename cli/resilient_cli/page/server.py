@@ -41,12 +41,12 @@ class Page(Protocol):
     def text(self) -> str:
         """Return the page of that version."""
 
-    def part(self, name: str, asked: Mapping[str, str]) -> tuple[int, str] | None:
+    def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Return a status and a part of the page that is made on demand.
 
         Args:
             name: Name of the part; the result is None if there is no such part.
-            asked: Fields of the query.
+            query: Fields of the query.
         """
 
 
@@ -134,9 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(code, "unknown request\n")
 
     def do_GET(self) -> None:
-        refused = self._refused()
-        if refused:
-            self._send(403, f"{refused}\n")
+        reason = self._refused()
+        if reason:
+            self._send(403, f"{reason}\n")
             return
         path, _, query = self.path.partition("?")
         name = path.rpartition("/")[2]
@@ -149,15 +149,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_part(self, name: str, query: str) -> None:
         try:
-            asked = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+            fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
         except ValueError:
             self._send(400, "unknown request\n")
             return
-        found = self.server.page.part(name, asked)
-        if found is None:
+        html = self.server.page.part(name, fields)
+        if html is None:
             self._send(404, "unknown path\n")
         else:
-            status, text = found
+            status, text = html
             self._send(status, text, _HTML if status == HTTPStatus.OK else _TEXT)
 
     def do_HEAD(self) -> None:
@@ -169,8 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or hosts[0].lower() not in names:
             return "this address is not served under this name"
-        _, _, rest = self.path.partition("?")[0].partition("/")
-        token, slash, _ = rest.partition("/")
+        _, _, path = self.path.partition("?")[0].partition("/")
+        token, slash, _ = path.partition("/")
         is_known = secrets.compare_digest(
             token.encode("utf-8", "replace"), self.server.token.encode()
         )

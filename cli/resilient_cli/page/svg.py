@@ -36,11 +36,11 @@ class Scale:
         part = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.0
         return round(self.first + part * (self.last - self.first), 1)
 
-    def ticks(self, wanted: int = 6) -> list[float]:
+    def ticks(self, tick_count: int = 6) -> list[float]:
         """Return round values within the range."""
         if self.high <= self.low:
             return [self.low]
-        rough = (self.high - self.low) / wanted
+        rough = (self.high - self.low) / tick_count
         power = 10.0 ** math.floor(math.log10(rough))
         step = power * next((factor for factor in (1, 2, 5) if factor * power >= rough), 10)
         nth = math.ceil(self.low / step)
@@ -53,27 +53,30 @@ def opened(kind: str, width: int, height: float, about: str) -> str:
     return f'<svg class="{kind}" {view} role="img" aria-label="{about}">'
 
 
-def timeline(found: GoodputReport) -> str:
+def timeline(goodput: GoodputReport) -> str:
     """Draw the timeline: one row for the run, and one for each of the last 40 attempts."""
-    lives = [attempt.life.number for attempt in found.doings][-_LIVES_MAX:]
-    scale = Scale(0, max(1, found.wall_ms), _LEFT, WIDTH - 8)
-    below = (len(lives) + 1) * (_ROW + 4) + 14
+    attempts = [attempt.life.number for attempt in goodput.doings][-_LIVES_MAX:]
+    scale = Scale(0, max(1, goodput.wall_ms), _LEFT, WIDTH - 8)
+    below = (len(attempts) + 1) * (_ROW + 4) + 14
     parts = [opened("lives", WIDTH, below + 20, "timeline of attempts")]
     parts += _axis(scale, below)
-    rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", found.intervals)]
+    rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", goodput.intervals)]
     rows += [
-        (f"attempt {attempt}", [each for each in found.intervals if each.life == attempt])
-        for attempt in lives
+        (
+            f"attempt {attempt}",
+            [interval for interval in goodput.intervals if interval.life == attempt],
+        )
+        for attempt in attempts
     ]
     for nth, (name, intervals) in enumerate(rows):
         y = nth * (_ROW + 4) + 14
         parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 13}">{name}</text>')
-        parts += _bars(intervals, found, scale, y)
-    for saved in found.saved:
-        x, title = scale(saved.at_ms - found.began_ms), text(saved.checkpoint)
+        parts += _bars(intervals, goodput, scale, y)
+    for save in goodput.saved:
+        x, title = scale(save.at_ms - goodput.began_ms), text(save.checkpoint)
         parts.append(f'<path class="saved" d="M{x} 14v5"><title>{title}</title></path>')
-    for fault in found.faults:
-        x, title = scale(fault.at_ms - found.began_ms), text(f"{fault.cause}: {fault.detail}")
+    for fault in goodput.faults:
+        x, title = scale(fault.at_ms - goodput.began_ms), text(f"{fault.cause}: {fault.detail}")
         parts.append(
             f'<path class="fault" d="M{x} 13l-5 -9h10z"><title>{title}</title></path>'
             f'<path class="strike" d="M{x} 13V{below}"/>'
@@ -81,9 +84,9 @@ def timeline(found: GoodputReport) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def curve(found: GoodputReport) -> str:
+def curve(goodput: GoodputReport) -> str:
     """Draw the loss by step: one line for each attempt, grey where steps were lost."""
-    losses = [loss for loss in found.losses if math.isfinite(loss.value)]
+    losses = [loss for loss in goodput.losses if math.isfinite(loss.value)]
     if not losses:
         return "<p>No loss was logged.</p>"
     steps, values = [loss.step for loss in losses], [loss.value for loss in losses]
@@ -101,8 +104,8 @@ def curve(found: GoodputReport) -> str:
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
     # Draw lost steps first, below those that are part of the result.
     for is_lost in (True, False):
-        for life, ones in groupby(losses, key=lambda loss: loss.life):
-            parts.append(_line(list(ones), life, across, up, is_lost=is_lost))
+        for attempt, attempt_losses in groupby(losses, key=lambda loss: loss.life):
+            parts.append(_line(list(attempt_losses), attempt, across, up, is_lost=is_lost))
     return "".join([*parts, "</svg>"])
 
 
@@ -114,18 +117,23 @@ def _axis(scale: Scale, below: float) -> Iterator[str]:
 
 
 def _bars(
-    intervals: Iterable[TimelineInterval], found: GoodputReport, scale: Scale, y: float
+    intervals: Iterable[TimelineInterval], goodput: GoodputReport, scale: Scale, y: float
 ) -> Iterator[str]:
     """Yield at most 900 bars: each bin of time shows the class that took most of it."""
-    bin_ms = max(1.0, found.wall_ms / _BINS)
+    bin_ms = max(1.0, goodput.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
     for interval in intervals:
-        began, ended = interval.began_ms - found.began_ms, interval.ended_ms - found.began_ms
-        for nth in range(int(began // bin_ms), min(_BINS, math.ceil(ended / bin_ms))):
-            within = min(ended, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
-            spent = bins.setdefault(nth, {})
-            spent[interval.spent.value] = spent.get(interval.spent.value, 0.0) + within
-    kinds = ((nth, max(spent, key=lambda name: spent[name])) for nth, spent in sorted(bins.items()))
+        began, end_ms = interval.began_ms - goodput.began_ms, interval.ended_ms - goodput.began_ms
+        for nth in range(int(began // bin_ms), min(_BINS, math.ceil(end_ms / bin_ms))):
+            within = min(end_ms, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
+            share_by_class = bins.setdefault(nth, {})
+            share_by_class[interval.spent.value] = (
+                share_by_class.get(interval.spent.value, 0.0) + within
+            )
+    kinds = (
+        (nth, max(share_by_class, key=lambda name: share_by_class[name]))
+        for nth, share_by_class in sorted(bins.items())
+    )
     for (kind, _), group in groupby(
         enumerate(kinds), key=lambda item: (item[1][1], item[1][0] - item[0])
     ):
@@ -139,7 +147,7 @@ def _bars(
 
 
 def _line(
-    losses: Sequence[LoggedLoss], life: int, across: Scale, up: Scale, *, is_lost: bool
+    losses: Sequence[LoggedLoss], attempt: int, across: Scale, up: Scale, *, is_lost: bool
 ) -> str:
     """Return the lost or the kept part of an attempt's line; both share one point."""
     edge = next((nth for nth, loss in enumerate(losses) if loss.is_lost), len(losses))
@@ -147,10 +155,12 @@ def _line(
     if not part or (is_lost and edge == len(losses)):
         return ""
     stride = max(1, len(part) // _POINTS_MAX)
-    shown = [*part[::stride], part[-1]]
-    points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in shown)
-    name = "gone" if is_lost else f"kept k{life % 2}"
+    points_shown = [*part[::stride], part[-1]]
+    points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in points_shown)
+    name = "gone" if is_lost else f"kept k{attempt % 2}"
     name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
     last = part[-1]
-    title = f"attempt {life}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
+    title = (
+        f"attempt {attempt}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
+    )
     return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

@@ -55,27 +55,27 @@ def text(value: object) -> str:
 
 def short(value: object, most: int = LONGEST) -> str:
     """Escape a text that is cut to ``most`` characters."""
-    shown = str(value)
-    return text(shown if len(shown) <= most else shown[: most - 3] + "...")
+    value_text = str(value)
+    return text(value_text if len(value_text) <= most else value_text[: most - 3] + "...")
 
 
 def path(name: str) -> str:
     """Return the name of a tensor, with line breaks allowed after dots and slashes."""
-    shown = short(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
-    return f'<span class="path">{shown}</span>'
+    html = short(name).replace(".", ".<wbr>").replace("/", "/<wbr>")
+    return f'<span class="path">{html}</span>'
 
 
 def at(iso: str) -> str:
     """Return a UTC time as people write it; any other text unchanged."""
     is_one = len(iso) >= _MOMENT and iso[10:11] == "T"
-    shown = iso[:_MOMENT].replace("T", " ") if is_one else iso
-    return f'<span class="one-line">{text(shown)}</span>'
+    moment = iso[:_MOMENT].replace("T", " ") if is_one else iso
+    return f'<span class="one-line">{text(moment)}</span>'
 
 
 def legend(*items: tuple[str, str]) -> str:
     """Return the legend of pairs: the class of a mark, and its meaning as HTML."""
-    shown = "".join(f'<span><i class="dot {kind}"></i>{name}</span>' for kind, name in items)
-    return f'<p class="legend">{shown}</p>'
+    entries = "".join(f'<span><i class="dot {kind}"></i>{name}</span>' for kind, name in items)
+    return f'<p class="legend">{entries}</p>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int]) -> str:
@@ -130,9 +130,9 @@ def searched(
     )
 
 
-def scroll(shown: str) -> str:
+def scroll(html: str) -> str:
     """Wrap HTML so that it scrolls sideways in a narrow window, also with the keyboard."""
-    return f'<div class="scroll" tabindex="0">{shown}</div>'
+    return f'<div class="scroll" tabindex="0">{html}</div>'
 
 
 def _head(head: Sequence[str], numbers: Sequence[int]) -> str:
@@ -144,12 +144,12 @@ def _head(head: Sequence[str], numbers: Sequence[int]) -> str:
 
 
 def _cells(cells: Sequence[str | Cell], numbers: Sequence[int]) -> str:
-    found = []
+    html = []
     for nth, content in enumerate(cells):
         cell = content if isinstance(content, Cell) else Cell(content)
         value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-        found.append(f"<td{' class=n' if nth in numbers else ''}{value}>{cell.shown}</td>")
-    return "".join(found)
+        html.append(f"<td{' class=n' if nth in numbers else ''}{value}>{cell.shown}</td>")
+    return "".join(html)
 
 
 def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
@@ -157,10 +157,10 @@ def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
     first = row.cells[0].shown if isinstance(row.cells[0], Cell) else row.cells[0]
     marks = f' data-part="{text(row.part)}"' if row.part else ""
     marks += " data-same" if row.is_same else ""
-    opened = ""
+    detail_row = ""
     if row.detail or row.load:
         load = f' data-load="{escape(row.load)}"' if row.load else ""
-        opened = (
+        detail_row = (
             f'<tr class="detail" id="{name}" hidden><td colspan="{columns}"><div{load}>'
             f"{row.detail}</div></td></tr>"
         )
@@ -168,4 +168,4 @@ def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
             f'<button class="open" aria-expanded="false" aria-controls="{name}">{first}</button>'
         )
     cells = _cells(row.cells[1:], [number - 1 for number in numbers])
-    return f'<tbody{marks}><tr><th scope="row">{first}</th>{cells}</tr>{opened}</tbody>'
+    return f'<tbody{marks}><tr><th scope="row">{first}</th>{cells}</tr>{detail_row}</tbody>'

@@ -34,55 +34,55 @@ _SIDES = "ab"
 _LEAST = 1.5
 
 
-def histograms(found: Sequence[Histogram], names: Sequence[str]) -> str:
+def histograms(plots: Sequence[Histogram], names: Sequence[str]) -> str:
     """Return the histograms and statistics of one tensor, or of a pair.
 
     Args:
-        found: Histogram of each tensor.
+        plots: Histogram of each tensor.
         names: Name of each checkpoint.
     """
     from resilient.diff.tensor_stats import alike
 
     # Use twice the cube root of the number of elements as bars: the rule of Rice, 1944.
-    room = round(2 * max(each_histogram.seen for each_histogram in found) ** (1 / 3))
+    bin_count = round(2 * max(each_histogram.seen for each_histogram in plots) ** (1 / 3))
     bars = [
-        each_histogram.at_most(min(_BARS_MAX, max(_BARS_MIN, room)))
-        for each_histogram in alike(found)
+        each_histogram.at_most(min(_BARS_MAX, max(_BARS_MIN, bin_count)))
+        for each_histogram in alike(plots)
     ]
     widest = max((bar.exponent for bar in bars), default=0)
     bars = [bar.coarser(widest) for bar in bars]
     figures = [
         _figure(_values(bars), "Values", "by value"),
         _figure(
-            _powers([dict(each_histogram.powers) for each_histogram in found]), "Magnitude", _SIZES
+            _powers([dict(each_histogram.powers) for each_histogram in plots]), "Magnitude", _SIZES
         ),
     ]
     marks = ""
-    if len(found) > 1:
+    if len(plots) > 1:
         marks = legend(
             *((f"h-{side}", text(n)) for side, n in zip(_SIDES, names, strict=True)),
         )
-    return f'{marks}<div class="pair">{"".join(figures)}</div>{_numbers(found, names)}'
+    return f'{marks}<div class="pair">{"".join(figures)}</div>{_numbers(plots, names)}'
 
 
 _SIZES = "by power of two, counts in powers of ten"
 
 
-def _figure(drawn: str, name: str, about: str) -> str:
-    shown = drawn or "<p>No finite number.</p>"
-    return f"<figure><figcaption><b>{name}</b> {about}</figcaption>{shown}</figure>"
+def _figure(picture: str, name: str, about: str) -> str:
+    content = picture or "<p>No finite number.</p>"
+    return f"<figure><figcaption><b>{name}</b> {about}</figcaption>{content}</figure>"
 
 
 def _values(sides: Sequence[HistogramBins]) -> str:
-    filled = [bars for bars in sides if bars.counts]
-    if not filled:
+    filled_sides = [bars for bars in sides if bars.counts]
+    if not filled_sides:
         return ""
-    low = min(bars.first for bars in filled)
-    high = max(bars.first + len(bars.counts) for bars in filled)
-    most = max(max(bars.counts) for bars in filled)
+    low = min(bars.first for bars in filled_sides)
+    high = max(bars.first + len(bars.counts) for bars in filled_sides)
+    most = max(max(bars.counts) for bars in filled_sides)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
     up = Scale(0, most, _HEIGHT - _BELOW, _TOP)
-    width = math.ldexp(1.0, filled[0].exponent)
+    width = math.ldexp(1.0, filled_sides[0].exponent)
     parts = [
         opened("small", _WIDTH, _HEIGHT, "histogram of values"),
         *_grid(up, [(tick, f"{tick:.3g}") for tick in up.ticks(3)]),
@@ -96,11 +96,11 @@ def _values(sides: Sequence[HistogramBins]) -> str:
 
 
 def _powers(sides: Sequence[Mapping[int, int]]) -> str:
-    known = [power for powers in sides for power in powers]
-    if not known:
+    all_powers = [power for powers in sides for power in powers]
+    if not all_powers:
         return ""
-    high = max(known) + 1
-    low = max(min(known), high - _POWERS_MAX)
+    high = max(all_powers) + 1
+    low = max(min(all_powers), high - _POWERS_MAX)
     most = max(n for powers in sides for n in powers.values())
     top = max(1, math.ceil(math.log10(most)) if most > 1 else 1)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
@@ -113,10 +113,10 @@ def _powers(sides: Sequence[Mapping[int, int]]) -> str:
     integers = [tick for tick in across.ticks(6) if tick == int(tick)]
     parts += (_tick(across(tick), f"2^{int(tick)}") for tick in integers)
     for side, powers in zip(_SIDES, sides, strict=False):
-        folded: dict[int, int] = {}
+        sums: dict[int, int] = {}
         for power, n in powers.items():
-            folded[max(low, power)] = folded.get(max(low, power), 0) + n
-        counts = {power: (n, up(math.log10(n))) for power, n in folded.items()}
+            sums[max(low, power)] = sums.get(max(low, power), 0) + n
+        counts = {power: (n, up(math.log10(n))) for power, n in sums.items()}
         parts += _columns(side, counts, across, lambda nth: f"2^{nth} to 2^{nth + 1}")
     return "".join([*parts, "</svg>"])
 
@@ -140,7 +140,7 @@ def _columns(
     side: str,
     counts: Mapping[int, tuple[int, float]],
     across: Scale,
-    named: Callable[[int], str],
+    label_of: Callable[[int], str],
 ) -> Iterator[str]:
     """Yield one column for each cell; a minimum height keeps rare values visible."""
     floor = _HEIGHT - _BELOW
@@ -150,30 +150,47 @@ def _columns(
         height = max(_LEAST, round(floor - y, 1))
         yield (
             f'<rect x="{x}" y="{round(floor - height, 1)}" width="{width}" height="{height}">'
-            f"<title>{named(nth)}: {count(n, 'element')}</title></rect>"
+            f"<title>{label_of(nth)}: {count(n, 'element')}</title></rect>"
         )
     yield "</g>"
 
 
-def _numbers(found: Sequence[Histogram], names: Sequence[str]) -> str:
+def _numbers(tensor_histograms: Sequence[Histogram], names: Sequence[str]) -> str:
     """Return the statistics, one column for each checkpoint."""
     rows = [
-        ("range", [_range(each_histogram) for each_histogram in found]),
-        ("mean", [_number(each_histogram.summary.mean) for each_histogram in found]),
-        ("deviation", [_number(each_histogram.summary.deviation) for each_histogram in found]),
-        ("norm", [_number(each_histogram.summary.norm) for each_histogram in found]),
+        ("range", [_range(each_histogram) for each_histogram in tensor_histograms]),
+        ("mean", [_number(each_histogram.summary.mean) for each_histogram in tensor_histograms]),
+        (
+            "deviation",
+            [_number(each_histogram.summary.deviation) for each_histogram in tensor_histograms],
+        ),
+        ("norm", [_number(each_histogram.summary.norm) for each_histogram in tensor_histograms]),
         (
             "zero",
-            [_part(each_histogram.summary.zeros, each_histogram.seen) for each_histogram in found],
+            [
+                _part(each_histogram.summary.zeros, each_histogram.seen)
+                for each_histogram in tensor_histograms
+            ],
         ),
-        ("NaN", [_count(each_histogram.summary.nans) for each_histogram in found]),
-        ("infinite", [_count(each_histogram.summary.infinite) for each_histogram in found]),
+        ("NaN", [_count(each_histogram.summary.nans) for each_histogram in tensor_histograms]),
+        (
+            "infinite",
+            [_count(each_histogram.summary.infinite) for each_histogram in tensor_histograms],
+        ),
     ]
-    looked = [f"{each_histogram.seen:,} of {each_histogram.elements:,}" for each_histogram in found]
+    amounts = [
+        f"{each_histogram.seen:,} of {each_histogram.elements:,}"
+        for each_histogram in tensor_histograms
+    ]
     rows.append(
-        ("read", looked if any(o.seen < o.elements for o in found) else ["all"] * len(found))
+        (
+            "read",
+            amounts
+            if any(o.seen < o.elements for o in tensor_histograms)
+            else ["all"] * len(tensor_histograms),
+        )
     )
-    if len(found) == 1:
+    if len(tensor_histograms) == 1:
         pairs = "".join(f"<div><dt>{name}</dt><dd>{cells[0]}</dd></div>" for name, cells in rows)
         return f'<dl class="facts">{pairs}</dl>'
     head = "".join(f'<th scope="col" class="n">{text(side_name)}</th>' for side_name in names)
@@ -197,12 +214,12 @@ def _number(value: float | None) -> str:
     return NONE if value is None else f"{value:.5g}"
 
 
-def _part(some: int, of: int) -> str:
-    return f"{some:,} ({share(some, of)})" if some else "none"
+def _part(part_count: int, of: int) -> str:
+    return f"{part_count:,} ({share(part_count, of)})" if part_count else "none"
 
 
-def _count(some: int) -> str:
-    return f'<strong class="bad">{some:,}</strong>' if some else "none"
+def _count(elements: int) -> str:
+    return f'<strong class="bad">{elements:,}</strong>' if elements else "none"
 
 
 _ROW, _LAYERS_LEFT, _LAYERS_RIGHT, _LAYERS_TOP = 26, 250, 120, 24
@@ -229,13 +246,13 @@ class _Layer:
 
     def add(self, change: TensorChange) -> None:
         """Add a measured tensor."""
-        found = change.measures
-        if found is None:
+        measures = change.measures
+        if measures is None:
             return
-        if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
+        if measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]:
             self.broken.add(change.part)
-        first = found.norms[0]
-        apart = found.relative * first if found.relative is not None else found.norms[1]
+        first = measures.norms[0]
+        apart = measures.relative * first if measures.relative is not None else measures.norms[1]
         with_squares = (self.apart, apart), (self.norm, first)
         for sums, value in with_squares:
             sums[change.part] = sums.get(change.part, 0.0) + value * value
@@ -254,55 +271,55 @@ def layer_of(name: str) -> str:
     part, _, path = name.partition("/")
     # The last word of an optimizer tensor names the kind of state of a parameter.
     path = path.rpartition(".")[0] or path if part == OPTIMIZER else path or name
-    found = _LAYER.match(path)
-    return found[1] if found else path.rpartition(".")[0] or path
+    match = _LAYER.match(path)
+    return match[1] if match else path.rpartition(".")[0] or path
 
 
 def layers(changes: Sequence[TensorChange]) -> str:
     """Draw each layer in a row: a bar for its weights, and one for its optimizer state."""
-    found: dict[str, _Layer] = {}
+    layer_by_name: dict[str, _Layer] = {}
     for change in sorted(changes, key=lambda change: natural(layer_of(change.name))):
         if change.part in _LAYER_PARTS and change.measures and not is_counter(change):
-            found.setdefault(layer_of(change.name), _Layer()).add(change)
-    if not found:
+            layer_by_name.setdefault(layer_of(change.name), _Layer()).add(change)
+    if not layer_by_name:
         return ""
-    shown = dict(list(found.items())[:_SHOWN])
-    known = [
+    layers_shown = dict(list(layer_by_name.items())[:_SHOWN])
+    ratios = [
         value
-        for each_layer in shown.values()
+        for each_layer in layers_shown.values()
         for part in _LAYER_PARTS
         if (value := each_layer.relative(part))
     ]
-    finite = [ratio for ratio in known if math.isfinite(ratio)]
+    finite = [ratio for ratio in ratios if math.isfinite(ratio)]
     high = math.ceil(math.log10(max(finite))) if finite else 0
     low = math.floor(math.log10(min(finite))) if finite else -1
     low = max(min(low, high - 1), high - _DECADES_MAX)
-    left = min(_LAYERS_LEFT, 24 + 7 * max(map(len, shown)))
-    scale = Scale(low, high, left, WIDTH - _LAYERS_RIGHT)
-    below = _LAYERS_TOP + len(shown) * _ROW
+    left_margin = min(_LAYERS_LEFT, 24 + 7 * max(map(len, layers_shown)))
+    scale = Scale(low, high, left_margin, WIDTH - _LAYERS_RIGHT)
+    below = _LAYERS_TOP + len(layers_shown) * _ROW
     parts = [opened("layers", WIDTH, below + 4, "relative change of each layer")]
     for power in range(low, high + 1, max(1, (high - low) // 6)):
         x = scale(power)
         parts.append(f'<path class="grid" d="M{x} {_LAYERS_TOP - 4}V{below}"/>')
         parts.append(f'<text class="tick" x="{x}" y="{_LAYERS_TOP - 10}">1e{power}</text>')
-    for nth, (name, layer) in enumerate(shown.items()):
+    for nth, (name, layer) in enumerate(layers_shown.items()):
         parts += _drawn(name, layer, scale, _LAYERS_TOP + nth * _ROW)
-    hidden = len(found) - len(shown)
-    more = f"<p>and {hidden} more layers</p>" if hidden else ""
+    hidden_count = len(layer_by_name) - len(layers_shown)
+    more = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
     return marks + scroll("".join([*parts, "</svg>"])) + more
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts h.2 before h.10."""
-    words = re.split(r"(\d+)", name)
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words]
+    pieces = re.split(r"(\d+)", name)
+    return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
 
 
 def _drawn(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
     yield f"<g><title>{short(name)}</title>"
-    shown = name if len(name) <= _NAME_MAX else "..." + name[3 - _NAME_MAX :]
-    yield f'<text class="name" x="{scale.first - 8}" y="{y + 14}">{short(shown)}</text>'
+    label = name if len(name) <= _NAME_MAX else "..." + name[3 - _NAME_MAX :]
+    yield f'<text class="name" x="{scale.first - 8}" y="{y + 14}">{short(label)}</text>'
     ends = []
     for nth, part in enumerate(_LAYER_PARTS):
         value = layer.relative(part)
@@ -313,13 +330,13 @@ def _drawn(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
         width = max(2.0, round(end - scale.first, 1))
         wrong = " broken" if part in layer.broken else ""
         if value or wrong:
-            told = f"<title>{part}: {_named(value, wrong)}</title>"
+            tooltip = f"<title>{part}: {_named(value, wrong)}</title>"
             place = f'x="{scale.first}" y="{y + 2 + nth * 9}" width="{width}" height="8"'
-            yield f'<rect class="p-{part}{wrong}" {place}>{told}</rect>'
+            yield f'<rect class="p-{part}{wrong}" {place}>{tooltip}</rect>'
         ends.append((end, _named(value, wrong)))
-    told = " / ".join(text for _, text in ends)
+    tooltip = " / ".join(text for _, text in ends)
     last = max((end for end, _ in ends), default=scale.first)
-    yield f'<text x="{last + 8}" y="{y + 14}">{told}</text></g>'
+    yield f'<text x="{last + 8}" y="{y + 14}">{tooltip}</text></g>'
 
 
 def _named(value: float, wrong: str) -> str:
@@ -354,8 +371,12 @@ def tensors(
         f"{elements:,} elements, {size}.</p>"
     )
     head = ("tensor", "shape", "dtype", "elements", "size")
-    left = len(side.tensors) - _ROWS_MAX
-    more = f"<p>and {left} more: resilient ckpt inspect REF --tensors</p>" if left > 0 else ""
+    hidden_count = len(side.tensors) - _ROWS_MAX
+    more = (
+        f"<p>and {hidden_count} more: resilient ckpt inspect REF --tensors</p>"
+        if hidden_count > 0
+        else ""
+    )
     return summary + searched("tensor-list", head, rows, (3, 4), "tensors of the checkpoint") + more
 
 
@@ -394,8 +415,8 @@ def picture_of(side: CheckpointView, name: str, progress: Told) -> str:
     tensor = next((candidate for candidate in side.tensors if name_of(candidate) == name), None)
     if tensor is None:
         raise _no_such(name)
-    found = histogram(side, tensor, progress)
-    return histograms([found], [side.name]) if found else _UNKNOWN
+    result = histogram(side, tensor, progress)
+    return histograms([result], [side.name]) if result else _UNKNOWN
 
 
 def picture_of_both(
@@ -411,41 +432,47 @@ def picture_of_both(
     pair = next((change for change in matched(before, after)[0] if change.name == name), None)
     if pair is None or pair.before is None or pair.after is None:
         raise _no_such(name)
-    found = _of_both(before, after, (pair.before, pair.after), progress)
-    return histograms(found, [before.name, after.name]) if found else _UNKNOWN
+    both_histograms = _of_both(before, after, (pair.before, pair.after), progress)
+    return histograms(both_histograms, [before.name, after.name]) if both_histograms else _UNKNOWN
 
 
 def pictures_of(side: CheckpointView, progress: Told) -> dict[str, str]:
     """Return the pictures of the first tensors of a checkpoint by name, from a sample of each."""
-    found: dict[str, str] = {}
-    wanted = [candidate for candidate in side.tensors if candidate.elements][:PICTURES_MAX]
-    for nth, tensor in enumerate(wanted, 1):
+    pictures: dict[str, str] = {}
+    candidates = [candidate for candidate in side.tensors if candidate.elements][:PICTURES_MAX]
+    for nth, tensor in enumerate(candidates, 1):
         with suppress(Unreadable):
-            spread = histogram(side, tensor, blocks_max=_BLOCKS_MAX)
-            found[name_of(tensor)] = histograms([spread], [side.name]) if spread else _UNKNOWN
-        progress(nth, len(wanted))
-    return found
+            tensor_histogram = histogram(side, tensor, blocks_max=_BLOCKS_MAX)
+            pictures[name_of(tensor)] = (
+                histograms([tensor_histogram], [side.name]) if tensor_histogram else _UNKNOWN
+            )
+        progress(nth, len(candidates))
+    return pictures
 
 
-def pictures_of_both(found: Comparison, progress: Told) -> dict[str, str]:
+def pictures_of_both(comparison: Comparison, progress: Told) -> dict[str, str]:
     """Return the pictures of the tensors that differ most by name, from a sample of each."""
-    before, after = found.before, found.after
+    before, after = comparison.before, comparison.after
     pairs = {change.name: (change.before, change.after) for change in matched(before, after)[0]}
-    told_apart = [tensor for tensor in found.tensors if tensor.measures and not is_counter(tensor)]
+    told_apart = [
+        tensor for tensor in comparison.tensors if tensor.measures and not is_counter(tensor)
+    ]
     differ = [change.name for change in told_apart if not change.is_equal]
     names = [name for name in differ if name in pairs][:PICTURES_MAX]
-    drawn: dict[str, str] = {}
+    pictures: dict[str, str] = {}
     for nth, name in enumerate(names, 1):
         tensor_before, tensor_after = pairs[name]
         if tensor_before is not None and tensor_after is not None and tensor_before.elements:
             with suppress(Unreadable):
-                spread = _of_both(
+                both_histograms = _of_both(
                     before, after, (tensor_before, tensor_after), lambda *_: None, _BLOCKS_MAX
                 )
                 names_of = [_called(before, "A"), _called(after, "B")]
-                drawn[name] = histograms(spread, names_of) if spread else _UNKNOWN
+                pictures[name] = (
+                    histograms(both_histograms, names_of) if both_histograms else _UNKNOWN
+                )
         progress(nth, len(names))
-    return drawn
+    return pictures
 
 
 def _called(side: CheckpointView, letter: str) -> str:
@@ -461,10 +488,10 @@ def _of_both(
 ) -> Sequence[Histogram]:
     options = {} if blocks_max is None else {"blocks_max": blocks_max}
     histogram_before = histogram(
-        before, pair[0], lambda done, of: progress(done, 2 * of), **options
+        before, pair[0], lambda position, total: progress(position, 2 * total), **options
     )
     histogram_after = histogram(
-        after, pair[1], lambda done, of: progress(of + done, 2 * of), **options
+        after, pair[1], lambda position, total: progress(total + position, 2 * total), **options
     )
     return [histogram_before, histogram_after] if histogram_before and histogram_after else []
 

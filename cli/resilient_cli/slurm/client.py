@@ -60,7 +60,7 @@ def submit(script: str) -> str:
         ConfigError: sbatch is missing, or SLURM refused the job.
         DeadlineExceeded: SLURM does not answer.
     """
-    return _ask("sbatch", "--parsable", given=script).strip().partition(";")[0]
+    return _ask("sbatch", "--parsable", stdin_text=script).strip().partition(";")[0]
 
 
 def query_jobs(job: str) -> list[JobState]:
@@ -72,7 +72,7 @@ def query_jobs(job: str) -> list[JobState]:
         DeadlineExceeded: SLURM does not answer.
     """
     try:
-        said = _ask("scontrol", "show", "job", "-o", job)
+        output = _ask("scontrol", "show", "job", "-o", job)
     except ConfigError as error:
         if "Invalid job id" not in error.message:
             raise
@@ -80,28 +80,28 @@ def query_jobs(job: str) -> list[JobState]:
             f"SLURM does not know job {job}: it never existed, or ended some minutes ago",
             hint=f"sacct -j {job}",
         ) from error
-    return [parse(line) for line in said.splitlines() if line.strip()]
+    return [parse(line) for line in output.splitlines() if line.strip()]
 
 
 def parse(line: str) -> JobState:
     """Parse a line of ``scontrol show job -o``."""
-    told = dict(_FIELD.findall(line))
-    task = told.get("ArrayTaskId", "")
-    job = f"{told['ArrayJobId']}_{task}" if task.isdecimal() else told.get("JobId", "")
-    state = told.get("JobState", "")
-    status, _, number = told.get("ExitCode", "0:0").partition(":")
+    fields = dict(_FIELD.findall(line))
+    task = fields.get("ArrayTaskId", "")
+    job = f"{fields['ArrayJobId']}_{task}" if task.isdecimal() else fields.get("JobId", "")
+    state = fields.get("JobState", "")
+    status, _, number = fields.get("ExitCode", "0:0").partition(":")
     code = 128 + int(number) if int(number or 0) else int(status)
     has_ended = state not in ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING")
     return JobState(
         job,
-        told.get("JobName", ""),
+        fields.get("JobName", ""),
         state,
-        _known(told.get("Reason", "")),
-        int(told.get("Restarts", "0")),
-        _known(told.get("NodeList", "")),
+        _known(fields.get("Reason", "")),
+        int(fields.get("Restarts", "0")),
+        _known(fields.get("NodeList", "")),
         code if has_ended else None,
-        _known(told.get("EndTime", "")),
-        told.get("StdOut", ""),
+        _known(fields.get("EndTime", "")),
+        fields.get("StdOut", ""),
     )
 
 
@@ -109,14 +109,14 @@ def _known(text: str) -> str:
     return "" if text in ("(null)", "None", "Unknown", "N/A") else text
 
 
-def _ask(program: str, *arguments: str, given: str = "") -> str:
+def _ask(program: str, *arguments: str, stdin_text: str = "") -> str:
     path = shutil.which(program)
     if path is None:
         raise ConfigError(f"no {program} on this machine", hint="ssh LOGIN-NODE")
     try:
-        done = subprocess.run(  # noqa: S603 - SLURM's own programs, and checked words
+        process = subprocess.run(  # noqa: S603 - SLURM's own programs, and checked words
             [path, *arguments],
-            input=given,
+            input=stdin_text,
             capture_output=True,
             text=True,
             check=False,
@@ -124,17 +124,17 @@ def _ask(program: str, *arguments: str, given: str = "") -> str:
         )
     except subprocess.TimeoutExpired as error:
         raise _silent(program, f"no answer within {_SECONDS:g} s") from error
-    said = " ".join(done.stderr.split())
-    if done.returncode and any(phrase in said for phrase in _SILENT):
-        raise _silent(program, said)
-    if done.returncode:
-        raise ConfigError(f"{program} ended with {done.returncode}: {said}", hint="sinfo")
-    return done.stdout
+    message = " ".join(process.stderr.split())
+    if process.returncode and any(phrase in message for phrase in _SILENT):
+        raise _silent(program, message)
+    if process.returncode:
+        raise ConfigError(f"{program} ended with {process.returncode}: {message}", hint="sinfo")
+    return process.stdout
 
 
-def _silent(program: str, said: str) -> DeadlineExceeded:
+def _silent(program: str, message: str) -> DeadlineExceeded:
     return DeadlineExceeded(
-        f"SLURM does not answer {program}: {said}",
+        f"SLURM does not answer {program}: {message}",
         deadline_seconds=_SECONDS,
         hint="scontrol ping; squeue --me",
     )

@@ -98,16 +98,16 @@ class SlurmJob:
     failures_max: int = 5
 
 
-def check_words(given: Mapping[str, str]) -> None:
+def check_words(value_by_option: Mapping[str, str]) -> None:
     """Check options against the syntax of a ``#SBATCH`` line.
 
     Raises:
         ConfigError: An option has other characters, which could end the line or the option.
     """
-    for option, text in given.items():
-        pattern, wanted = _WORDS[option]
+    for option, text in value_by_option.items():
+        pattern, syntax = _WORDS[option]
         if text and not re.fullmatch(pattern, text):
-            raise ConfigError(f"{option} {text!r} is not {wanted}")
+            raise ConfigError(f"{option} {text!r} is not {syntax}")
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -116,11 +116,11 @@ def parse_nodes(text: str) -> tuple[int, int]:
     Raises:
         ConfigError: The text is none of them, or MAX is less than MIN.
     """
-    found = _NODES.fullmatch(text)
-    if not found:
+    match = _NODES.fullmatch(text)
+    if not match:
         raise ConfigError(f"--nodes {text!r} is not N or MIN-MAX")
-    fewest = int(found[1])
-    most = int(found[2] or fewest)
+    fewest = int(match[1])
+    most = int(match[2] or fewest)
     if most < fewest:
         raise ConfigError(f"--nodes {text!r}: at most {most} is less than at least {fewest}")
     return fewest, most
@@ -132,16 +132,16 @@ def parse_time(text: str) -> int:
     Raises:
         ConfigError: The text is no such time, or 0.
     """
-    found = _TIME.fullmatch(text)
-    if not found:
+    match = _TIME.fullmatch(text)
+    if not match:
         raise ConfigError(f"--time {text!r} is not MINUTES, HOURS:MINUTES:SECONDS or DAYS-HOURS")
-    days, *rest = found.groups()
-    given = [int(number_text) for number_text in rest if number_text is not None]
+    days, *number_texts = match.groups()
+    numbers = [int(number_text) for number_text in number_texts if number_text is not None]
     names = ["hours", "minutes", "seconds"]
-    if days is None and len(given) < len(names):
+    if days is None and len(numbers) < len(names):
         names = names[1:]
     seconds = (
-        sum(number * _SECONDS[name] for number, name in zip(given, names, strict=False))
+        sum(number * _SECONDS[name] for number, name in zip(numbers, names, strict=False))
         + int(days or 0) * _SECONDS["days"]
     )
     if not seconds:
@@ -163,20 +163,20 @@ def check_time(text: str, lead_seconds: int) -> None:
         )
 
 
-def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
+def parse_environment(texts: tuple[str, ...]) -> tuple[tuple[str, str | None], ...]:
     """Parse ``NAME=VALUE`` and ``NAME`` entries; a script is no place for secrets.
 
     Raises:
         ConfigError: A name is invalid or repeated, or a value is secret or has several lines.
     """
-    found: dict[str, str | None] = {}
-    for text in given:
+    variables: dict[str, str | None] = {}
+    for text in texts:
         name, has_value, value = text.partition("=")
         if not is_variable(name):
             raise ConfigError(
                 f"--env {name!r} is not the name of a variable: use NAME=VALUE, or NAME"
             )
-        if name in found:
+        if name in variables:
             raise ConfigError(f"--env {name} is given twice")
         if has_value and is_secret(name, value):
             raise ConfigError(
@@ -185,22 +185,22 @@ def parse_environment(given: tuple[str, ...]) -> tuple[tuple[str, str | None], .
             )
         if "\0" in value or "\n" in value:
             raise ConfigError(f"--env {name}: its value has more than one line")
-        found[name] = value if has_value else None
-    return tuple(found.items())
+        variables[name] = value if has_value else None
+    return tuple(variables.items())
 
 
-def check_command(command: tuple[str, ...], given: set[str], array: str) -> None:
+def check_command(command: tuple[str, ...], option_names: set[str], array: str) -> None:
     """Refuse options that SLURM decides, secrets, and array tasks that share a repository.
 
     Args:
         command: Words after ``train``.
-        given: Names of the options of ``train`` among them.
+        option_names: Names of the options of ``train`` among them.
         array: Value of ``--array``.
 
     Raises:
         ConfigError: The command is refused; the message says what to do instead.
     """
-    refuse_given(given, _OURS)
+    refuse_given(option_names, _OURS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(
@@ -273,7 +273,7 @@ def _directives(job: SlurmJob) -> list[str]:
     is_elastic = job.nodes_min < job.nodes_max
     nodes = f"{job.nodes_min}-{job.nodes_max}" if is_elastic else f"{job.nodes_min}"
     log = "%x-%A_%a.log" if place.array else "%x-%j.log"
-    asked = {
+    value_by_option = {
         "job-name": job.name,
         "array": place.array,
         "partition": place.partition,
@@ -290,9 +290,9 @@ def _directives(job: SlurmJob) -> list[str]:
         "output": f"{job.logs.rstrip('/') or '/'}/{log}",
         "open-mode": "append",
     }
-    given = [f"--{name}={value}" for name, value in asked.items() if value]
+    directives = [f"--{name}={value}" for name, value in value_by_option.items() if value]
     # A run of elastic size continues with fewer nodes than it started with.
-    return [*given, "--requeue", *(["--no-kill"] if is_elastic else [])]
+    return [*directives, "--requeue", *(["--no-kill"] if is_elastic else [])]
 
 
 def _variable(name: str, value: str | None) -> str:

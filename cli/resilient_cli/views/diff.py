@@ -32,49 +32,53 @@ _COUNTED = (CONFIG, MODEL_CONFIG, SOFTWARE, TRAINER_STATE, SCHEDULE, GROUPS, DAT
 _PARTS = (MODEL, OPTIMIZER, OTHER)
 
 
-def render_diff(found: Comparison, *, every: bool, page: str = "") -> CommandResult:
+def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> CommandResult:
     """Return the result of ``ckpt diff``.
 
     Args:
-        found: Comparison of the two checkpoints.
-        every: Whether all differences are listed, and not only the largest.
+        comparison: Comparison of the two checkpoints.
+        lists_all: Whether all differences are listed, and not only the largest.
         page: Path of the HTML page; empty if none was written.
     """
-    ids = tuple(tensor.name for tensor in found.tensors if tensor.is_equal is not True)
-    blocks: list[Table | KeyValues | str] = [_about(found)]
+    ids = tuple(tensor.name for tensor in comparison.tensors if tensor.is_equal is not True)
+    blocks: list[Table | KeyValues | str] = [_about(comparison)]
     for part in _PARTS:
-        changes = [change for change in _vectors(found, part) if change.is_equal is not True]
+        changes = [change for change in _vectors(comparison, part) if change.is_equal is not True]
         rows = [_row(change) for change in changes]
         columns = ("RELATIVE", "MAX ABS", "CHANGED", "TENSOR")
-        blocks += _listed(columns, rows, None if every else _ROWS_MAX, f"in {part}")
-    fields = [_field_row(field) for field in found.fields if every or field.is_in == "both"]
-    blocks += _listed(("FIELD", "A", "B"), fields, None if every else _FIELDS_MAX, "fields")
+        blocks += _listed(columns, rows, None if lists_all else _ROWS_MAX, f"in {part}")
+    fields = [
+        _field_row(field) for field in comparison.fields if lists_all or field.is_in == "both"
+    ]
+    blocks += _listed(("FIELD", "A", "B"), fields, None if lists_all else _FIELDS_MAX, "fields")
     opaque = [
         f"differs, not understood: {escape_control_chars(_opaque(change), '')}"
-        for change in found.opaque
+        for change in comparison.opaque
     ]
-    blocks += opaque if every else opaque[:_FIELDS_MAX]
-    if len(opaque) > _FIELDS_MAX and not every:
+    blocks += opaque if lists_all else opaque[:_FIELDS_MAX]
+    if len(opaque) > _FIELDS_MAX and not lists_all:
         blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
-    blocks += [f"not compared: {escape_control_chars(note, '')}" for note in found.notes]
-    blocks.append(verdict(found))
+    blocks += [f"not compared: {escape_control_chars(note, '')}" for note in comparison.notes]
+    blocks.append(verdict(comparison))
     blocks += [f"page: {page}"] if page else []
-    return CommandResult("ckpt.diff", "comparison", _document(found), tuple(blocks), ids)
+    return CommandResult("ckpt.diff", "comparison", _document(comparison), tuple(blocks), ids)
 
 
 def _listed(
-    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int | None, what: str
+    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int | None, noun: str
 ) -> Iterator[Table | str]:
     """Yield a table of the first rows, and the number of the rows that are left out."""
     if rows:
         yield Table(columns, tuple(rows[:most]))
     if most is not None and len(rows) > most:
-        yield f"... and {len(rows) - most} more {what} (--all)"
+        yield f"... and {len(rows) - most} more {noun} (--all)"
 
 
-def _vectors(found: Comparison, part: str) -> list[TensorChange]:
+def _vectors(comparison: Comparison, part: str) -> list[TensorChange]:
     """Return the tensors of a part, without the update counters of an optimizer."""
-    return [tensor for tensor in found.tensors if tensor.part == part and not is_counter(tensor)]
+    return [
+        tensor for tensor in comparison.tensors if tensor.part == part and not is_counter(tensor)
+    ]
 
 
 def is_counter(change: TensorChange) -> bool:
@@ -83,18 +87,24 @@ def is_counter(change: TensorChange) -> bool:
     return change.part == OPTIMIZER and change.name.endswith(".step") and elements == 1
 
 
-def updates(found: Comparison) -> str:
+def updates(comparison: Comparison) -> str:
     """Return the update counts of the parameters; equal counts are listed once."""
     norms = [
-        tensor.measures.norms for tensor in found.tensors if tensor.measures and is_counter(tensor)
+        tensor.measures.norms
+        for tensor in comparison.tensors
+        if tensor.measures and is_counter(tensor)
     ]
-    told = [_both(f"{norm:.10g}", f"{other:.10g}") for norm, other in dict.fromkeys(norms)]
-    rest = len(told) - _NAMES_MAX
-    return ", ".join(told[:_NAMES_MAX]) + (f" and {rest} other counts" if rest > 0 else "")
+    texts = [
+        _both(f"{norm:.10g}", f"{norm_after:.10g}") for norm, norm_after in dict.fromkeys(norms)
+    ]
+    hidden_count = len(texts) - _NAMES_MAX
+    return ", ".join(texts[:_NAMES_MAX]) + (
+        f" and {hidden_count} other counts" if hidden_count > 0 else ""
+    )
 
 
-def _about(found: Comparison) -> KeyValues:
-    before, after = found.before, found.after
+def _about(comparison: Comparison) -> KeyValues:
+    before, after = comparison.before, comparison.after
     pairs = [
         ("a", before.url),
         ("b", after.url),
@@ -102,21 +112,22 @@ def _about(found: Comparison) -> KeyValues:
         ("step", _both(_number(before.step), _number(after.step))),
         ("ranks", _both(_number(before.world), _number(after.world))),
         ("rate", _both(rates(before), rates(after))),
-        ("random", _randoms(found.random)),
+        ("random", _randoms(comparison.random)),
     ]
-    if counts := updates(found):
+    if counts := updates(comparison):
         pairs.append(("updates", counts))
-    if found.history != (0, 0, 0):
-        left, right, same = found.history
-        pairs.append(("log", f"{_both(str(left), str(right))} entries, the first {same} the same"))
-    pairs += [(name, text) for name in _COUNTED if (text := _counted(found, name))]
-    pairs += [(name, text) for name in _PARTS if (text := summed(found, name))]
-    for name, tensors in zip(("only in a", "only in b"), found.only, strict=True):
+    if comparison.history != (0, 0, 0):
+        left_steps, right_steps, same_steps = comparison.history
+        entries = _both(str(left_steps), str(right_steps))
+        pairs.append(("log", f"{entries} entries, the first {same_steps} the same"))
+    pairs += [(name, text) for name in _COUNTED if (text := _counted(comparison, name))]
+    pairs += [(name, text) for name in _PARTS if (text := summed(comparison, name))]
+    for name, tensors in zip(("only in a", "only in b"), comparison.only, strict=True):
         if tensors:
             pairs.append((name, _named(tensors)))
-    if found.tied:
+    if comparison.tied:
         pairs.append(
-            ("tied", f"{', '.join(found.tied[:_NAMES_MAX])}: stored once on the other side")
+            ("tied", f"{', '.join(comparison.tied[:_NAMES_MAX])}: stored once on the other side")
         )
     return KeyValues(tuple(pairs))
 
@@ -134,18 +145,18 @@ def rates(side: CheckpointView) -> str:
     return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(side.rates)) or NONE
 
 
-def _randoms(found: Sequence[RandomChange]) -> str:
+def _randoms(changes: Sequence[RandomChange]) -> str:
     """Return the changes of the random generators; ranks with the same change are grouped."""
-    told: dict[str, list[int]] = {}
-    for change in found:
-        told.setdefault(f"{change.kind} {fate(change)}", []).append(change.rank)
-    ranks = {change.rank for change in found}
+    streams_by_fate: dict[str, list[int]] = {}
+    for change in changes:
+        streams_by_fate.setdefault(f"{change.kind} {fate(change)}", []).append(change.rank)
+    ranks = {change.rank for change in changes}
     return (
         ", ".join(
-            what
+            text
             if len(ranks) == len(of)
-            else f"{what} (rank {', '.join(map(str, of[:_NAMES_MAX]))})"
-            for what, of in told.items()
+            else f"{text} (rank {', '.join(map(str, of[:_NAMES_MAX]))})"
+            for text, of in streams_by_fate.items()
         )
         or NONE
     )
@@ -162,56 +173,68 @@ def fate(change: RandomChange) -> str:
     return f"{count(abs(change.draws), 'draw')} {'ahead' if change.draws > 0 else 'behind'}"
 
 
-def _counted(found: Comparison, section: str) -> str:
-    mine = [field for field in found.fields if field.section == section]
-    differ = sum(field.is_in == "both" for field in mine)
-    alone = [sum(field.is_in == side for field in mine) for side in "ab"]
+def _counted(comparison: Comparison, section: str) -> str:
+    changes = [field for field in comparison.fields if field.section == section]
+    differ = sum(field.is_in == "both" for field in changes)
+    alone = [sum(field.is_in == side for field in changes) for side in "ab"]
     parts = [
-        *((f"{found.same_fields[section]} the same",) if found.same_fields[section] else ()),
+        *(
+            (f"{comparison.same_fields[section]} the same",)
+            if comparison.same_fields[section]
+            else ()
+        ),
         *((f"{differ} differ",) if differ else ()),
         *(f"{n} only in {side}" for n, side in zip(alone, "ab", strict=True) if n),
     ]
     return ", ".join(parts)
 
 
-def summed(found: Comparison, part: str) -> str:
+def summed(comparison: Comparison, part: str) -> str:
     """Return how many tensors of a part differ, and by how much; empty if the part has none."""
-    mine = _vectors(found, part)
-    if not mine:
+    changes = _vectors(comparison, part)
+    if not changes:
         return ""
-    differ = [tensor for tensor in mine if tensor.is_equal is not True]
-    said = f"{count(len(mine), 'tensor')}, "
+    differ = [tensor for tensor in changes if tensor.is_equal is not True]
+    text = f"{count(len(changes), 'tensor')}, "
     if not differ:
-        return said + "bit for bit the same"
-    known = [
+        return text + "bit for bit the same"
+    relative_changes = [
         tensor.measures.relative
         for tensor in differ
         if tensor.measures and tensor.measures.relative
     ]
-    far = f"; largest relative change {max(known):.1e}" if known else ""
-    return said + f"{len(differ)} differ{far}"
+    far = f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
+    return text + f"{len(differ)} differ{far}"
 
 
 def _named(tensors: Sequence[Tensor]) -> str:
     names = ", ".join(f"{tensor.part}/{tensor.name}" for tensor in tensors[:_NAMES_MAX])
-    rest = len(tensors) - _NAMES_MAX
-    return f"{count(len(tensors), 'tensor')}: {names}{f' and {rest} more' if rest > 0 else ''}"
+    hidden_count = len(tensors) - _NAMES_MAX
+    return (
+        f"{count(len(tensors), 'tensor')}: "
+        f"{names}{f' and {hidden_count} more' if hidden_count > 0 else ''}"
+    )
 
 
 def _row(change: TensorChange) -> tuple[str, ...]:
-    found = change.measures
-    if found is None:
+    measures = change.measures
+    if measures is None:
         shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
         return (NONE, NONE, NONE, f"{change.name} ({change.why}: {shapes})")
-    share = found.changed / found.elements if found.elements else 0.0
+    share = measures.changed / measures.elements if measures.elements else 0.0
     dtypes = "" if change.dtypes[0] == change.dtypes[1] else f" ({' -> '.join(change.dtypes)})"
-    broken = [
-        f"{_both(*map(str, counts))} {what}"
-        for counts, what in ((found.nans, "NaN"), (found.infinite, "infinite"))
+    bad_numbers = [
+        f"{_both(*map(str, counts))} {kind}"
+        for counts, kind in ((measures.nans, "NaN"), (measures.infinite, "infinite"))
         if any(counts)
     ]
-    told = f" ({', '.join(broken)})" if broken else ""
-    return (relative(found), f"{found.max_abs:.1e}", percent(share), change.name + dtypes + told)
+    bad_text = f" ({', '.join(bad_numbers)})" if bad_numbers else ""
+    return (
+        relative(measures),
+        f"{measures.max_abs:.1e}",
+        percent(share),
+        change.name + dtypes + bad_text,
+    )
 
 
 def percent(share: float) -> str:
@@ -221,23 +244,23 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{100 * share:.1f} %"
 
 
-def relative(found: Measures) -> str:
+def relative(measures: Measures) -> str:
     """Format the relative change of a tensor.
 
     The result is ``NaN`` or ``inf`` if the number of NaN or infinite elements changed, because the
     change of the other elements then says little.
     """
-    if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
-        return "NaN" if found.nans[0] != found.nans[1] else "inf"
-    if found.relative is None:
-        return "from 0" if not found.norms[0] else NONE
-    return f"{found.relative:.1e}"
+    if measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]:
+        return "NaN" if measures.nans[0] != measures.nans[1] else "inf"
+    if measures.relative is None:
+        return "from 0" if not measures.norms[0] else NONE
+    return f"{measures.relative:.1e}"
 
 
 def _field_row(change: FieldChange) -> tuple[str, ...]:
-    left = NONE if change.is_in == "b" else _short(change.before)
+    before = NONE if change.is_in == "b" else _short(change.before)
     right = NONE if change.is_in == "a" else _short(change.after)
-    return (f"{change.section}: {change.name}", left, right)
+    return (f"{change.section}: {change.name}", before, right)
 
 
 def _opaque(change: OpaqueChange) -> str:
@@ -249,33 +272,33 @@ def _short(value: Any) -> str:
     return text if len(text) <= _VALUE_MAX else text[: _VALUE_MAX - 3] + "..."
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """Return the last line: whether the checkpoints differ, and in what."""
-    if not found.differs:
-        same = sum(found.same_fields.values())
+    if not comparison.differs:
+        same_count = sum(comparison.same_fields.values())
         return (
-            f"No difference: {count(len(found.tensors), 'tensor')} bit for bit, "
-            f"{count(same, 'field')}, {count(len(found.random), 'generator')}."
+            f"No difference: {count(len(comparison.tensors), 'tensor')} bit for bit, "
+            f"{count(same_count, 'field')}, {count(len(comparison.random), 'generator')}."
         )
-    differ = sum(tensor.is_equal is not True for tensor in found.tensors)
-    alone = sum(map(len, found.only))
-    said = [f"{differ} of {count(len(found.tensors), 'tensor')}"] if differ else []
-    said += [f"{count(alone, 'tensor')} on one side only"] if alone else []
-    fields = sum(field.is_in == "both" for field in found.fields)
-    said += [count(fields, "field")] if fields else []
-    streams = sum(change.same is False for change in found.random)
-    said += [count(streams, "random stream")] if streams else []
-    unread = len(found.opaque)
-    said += [f"{count(unread, 'value')} that no reader can parse"] if unread else []
-    return f"They differ: {', '.join(said) or 'see above'}."
+    differ = sum(tensor.is_equal is not True for tensor in comparison.tensors)
+    alone = sum(map(len, comparison.only))
+    texts = [f"{differ} of {count(len(comparison.tensors), 'tensor')}"] if differ else []
+    texts += [f"{count(alone, 'tensor')} on one side only"] if alone else []
+    fields = sum(field.is_in == "both" for field in comparison.fields)
+    texts += [count(fields, "field")] if fields else []
+    streams = sum(change.same is False for change in comparison.random)
+    texts += [count(streams, "random stream")] if streams else []
+    unread = len(comparison.opaque)
+    texts += [f"{count(unread, 'value')} that no reader can parse"] if unread else []
+    return f"They differ: {', '.join(texts) or 'see above'}."
 
 
-def _document(found: Comparison) -> dict[str, Any]:
-    left, right, same = found.history
+def _document(comparison: Comparison) -> dict[str, Any]:
+    left_steps, right_steps, same_steps = comparison.history
     return {
-        "before": _side(found.before),
-        "after": _side(found.after),
-        "differs": found.differs,
+        "before": _side(comparison.before),
+        "after": _side(comparison.after),
+        "differs": comparison.differs,
         "fields": [
             {
                 "type": "field",
@@ -285,10 +308,10 @@ def _document(found: Comparison) -> dict[str, Any]:
                 "after": json_number(field.after),
                 "in": field.is_in,
             }
-            for field in found.fields
+            for field in comparison.fields
         ],
-        "same_fields": dict(found.same_fields),
-        "log": {"before": left, "after": right, "same": same},
+        "same_fields": dict(comparison.same_fields),
+        "log": {"before": left_steps, "after": right_steps, "same": same_steps},
         "random": [
             {
                 "type": "generator",
@@ -298,14 +321,16 @@ def _document(found: Comparison) -> dict[str, Any]:
                 "draws": change.draws,
                 "in": change.is_in,
             }
-            for change in found.random
+            for change in comparison.random
         ],
-        "tensors": [_tensor(tensor) for tensor in found.tensors],
-        "only_before": [f"{tensor.part}/{tensor.name}" for tensor in found.only[0]],
-        "only_after": [f"{tensor.part}/{tensor.name}" for tensor in found.only[1]],
-        "tied": list(found.tied),
-        "not_understood": [{"place": change.place, "in": change.is_in} for change in found.opaque],
-        "notes": list(found.notes),
+        "tensors": [_tensor(tensor) for tensor in comparison.tensors],
+        "only_before": [f"{tensor.part}/{tensor.name}" for tensor in comparison.only[0]],
+        "only_after": [f"{tensor.part}/{tensor.name}" for tensor in comparison.only[1]],
+        "tied": list(comparison.tied),
+        "not_understood": [
+            {"place": change.place, "in": change.is_in} for change in comparison.opaque
+        ],
+        "notes": list(comparison.notes),
     }
 
 
@@ -335,10 +360,13 @@ def _tensor(change: TensorChange) -> dict[str, Any]:
     }
 
 
-def _measures(found: Measures | None) -> Iterator[tuple[str, Any]]:
-    yield "elements", found.elements if found else None
-    yield "changed", found.changed if found else None
+def _measures(measures: Measures | None) -> Iterator[tuple[str, Any]]:
+    yield "elements", measures.elements if measures else None
+    yield "changed", measures.changed if measures else None
     for name in ("max_abs", "relative", "cosine", "max_ulp"):
-        yield name, json_number(getattr(found, name)) if found else None
+        yield name, json_number(getattr(measures, name)) if measures else None
     for name in ("norms", "nans", "infinite"):
-        yield name, [json_number(number) for number in getattr(found, name)] if found else None
+        yield (
+            name,
+            [json_number(number) for number in getattr(measures, name)] if measures else None,
+        )

@@ -27,9 +27,9 @@ _ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
 
 def conclusion(verdict: Resumability) -> KeyValues:
     """Return the line on resumability, and the next command if one helps."""
-    said = _ANSWERS[verdict.answer] + "; ".join(verdict.why)
+    text = _ANSWERS[verdict.answer] + "; ".join(verdict.why)
     after = (("next", verdict.command),) if verdict.command else ()
-    return KeyValues((("resumable", said), *after))
+    return KeyValues((("resumable", text), *after))
 
 
 def resumable(verdict: Resumability) -> dict[str, Any]:
@@ -41,14 +41,14 @@ _NAMED_MAX = 4
 """Largest number of places that are named for one fix."""
 
 
-def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
+def looked_at(checkpoint: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
     """Return the result of ``ckpt inspect`` for a checkpoint of another tool."""
-    contents = looked.contents
+    contents = checkpoint.contents
     parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
     parts = [part for part in parts if part["tensors"]]
-    document = {**_document(looked), "parts": parts}
+    document = {**_document(checkpoint), "parts": parts}
     blocks: tuple[Table | KeyValues | str, ...] = (
-        _about(looked),
+        _about(checkpoint),
         Table(
             ("PART", "TENSORS", "ELEMENTS", "SIZE", "DTYPES"),
             tuple(
@@ -74,41 +74,41 @@ def looked_at(looked: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult
             ),
         ),
     )
-    blocks = (*blocks, *_fixes(looked))
+    blocks = (*blocks, *_fixes(checkpoint))
     if with_tensors:
         document["tensors"] = [_tensor(tensor) for tensor in contents.tensors]
         blocks = (*blocks, _tensors(contents.tensors))
-    blocks = (*blocks, conclusion(looked.verdict))
+    blocks = (*blocks, conclusion(checkpoint.verdict))
     return CommandResult(
-        "ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (looked.url,)
+        "ckpt.inspect-foreign", "foreign_checkpoint", document, blocks, (checkpoint.url,)
     )
 
 
-def proved(looked: ForeignCheckpoint) -> CommandResult:
+def proved(checkpoint: ForeignCheckpoint) -> CommandResult:
     """Return the result of ``ckpt verify`` for a checkpoint of another tool."""
-    found = looked_at(looked, with_tensors=False)
-    size_bytes = sum(looked.listing.sizes.values())
-    read = f"Read {human_size(looked.read_bytes or 0)} of {human_size(size_bytes)}."
+    result = looked_at(checkpoint, with_tensors=False)
+    size_bytes = sum(checkpoint.listing.sizes.values())
+    read = f"Read {human_size(checkpoint.read_bytes or 0)} of {human_size(size_bytes)}."
     return replace(
-        found,
+        result,
         command="ckpt.verify-foreign",
-        document={**found.document, "read_bytes": looked.read_bytes},
-        blocks=(*found.blocks[:-1], read, found.blocks[-1]),
+        document={**result.document, "read_bytes": checkpoint.read_bytes},
+        blocks=(*result.blocks[:-1], read, result.blocks[-1]),
     )
 
 
-def _document(looked: ForeignCheckpoint) -> dict[str, Any]:
-    contents = looked.contents
+def _document(checkpoint: ForeignCheckpoint) -> dict[str, Any]:
+    contents = checkpoint.contents
     return {
-        "url": looked.url,
+        "url": checkpoint.url,
         "layout": contents.layout,
         "title": contents.title,
         "step": contents.step,
         "epoch": contents.epoch,
         "world_size": contents.world,
-        "files": len(looked.listing.sizes),
-        "size_bytes": sum(looked.listing.sizes.values()),
-        "outside": list(looked.listing.outside),
+        "files": len(checkpoint.listing.sizes),
+        "size_bytes": sum(checkpoint.listing.sizes.values()),
+        "outside": list(checkpoint.listing.outside),
         "optimizer": None if contents.optimizer is None else _optimizer(contents.optimizer),
         "schedule": None
         if contents.schedule is None
@@ -119,44 +119,46 @@ def _document(looked: ForeignCheckpoint) -> dict[str, Any]:
         "data": dict(contents.data),
         "versions": dict(contents.versions),
         "facts": dict(contents.facts),
-        "problems": [_problem(looked, problem) for problem in contents.problems],
-        "resumable": resumable(looked.verdict),
+        "problems": [_problem(checkpoint, problem) for problem in contents.problems],
+        "resumable": resumable(checkpoint.verdict),
     }
 
 
-def _problem(looked: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
+def _problem(checkpoint: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
     return {
         "place": problem.place,
         "what": problem.what,
         "severity": problem.severity,
         "loses": problem.loses,
         "is_fatal": problem.is_fatal,
-        "fix": remedy(problem, looked.url, looked.sibling),
+        "fix": remedy(problem, checkpoint.url, checkpoint.sibling),
     }
 
 
-def _fixes(looked: ForeignCheckpoint) -> Iterator[str]:
+def _fixes(checkpoint: ForeignCheckpoint) -> Iterator[str]:
     """Yield each fix once, except the one that is shown as the next command."""
     places: dict[str, list[str]] = {}
-    for problem in looked.contents.problems:
-        places.setdefault(remedy(problem, looked.url, looked.sibling), []).append(problem.place)
-    for fix, named in places.items():
-        if fix != looked.verdict.command:
-            whose = ", ".join(dict.fromkeys(named[:_NAMED_MAX]))
-            yield f"fix: {fix}" if len(places) == 1 else f"fix for {whose}: {fix}"
+    for problem in checkpoint.contents.problems:
+        places.setdefault(remedy(problem, checkpoint.url, checkpoint.sibling), []).append(
+            problem.place
+        )
+    for fix, names in places.items():
+        if fix != checkpoint.verdict.command:
+            names_text = ", ".join(dict.fromkeys(names[:_NAMED_MAX]))
+            yield f"fix: {fix}" if len(places) == 1 else f"fix for {names_text}: {fix}"
 
 
-def _about(looked: ForeignCheckpoint) -> KeyValues:
-    contents = looked.contents
-    size = human_size(sum(looked.listing.sizes.values()))
+def _about(checkpoint: ForeignCheckpoint) -> KeyValues:
+    contents = checkpoint.contents
+    size = human_size(sum(checkpoint.listing.sizes.values()))
     schedule, rng = contents.schedule, contents.rng
     rows = (
-        ("checkpoint", looked.url),
+        ("checkpoint", checkpoint.url),
         ("layout", f"{contents.title} ({contents.layout})"),
         ("step", _or_none(contents.step)),
         ("epoch", _or_none(contents.epoch)),
         ("ranks", _or_none(contents.world)),
-        ("size", f"{size} in {count(len(looked.listing.sizes), 'file')}"),
+        ("size", f"{size} in {count(len(checkpoint.listing.sizes), 'file')}"),
         ("optimizer", NONE if contents.optimizer is None else _said(contents.optimizer)),
         ("schedule", NONE if schedule is None else _scheduled(schedule)),
         (
@@ -167,7 +169,7 @@ def _about(looked: ForeignCheckpoint) -> KeyValues:
         ("versions", inline(contents.versions)),
         ("facts", inline(contents.facts)),
     )
-    left_out = looked.listing.outside
+    left_out = checkpoint.listing.outside
     return KeyValues(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
 
 
@@ -176,11 +178,11 @@ def _or_none(value: float | None) -> str:
 
 
 def _scheduled(schedule: Schedule) -> str:
-    said = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(schedule.rates))
-    counted = f"step {_or_none(schedule.step)}"
+    rates_text = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(schedule.rates))
+    count_text = f"step {_or_none(schedule.step)}"
     if schedule.evaluations is not None:
-        counted = count(schedule.evaluations, "evaluation")
-    return counted + (f", rate {said}" if said else "")
+        count_text = count(schedule.evaluations, "evaluation")
+    return count_text + (f", rate {rates_text}" if rates_text else "")
 
 
 def _said(optimizer: Optimizer) -> str:
@@ -205,14 +207,14 @@ def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _part(name: str, tensors: Iterable[Tensor]) -> dict[str, Any]:
-    mine = [tensor for tensor in tensors if tensor.part == name]
+    part_tensors = [tensor for tensor in tensors if tensor.part == name]
     return {
         "type": "part",
         "name": name,
-        "tensors": len(mine),
-        "elements": sum(tensor.elements for tensor in mine),
-        "size_bytes": sum(tensor.size_bytes for tensor in mine),
-        "dtypes": sorted({tensor.dtype for tensor in mine}),
+        "tensors": len(part_tensors),
+        "elements": sum(tensor.elements for tensor in part_tensors),
+        "size_bytes": sum(tensor.size_bytes for tensor in part_tensors),
+        "dtypes": sorted({tensor.dtype for tensor in part_tensors}),
     }
 
 
@@ -249,20 +251,22 @@ _YEAR_10000_SECONDS = 253_402_300_800
 _CUT = "The listing is cut, so newer checkpoints may be missing."
 
 
-def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> CommandResult:
+def listed_run(
+    run: ForeignRun, checkpoints_shown: Sequence[RunCheckpoint], now: str
+) -> CommandResult:
     """Return the result of ``ckpt ls`` for a folder of checkpoints of another tool.
 
     Args:
         run: Run with all its checkpoints.
-        shown: Checkpoints to show.
+        checkpoints_shown: Checkpoints to show.
         now: Current time for ages, ISO 8601.
     """
-    found, place = run.checkpoints, run.url.rstrip("/")
-    size_bytes = sum(checkpoint.size_bytes for checkpoint in found)
+    checkpoints, place = run.checkpoints, run.url.rstrip("/")
+    size_bytes = sum(checkpoint.size_bytes for checkpoint in checkpoints)
     document = {
         "url": run.url,
         "size_bytes": size_bytes,
-        "hidden": len(found) - len(shown),
+        "hidden": len(checkpoints) - len(checkpoints_shown),
         "whole": run.is_whole,
         "stale": dict(run.pointers.stale),
         "checkpoints": [
@@ -276,7 +280,7 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
                 "files": checkpoint.files,
                 "notes": _notes(run, checkpoint),
             }
-            for checkpoint in shown
+            for checkpoint in checkpoints_shown
         ],
     }
     rows = tuple(
@@ -289,13 +293,13 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
             checkpoint.name,
             ", ".join(_notes(run, checkpoint)),
         )
-        for checkpoint in shown
+        for checkpoint in checkpoints_shown
     )
-    hidden = len(found) - len(shown)
+    hidden_count = len(checkpoints) - len(checkpoints_shown)
     blocks: tuple[Table | str, ...] = (
         Table(("STEP", "AGE", "SIZE", "FILES", "LAYOUT", "NAME", "NOTE"), rows),
-        *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
-        f"{count(len(found), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
+        *([f"{len(checkpoints_shown)} shown, {hidden_count} not chosen."] if hidden_count else []),
+        f"{count(len(checkpoints), 'checkpoint')} of another tool, {human_size(size_bytes)}.",
         *([] if run.is_whole else [_CUT]),
         *(
             f"`{pointer}` names `{tag}`, which does not exist."
@@ -304,7 +308,7 @@ def listed_run(run: ForeignRun, shown: Sequence[RunCheckpoint], now: str) -> Com
         f"To see whether one can be resumed: resilient ckpt inspect latest {shell_quote(place)}",
     )
     # A name with a slash would be taken for a path, so each id is the whole path.
-    ids = tuple(f"{place}/{checkpoint.name}" for checkpoint in shown)
+    ids = tuple(f"{place}/{checkpoint.name}" for checkpoint in checkpoints_shown)
     return CommandResult("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
 
 
@@ -319,9 +323,9 @@ def _changed(checkpoint: RunCheckpoint) -> str | None:
 
 def _notes(run: ForeignRun, checkpoint: RunCheckpoint) -> list[str]:
     """Return the marks of a checkpoint in its run."""
-    named = (("latest", run.latest), ("best", run.pointers.best))
+    names_by_word = (("latest", run.latest), ("best", run.pointers.best))
     kinds = (("unfinished", checkpoint.is_unfinished), ("repaired", checkpoint.is_repaired))
     return [
-        *(word for word, names in named if checkpoint.name in names),
+        *(word for word, names in names_by_word if checkpoint.name in names),
         *(word for word, is_it in kinds if is_it),
     ]

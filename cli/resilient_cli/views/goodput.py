@@ -26,73 +26,73 @@ UNTOLD = "The run wrote no events here, so its time cannot be shown. To write ev
 KEEPS = "resilient train --events FOLDER SCRIPT"
 
 
-def reporting_stored(found: Listing, page: str) -> CommandResult:
+def reporting_stored(repository: Listing, page: str) -> CommandResult:
     """Return the result of ``report`` for a repository without events.
 
     Args:
-        found: Contents of the repository.
+        repository: Contents of the repository.
         page: Path of the HTML page; empty if none was written.
     """
-    began, ended = span_of(found)
-    lives = [_life(found, generation) for generation in found.generations]
+    began, end = span_of(repository)
+    generations = [_life(repository, generation) for generation in repository.generations]
     document = {
         "events": False,
         "began": began,
-        "ended": ended,
-        "wall_ms": _milliseconds(began, ended),
+        "ended": end,
+        "wall_ms": _milliseconds(began, end),
         "spent_ms": dict.fromkeys((time_class.value for time_class in TimeClass), 0),
         "goodput": 0.0,
-        "steps": _step(found),
+        "steps": _step(repository),
         "max_steps": 0,
         "lost_steps": 0,
-        "lives": lives,
+        "lives": generations,
         "faults": [],
         "causes": {},
-        "checkpoints": len(found.surveys),
-        "written_bytes": found.size_bytes,
+        "checkpoints": len(repository.surveys),
+        "written_bytes": repository.size_bytes,
         "intervals": [],
         "skew_ms": {},
         "page": page or None,
     }
-    rows = tuple(_row(*pair) for pair in zip(lives, found.generations, strict=True))
-    said = f"Step {_step(found)}, {count(len(lives), 'generation')}, "
-    said += f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
+    rows = tuple(_row(*pair) for pair in zip(generations, repository.generations, strict=True))
+    text = f"Step {_step(repository)}, {count(len(generations), 'generation')}, "
+    text += f"{count(len(repository.surveys), 'checkpoint')}, {human_size(repository.size_bytes)}."
     blocks: tuple[Table | str, ...] = (
         Table(("GEN", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
-        said,
+        text,
         f"{UNTOLD} {KEEPS}",
         *([f"page: {page}"] if page else []),
     )
     return CommandResult("report", "account", document, blocks)
 
 
-def standing_stored(found: Listing, now: str) -> CommandResult:
+def standing_stored(repository: Listing, now: str) -> CommandResult:
     """Return the result of ``status`` for a repository without events.
 
     Args:
-        found: Contents of the repository.
+        repository: Contents of the repository.
         now: Current time for ages, ISO 8601.
     """
-    began, ended = span_of(found)
-    newest = _newest(found)
-    ranks = max((_ranks(survey) for survey in found.surveys[:1]), default=0)
+    began, end = span_of(repository)
+    newest = _newest(repository)
+    ranks = max((_ranks(survey) for survey in repository.surveys[:1]), default=0)
     document = {
         "events": False,
         "state": "unknown",
         "exit_code": None,
-        "step": _step(found),
+        "step": _step(repository),
         "max_steps": 0,
         "steps_per_second": None,
         "left_ms": None,
-        "told": ended,
-        "lives": len(found.generations),
+        "told": end,
+        "lives": len(repository.generations),
         "ranks": ranks,
         "faults": {},
         "lost_steps": 0,
         "checkpoint": newest.checkpoint.folder if newest else None,
         "committed": newest.manifest.created_at if newest and newest.manifest else None,
         "risk_steps": 0,
-        "wall_ms": _milliseconds(began, ended),
+        "wall_ms": _milliseconds(began, end),
         "goodput": 0.0,
     }
     saved_at = document["committed"]
@@ -100,48 +100,50 @@ def standing_stored(found: Listing, now: str) -> CommandResult:
     durable += f", {age(saved_at, now)} ago" if isinstance(saved_at, str) else ""
     pairs = (
         ("state", "unknown: the run wrote no events here"),
-        ("step", str(_step(found))),
+        ("step", str(_step(repository))),
         (
             "generation",
-            f"{len(found.generations)}" + (f", {count(ranks, 'rank')}" if ranks else ""),
+            f"{len(repository.generations)}" + (f", {count(ranks, 'rank')}" if ranks else ""),
         ),
         ("durable", durable),
         ("next", KEEPS),
     )
-    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(_step(found)),))
+    return CommandResult(
+        "status", "status", document, (KeyValues(pairs),), (str(_step(repository)),)
+    )
 
 
-def _row(row: dict[str, Any], life: Generation) -> tuple[str, ...]:
+def _row(row: dict[str, Any], generation: Generation) -> tuple[str, ...]:
     last = (str(row["first_step"]), str(row["last_step"]))
-    return (str(row["life"]), row["cause"], life.claimed_at, str(row["ranks"] or NONE), *last)
+    return (str(row["life"]), row["cause"], generation.claimed_at, str(row["ranks"] or NONE), *last)
 
 
-def span_of(found: Listing) -> tuple[str, str]:
+def span_of(repository: Listing) -> tuple[str, str]:
     """Return the first and the last time recorded in a repository, ISO 8601; empty if none is."""
-    told = sorted(_moments(found))
-    return (told[0], told[-1]) if told else ("", "")
+    moments = sorted(_moments(repository))
+    return (moments[0], moments[-1]) if moments else ("", "")
 
 
-def _moments(found: Listing) -> Iterator[str]:
-    yield from (generation.claimed_at for generation in found.generations)
-    yield from (survey.manifest.created_at for survey in found.surveys if survey.manifest)
+def _moments(repository: Listing) -> Iterator[str]:
+    yield from (generation.claimed_at for generation in repository.generations)
+    yield from (survey.manifest.created_at for survey in repository.surveys if survey.manifest)
 
 
-def _milliseconds(began: str, ended: str) -> int:
+def _milliseconds(began: str, end: str) -> int:
     if not began:
         return 0
-    length = datetime.fromisoformat(ended) - datetime.fromisoformat(began)
+    length = datetime.fromisoformat(end) - datetime.fromisoformat(began)
     return round(1000 * length.total_seconds())
 
 
-def _newest(found: Listing) -> Survey | None:
+def _newest(repository: Listing) -> Survey | None:
     """Return the checkpoint that a resume would use, otherwise the newest one."""
-    intact = (survey for survey in found.surveys if survey.checkpoint == found.resume)
-    return next(intact, next(iter(found.surveys), None))
+    intact = (survey for survey in repository.surveys if survey.checkpoint == repository.resume)
+    return next(intact, next(iter(repository.surveys), None))
 
 
-def _step(found: Listing) -> int:
-    newest = _newest(found)
+def _step(repository: Listing) -> int:
+    newest = _newest(repository)
     return newest.checkpoint.step if newest else 0
 
 
@@ -150,29 +152,31 @@ def _ranks(survey: Survey) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _life(found: Listing, life: Generation) -> dict[str, Any]:
-    saved = [survey for survey in found.surveys if survey.checkpoint.generation == life.number]
-    first = life.parent.step if life.parent else 0
+def _life(repository: Listing, generation: Generation) -> dict[str, Any]:
+    surveys = [
+        survey for survey in repository.surveys if survey.checkpoint.generation == generation.number
+    ]
+    first = generation.parent.step if generation.parent else 0
     return {
-        "life": life.number,
-        "cause": life.cause,
-        "ranks": max(map(_ranks, saved), default=0),
+        "life": generation.number,
+        "cause": generation.cause,
+        "ranks": max(map(_ranks, surveys), default=0),
         "first_step": first,
-        "last_step": max((saved_survey.checkpoint.step for saved_survey in saved), default=first),
+        "last_step": max((saved_survey.checkpoint.step for saved_survey in surveys), default=first),
     }
 
 
-def reporting(found: GoodputReport, page: str) -> CommandResult:
+def reporting(goodput: GoodputReport, page: str) -> CommandResult:
     """Return the result of ``report``.
 
     Args:
-        found: Goodput report of the run.
+        goodput: Goodput report of the run.
         page: Path of the HTML page; empty if none was written.
     """
-    spent = {kind.value: length for kind, length in found.spent_ms.items()}
+    length_ms_by_class = {kind.value: length for kind, length in goodput.spent_ms.items()}
     rows = tuple(
-        (name, duration(length), share(length, found.wall_ms))
-        for name, length in spent.items()
+        (name, duration(length), share(length, goodput.wall_ms))
+        for name, length in length_ms_by_class.items()
         if length
     )
     causes = tuple(
@@ -183,28 +187,28 @@ def reporting(found: GoodputReport, page: str) -> CommandResult:
             str(repair.lost_steps),
             duration(repair.lost_ms),
         )
-        for cause, repair in found.repairs.items()
+        for cause, repair in goodput.repairs.items()
     )
     blocks: tuple[Table | str, ...] = (
         Table(("CLASS", "TIME", "SHARE"), rows),
         Table(
             ("ATTEMPT", "AFTER", "CAUSE", "WHERE", "DETAIL", "DOWN", "LOST STEPS", "LOST TIME"),
-            tuple(_fault_row(found, fault) for fault in found.faults),
+            tuple(_fault_row(goodput, fault) for fault in goodput.faults),
         ),
         Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),
-        *_closing(found),
+        *_closing(goodput),
         *([f"page: {page}"] if page else []),
     )
-    return CommandResult("report", "account", _document(found, spent, page), blocks)
+    return CommandResult("report", "account", _document(goodput, length_ms_by_class, page), blocks)
 
 
-def _fault_row(found: GoodputReport, fault: Fault) -> tuple[str, ...]:
-    where = f"{fault.host or '?'} r{fault.rank}" if fault.rank >= 0 else fault.host or NONE
+def _fault_row(goodput: GoodputReport, fault: Fault) -> tuple[str, ...]:
+    location = f"{fault.host or '?'} r{fault.rank}" if fault.rank >= 0 else fault.host or NONE
     return (
         str(fault.life),
-        duration(fault.at_ms - found.began_ms),
+        duration(fault.at_ms - goodput.began_ms),
         fault.cause,
-        where,
+        location,
         fault.detail or NONE,
         duration(fault.down_ms),
         str(fault.lost_steps),
@@ -212,31 +216,35 @@ def _fault_row(found: GoodputReport, fault: Fault) -> tuple[str, ...]:
     )
 
 
-def _closing(found: GoodputReport) -> list[str]:
-    written, now = sum(save.written_bytes for save in found.saved), found.now
+def _closing(goodput: GoodputReport) -> list[str]:
+    written_bytes, now = sum(save.written_bytes for save in goodput.saved), goodput.now
     of = f" of {now.max_steps}" if now.max_steps else ""
-    lines = [f"Clock of host {host}: corrected by {-ms} ms." for host, ms in found.skew_ms.items()]
+    lines = [
+        f"Clock of host {host}: corrected by {-ms} ms." for host, ms in goodput.skew_ms.items()
+    ]
     lines.append(
-        f"Step {now.step}{of}, {count(len(found.doings), 'attempt')}, "
-        f"{count(len(found.saved), 'checkpoint')}, {human_size(written)} written."
+        f"Step {now.step}{of}, {count(len(goodput.doings), 'attempt')}, "
+        f"{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} written."
     )
     lines.append(
-        f"Goodput {share(found.goodput, 1)} of {duration(found.wall_ms)}; "
-        f"{count(found.lost_steps, 'step')} lost."
+        f"Goodput {share(goodput.goodput, 1)} of {duration(goodput.wall_ms)}; "
+        f"{count(goodput.lost_steps, 'step')} lost."
     )
     return lines
 
 
-def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[str, Any]:
+def _document(
+    goodput: GoodputReport, length_ms_by_class: dict[str, int], page: str
+) -> dict[str, Any]:
     return {
-        "began": moment(found.began_ms),
-        "ended": moment(found.ended_ms),
-        "wall_ms": found.wall_ms,
-        "spent_ms": spent,
-        "goodput": found.goodput,
-        "steps": found.now.step,
-        "max_steps": found.now.max_steps,
-        "lost_steps": found.lost_steps,
+        "began": moment(goodput.began_ms),
+        "ended": moment(goodput.ended_ms),
+        "wall_ms": goodput.wall_ms,
+        "spent_ms": length_ms_by_class,
+        "goodput": goodput.goodput,
+        "steps": goodput.now.step,
+        "max_steps": goodput.now.max_steps,
+        "lost_steps": goodput.lost_steps,
         "lives": [
             {
                 "life": attempt.life.number,
@@ -245,7 +253,7 @@ def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[st
                 "first_step": attempt.first_step,
                 "last_step": attempt.last_step,
             }
-            for attempt in found.doings
+            for attempt in goodput.doings
         ],
         "faults": [
             {
@@ -253,11 +261,11 @@ def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[st
                 "at": moment(fault.at_ms),
                 "lost_ms": fault.lost_ms,
             }
-            for fault in found.faults
+            for fault in goodput.faults
         ],
-        "causes": {cause: asdict(repair) for cause, repair in found.repairs.items()},
-        "checkpoints": len(found.saved),
-        "written_bytes": sum(save.written_bytes for save in found.saved),
+        "causes": {cause: asdict(repair) for cause, repair in goodput.repairs.items()},
+        "checkpoints": len(goodput.saved),
+        "written_bytes": sum(save.written_bytes for save in goodput.saved),
         "intervals": [
             {
                 "began_ms": interval.began_ms,
@@ -265,9 +273,9 @@ def _document(found: GoodputReport, spent: dict[str, int], page: str) -> dict[st
                 "class": interval.spent.value,
             }
             | {"life": interval.life}
-            for interval in found.intervals
+            for interval in goodput.intervals
         ],
-        "skew_ms": dict(found.skew_ms),
+        "skew_ms": dict(goodput.skew_ms),
         "page": page or None,
     }
 

@@ -60,39 +60,39 @@ class Listing:
 
     def tags_on(self, checkpoint: CheckpointId) -> list[str]:
         """Return the tags that name a checkpoint."""
-        return [name for name, named in self.tags.items() if named == checkpoint]
+        return [name for name, tagged_id in self.tags.items() if tagged_id == checkpoint]
 
     @property
     def idle_tags(self) -> list[str]:
         """Tags that name nothing: damaged tags, and tags of deleted checkpoints."""
-        there = {survey.checkpoint for survey in self.surveys}
-        return [name for name, named in self.tags.items() if named not in there]
+        stored_ids = {survey.checkpoint for survey in self.surveys}
+        return [name for name, tagged_id in self.tags.items() if tagged_id not in stored_ids]
 
     def state(self, survey: Survey) -> str:
         """Return the state word of a checkpoint; damage takes precedence over ``abandoned``."""
-        abandoned = survey.checkpoint not in self.lineage.candidates
-        return "abandoned" if abandoned and survey.intact else survey.state
+        is_abandoned = survey.checkpoint not in self.lineage.candidates
+        return "abandoned" if is_abandoned and survey.intact else survey.state
 
 
-def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) -> CommandResult:
+def listing(contents: Listing, now: str, surveys: Sequence[Survey] | None = None) -> CommandResult:
     """Return the result of ``ckpt ls``.
 
     Args:
-        found: Contents of the repository.
+        contents: Contents of the repository.
         now: Current time for ages, ISO 8601.
-        wanted: Checkpoints to show; None for all.
+        surveys: Checkpoints to show; None for all.
     """
-    shown = found.surveys if wanted is None else wanted
+    surveys_shown = contents.surveys if surveys is None else surveys
     document = {
-        "repository": found.url,
-        "resume": folder(found.resume),
-        "size_bytes": found.size_bytes,
-        "hidden": len(found.surveys) - len(shown),
-        "checkpoints": [_checkpoint(found, survey) for survey in shown],
-        "generations": [_generation(life) for life in found.generations],
-        "skipped": [asdict(entry) for entry in found.lineage.skipped],
-        "lost": found.lineage.lost,
-        "tags": {name: folder(named) for name, named in found.tags.items()},
+        "repository": contents.url,
+        "resume": folder(contents.resume),
+        "size_bytes": contents.size_bytes,
+        "hidden": len(contents.surveys) - len(surveys_shown),
+        "checkpoints": [_checkpoint(contents, survey) for survey in surveys_shown],
+        "generations": [_generation(generation) for generation in contents.generations],
+        "skipped": [asdict(entry) for entry in contents.lineage.skipped],
+        "lost": contents.lineage.lost,
+        "tags": {name: folder(tagged_id) for name, tagged_id in contents.tags.items()},
         "trash": [
             {
                 "type": "trashed",
@@ -101,39 +101,44 @@ def listing(found: Listing, now: str, wanted: Sequence[Survey] | None = None) ->
                 "until": mark.until,
                 "prune": mark.prune,
             }
-            for checkpoint_id, mark in sorted(found.trash.items(), reverse=True)
+            for checkpoint_id, mark in sorted(contents.trash.items(), reverse=True)
         ],
     }
     table = Table(
         ("STEP", "GEN", "AGE", "SIZE", "OWN", "RANKS", "STATE", "ID", "NOTE"),
-        tuple(_row(found, survey, now) for survey in shown),
+        tuple(_row(contents, survey, now) for survey in surveys_shown),
     )
-    skipped = [f"skipped: {entry.name}: {entry.reason}" for entry in found.lineage.skipped]
+    skipped_lines = [f"skipped: {entry.name}: {entry.reason}" for entry in contents.lineage.skipped]
     idle = [
         f"tag {name} points to no checkpoint: resilient ckpt untag {name}"
-        for name in found.idle_tags
+        for name in contents.idle_tags
     ]
-    hidden = len(found.surveys) - len(shown)
+    hidden_count = len(contents.surveys) - len(surveys_shown)
     blocks: tuple[Table | str, ...] = (
         table,
-        *([f"{len(shown)} shown, {hidden} not chosen."] if hidden else []),
-        closing(found),
-        *skipped,
+        *([f"{len(surveys_shown)} shown, {hidden_count} not chosen."] if hidden_count else []),
+        closing(contents),
+        *skipped_lines,
         *idle,
-        *_in_trash(found),
-        _lives(found, now),
+        *_in_trash(contents),
+        _lives(contents, now),
     )
-    ids = tuple(survey.checkpoint.folder for survey in shown)
+    ids = tuple(survey.checkpoint.folder for survey in surveys_shown)
     return CommandResult("ckpt.ls", "checkpoints", document, blocks, ids)
 
 
-def _in_trash(found: Listing) -> Iterator[str]:
-    for prune in prunes_in(found.trash):
-        many = count(sum(mark.prune == prune for mark in found.trash.values()), "checkpoint")
-        yield f"{many} in the trash; to restore: resilient ckpt prune {found.url} --undo {prune}"
+def _in_trash(contents: Listing) -> Iterator[str]:
+    for prune in prunes_in(contents.trash):
+        checkpoints = count(
+            sum(mark.prune == prune for mark in contents.trash.values()), "checkpoint"
+        )
+        yield (
+            f"{checkpoints} in the trash; to restore: resilient ckpt prune {contents.url} --undo "
+            f"{prune}"
+        )
 
 
-def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
+def _checkpoint(contents: Listing, survey: Survey) -> dict[str, Any]:
     manifest = survey.manifest
     return {
         "type": "checkpoint",
@@ -146,25 +151,25 @@ def _checkpoint(found: Listing, survey: Survey) -> dict[str, Any]:
         "own_bytes": manifest.own_bytes if manifest else None,
         "referred_bytes": manifest.size_bytes - manifest.own_bytes if manifest else None,
         "ranks": manifest.world.get("size") if manifest else None,
-        "state": found.state(survey).lower(),
-        "abandoned": survey.checkpoint not in found.lineage.candidates,
-        "tags": found.tags_on(survey.checkpoint),
+        "state": contents.state(survey).lower(),
+        "abandoned": survey.checkpoint not in contents.lineage.candidates,
+        "tags": contents.tags_on(survey.checkpoint),
         "findings": [asdict(finding) for finding in survey.findings],
     }
 
 
-def _generation(life: Generation) -> dict[str, Any]:
+def _generation(generation: Generation) -> dict[str, Any]:
     return {
         "type": "generation",
-        "number": life.number,
-        "parent": folder(life.parent),
-        "cause": life.cause,
-        "claimed_at": life.claimed_at,
-        "host": life.host,
+        "number": generation.number,
+        "parent": folder(generation.parent),
+        "cause": generation.cause,
+        "claimed_at": generation.claimed_at,
+        "host": generation.host,
     }
 
 
-def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
+def _row(contents: Listing, survey: Survey, now: str) -> tuple[str, ...]:
     manifest = survey.manifest
     about = (NONE, NONE, NONE, NONE)
     if manifest:
@@ -175,45 +180,47 @@ def _row(found: Listing, survey: Survey, now: str) -> tuple[str, ...]:
         str(survey.checkpoint.step),
         str(survey.checkpoint.generation),
         *about,
-        found.state(survey),
+        contents.state(survey),
         survey.checkpoint.folder,
-        note(found, survey),
+        note(contents, survey),
     )
 
 
-def note(found: Listing, survey: Survey) -> str:
+def note(contents: Listing, survey: Survey) -> str:
     """Return the note on a checkpoint: its first finding, otherwise its tags."""
     if not survey.findings:
-        return ", ".join(f"tag {name}" for name in found.tags_on(survey.checkpoint))
-    first, *others = survey.findings
-    return f"{first.file}: {first.problem}" + (f" (and {len(others)} more)" if others else "")
+        return ", ".join(f"tag {name}" for name in contents.tags_on(survey.checkpoint))
+    first, *more_findings = survey.findings
+    return f"{first.file}: {first.problem}" + (
+        f" (and {len(more_findings)} more)" if more_findings else ""
+    )
 
 
-def closing(found: Listing) -> str:
+def closing(contents: Listing) -> str:
     """Return the total size, and the checkpoint that a resume would use."""
-    total = f"{count(len(found.surveys), 'checkpoint')}, {human_size(found.size_bytes)}."
-    if found.resume:
-        return f"{total} Training would resume from {found.resume}."
-    if found.lineage.candidates or found.lineage.lost:
+    total = f"{count(len(contents.surveys), 'checkpoint')}, {human_size(contents.size_bytes)}."
+    if contents.resume:
+        return f"{total} Training would resume from {contents.resume}."
+    if contents.lineage.candidates or contents.lineage.lost:
         return f"{total} Training has no intact checkpoint to resume from."
     return f"{total} Training would start from scratch."
 
 
-def _lives(found: Listing, now: str) -> Table:
+def _lives(contents: Listing, now: str) -> Table:
     steps: dict[int, list[str]] = defaultdict(list)
-    for survey in reversed(found.surveys):
-        mark = " (abandoned)" if survey.checkpoint not in found.lineage.candidates else ""
+    for survey in reversed(contents.surveys):
+        mark = " (abandoned)" if survey.checkpoint not in contents.lineage.candidates else ""
         steps[survey.checkpoint.generation].append(f"{survey.checkpoint.step}{mark}")
     return Table(
         ("GEN", "STARTED FROM", "CAUSE", "AGE", "SAVED STEPS"),
         tuple(
             (
-                str(life.number),
-                folder(life.parent) or "scratch",
-                life.cause,
-                age(life.claimed_at, now),
-                ", ".join(steps[life.number]) or NONE,
+                str(generation.number),
+                folder(generation.parent) or "scratch",
+                generation.cause,
+                age(generation.claimed_at, now),
+                ", ".join(steps[generation.number]) or NONE,
             )
-            for life in found.generations
+            for generation in contents.generations
         ),
     )

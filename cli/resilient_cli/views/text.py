@@ -48,17 +48,18 @@ def folder(checkpoint: CheckpointId | None) -> str | None:
 
 def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
     """Return a note on a checkpoint that lacks every file of some ranks and no other file."""
-    named = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
+    ranks_text = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
     return (
-        f"note: every file of {named} in {checkpoint} is missing, and all other files are intact. "
+        f"note: every file of {ranks_text} in {checkpoint} is missing, and all other files are "
+        "intact. "
         "One host's part of a near tier looks like this. In that case nothing is lost: the other "
         "hosts hold the rest."
     )
 
 
-def age(then: str, now: str) -> str:
+def age(moment: str, now: str) -> str:
     """Format the age of a moment; a dash if it cannot be parsed."""
-    seconds = age_seconds(then, now)
+    seconds = age_seconds(moment, now)
     return NONE if seconds is None else human_age(seconds)
 
 
