@@ -39,8 +39,8 @@ from resilient_cli.output import (
     escape_unencodable_text,
     ignore_broken_pipe,
     put,
+    replace_closed_streams,
     show_error,
-    write_nowhere_if_closed,
 )
 
 if TYPE_CHECKING:
@@ -72,11 +72,11 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
         first = f"{'Usage: ' if prefix is None else prefix}{prog} "
         fits = len(first) + 20 <= self.width
         indent = " " * (len(first) if fits else _BELOW)
-        lines = _folded(args, self.width, indent)
+        lines = _fold(args, self.width, indent)
         if fits and lines:
             lines[0] = first + lines[0].lstrip()
         else:
-            lines = [*_folded(first.strip(), self.width, "", _BELOW), *lines]
+            lines = [*_fold(first.strip(), self.width, "", _BELOW), *lines]
         self._write_lines(lines)
 
     def write_text(self, text: str) -> None:
@@ -92,7 +92,7 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
         is_narrow = self.width < _TWO_COLUMNS_MIN
         start = self.current_indent + (_BELOW if is_narrow else first)
         for term, meaning in rows:
-            term_lines = _folded(
+            term_lines = _fold(
                 term, self.width if is_narrow else 0, " " * self.current_indent, _BELOW
             )
             lines = list(_paragraphs(meaning, self.width, " " * start))
@@ -122,10 +122,10 @@ def _paragraphs(text: str, width: int, indent: str) -> Iterator[str]:
     for number, paragraph in enumerate(block for block in text.split("\n\n") if block.strip()):
         if number:
             yield ""
-        yield from _folded(" ".join(paragraph.split("\n")), width, indent)
+        yield from _fold(" ".join(paragraph.split("\n")), width, indent)
 
 
-def _folded(text: str, width: int, indent: str, more: int = 0) -> list[str]:
+def _fold(text: str, width: int, indent: str, more: int = 0) -> list[str]:
     """Return the lines of a text at a width; a width of 0 gives one line."""
     if not width:
         return [indent + text]
@@ -157,14 +157,16 @@ def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
     positional = [word for word in arguments if not word.startswith("-")]
     # Most errors about a repository suggest `ckpt ls`. If that itself failed, doctor helps more.
     if words[:3] == _LISTING == ["resilient", *positional[:2]] and words[3:4] != ["--help"]:
-        return f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _explained(code)
+        return (
+            f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _help_command(code)
+        )
     if words[:3] == ["resilient", *positional[:2]] and words[3:] and _are_options(words[3:]):
         # The hint adds options to the same command: keep all other words that the user typed.
         more = words[3:]
         better = [*_without(arguments, more), *more]
         is_same = sorted(better) == sorted(arguments)
-        return _explained(code) if is_same else shlex.join(["resilient", *better])
-    return _explained(code) if words == ["resilient", *arguments] else hint
+        return _help_command(code) if is_same else shlex.join(["resilient", *better])
+    return _help_command(code) if words == ["resilient", *arguments] else hint
 
 
 def _are_options(words: Sequence[str]) -> bool:
@@ -191,7 +193,7 @@ def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
     return remaining
 
 
-def _explained(code: str) -> str:
+def _help_command(code: str) -> str:
     return f"resilient help {code}"
 
 
@@ -263,9 +265,9 @@ def _group(name: str, help_text: str, table: Mapping[str, LazyCommand], **settin
         pretty_exceptions_enable=False,
         **{"add_completion": False, **settings},
     )
-    app.callback()(_nothing)
+    app.callback()(_do_nothing)
     for subcommand, lazy in table.items():
-        app.command(subcommand, help=lazy.help, short_help=lazy.help)(_nothing)
+        app.command(subcommand, help=lazy.help, short_help=lazy.help)(_do_nothing)
     group = typer.main.get_command(app)
     group.table = table  # type: ignore[attr-defined]
     return _accept_global_options(group)
@@ -289,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str] | None) -> int:
     arguments_given = list(sys.argv[1:] if arguments is None else arguments)
     output = Output()
-    write_nowhere_if_closed()
+    replace_closed_streams()
     escape_unencodable_text(sys.stdout, sys.stderr)
     within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
@@ -309,13 +311,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         status = 0
     except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback
         text = f"unexpected {type(error).__name__}: {error}"
-        return _fail(error, output, 1, "RES-ERROR", text, _where_it_was(error))
+        return _fail(error, output, 1, "RES-ERROR", text, _write_traceback(error))
     finally:
         WITHIN_SECONDS.reset(within)
     return status if isinstance(status, int) else 0
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Stand in for a command that is not imported yet, and for the callback of a group."""
 
 
@@ -416,7 +418,7 @@ def _fail(
     return status
 
 
-def _where_it_was(error: BaseException) -> str:
+def _write_traceback(error: BaseException) -> str:
     """Write the traceback of an unexpected error to a file and return a command that shows it."""
     text = redacted_text("".join(traceback.format_exception(error)))
     try:

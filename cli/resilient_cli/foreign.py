@@ -109,7 +109,7 @@ def is_foreign(url: str) -> bool:
     return not committed(store) and not list_numbers(store)
 
 
-def look_if_known(url: str | None, *, is_read: bool) -> ForeignCheckpoint | None:
+def inspect_if_known(url: str | None, *, is_read: bool) -> ForeignCheckpoint | None:
     """Return the checkpoint of another tool at a location; None if no known tool wrote it.
 
     Args:
@@ -303,7 +303,7 @@ def find_foreign_run(url: str) -> ForeignRun | None:
         RepositoryNotFound: The location is itself a checkpoint.
         StoreError: The location could not be read.
     """
-    location = _found_at(url) if is_foreign(url) else None
+    location = _list_run(url) if is_foreign(url) else None
     if location is None:
         return None
     folder, listing, checkpoints = location
@@ -321,7 +321,7 @@ def find_foreign_run(url: str) -> ForeignRun | None:
     return None
 
 
-def in_run(ref: str | None, url: str | None) -> str | None:
+def find_in_run(ref: str | None, url: str | None) -> str | None:
     """Return the path of the checkpoint that a reference names in a run of another tool.
 
     None if there is no such run, or if no reference is given. Call this only after the search for a
@@ -334,7 +334,7 @@ def in_run(ref: str | None, url: str | None) -> str | None:
     """
     if not ref or not url or "://" in ref or not is_foreign(url):
         return None
-    location = _found_at(url)
+    location = _list_run(url)
     if location is None or not location[2]:
         return None
     folder, listing, checkpoints = location
@@ -363,7 +363,7 @@ def in_run(ref: str | None, url: str | None) -> str | None:
     )
 
 
-def _found_at(url: str) -> tuple[Folder, DirectoryListing, list[RunCheckpoint]] | None:
+def _list_run(url: str) -> tuple[Folder, DirectoryListing, list[RunCheckpoint]] | None:
     folder = open_folder(url, read_storage_options(os.environ))
     try:
         listing = folder.list()
@@ -389,14 +389,14 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
         ResilientError: Nothing is there, or it is no checkpoint.
     """
     if not _is_path(ref, place or repo):
-        return _referred(ref, place or repo or "")
+        return _open_reference(ref, place or repo or "")
     head, _, tail = ref.rstrip("/").rpartition("/")
     if parse_checkpoint(tail) is not None:
-        return _ours(tail, head or ("/" if ref.startswith("/") else "."))
+        return _open_native(tail, head or ("/" if ref.startswith("/") else "."))
     if _REFERENCE.fullmatch(tail):
-        return _referred(tail, head or ".")
+        return _open_reference(tail, head or ".")
     checkpoint_view = open_foreign(ref) if is_foreign(ref) else None
-    return _ours("latest", ref) if checkpoint_view is None else _view_of(*checkpoint_view)
+    return _open_native("latest", ref) if checkpoint_view is None else _view_of(*checkpoint_view)
 
 
 def require_whole(side: CheckpointView) -> None:
@@ -436,12 +436,12 @@ def _is_path(ref: str, repository: str | None) -> bool:
     return "/" in ref or not repository or ref.endswith((SAFE, *TORCH))
 
 
-def _referred(ref: str, url: str) -> CheckpointView:
+def _open_reference(ref: str, url: str) -> CheckpointView:
     """Return the checkpoint that a reference names in a repository, or in a run of another tool."""
     try:
-        return _ours(ref, url)
+        return _open_native(ref, url)
     except RepositoryNotFound:
-        path = in_run(ref, url)
+        path = find_in_run(ref, url)
         view = open_foreign(path) if path else None
         if view is None:
             raise
@@ -455,7 +455,7 @@ def _view_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> C
     return foreign.open_foreign(folder, listing, contents)
 
 
-def _ours(ref: str, url: str) -> CheckpointView:
+def _open_native(ref: str, url: str) -> CheckpointView:
     from resilient.diff import native
 
     store = open_repository(url, None)

@@ -66,7 +66,7 @@ def secret_option(words: Iterable[str]) -> str:
     return ""
 
 
-def secret_assigned(line: str) -> str:
+def find_secret_variable(line: str) -> str:
     """Return the first variable that a shell line sets to a secret value; empty if there is none.
 
     A value that the shell reads when the line runs, as ``$(cat FILE)`` or ``$OTHER``, is no secret.
@@ -80,7 +80,7 @@ def secret_assigned(line: str) -> str:
     return ""
 
 
-def refuse_given(options: Collection[str], reason_by_option: Mapping[str, str]) -> None:
+def refuse_system_options(options: Collection[str], reason_by_option: Mapping[str, str]) -> None:
     """Refuse options of ``train`` that the starting system decides.
 
     Args:

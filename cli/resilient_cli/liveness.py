@@ -47,7 +47,7 @@ def is_agent_alive(agent: Agent) -> bool:
         return is_alive(agent.pid, agent.began_ms)
     if agent.boot != boot:
         return False  # all that ran then is gone
-    return _runs_since(agent.pid, agent.since_boot_ms + _slept_ms() + _TICKS_MS)
+    return _runs_since(agent.pid, agent.since_boot_ms + _suspended_ms() + _TICKS_MS)
 
 
 def is_alive(pid: int, told_ms: int) -> bool:
@@ -94,7 +94,7 @@ def _boot_ms() -> int:
     return 1000 * int(next(line.split()[1] for line in lines if line.startswith("btime ")))
 
 
-def _slept_ms() -> int:
+def _suspended_ms() -> int:
     """Return how long the machine was suspended, in milliseconds.
 
     The start time of a process includes the suspended time; ``Agent.since_boot_ms`` does not.
@@ -146,17 +146,17 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
         now_ms: Current time, in milliseconds since 1970.
     """
     all_agents = agents(records)
-    reports = [_of_agent(agent, records, now_ms) for agent in all_agents]
+    reports = [_check_agent(agent, records, now_ms) for agent in all_agents]
     # A live agent may claim a generation at any moment, even if another one wrote last.
     alive = [process for process in reversed(reports) if process.state is LivenessState.ALIVE]
-    if proof := next(iter(alive), None) or _of_claim(writer, records):
+    if proof := next(iter(alive), None) or _check_claim(writer, records):
         return proof
     if writer.is_nobody:
         return LivenessReport(
             LivenessState.NOBODY, "a command started the generation, and it saves nothing"
         )
     if not all_agents:
-        return _of_ranks(records, now_ms)
+        return _check_ranks(records, now_ms)
     claimants = [
         process
         for process in reports
@@ -176,7 +176,7 @@ def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
         records: Event records of the run, sorted by time.
         now_ms: Current time, in milliseconds since 1970.
     """
-    reports = [_of_agent(agent, records, now_ms) for agent in agents(records)]
+    reports = [_check_agent(agent, records, now_ms) for agent in agents(records)]
     states = [process.state for process in reports]
     # An agent in another PID namespace has another pid here, and continues to write events.
     return (
@@ -201,7 +201,7 @@ def records_of(run: Path | None, place: str) -> list[EventRecord]:
         return []
 
 
-def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
+def _check_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
     told_ms = max(
         (record.at_ms for record in records if record.host == agent.host), default=agent.began_ms
     )
@@ -221,7 +221,7 @@ def _of_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> Live
     return LivenessReport(LivenessState.UNKNOWN, reason, agent, told_ms)
 
 
-def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport | None:
+def _check_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport | None:
     """Return the evidence of the newest generation record; None unless its process runs here."""
     record = writer.record
     if record is None or record.process is None or not is_alive_here(record):
@@ -231,7 +231,7 @@ def _of_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport 
     return LivenessReport(LivenessState.ALIVE, reason, None, told_ms)
 
 
-def _of_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
+def _check_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
     """Return the liveness of ranks that no agent started, from their events."""
     if not records:
         return LivenessReport(

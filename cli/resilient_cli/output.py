@@ -71,7 +71,7 @@ def clear_screen() -> None:
 
 
 @contextmanager
-def answering() -> Iterator[None]:
+def convert_write_errors() -> Iterator[None]:
     """Turn a failed write to stdout, mostly because of a full disk, into a StoreError.
 
     Raises:
@@ -98,7 +98,7 @@ def ignore_broken_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def write_nowhere_if_closed() -> None:
+def replace_closed_streams() -> None:
     """Replace a stdout or stderr that was closed at the start (``>&-``) with the null device."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -194,7 +194,7 @@ class CommandResult:
 def show(answer: CommandResult, output: Output) -> None:
     """Write the answer to stdout in the wanted format, without the secrets of URLs."""
     if not answer.is_verbatim:
-        answer = _cleared(answer)
+        answer = _redact(answer)
     if output.quiet:
         # An id is one line, even if its name has line breaks. A whole answer of text may have more.
         is_text = answer.ids == answer.blocks
@@ -210,12 +210,12 @@ def show(answer: CommandResult, output: Output) -> None:
         lines = _plain_lines(answer.blocks)
     else:
         width = columns_of(sys.stdout)
-        lines = _human_lines(answer.blocks, is_colored=_colored(output, sys.stdout), width=width)
+        lines = _human_lines(answer.blocks, is_colored=_uses_color(output, sys.stdout), width=width)
     is_as_it_is = answer.is_verbatim and not sys.stdout.isatty()
     try:
-        with answering():
+        with convert_write_errors():
             for line in lines:
-                _put(line, as_it_is=is_as_it_is, is_painted=_colored(output, sys.stdout))
+                _put(line, as_it_is=is_as_it_is, is_painted=_uses_color(output, sys.stdout))
             sys.stdout.flush()
     except BrokenPipeError:
         ignore_broken_pipe()
@@ -233,7 +233,7 @@ def _json(value: Mapping[str, Any]) -> str:
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
-def _cleared(answer: CommandResult) -> CommandResult:
+def _redact(answer: CommandResult) -> CommandResult:
     blocks = tuple(
         replace(block, rows=_cells(block.rows))
         if isinstance(block, Table)
@@ -262,7 +262,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         head = {"schema": "resilient/error@1", "type": "error"}
         put(_json({**head, **clean}) + "\n", sys.stderr)
         return
-    label = _paint("error:", is_colored=_colored(output, sys.stderr))
+    label = _paint("error:", is_colored=_uses_color(output, sys.stderr))
     # Further lines of a message are indented more than a hint, so that none looks like a hint.
     message = escape_control_chars(clean["message"]).replace("\n", "\n    ")
     put(f"{label} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
@@ -331,14 +331,14 @@ def _human_lines(
         widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
         before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
         if not width or before + widths[-1] <= width:
-            yield from _aligned(clean, widths, is_colored=is_colored)
+            yield from _align(clean, widths, is_colored=is_colored)
         elif before + _LAST_MIN <= width or isinstance(block, KeyValues):
-            yield from _wrapped(clean, widths, max(width - before, 1), is_colored=is_colored)
+            yield from _wrap(clean, widths, max(width - before, 1), is_colored=is_colored)
         else:
-            yield from _stacked(clean, width, is_colored=is_colored)
+            yield from _stack(clean, width, is_colored=is_colored)
 
 
-def _aligned(
+def _align(
     rows: Sequence[Sequence[str]], widths: Sequence[int], *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows in which every column but the last is padded to its widest cell."""
@@ -350,18 +350,18 @@ def _aligned(
         yield _GAP.join(cells).rstrip()
 
 
-def _wrapped(
+def _wrap(
     rows: Sequence[Sequence[str]], widths: Sequence[int], width: int, *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
     for *head, last in rows:
-        first, *more = _folded(last, width)
-        yield from _aligned([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
+        first, *more = _fold(last, width)
+        yield from _align([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
         yield from (indent + line for line in more)
 
 
-def _stacked(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> Iterator[str]:
+def _stack(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> Iterator[str]:
     """Yield each row as a list of names and values, for a terminal too narrow for the columns."""
     names, *values = rows
     widest = max(map(len, names))
@@ -370,10 +370,10 @@ def _stacked(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> 
             yield ""
         pairs = [pair for pair in zip(names, row, strict=True) if pair[1]]
         value_width = max(width - widest - len(_GAP), 1)
-        yield from _wrapped(pairs, [widest, 0], value_width, is_colored=is_colored)
+        yield from _wrap(pairs, [widest, 0], value_width, is_colored=is_colored)
 
 
-def _folded(text: str, width: int) -> list[str]:
+def _fold(text: str, width: int) -> list[str]:
     lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
     return lines or [""]
 
@@ -388,7 +388,7 @@ def _paint(word: str, *, is_colored: bool) -> str:
     return f"\x1b[{style}m{word}\x1b[0m" if is_colored and style else word
 
 
-def _colored(output: Output, stream: TextIO) -> bool:
+def _uses_color(output: Output, stream: TextIO) -> bool:
     """Return whether to use colours, by the conventions of no-color.org and clig.dev."""
     if not output.color or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False

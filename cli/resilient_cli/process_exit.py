@@ -21,7 +21,7 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 WITH_VALUES = frozenset({"--format", "--timeout"})
 """Global options whose value is a separate word, which must not be taken for the command."""
 
-heard: list[int] = []
+pending_signals: list[int] = []
 """Recorded signals, in order; the agent or :func:`stop_listening` handles them later."""
 _before: dict[int, Any] = {}
 
@@ -55,12 +55,12 @@ def stop_listening() -> None:
     for number, handler in _before.items():
         signal.signal(number, handler)
     _before.clear()
-    for number in heard:
+    for number in pending_signals:
         signal.raise_signal(number)
 
 
 def _remember(number: int, _frame: object) -> None:
-    heard.append(number)
+    pending_signals.append(number)
 
 
 class ExitGuard:

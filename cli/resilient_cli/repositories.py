@@ -96,7 +96,7 @@ def output_of(ctx: typer.Context) -> Output:
     return output
 
 
-def is_somebody_there(output: Output) -> bool:
+def is_interactive(output: Output) -> bool:
     """Return whether a user would see a question and could answer it."""
     return (
         sys.stdin.isatty()
@@ -129,10 +129,10 @@ def open_repository(place: str | None, repo: str | None, *, reads_unsigned: bool
         )
     options = read_storage_options(os.environ)
     store = open_store(url, within_seconds=durations.WITHIN_SECONDS.get(), storage_options=options)
-    return store if reads_unsigned else reading_signed(store, signing_of(is_required=False))
+    return store if reads_unsigned else reading_signed(store, signing_policy(is_required=False))
 
 
-def signing_of(*, is_required: bool) -> SigningPolicy:
+def signing_policy(*, is_required: bool) -> SigningPolicy:
     """Return the signing key of the environment, and whether a signature is required.
 
     Args:
@@ -181,7 +181,7 @@ def local_path(path: Path, option: str, instead: str) -> Path:
     )
 
 
-def committed_of(store: Store) -> list[CheckpointId]:
+def committed_checkpoints(store: Store) -> list[CheckpointId]:
     """Return the committed checkpoints of a location that must be a repository.
 
     Raises:

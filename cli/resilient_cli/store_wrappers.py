@@ -79,13 +79,13 @@ class CountingStore(CachedListingStore):
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
-        return self._heard(super().get(key))
+        return self._count(super().get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a range of the object."""
-        return self._heard(super().get_range(key, start, length))
+        return self._count(super().get_range(key, start, length))
 
-    def _heard(self, data: bytes) -> bytes:
+    def _count(self, data: bytes) -> bytes:
         with self._lock:
             self._read_bytes += len(data)
             read_bytes = self._read_bytes
@@ -151,11 +151,11 @@ class ProgressFolder:
         data = self._inner.read(name, start, length)
         self._done += len(data)
         self._told(self._done, max(self._done, self._of_bytes))
-        self._seen[name] = _joined(self._seen.get(name, []), start, start + len(data))
+        self._seen[name] = _merge_span(self._seen.get(name, []), start, start + len(data))
         return data
 
 
-def _joined(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
+def _merge_span(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Return the spans with one more, merged with those that touch it."""
     apart = [span for span in spans if span[1] < start or span[0] > end]
     touching = [span for span in spans if span[1] >= start and span[0] <= end]

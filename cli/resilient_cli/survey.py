@@ -225,7 +225,7 @@ class SampleResult:
         }
 
 
-def read_some(store: Store, surveys: Sequence[Survey], request: SampleRequest) -> SampleResult:
+def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleRequest) -> SampleResult:
     """Read part of the bytes of checkpoints whose files were checked for presence and size.
 
     Args:

@@ -50,11 +50,11 @@ def test_what_is_ignored_stays_ignored_and_what_came_is_passed_on():
         process_exit.record_early_signals(("train", "x.py"))
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
         signal.raise_signal(signal.SIGUSR1)
-        assert process_exit.heard == [signal.SIGUSR1]
+        assert process_exit.pending_signals == [signal.SIGUSR1]
         assert not came
         process_exit.stop_listening()
         assert came == [signal.SIGUSR1]
     finally:
-        process_exit.heard.clear()
+        process_exit.pending_signals.clear()
         signal.signal(signal.SIGHUP, before[0])
         signal.signal(signal.SIGUSR1, before[1])

@@ -15,7 +15,7 @@ import pytest
 
 from resilient.layouts.detect import Pointers, RunCheckpoint
 from resilient_cli.foreign import ForeignRun
-from resilient_cli.views.foreign import listed_run
+from resilient_cli.views.foreign import build_run_result
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -158,7 +158,7 @@ def test_a_moment_of_no_calendar_is_not_told(changed, expected):
     run = ForeignRun(
         "/run", [kept], Pointers(frozenset(), frozenset(), {}), frozenset(), is_whole=True
     )
-    told = listed_run(run, [kept], "2026-01-01T00:00:00.000Z").document["checkpoints"][0]
+    told = build_run_result(run, [kept], "2026-01-01T00:00:00.000Z").document["checkpoints"][0]
     assert told["changed"] == expected
 
 

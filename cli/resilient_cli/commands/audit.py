@@ -19,10 +19,10 @@ from resilient_cli.output import CommandResult, Table, show
 from resilient_cli.repositories import (
     Place,
     Repo,
-    committed_of,
+    committed_checkpoints,
     open_repository,
     output_of,
-    signing_of,
+    signing_policy,
 )
 from resilient_cli.views.text import NONE, count
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _ORDERS = dict(zip(ORDERS, ("from the seed", "same in all attempts", "unknown"), strict=True))
 
 
-def auditing(url: str, result: Audit) -> CommandResult:
+def build_audit_result(url: str, result: Audit) -> CommandResult:
     """Build the answer of ``audit``."""
     document = {
         "repository": url,
@@ -63,7 +63,7 @@ def auditing(url: str, result: Audit) -> CommandResult:
         ("WHERE", "RECORD", "PROBLEM"),
         tuple((flaw.key, str(flaw.record or NONE), flaw.problem) for flaw in result.flaws),
     )
-    return CommandResult("audit", "audit", document, (epochs, flaws, *_closing(result)), ())
+    return CommandResult("audit", "audit", document, (epochs, flaws, *_summary_lines(result)), ())
 
 
 def resizes_of(result: Audit) -> int:
@@ -76,7 +76,7 @@ def _row(epoch: EpochCoverage) -> tuple[str, ...]:
     return (*map(str, values), _ORDERS[epoch.order])
 
 
-def _closing(result: Audit) -> list[str]:
+def _summary_lines(result: Audit) -> list[str]:
     if result.flaws:
         return [f"NOT VERIFIED up to {result.checkpoint}: {count(len(result.flaws), 'flaw')}."]
     began, place = result.began, result.place
@@ -87,7 +87,7 @@ def _closing(result: Audit) -> list[str]:
         f"{samples} samples were skipped on purpose: {reason}."
         for reason, samples in result.left_out.items()
     ]
-    lines += _lost(result)
+    lines += _abandoned_step_lines(result)
     again = sum(epoch.repeated for epoch in result.epochs)
     but = ""
     if again:
@@ -103,7 +103,7 @@ def _closing(result: Audit) -> list[str]:
     return lines
 
 
-def _lost(result: Audit) -> list[str]:
+def _abandoned_step_lines(result: Audit) -> list[str]:
     """Return a line for each range of steps that was saved and later abandoned."""
     return [
         f"Steps {steps.first} to {steps.last} of generation {steps.checkpoint.generation} were "
@@ -137,9 +137,9 @@ def audit(
 
     Example: resilient audit runs/gpt2
     """
-    signing = signing_of(is_required=require_signature)
+    signing = signing_policy(is_required=require_signature)
     store = open_repository(place, repo, reads_unsigned=True)
-    committed_of(store)
+    committed_checkpoints(store)
     run_lineage = lineage(store)
     if not run_lineage.candidates and run_lineage.lost:
         raise NoIntactCheckpoint(
@@ -149,5 +149,5 @@ def audit(
     if not run_lineage.candidates:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
     result = audit_ledger(store, run_lineage.candidates, signing)
-    show(auditing(store.url, result), output_of(ctx))
+    show(build_audit_result(store.url, result), output_of(ctx))
     return 0 if result.is_proven else NOT_PROVEN

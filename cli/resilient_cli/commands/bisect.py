@@ -21,7 +21,13 @@ from resilient.redaction import shell_quote
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 from resilient_cli.output import CommandResult, Format, KeyValues, Table, say, show
-from resilient_cli.repositories import Repo, committed_of, complete_ref, open_repository, output_of
+from resilient_cli.repositories import (
+    Repo,
+    committed_checkpoints,
+    complete_ref,
+    open_repository,
+    output_of,
+)
 from resilient_cli.views.text import count
 
 if TYPE_CHECKING:
@@ -104,7 +110,7 @@ class BisectStep:
     reason: str
 
 
-def bisected(
+def build_bisect_result(
     url: str,
     row: Sequence[CheckpointId],
     change: BisectResult[CheckpointId],
@@ -199,14 +205,14 @@ def bisect(
     Example: resilient ckpt bisect step:1000 latest -r runs/mine -- python evaluate.py {}
     """
     store, output = open_repository(None, repo), output_of(ctx)
-    committed_of(store)
+    committed_checkpoints(store)
     ends = resolve(store, good), resolve(store, bad)
     row = _row(store, *ends)
     judge = _Judge(store, command, output)
     _require(judge, ends[0], Verdict.GOOD)
     _require(judge, ends[1], Verdict.BAD)
     change = bisect_sequence(row, judge)
-    show(bisected(store.url, row, change, judge.tried), output)
+    show(build_bisect_result(store.url, row, change, judge.tried), output)
     return UNDECIDED if change.unknown else 0
 
 
@@ -251,7 +257,7 @@ class _Judge:
         if damaged_files:
             step = BisectStep(checkpoint, Verdict.UNKNOWN, None, f"damaged: {damaged_files[0]}")
         else:
-            step = _tried(checkpoint, self._run(checkpoint))
+            step = _judge_status(checkpoint, self._run(checkpoint))
         self.tried.append(step)
         return step.verdict
 
@@ -292,7 +298,7 @@ class _Judge:
 _AFTER_DASHES = "resilient ckpt bisect --help"
 
 
-def _tried(checkpoint: CheckpointId, status: int) -> BisectStep:
+def _judge_status(checkpoint: CheckpointId, status: int) -> BisectStep:
     if status == _CANNOT_SAY:
         return BisectStep(checkpoint, Verdict.UNKNOWN, status, "the command cannot decide")
     verdict = Verdict.BAD if status else Verdict.GOOD

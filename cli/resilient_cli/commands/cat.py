@@ -18,7 +18,7 @@ from resilient_cli.output import (
     CommandResult,
     KeyValues,
     Progress,
-    answering,
+    convert_write_errors,
     human_size,
     put,
     show,
@@ -62,7 +62,9 @@ def split_ref_path(text: str) -> tuple[str, str, bool] | None:
     return match["place"] + match["reference"], match["path"], bool(match["place"])
 
 
-def tensor_shown(side: CheckpointView, tensor: Tensor, summary: Summary | None) -> CommandResult:
+def build_tensor_result(
+    side: CheckpointView, tensor: Tensor, summary: Summary | None
+) -> CommandResult:
     """Build the answer about a tensor.
 
     Args:
@@ -115,7 +117,9 @@ def tensor_shown(side: CheckpointView, tensor: Tensor, summary: Summary | None) 
     return CommandResult("ckpt.cat", "tensor", document, (KeyValues(tuple(pairs)),), (name,))
 
 
-def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any]) -> CommandResult:
+def build_section_result(
+    side: CheckpointView, section: str, fields: Mapping[str, Any]
+) -> CommandResult:
     """Build the answer about all values of a section."""
     values = {name: json_number(value) for name, value in fields.items()}
     document = {"checkpoint": side.url, "name": section, "values": values}
@@ -123,7 +127,7 @@ def section_shown(side: CheckpointView, section: str, fields: Mapping[str, Any])
     return CommandResult("ckpt.cat", "section", document, (KeyValues(pairs),), tuple(values))
 
 
-def field_shown(side: CheckpointView, name: str, value: Any) -> CommandResult:
+def build_field_result(side: CheckpointView, name: str, value: Any) -> CommandResult:
     """Build the answer about one value."""
     json_value = json_number(value)
     document = {"checkpoint": side.url, "name": name, "value": json_value}
@@ -190,21 +194,21 @@ def cat(  # noqa: PLR0913 - the options of a command
     from resilient.diff.tensor_stats import summarize
     from resilient_cli.foreign import open_view
 
-    ref, name, place = _meant(ref, name, place, repo)
+    ref, name, place = _parse_reference(ref, name, place, repo)
     side = open_view(ref, place, repo)
     output = output_of(ctx)
     tensor = _tensor(side, name)
     if tensor is None and (raw or npy):
-        raise _nothing(side, name)
+        raise _not_found_error(side, name)
     try:
         if tensor is None:
-            _other(ctx, side, name)
+            _show_other(ctx, side, name)
         elif raw or npy:
             _write(side, tensor, is_npy=npy)
         else:
             with Progress("reading") as progress:
                 summary = summarize(side, tensor, values, progress)
-            show(tensor_shown(side, tensor, summary), output)
+            show(build_tensor_result(side, tensor, summary), output)
     except Unreadable as error:
         raise IntegrityError(
             f"`{name}` of {side.url} cannot be read: {error}",
@@ -213,7 +217,7 @@ def cat(  # noqa: PLR0913 - the options of a command
         ) from error
 
 
-def _meant(
+def _parse_reference(
     ref: str, name: str | None, place: str | None, repo: str | None
 ) -> tuple[str, str, str | None]:
     """Return reference, name and repository from ``REF NAME [REPO]`` or ``REF:PATH [REPO]``.
@@ -234,21 +238,21 @@ def _meant(
     return split[0], split[1], name
 
 
-def _other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
+def _show_other(ctx: typer.Context, side: CheckpointView, name: str) -> None:
     """Show a section or a value, or copy a file to stdout."""
     for section in SECTIONS:
         fields = side.fields.get(section, {})
         if name == section and fields:
-            show(section_shown(side, section, fields), output_of(ctx))
+            show(build_section_result(side, section, fields), output_of(ctx))
             return
         field = name.removeprefix(f"{section}.")
         if field != name and field in fields:
-            show(field_shown(side, name, fields[field]), output_of(ctx))
+            show(build_field_result(side, name, fields[field]), output_of(ctx))
             return
     if name not in side.listing.sizes:
-        raise _nothing(side, name)
+        raise _not_found_error(side, name)
     size_bytes = side.listing.sizes[name]
-    with answering(), Progress("reading") as progress:
+    with convert_write_errors(), Progress("reading") as progress:
         for start in range(0, size_bytes, _COPY_BYTES):
             _copy(side.folder.read(name, start, _COPY_BYTES))
             progress(min(size_bytes, start + _COPY_BYTES), size_bytes)
@@ -276,7 +280,7 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def _nothing(side: CheckpointView, name: str) -> KeyNotFound:
+def _not_found_error(side: CheckpointView, name: str) -> KeyNotFound:
     names = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
     names += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
     near = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
@@ -296,7 +300,7 @@ def _write(side: CheckpointView, tensor: Tensor, *, is_npy: bool) -> None:
             "cannot write binary data to a terminal", hint="resilient ckpt cat ... > FILE"
         )
     stream = sys.stdout.buffer
-    with answering(), Progress("reading") as progress:
+    with convert_write_errors(), Progress("reading") as progress:
         if is_npy:
             stream.write(npy_head(tensor))
         for block in blocks(side, tensor, progress):

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from resilient.testing.chaos.verdict import ExperimentResult, GuaranteeResult, InjectionResult
 
 
-def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]) -> CommandResult:
+def build_list_result(
+    plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
+) -> CommandResult:
     """Build the answer of ``chaos list``: the shipped plans, and why some cannot run here."""
     document = {
         "plans": [
@@ -63,7 +65,7 @@ def listing(plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
     )
 
 
-def planned(
+def build_plan_result(
     plan: ChaosPlan, strikes: Sequence[Injection], seed: int, again: str, hosts: int = 1
 ) -> CommandResult:
     """Build the answer of ``chaos run --dry-run``: the planned faults."""
@@ -98,7 +100,7 @@ def verdict(
         "hosts": experiment.hosts,
         "kept": is_kept,
         "steps": evidence.calm.step,
-        "faults": [_struck(result) for result in evidence.struck],
+        "faults": [_injection_to_json(result) for result in evidence.struck],
         "missed": [_fault(fault) for fault in evidence.missed],
         "promises": [asdict(promise) for promise in promises],
         "differences": list(evidence.ended.differences),
@@ -113,7 +115,7 @@ def verdict(
         ("GUARANTEE", "STATE", "WHAT"),
         tuple((promise.name, str(promise.state), _sentence(promise)) for promise in promises),
     )
-    closing = _closing(experiment, evidence, promises, again)
+    closing = _summary_lines(experiment, evidence, promises, again)
     return CommandResult("chaos.run", "verdict", document, (faults, table, "", *closing))
 
 
@@ -146,7 +148,7 @@ def _cells(strike: Injection, hosts: int) -> tuple[str, str, str]:
     return str(fault.kind), f"{target}{saving}" or NONE, seconds
 
 
-def _struck(result: InjectionResult) -> dict[str, Any]:
+def _injection_to_json(result: InjectionResult) -> dict[str, Any]:
     return {
         **_fault(result.strike),
         "host": None if result.host is None else name_of(result.host),
@@ -174,7 +176,7 @@ def _sentence(promise: GuaranteeResult) -> str:
     return f"{promise.text}: {promise.why}" if promise.why else promise.text
 
 
-def _closing(
+def _summary_lines(
     experiment: ChaosExperiment,
     evidence: ExperimentResult,
     promises: Sequence[GuaranteeResult],
@@ -276,7 +278,10 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     options = (*place_options, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
     again = shlex.join(("resilient", "chaos", "run", plan, *options, "--", *words))
     if dry_run:
-        show(planned(faults, draw_injections(faults, seed), seed, again, hosts), output_of(ctx))
+        show(
+            build_plan_result(faults, draw_injections(faults, seed), seed, again, hosts),
+            output_of(ctx),
+        )
         return 0
     experiment = ChaosExperiment(faults, seed, words[1:], folder.resolve(), within, hosts)
     try:
@@ -308,4 +313,4 @@ def list_plans(ctx: typer.Context) -> None:
         plan.name: why_not(plan, look_at_machine(plan), hosts=2 if plan.needs_hosts else 1)
         for plan in plans
     }
-    show(listing(plans, reasons), output_of(ctx))
+    show(build_list_result(plans, reasons), output_of(ctx))

@@ -47,7 +47,7 @@ class Setting:
     is_said: bool
 
 
-def settings(
+def build_settings_result(
     source: str, all_settings: Sequence[Setting], *, shows_defaults: bool
 ) -> CommandResult:
     """Build the answer of ``config show``; ``shows_defaults`` adds arguments at defaults."""
@@ -58,7 +58,7 @@ def settings(
     return CommandResult("config.show", "config", document, (_table(rows), *more), _names(rows))
 
 
-def checked(file: str, file_settings: Sequence[Setting]) -> CommandResult:
+def build_check_result(file: str, file_settings: Sequence[Setting]) -> CommandResult:
     """Build the answer of ``config check`` for an accepted file."""
     document = {
         "file": file,
@@ -119,7 +119,7 @@ def show_(
         all_settings = _settings_of_file(Path(source))
     else:
         all_settings = _settings_of_checkpoint(source, place, repo)
-    show(settings(source, all_settings, shows_defaults=shows_defaults), output_of(ctx))
+    show(build_settings_result(source, all_settings, shows_defaults=shows_defaults), output_of(ctx))
 
 
 @app.command()
@@ -133,7 +133,8 @@ def check(
     """
     all_settings = _settings_of_file(file)
     show(
-        checked(str(file), [setting for setting in all_settings if setting.is_said]), output_of(ctx)
+        build_check_result(str(file), [setting for setting in all_settings if setting.is_said]),
+        output_of(ctx),
     )
 
 

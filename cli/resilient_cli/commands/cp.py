@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
 
 
-def copied(source: str, target: str, plan: ReplicationPlan, *, dry_run: bool) -> CommandResult:
+def build_copy_result(
+    source: str, target: str, plan: ReplicationPlan, *, dry_run: bool
+) -> CommandResult:
     """Build the answer of ``ckpt cp``."""
     checkpoint = plan.manifest.checkpoint
     document = {
@@ -59,7 +61,7 @@ def copied(source: str, target: str, plan: ReplicationPlan, *, dry_run: bool) ->
     return CommandResult("ckpt.cp", "copy", document, tuple(lines), (checkpoint.folder,))
 
 
-def imported(
+def build_import_result(
     url: str, source: str, checkpoint: CheckpointId, losses: Sequence[str] = ()
 ) -> CommandResult:
     """Build the answer of ``ckpt import``.
@@ -78,7 +80,7 @@ def imported(
     return CommandResult("ckpt.import", "import", document, (text,), (checkpoint.folder,))
 
 
-def exported(url: str, target: str, name: str) -> CommandResult:
+def build_export_result(url: str, target: str, name: str) -> CommandResult:
     """Build the answer of ``ckpt export``."""
     document = {"repository": url, "id": name, "folder": target}
     text = f"{name} of {url} is in {target}."
@@ -125,7 +127,7 @@ def cp(
             replicate(
                 source, destination, plan, SystemClock(), progress, single_writer=single_writer
             )
-    show(copied(source.url, destination.url, plan, dry_run=dry_run), output_of(ctx))
+    show(build_copy_result(source.url, destination.url, plan, dry_run=dry_run), output_of(ctx))
 
 
 def import_(
@@ -166,7 +168,7 @@ def import_(
             strict=strict_resume or read_flag(os.environ, STRICT_RESUME),
             storage_options=options,
         )
-    show(imported(store.url, folder, result.checkpoint, result.lost), output_of(ctx))
+    show(build_import_result(store.url, folder, result.checkpoint, result.lost), output_of(ctx))
 
 
 def export(
@@ -211,7 +213,7 @@ def export(
     url = place or repo or ""
     with Waiting("exporting"):
         checkpoint = export_checkpoint(url, out, ref or "latest", storage_options=options)
-    show(exported(store.url, str(out), checkpoint.folder), output_of(ctx))
+    show(build_export_result(store.url, str(out), checkpoint.folder), output_of(ctx))
 
 
 def _export_plainly(
@@ -232,4 +234,4 @@ def _export_plainly(
             hint=f"resilient ckpt inspect {shell_quote(side.url)}",
         ) from error
     place = side.url.removesuffix(f"/{side.name}")
-    show(exported(place, str(out), side.name), output_of(ctx))
+    show(build_export_result(place, str(out), side.name), output_of(ctx))

@@ -264,7 +264,8 @@ def _check_atomic(store: Store, key: str) -> Check:
 
 def _check_latency(store: Store, clock: Clock, key: str) -> Check:
     took = sorted(
-        _timed(clock, lambda: store.put(key, os.urandom(_SMALL_BYTES))) for _ in range(_ROUNDS)
+        _measure_seconds(clock, lambda: store.put(key, os.urandom(_SMALL_BYTES)))
+        for _ in range(_ROUNDS)
     )
     text = f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
     is_ok = took[-1] < _SLOW_SECONDS
@@ -274,7 +275,7 @@ def _check_latency(store: Store, clock: Clock, key: str) -> Check:
 
 def _check_throughput(store: Store, clock: Clock, key: str, probe: StoreProbe) -> Check:
     data = os.urandom(_LARGE_BYTES)
-    took_seconds = _timed(clock, lambda: store.put(key, data))
+    took_seconds = _measure_seconds(clock, lambda: store.put(key, data))
     probe.bytes_per_second = len(data) / max(took_seconds, 1e-9)
     text = f"{probe.bytes_per_second / _MIB:.0f} MiB/s for one object of {_LARGE_BYTES // _MIB} MiB"
     return Check("throughput", is_ok=True, found=text)
@@ -296,7 +297,7 @@ def _check_space(store: Store, probe: StoreProbe) -> Check:
     return Check("space", is_ok, text, "" if is_ok else "resilient ckpt prune --dry-run")
 
 
-def _timed(clock: Clock, work: Callable[[], object]) -> float:
+def _measure_seconds(clock: Clock, work: Callable[[], object]) -> float:
     began_seconds = clock.monotonic_seconds()
     work()
     return clock.monotonic_seconds() - began_seconds

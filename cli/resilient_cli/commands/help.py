@@ -122,7 +122,7 @@ def exit_codes() -> CommandResult:
     return CommandResult("help", "exit-codes", document, (table, UNKNOWN, OWN), ids)
 
 
-def one_code(number: int) -> CommandResult:
+def describe_exit_code(number: int) -> CommandResult:
     """Build the answer about one exit code and the errors that end with it."""
     exit_code_found = next(exit_code for exit_code in EXIT_CODES if exit_code.number == number)
     ids = tuple(code for code, error in errors().items() if error.exit_code == number)
@@ -142,7 +142,8 @@ def all_errors() -> CommandResult:
     """Build the table of errors: id, exit code and meaning."""
     error_by_code = errors()
     rows = tuple(
-        (code, str(error.exit_code), _said(error)) for code, error in error_by_code.items()
+        (code, str(error.exit_code), _description_of(error))
+        for code, error in error_by_code.items()
     )
     documents = [
         {"code": code, "exit": int(number), "meaning": text} for code, number, text in rows
@@ -151,20 +152,25 @@ def all_errors() -> CommandResult:
     return CommandResult("help", "errors", {"errors": documents}, (table,), tuple(error_by_code))
 
 
-def one_error(code: str) -> CommandResult:
+def describe_error(code: str) -> CommandResult:
     """Build the explanation of one id of :func:`errors`."""
     error, more = errors()[code], explanations()[code]
     facts = KeyValues(
         (
             ("id", code),
             ("exit code", str(error.exit_code)),
-            ("meaning", _said(error)),
+            ("meaning", _description_of(error)),
             ("cause", more.cause),
             ("safe", more.safe),
             *(("next" if not nth else "or", remedy) for nth, remedy in enumerate(more.remedies)),
         )
     )
-    document = {"code": code, "exit": error.exit_code, "meaning": _said(error), **asdict(more)}
+    document = {
+        "code": code,
+        "exit": error.exit_code,
+        "meaning": _description_of(error),
+        **asdict(more),
+    }
     return CommandResult("help", "error", document, (facts,), (code,))
 
 
@@ -192,7 +198,7 @@ def all_schemas() -> CommandResult:
     return CommandResult("help", "schemas", {"schemas": descriptions}, blocks, tuple(descriptions))
 
 
-def one_schema(name: str) -> CommandResult:
+def describe_schema(name: str) -> CommandResult:
     """Build the answer with one existing schema, as in its file."""
     document = {"name": name, "document": schema_document(name)}
     return CommandResult("help", "schema", document, (schema_text(name).rstrip("\n"),), (name,))
@@ -208,7 +214,7 @@ def contents(commands: Mapping[str, str], topics: Mapping[str, str]) -> CommandR
     return CommandResult("help", "contents", document, tables, (*commands, *topics))
 
 
-def _said(error: type[ResilientError]) -> str:
+def _description_of(error: type[ResilientError]) -> str:
     """Return the docstring of an error up to the description of its attributes."""
     text = " ".join((error.__doc__ or "").split())
     return text.partition("; ``")[0].rstrip(".").replace("``", "`") + "."
@@ -261,9 +267,9 @@ def manual(
     elif name.lower() in PAGES:
         show(topic(name.lower(), topic_blocks(name.lower())), output)
     elif name in {str(code.number) for code in EXIT_CODES}:
-        show(one_code(int(name)), output)
+        show(describe_exit_code(int(name)), output)
     elif name.upper() in errors():
-        show(one_error(name.upper()), output)
+        show(describe_error(name.upper()), output)
     else:
         raise UsageError(f"no help on `{name}`", hint=_nearest(name))
     return 0
@@ -281,7 +287,7 @@ def _json(name: str) -> CommandResult:
         raise UsageError(
             f"no schema is called `{name}`", hint=" ".join(("resilient help json", *close))
         )
-    return one_schema(name)
+    return describe_schema(name)
 
 
 def _nearest(name: str) -> str:

@@ -10,12 +10,12 @@ from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.refs import resolve
 from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound
-from resilient_cli.foreign import in_run, inspect_foreign, is_foreign
+from resilient_cli.foreign import find_in_run, inspect_foreign, is_foreign
 from resilient_cli.output import CommandResult, KeyValues, Table, human_size, show
 from resilient_cli.repositories import Place, Ref, Repo, open_repository, output_of, ref_and_place
 from resilient_cli.store_wrappers import CachedListingStore
 from resilient_cli.survey import VerifyLevel, assess_native, examine
-from resilient_cli.views.foreign import conclusion, looked_at, resumable
+from resilient_cli.views.foreign import build_inspect_result, conclusion, resumable
 from resilient_cli.views.text import NONE, age, count, folder, inline, plain
 
 if TYPE_CHECKING:
@@ -218,13 +218,13 @@ def inspect(
     ref, place = ref_and_place(ref, place, repo)
     url = place or repo
     if ref is None and url and is_foreign(url) and (foreign_checkpoint := inspect_foreign(url)):
-        show(looked_at(foreign_checkpoint, with_tensors=tensors), output_of(ctx))
+        show(build_inspect_result(foreign_checkpoint, with_tensors=tensors), output_of(ctx))
         return NOT_RESUMABLE if foreign_checkpoint.verdict.answer == "no" else 0
     store = open_repository(place, repo)
     try:
         checkpoint = resolve(store, ref or "latest")
     except RepositoryNotFound:
-        path = in_run(ref, url)
+        path = find_in_run(ref, url)
         if path is None:
             raise
         return inspect(ctx, None, path, tensors=tensors)

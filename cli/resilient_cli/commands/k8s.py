@@ -18,7 +18,7 @@ from resilient_cli.kubernetes.spec import Flavor, KubeRun, check_names
 from resilient_cli.kubernetes.status import claims_of, repository_of
 from resilient_cli.kubernetes.watch import LogQuery, PodLogLine, follow, get_run, read, wait
 from resilient_cli.output import CommandResult, KeyValues, Table, say, show
-from resilient_cli.repositories import is_somebody_there, output_of
+from resilient_cli.repositories import is_interactive, output_of
 from resilient_cli.views.text import NONE, count
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ def _change_document(change: ObjectChange) -> dict[str, Any]:
     return document
 
 
-def rendered(run: KubeRun, flavor: Flavor, run_manifests: list[dict[str, Any]]) -> CommandResult:
+def build_render_result(
+    run: KubeRun, flavor: Flavor, run_manifests: list[dict[str, Any]]
+) -> CommandResult:
     """Build the answer of ``k8s render``: YAML for people and kubectl, objects for programs."""
     document = {
         "flavor": flavor.value,
@@ -159,13 +161,13 @@ def state_of_run(run: RunState, cluster: Cluster) -> CommandResult:
     return CommandResult("k8s.status", "run", _run_document(run, cluster), blocks, (run.state,))
 
 
-def ended(run: RunState, cluster: Cluster) -> CommandResult:
+def build_wait_result(run: RunState, cluster: Cluster) -> CommandResult:
     """Build the answer of ``k8s wait``: the end of a run, and the next command."""
     blocks = (KeyValues(_facts(run)), f"next: {_next(run, cluster)}")
     return CommandResult("k8s.wait", "run", _run_document(run, cluster), blocks, (run.state,))
 
 
-def printed(line: PodLogLine) -> CommandResult:
+def build_logs_result(line: PodLogLine) -> CommandResult:
     """Build the answer of ``k8s logs`` for one line of a pod."""
     text = redact_userinfo(line.text)
     document = {**asdict(line), "text": text}
@@ -298,7 +300,7 @@ def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     Example: resilient k8s render --image IMAGE -- train --repo s3://lab/run /app/train.py |
     kubectl apply -f -
     """
-    show(rendered(run, flavor, manifests(run, flavor)), output_of(ctx))
+    show(build_render_result(run, flavor, manifests(run, flavor)), output_of(ctx))
     return 0
 
 
@@ -372,7 +374,7 @@ def delete_run(
     """
     cluster, output = _cluster(name, context, namespace, kubeconfig), output_of(ctx)
     asks = not (dry_run or output.agrees)
-    if asks and not is_somebody_there(output):
+    if asks and not is_interactive(output):
         raise UsageError(
             "delete ends the run, and no terminal is there to confirm it",
             hint=f"resilient k8s delete {name} --dry-run",
@@ -431,7 +433,7 @@ def wait_for_end(
     """
     cluster = _cluster(name, context, namespace, kubeconfig)
     run = wait(cluster, name, timeout, SystemClock(), say)
-    show(ended(run, cluster), output_of(ctx))
+    show(build_wait_result(run, cluster), output_of(ctx))
     return run.exit_code or 0
 
 
@@ -464,7 +466,7 @@ def logs(  # noqa: PLR0913 - the options of a command
     query = LogQuery(index, previous, tail)
 
     def emit(line: PodLogLine) -> None:
-        show(printed(line), output)
+        show(build_logs_result(line), output)
 
     if follow_:
         follow(cluster, name, query, SystemClock(), emit)

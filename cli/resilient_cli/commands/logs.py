@@ -14,7 +14,7 @@ from resilient.clock import SystemClock, parse_length
 from resilient.elastic.worker_logs import LogReader, find_sources
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient.redaction import escape_control_chars, redact_userinfo, shell_quote
-from resilient_cli.output import Format, answering, ignore_broken_pipe, put
+from resilient_cli.output import Format, convert_write_errors, ignore_broken_pipe, put
 from resilient_cli.repositories import output_of
 
 if TYPE_CHECKING:
@@ -110,21 +110,23 @@ def logs(  # noqa: PLR0913 - the options of a command
     output, clock = output_of(ctx), SystemClock()
     reader = LogReader(tail, _since(since, clock.now_iso()) if since else "")
     sources = find_sources(run)
-    selected_sources = _chosen(sources, rank, attempt)
+    selected_sources = _select_sources(sources, rank, attempt)
     if not selected_sources:
-        raise _nothing(run, sources, rank, attempt)
+        raise _no_lines_error(run, sources, rank, attempt)
     is_named = follow or len({(record.life, record.rank) for record in selected_sources}) > 1
     write = _writer(output, is_named=is_named and None in (rank, attempt))
     try:
         write(reader.read(selected_sources))
         while follow:
             clock.sleep(_POLL_SECONDS)
-            write(reader.read_on(_chosen(find_sources(run), rank, attempt)))
+            write(reader.read_on(_select_sources(find_sources(run), rank, attempt)))
     except BrokenPipeError:
         ignore_broken_pipe()
 
 
-def _chosen(sources: Sequence[LogSource], rank: int | None, attempt: int | None) -> list[LogSource]:
+def _select_sources(
+    sources: Sequence[LogSource], rank: int | None, attempt: int | None
+) -> list[LogSource]:
     newest = max((source.life for source in sources), default=0)
     number = newest + 1 + attempt if attempt is not None and attempt < 0 else attempt
     return [
@@ -138,7 +140,7 @@ def _writer(output: Output, *, is_named: bool) -> Callable[[Iterable[LogRecord]]
     is_safe, encoding = sys.stdout.isatty(), sys.stdout.encoding or "utf-8"
 
     def write(records: Iterable[LogRecord]) -> None:
-        with answering():
+        with convert_write_errors():
             for record in records:
                 text = line_of(record, output.format, is_named=is_named, is_safe=is_safe)
                 # Replace letters that the locale cannot encode.
@@ -173,7 +175,7 @@ def _since(text: str, now: str) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _nothing(
+def _no_lines_error(
     run: Path, sources: Sequence[LogSource], rank: int | None, attempt: int | None
 ) -> RepositoryNotFound:
     if not sources:

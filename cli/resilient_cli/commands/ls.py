@@ -19,14 +19,14 @@ from resilient_cli.output import show
 from resilient_cli.repositories import (
     Place,
     Repo,
-    committed_of,
+    committed_checkpoints,
     open_repository,
     output_of,
-    signing_of,
+    signing_policy,
 )
 from resilient_cli.store_wrappers import CachedListingStore
 from resilient_cli.survey import VerifyLevel, survey, tags_of
-from resilient_cli.views.listing import Listing, listing
+from resilient_cli.views.listing import Listing, build_list_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,25 +80,25 @@ def ls(
     """
     store = open_repository(place, repo)
     try:
-        checkpoints = committed_of(store)
+        checkpoints = committed_checkpoints(store)
     except RepositoryNotFound:
-        answer = _of_others(place or repo or "", last, is_choosing=bool(state or tag))
+        answer = _build_foreign_result(place or repo or "", last, is_choosing=bool(state or tag))
         if answer is None:
             raise
         show(answer, output_of(ctx))
         return
-    repository = listed(store, checkpoints)
-    surveys = _chosen(repository, {state_name.value for state_name in state or ()}, set(tag or ()))[
-        :last
-    ]
-    show(listing(repository, SystemClock().now_iso(), surveys), output_of(ctx))
+    repository = list_repository(store, checkpoints)
+    surveys = _select_surveys(
+        repository, {state_name.value for state_name in state or ()}, set(tag or ())
+    )[:last]
+    show(build_list_result(repository, SystemClock().now_iso(), surveys), output_of(ctx))
 
 
-def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResult | None:
+def _build_foreign_result(url: str, last: int | None, *, is_choosing: bool) -> CommandResult | None:
     """Build the answer about a run of another tool; None if there is no such run."""
     # Import late: the list of a repository of ours does not need these modules.
     from resilient_cli.foreign import find_foreign_run
-    from resilient_cli.views.foreign import listed_run
+    from resilient_cli.views.foreign import build_run_result
 
     run = find_foreign_run(url)
     if run is not None and is_choosing:
@@ -108,10 +108,10 @@ def _of_others(url: str, last: int | None, *, is_choosing: bool) -> CommandResul
             hint=f"resilient ckpt inspect latest {shell_quote(run.url)}",
         )
     now = SystemClock().now_iso()
-    return listed_run(run, run.checkpoints[:last], now) if run else None
+    return build_run_result(run, run.checkpoints[:last], now) if run else None
 
 
-def _chosen(contents: Listing, states: set[str], tags: set[str]) -> list[Survey]:
+def _select_surveys(contents: Listing, states: set[str], tags: set[str]) -> list[Survey]:
     return [
         survey
         for survey in contents.surveys
@@ -120,7 +120,7 @@ def _chosen(contents: Listing, states: set[str], tags: set[str]) -> list[Survey]
     ]
 
 
-def listed(store: Store, checkpoints: Iterable[CheckpointId]) -> Listing:
+def list_repository(store: Store, checkpoints: Iterable[CheckpointId]) -> Listing:
     """List a repository by presence and size of its files.
 
     Args:
@@ -140,17 +140,17 @@ def listed(store: Store, checkpoints: Iterable[CheckpointId]) -> Listing:
     )
 
 
-def stored(run: Sequence[Path]) -> Listing | None:
+def list_first_repository(run: Sequence[Path]) -> Listing | None:
     """List the first of the folders that is a repository; None if none is."""
     store = store_of(run)
-    return listed(store, committed(store)) if store else None
+    return list_repository(store, committed(store)) if store else None
 
 
 def store_of(run: Sequence[Path]) -> Store | None:
     """Return the first of the folders that is a repository with checkpoints; None if none is."""
     for folder in run:
         if any(folder.glob("checkpoint-*")):
-            store = reading_signed(open_store(str(folder)), signing_of(is_required=False))
+            store = reading_signed(open_store(str(folder)), signing_policy(is_required=False))
             if committed(store):
                 return store
     return None

@@ -21,7 +21,7 @@ from resilient.goodput.save_planning import (
 )
 from resilient.save_interval import observe
 from resilient_cli.output import CommandResult, KeyValues, Table, human_size, show
-from resilient_cli.repositories import Repo, committed_of, open_repository, output_of
+from resilient_cli.repositories import Repo, committed_checkpoints, open_repository, output_of
 from resilient_cli.views.text import NONE, count, duration, share
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Size:
     ranks: int = 0
 
 
-def planning(
+def build_plan_result(
     size: Size, costs: SaveCosts, tiers: Sequence[TierPlan], notice_seconds: float | None
 ) -> CommandResult:
     """Build the answer of ``plan``."""
@@ -69,7 +69,7 @@ def planning(
         pairs.append(("notice", f"{_seconds(notice_seconds)}: {fit_text[fits]}"))
     blocks: list[KeyValues | Table | str] = [KeyValues(tuple(pairs))]
     for tier in tiers:
-        blocks += ["", _reasoning(tier), _table(tier, step)]
+        blocks += ["", _explain_interval(tier), _table(tier, step)]
     if not tiers:
         blocks.append("No save was measured: name the folder of event files.")
     document = {
@@ -101,7 +101,7 @@ def _tier(tier: TierPlan) -> dict[str, Any]:
     return {"tier": tier.tier, "interval": asdict(tier.interval), "expected": costs}
 
 
-def _reasoning(tier: TierPlan) -> str:
+def _explain_interval(tier: TierPlan) -> str:
     interval, operation = tier.interval, "save" if tier.tier == "saves" else "promotion"
     name = "Saves" if tier.tier == "saves" else "Durable tier"
     return (
@@ -180,10 +180,10 @@ def plan(
     interval = parse_every(every, "--every") if every else None
     records = read_records(run) if run else []
     goodput = build_report(records)
-    costs, size = measure_save_costs(goodput, records), _told_size(goodput)
+    costs, size = measure_save_costs(goodput, records), _size_from_events(goodput)
     if repo:
         store = open_repository(None, repo)
-        size = _stored_size(store) or size
+        size = _size_from_store(store) or size
         if not run:
             starts = [
                 (generation.cause, generation.claimed_at) for generation in read_generations(store)
@@ -191,7 +191,7 @@ def plan(
             costs = replace(costs, failures=observe(starts))
     asked_seconds = (interval.seconds or interval.steps * costs.step_seconds) if interval else 0.0
     tiers = plan_tiers(costs, mtbf_seconds, asked_seconds)
-    show(planning(size, costs, tiers, notice), output_of(ctx))
+    show(build_plan_result(size, costs, tiers, notice), output_of(ctx))
     fits = notice is None or fits_notice(costs, notice)
     return 0 if fits else DOES_NOT_FIT
 
@@ -205,7 +205,7 @@ def _time(mtbf: str) -> float | None:
     return seconds
 
 
-def _told_size(goodput: GoodputReport) -> Size:
+def _size_from_events(goodput: GoodputReport) -> Size:
     if not goodput.saved:
         return Size()
     newest = goodput.saved[-1]
@@ -213,8 +213,8 @@ def _told_size(goodput: GoodputReport) -> Size:
     return Size(newest.checkpoint, newest.size_bytes, ranks.get(newest.life, 0))
 
 
-def _stored_size(store: Store) -> Size | None:
-    checkpoints = committed_of(store)
+def _size_from_store(store: Store) -> Size | None:
+    checkpoints = committed_checkpoints(store)
     if not checkpoints:
         return None
     manifest = read_manifest(store, checkpoints[0])

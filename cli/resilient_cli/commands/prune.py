@@ -21,9 +21,9 @@ from resilient_cli.output import CommandResult, KeyValues, Table, Waiting, human
 from resilient_cli.repositories import (
     Place,
     Repo,
-    committed_of,
+    committed_checkpoints,
     complete_ref,
-    is_somebody_there,
+    is_interactive,
     open_repository,
     output_of,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from resilient_cli.survey import Survey
 
 
-def pruning(
+def build_prune_result(
     url: str,
     scan: RepositoryScan,
     plan: RotationPlan,
@@ -86,7 +86,7 @@ def pruning(
         "grace_seconds": grace.seconds,
         "later_bytes": scan.later_bytes if not plan.held else 0,
         "prune": _prune(scan, plan) if is_done else None,
-        "undo": _way_back(url, scan, plan) or None if is_done else None,
+        "undo": _undo_command(url, scan, plan) or None if is_done else None,
         "emptied": [checkpoint_id.folder for checkpoint_id in sorted(scan.over, reverse=True)],
     }
     kept_rows = [
@@ -95,7 +95,7 @@ def pruning(
     ]
     verdict = "trash" if scan.into else "delete"
     deleted_rows = [
-        _row(scan, checkpoint_id, verdict, _left(scan, checkpoint_id))
+        _row(scan, checkpoint_id, verdict, _shared_size_text(scan, checkpoint_id))
         for checkpoint_id in plan.doomed
     ]
     over = [] if plan.held else sorted(scan.over, reverse=True)
@@ -105,7 +105,7 @@ def pruning(
     ]
     table = Table(("STEP", "GEN", "SIZE", "PLAN", "ID", "REASONS"), (*kept_rows, *deleted_rows))
     ids = tuple(checkpoint_id.folder for checkpoint_id in plan.doomed)
-    lines = (*_closing(url, scan, plan, grace, is_done=is_done), *_part_of_near(newest))
+    lines = (*_summary_lines(url, scan, plan, grace, is_done=is_done), *_part_of_near(newest))
     return CommandResult("ckpt.prune", "rotation", document, (table, *lines), ids)
 
 
@@ -131,13 +131,13 @@ def _row(
     )
 
 
-def _left(scan: RepositoryScan, checkpoint_id: CheckpointId) -> str:
+def _shared_size_text(scan: RepositoryScan, checkpoint_id: CheckpointId) -> str:
     """Return the size that stays because a kept checkpoint refers to these bytes."""
     size_bytes = scan.still_needed_bytes(checkpoint_id)
     return f"but other checkpoints need {human_size(size_bytes)} of it" if size_bytes else NONE
 
 
-def _closing(
+def _summary_lines(
     url: str, scan: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, is_done: bool
 ) -> Iterator[str]:
     if plan.held and not plan.doomed:
@@ -178,10 +178,10 @@ def _into_trash(
             f"{checkpoints} in the trash; a garbage collection or prune after {length} frees "
             f"{later}."
         )
-    yield f"undo: {_way_back(url, scan, plan)}"
+    yield f"undo: {_undo_command(url, scan, plan)}"
 
 
-def _way_back(url: str, scan: RepositoryScan, plan: RotationPlan) -> str:
+def _undo_command(url: str, scan: RepositoryScan, plan: RotationPlan) -> str:
     prune = _prune(scan, plan)
     return f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(prune)}" if prune else ""
 
@@ -192,7 +192,7 @@ def _prune(scan: RepositoryScan, plan: RotationPlan) -> str | None:
     return mark.prune if mark else None
 
 
-def returning(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> CommandResult:
+def build_undo_result(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> CommandResult:
     """Build the answer of ``ckpt prune --undo``.
 
     Args:
@@ -221,12 +221,12 @@ def returning(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Co
     ids = tuple(checkpoint_id.folder for checkpoint_id in restoration.back)
     blocks: tuple[Table | str, ...] = (
         Table(("ID", "IS"), tuple(rows)),
-        *_told_of(url, restoration, is_done=is_done),
+        *_undo_lines(url, restoration, is_done=is_done),
     )
     return CommandResult("ckpt.prune", "undo", document, blocks, ids)
 
 
-def _told_of(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Iterator[str]:
+def _undo_lines(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Iterator[str]:
     back = count(len(restoration.back), "checkpoint")
     if not (restoration.back or restoration.left):
         yield (
@@ -245,7 +245,7 @@ def _told_of(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Ite
         yield f"{other_prunes} in the trash; to restore the newest: {again}"
 
 
-def tagging(url: str, tag: Tag) -> CommandResult:
+def build_tag_result(url: str, tag: Tag) -> CommandResult:
     """Build the answer of ``ckpt tag``."""
     checkpoint, undo = (
         tag.checkpoint.folder,
@@ -256,7 +256,7 @@ def tagging(url: str, tag: Tag) -> CommandResult:
     return CommandResult("ckpt.tag", "tag", document, (facts,), (checkpoint,))
 
 
-def untagging(url: str, name: str, checkpoint: CheckpointId | None) -> CommandResult:
+def build_untag_result(url: str, name: str, checkpoint: CheckpointId | None) -> CommandResult:
     """Build the answer of ``ckpt untag``; a damaged tag has lost the name of its checkpoint."""
     undo = f"resilient ckpt tag {checkpoint} {name} {shell_quote(url)}" if checkpoint else ""
     document = {"repository": url, "name": name, "id": folder(checkpoint), "undo": undo}
@@ -291,7 +291,7 @@ def tag(
     checkpoint = resolve(store, ref)
     require_signed(store, checkpoint)
     new_tag = create_tag(store, name, checkpoint, SystemClock())
-    show(tagging(store.url, new_tag), output_of(ctx))
+    show(build_tag_result(store.url, new_tag), output_of(ctx))
 
 
 def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None) -> None:
@@ -300,7 +300,7 @@ def untag(ctx: typer.Context, name: Name, place: Place = None, repo: Repo = None
     Example: resilient ckpt untag release runs/gpt2
     """
     store = open_repository(place, repo, reads_unsigned=True)
-    show(untagging(store.url, name, remove_tag(store, name)), output_of(ctx))
+    show(build_untag_result(store.url, name, remove_tag(store, name)), output_of(ctx))
 
 
 def prune(  # noqa: PLR0913 - the options of a command
@@ -423,10 +423,10 @@ def prune(  # noqa: PLR0913 - the options of a command
     asks = not (dry_run or output.agrees)
     time = TrashPolicy(SystemClock(), parse_grace(grace, "--grace"), empty_trash)
     store = open_repository(place, repo, reads_unsigned=True)
-    return _let_go(store, retention, time, output, asks=asks, dry_run=dry_run)
+    return _apply_retention(store, retention, time, output, asks=asks, dry_run=dry_run)
 
 
-def _let_go(
+def _apply_retention(
     store: Store,
     retention: Retention,
     time: TrashPolicy,
@@ -436,7 +436,7 @@ def _let_go(
     dry_run: bool,
 ) -> int:
     """Apply a retention policy, or show its plan; return 1 if it is held or declined."""
-    checkpoints = committed_of(store)
+    checkpoints = committed_checkpoints(store)
     # Before the plan: a repository restored meanwhile gives the same number another token.
     claim, token = newest_claim(store)
     with Waiting("reading"):
@@ -444,8 +444,8 @@ def _let_go(
     _require_tags(retention, scan, store.url)
     plan = scan.plan
     if asks and (plan.doomed or scan.over):
-        show(pruning(store.url, scan, plan, time, is_done=False), output)
-        _require_somebody(output)
+        show(build_prune_result(store.url, scan, plan, time, is_done=False), output)
+        _require_user(output)
         if not typer.confirm(_question(scan), err=True):
             return ANSWER_IS_NO
     if not dry_run:
@@ -453,7 +453,9 @@ def _let_go(
             plan = apply_plan(store, scan, claim, token)
     newest = survey(store, checkpoints[:1], VerifyLevel.QUICK) if plan.held else []
     reason = newest[0] if newest else None
-    show(pruning(store.url, scan, plan, time, is_done=not dry_run, newest=reason), output)
+    show(
+        build_prune_result(store.url, scan, plan, time, is_done=not dry_run, newest=reason), output
+    )
     return ANSWER_IS_NO if plan.held else 0
 
 
@@ -486,7 +488,7 @@ def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
     restoration = look_into_trash(store, prune) if dry_run else restore_from_trash(store, prune)
     if not (restoration.back or restoration.left):
         _require_undone(store, prune)
-    show(returning(store.url, restoration, is_done=not dry_run), output)
+    show(build_undo_result(store.url, restoration, is_done=not dry_run), output)
     return ANSWER_IS_NO if restoration.left else 0
 
 
@@ -532,13 +534,13 @@ def _require_policy(retention: Retention) -> None:
         )
 
 
-def _require_somebody(output: Output) -> None:
+def _require_user(output: Output) -> None:
     """Require a user who can confirm the plan that was shown.
 
     Raises:
         UsageError: No user is present.
     """
-    if not is_somebody_there(output):
+    if not is_interactive(output):
         raise UsageError(
             "prune deletes, and no terminal is there to confirm it; nothing was deleted: `--yes` "
             "carries out the plan",

@@ -29,18 +29,18 @@ from resilient.format.keys import parse_checkpoint
 from resilient.redaction import shell_quote
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
-from resilient_cli.foreign import in_run, is_foreign
+from resilient_cli.foreign import find_in_run, is_foreign
 from resilient_cli.output import CommandResult, Progress, Table, Waiting, show
 from resilient_cli.repositories import (
     Place,
     Ref,
     Repo,
-    committed_of,
+    committed_checkpoints,
     local_path,
     open_repository,
     output_of,
     ref_and_place,
-    signing_of,
+    signing_policy,
 )
 from resilient_cli.store_wrappers import ProgressStore
 from resilient_cli.survey import VerifyLevel, first_intact
@@ -60,7 +60,9 @@ if TYPE_CHECKING:
 _SHOWN_MAX = 6
 
 
-def mending(plan: LayoutRepairPlan, target: Path, command: str, *, is_done: bool) -> CommandResult:
+def build_layout_repair_result(
+    plan: LayoutRepairPlan, target: Path, command: str, *, is_done: bool
+) -> CommandResult:
     """Build the answer of ``ckpt repair`` about a checkpoint of another tool.
 
     Args:
@@ -79,7 +81,7 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, is_done: bool
         "steps": [{"type": "step", **asdict(step)} for step in plan.steps],
         "losses": dict(plan.losses),
         "refused": dict(plan.refused),
-        "salvaged": [_salvaged(part) for part in plan.salvaged if not plan.is_mended],
+        "salvaged": [_salvage_to_json(part) for part in plan.salvaged if not plan.is_mended],
         "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
     }
     rows = [
@@ -95,7 +97,7 @@ def mending(plan: LayoutRepairPlan, target: Path, command: str, *, is_done: bool
     return CommandResult("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
 
-def _salvaged(part: Any) -> dict[str, Any]:
+def _salvage_to_json(part: Any) -> dict[str, Any]:
     whole = [tensor.name for tensor in part.saved]
     return {"type": "salvaged", "file": part.file, "whole": whole, "lost": list(part.lost)}
 
@@ -116,12 +118,12 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
         verb = "is in" if is_done else "would be in"
         yield f"A new checkpoint {verb} {target}{losses_note}. {plan.url} is only read."
     elif plan.salvaged:
-        yield from _left(plan, target, is_done=is_done)
+        yield from _loss_lines(plan, target, is_done=is_done)
     else:
         yield "Nothing can be repaired, and nothing was changed."
 
 
-def _left(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
+def _loss_lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
     whole = sum(len(part.saved) for part in plan.salvaged)
     lost_names = [name for part in plan.salvaged for name in part.lost]
     names = ", ".join(lost_names[:_SHOWN_MAX]) + (", ..." if len(lost_names) > _SHOWN_MAX else "")
@@ -133,7 +135,7 @@ def _left(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[st
     yield f"Lost: {count(len(lost_names), 'tensor')}{': ' + names if names else ''}."
 
 
-def repairing(
+def build_repair_result(
     url: str,
     plan: RepairPlan,
     resume: CheckpointId | None,
@@ -167,12 +169,12 @@ def repairing(
     rows = [*(_fix(fix, verdict) for fix in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
     ids = tuple(fix.file for fix in plan.fixes)
-    lines = [*_repair_lines(plan, resume, is_done=is_done), *_kept(aside)]
+    lines = [*_repair_lines(plan, resume, is_done=is_done), *_backup_lines(aside)]
     blocks: tuple[Table | str, ...] = (table, *lines)
     return CommandResult("ckpt.repair", "repair", document, blocks, ids)
 
 
-def rebuilding(plan: RebuildPlan, verdict: Resumability) -> CommandResult:
+def build_rebuild_result(plan: RebuildPlan, verdict: Resumability) -> CommandResult:
     """Build the answer of ``ckpt repair --rebuild``.
 
     Args:
@@ -212,7 +214,7 @@ def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, is_done: boo
     yield f"Training can resume from {resume}." if resume else "Training cannot resume."
 
 
-def _kept(aside: Mapping[str, str]) -> Iterator[str]:
+def _backup_lines(aside: Mapping[str, str]) -> Iterator[str]:
     """Yield the places where damaged files are kept; a missing file has no copy."""
     if aside:
         yield (
@@ -317,33 +319,33 @@ def repair(  # noqa: PLR0913 - the options of a command
                 "`--rebuild` does not change its source, and excludes all other options",
                 hint="resilient ckpt repair --help",
             )
-        path = in_run(ref, place or repo)
+        path = find_in_run(ref, place or repo)
         rebuild_plan = _rebuild(None if path else ref, path or place or repo or "", rebuild)
         # Import late: the module loads the readers of all layouts.
         from resilient.diff.verification import verify_folder
 
         verdict = verify_folder(rebuild_plan.folder).verdict
-        show(rebuilding(rebuild_plan, verdict), output_of(ctx))
+        show(build_rebuild_result(rebuild_plan, verdict), output_of(ctx))
         return 0 if verdict.answer == "yes" else DAMAGE_LEFT
     is_done = apply and not dry_run
     url = place or repo
-    if ref is None and url and not undelete and _is_of_others(url):
-        return _mend(ctx, url, source or [], out, is_done=is_done)
+    if ref is None and url and not undelete and _is_foreign(url):
+        return _repair_foreign(ctx, url, source or [], out, is_done=is_done)
     store = open_repository(place, repo, reads_unsigned=True)
     try:
-        committed_of(store)
+        committed_checkpoints(store)
     except RepositoryNotFound:
-        path = in_run(ref, url)
+        path = find_in_run(ref, url)
         if path is None:
             raise
         return repair(
             ctx, None, path, source=source, undelete=undelete, dry_run=dry_run, apply=apply, out=out
         )
-    checkpoint = _named(store, ref, undelete=undelete)
-    return _mend_ours(ctx, store, checkpoint, source or [], undelete=undelete, is_done=is_done)
+    checkpoint = _resolve_checkpoint(store, ref, undelete=undelete)
+    return _repair_native(ctx, store, checkpoint, source or [], undelete=undelete, is_done=is_done)
 
 
-def _mend_ours(
+def _repair_native(
     ctx: typer.Context,
     store: Store,
     checkpoint: CheckpointId,
@@ -359,11 +361,11 @@ def _mend_ours(
         of_bytes = sum(entry.size_bytes for entry in store.list(f"{checkpoint.folder}/"))
         reader = ProgressStore(store, progress, of_bytes)
         plan = plan_repair(reader, checkpoint, sources_of_files, undelete=undelete)
-    plan = _with_random_states(store, plan, sources_of_files, undelete=undelete)
+    plan = _plan_random_states(store, plan, sources_of_files, undelete=undelete)
     _require_signed(plan, [store, *sources_of_files])
     aside = _carry_out(store, plan, sources_of_files) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, VerifyLevel.FULL)
-    show(repairing(store.url, plan, resume, is_done=is_done, aside=aside), output_of(ctx))
+    show(build_repair_result(store.url, plan, resume, is_done=is_done, aside=aside), output_of(ctx))
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",
@@ -378,7 +380,7 @@ def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
     Raises:
         SignatureRefused: A signature is required, and the key has not signed the checkpoint.
     """
-    signing = signing_of(is_required=False)
+    signing = signing_policy(is_required=False)
     if not signing.is_required or plan.manifest is None:
         return
     for store in stores[1:]:
@@ -388,7 +390,7 @@ def _require_signed(plan: RepairPlan, stores: list[Store]) -> None:
     check_signature(stores[0], plan.manifest, signing)
 
 
-def _with_random_states(
+def _plan_random_states(
     store: Store, plan: RepairPlan, stores: list[Store], *, undelete: bool
 ) -> RepairPlan:
     """Plan again with random states derived from seed and step, if they are lost and derivable."""
@@ -410,7 +412,7 @@ def _carry_out(store: Store, plan: RepairPlan, stores: list[Store]) -> dict[str,
         return apply_repair(store, plan, stores)
 
 
-def _is_of_others(url: str) -> bool:
+def _is_foreign(url: str) -> bool:
     """Return True if a place has files and is not a repository of ours."""
     if not is_foreign(url):
         return False
@@ -421,7 +423,7 @@ def _is_of_others(url: str) -> bool:
         return False
 
 
-def _mend(
+def _repair_foreign(
     ctx: typer.Context, url: str, paths: list[str], out: Path | None, *, is_done: bool
 ) -> int:
     """Show the repair plan of another tool's checkpoint; write the result if ``is_done``."""
@@ -438,7 +440,7 @@ def _mend(
     words += [f"--from {shell_quote(path)}" for path in paths]
     words += ["--apply", *([f"--out {shell_quote(out)}"] if out else [])]
     command = " ".join(words)
-    show(mending(plan, target, command, is_done=is_written), output_of(ctx))
+    show(build_layout_repair_result(plan, target, command, is_done=is_written), output_of(ctx))
     is_fine = not plan.is_damaged and not plan.losses and not plan.refused
     return 0 if is_fine else DAMAGE_LEFT
 
@@ -460,7 +462,7 @@ def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
         return rebuild_checkpoint(place, out, ref or "latest", storage_options=options)
 
 
-def _named(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
+def _resolve_checkpoint(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
     """Return the chosen checkpoint; one without a manifest must be named in full."""
     checkpoint = parse_checkpoint(ref or "")
     if undelete and checkpoint is None:

@@ -18,14 +18,19 @@ from resilient.errors import RepositoryNotFound, UsageError
 from resilient.goodput.event_log import present_ms, read_records
 from resilient.goodput.report import SILENT_MS, build_report
 from resilient.redaction import shell_quote
-from resilient_cli.commands.ls import store_of, stored
+from resilient_cli.commands.ls import list_first_repository, store_of
 from resilient_cli.liveness import is_dead
 from resilient_cli.output import CommandResult, Format, KeyValues, Progress, clear_screen, show
-from resilient_cli.page.checkpoints import verified
+from resilient_cli.page.checkpoints import verification_html
 from resilient_cli.page.page import Extras, page_of, write_page
 from resilient_cli.repositories import local_path, output_of
 from resilient_cli.survey import VerifyLevel, examine
-from resilient_cli.views.goodput import moment, reporting, reporting_stored, standing_stored
+from resilient_cli.views.goodput import (
+    build_report_result,
+    build_stored_report_result,
+    build_stored_status_result,
+    moment,
+)
 from resilient_cli.views.text import NONE, count, duration, share
 
 if TYPE_CHECKING:
@@ -40,7 +45,9 @@ _SILENT, _DEAD = "silent", "dead"
 _MEANING = {_DEAD: " (its launcher died; the same command resumes)"}
 
 
-def standing(goodput: GoodputReport, now_ms: int, *, is_dead: bool = False) -> CommandResult:
+def build_status_result(
+    goodput: GoodputReport, now_ms: int, *, is_dead: bool = False
+) -> CommandResult:
     """Build the answer of ``status``.
 
     Args:
@@ -169,7 +176,7 @@ def report(
         output = local_path(
             output, "-o", f"resilient report {shlex.join(map(str, run))} -o run.html"
         )
-    goodput, repository = build_report(records_of(run)), stored(run)
+    goodput, repository = build_report(records_of(run)), list_first_repository(run)
     if output is not None:
         # Only a page needs this: it loads NumPy if tensors are read.
 
@@ -178,9 +185,9 @@ def report(
     page = str(output) if output else ""
     is_told = bool(goodput.doings or goodput.launches)
     result = (
-        reporting_stored(repository, page)
+        build_stored_report_result(repository, page)
         if repository and not is_told
-        else reporting(goodput, page)
+        else build_report_result(goodput, page)
     )
     show(result, output_of(ctx))
 
@@ -196,15 +203,15 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
     while True:
         now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
         records = records_of(run)
-        repository = None if records else stored(run)
+        repository = None if records else list_first_repository(run)
         now_ms = present_ms(records, clock, now_ms)
         goodput, is_gone = build_report(records), is_dead(records, now_ms)
         if not _is_over(goodput):
             goodput = build_report(records, now_ms, goes_on=not is_gone)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
-        progress = standing(goodput, now_ms, is_dead=is_gone)
-        result = standing_stored(repository, moment(now_ms)) if repository else progress
+        progress = build_status_result(goodput, now_ms, is_dead=is_gone)
+        result = build_stored_status_result(repository, moment(now_ms)) if repository else progress
         show(result, output)
         if not watch or _is_over(goodput) or (repository and not _keeps_events(run)):
             return
@@ -271,10 +278,10 @@ def extras_of(
             f"no checkpoints in `{run[0]}`; give a run's output folder",
             hint=f"resilient ckpt ls {shell_quote(run[0])}",
         )
-    state_by_checkpoint, text = _verified(store) if verify else ({}, "")
+    state_by_checkpoint, text = _verify_all(store) if verify else ({}, "")
     return Extras(
         _tensors(_side(store, tensors)) if tensors else "",
-        _compared(_side(store, pair[0]), _side(store, pair[1])) if pair else "",
+        _comparison_html(_side(store, pair[0]), _side(store, pair[1])) if pair else "",
         state_by_checkpoint,
         text,
     )
@@ -293,18 +300,18 @@ def _tensors(side: CheckpointView) -> str:
         return tensors(side, pictures_of(side, progress))
 
 
-def _compared(before: CheckpointView, after: CheckpointView) -> str:
+def _comparison_html(before: CheckpointView, after: CheckpointView) -> str:
     from resilient.diff.compare import compare
     from resilient_cli.page.diff_page import comparison
-    from resilient_cli.page.tensors import pictures_of_both
+    from resilient_cli.page.tensors import pair_pictures
 
     with Progress("comparing") as progress:
         result = compare(before, after, on_progress=progress)
     with Progress("drawing") as progress:
-        return comparison(result, pictures_of_both(result, progress))
+        return comparison(result, pair_pictures(result, progress))
 
 
-def _verified(store: Store) -> tuple[dict[str, str], str]:
+def _verify_all(store: Store) -> tuple[dict[str, str], str]:
     """Verify all checkpoints; return a state for each, and all findings, as HTML."""
     cells: dict[str, str] = {}
     texts: list[str] = []
@@ -315,6 +322,6 @@ def _verified(store: Store) -> tuple[dict[str, str], str]:
             state = "damaged" if survey.damaged else "warning" if survey.findings else "ok"
             cells[checkpoint.folder] = f'<span class="s-{state}">{survey.state}</span>'
             if survey.findings:
-                texts.append(verified(survey, VerifyLevel.DEEP))
+                texts.append(verification_html(survey, VerifyLevel.DEEP))
             progress(nth, len(checkpoints))
     return cells, "<h3>What is wrong</h3>" + "".join(texts) if texts else ""

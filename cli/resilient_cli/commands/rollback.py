@@ -18,7 +18,7 @@ from resilient_cli.repositories import (
     Place,
     Ref,
     Repo,
-    committed_of,
+    committed_checkpoints,
     open_repository,
     output_of,
     ref_and_place,
@@ -45,7 +45,7 @@ def render_move(
         number: Number of the attempt that makes the move; None if nothing was changed.
         dry_run: True if nothing was to be changed.
     """
-    undo = _way_back(url, journey) if number or (dry_run and journey.is_needed) else ""
+    undo = _undo_command(url, journey) if number or (dry_run and journey.is_needed) else ""
     document = {
         "repository": url,
         "done": number is not None,
@@ -57,17 +57,17 @@ def render_move(
         "undo": undo,
     }
     ids = (journey.after.folder,)
-    return CommandResult(command, "move", document, tuple(_said(journey, number, undo)), ids)
+    return CommandResult(command, "move", document, tuple(_note_blocks(journey, number, undo)), ids)
 
 
-def _way_back(url: str, journey: RollbackPlan) -> str:
+def _undo_command(url: str, journey: RollbackPlan) -> str:
     """Return the command that reverts this move."""
     if journey.undoes and journey.before:
         return f"resilient ckpt rollback {shell_quote(journey.before)} {shell_quote(url)}"
     return f"resilient ckpt undo {shell_quote(url)}"
 
 
-def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
+def _note_blocks(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
     if not journey.is_needed:
         yield f"latest is already {journey.after}. Nothing was changed."
         return
@@ -75,7 +75,7 @@ def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyV
     yield KeyValues(
         (
             ("latest", f"{before} -> {journey.after}"),
-            ("abandoned", _few(journey)),
+            ("abandoned", _some_names(journey)),
             ("undo", undo),
         )
     )
@@ -85,7 +85,7 @@ def _said(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyV
         yield "Dry run: nothing was changed."
 
 
-def _few(journey: RollbackPlan) -> str:
+def _some_names(journey: RollbackPlan) -> str:
     if not journey.left:
         return NONE
     names = ", ".join(checkpoint_id.folder for checkpoint_id in journey.left[:3])
@@ -187,7 +187,7 @@ def undo(
     Example: resilient ckpt undo s3://bucket/run
     """
     store = open_repository(place, repo)
-    committed_of(store)
+    committed_checkpoints(store)
     journey = plan_undo(store)
     _go("ckpt.undo", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
@@ -200,7 +200,7 @@ def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     Example: resilient ckpt reflog s3://bucket/run
     """
     store = open_repository(place, repo)
-    committed_of(store)
+    committed_checkpoints(store)
     entries = Reflog(store).newest_first()
     show(moves(store.url, entries, SystemClock().now_iso()), output_of(ctx))
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing
 
 
-def scanned(url: str, listing: DirectoryListing, findings: Sequence[ScanFinding]) -> CommandResult:
+def build_scan_result(
+    url: str, listing: DirectoryListing, findings: Sequence[ScanFinding]
+) -> CommandResult:
     """Build the answer of ``ckpt scan``: the findings, and advice for or against loading."""
     counts = {risk.value: sum(finding.risk is risk for finding in findings) for risk in Risk}
     files = len(listing.sizes) + len(listing.outside)
@@ -72,5 +74,5 @@ def scan_(
         folder = ProgressFolder(open_folder(path, read_storage_options(os.environ)), progress)
         listing = folder.list()
         findings = scan(folder, listing)
-    show(scanned(folder.url, listing, findings), output_of(ctx))
+    show(build_scan_result(folder.url, listing, findings), output_of(ctx))
     return HARM_FOUND if any(finding.risk is not Risk.NOTE for finding in findings) else 0

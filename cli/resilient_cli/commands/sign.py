@@ -18,7 +18,7 @@ from resilient_cli.repositories import (
     open_repository,
     output_of,
     ref_and_place,
-    signing_of,
+    signing_policy,
 )
 from resilient_cli.store_wrappers import ProgressStore
 
@@ -31,7 +31,7 @@ def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = 
 
     Example: RESILIENT_SIGNING_KEY_FILE=signing.key resilient ckpt sign latest runs/gpt2
     """
-    key = signing_of(is_required=False).key
+    key = signing_policy(is_required=False).key
     if key is None:
         raise ConfigError(
             "no signing key is set",

@@ -13,7 +13,7 @@ from resilient.elastic.preemption.notice import LEAD_SECONDS
 from resilient.errors import EXIT_CODES, ConfigError, DeadlineExceeded, NotRunning, UsageError
 from resilient_cli import preemption_budget
 from resilient_cli.app import parse_train_options
-from resilient_cli.launch_checks import has_credentials, secret_assigned
+from resilient_cli.launch_checks import find_secret_variable, has_credentials
 from resilient_cli.output import CommandResult, KeyValues, Table, show
 from resilient_cli.repositories import output_of
 from resilient_cli.slurm import client
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _BRIEF = {code.number: code.brief for code in EXIT_CODES}
 
 
-def rendered(job: SlurmJob, script: str) -> CommandResult:
+def build_render_result(job: SlurmJob, script: str) -> CommandResult:
     """Build the answer of ``slurm render``: the script and its time limits."""
     document = {**_times(job), "script": script}
     return CommandResult(
@@ -45,7 +45,7 @@ def rendered(job: SlurmJob, script: str) -> CommandResult:
     )
 
 
-def submitted(job: SlurmJob, number: str, log: str) -> CommandResult:
+def build_submit_result(job: SlurmJob, number: str, log: str) -> CommandResult:
     """Build the answer of ``slurm submit``: the job number and the next commands."""
     document = {**_times(job), "job": number, "log": log}
     pairs = (
@@ -191,7 +191,7 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
     options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
     job = _job(tuple(command or ()), options, place, events, notice)
-    show(rendered(job, render(job)), output_of(ctx))
+    show(build_render_result(job, render(job)), output_of(ctx))
     return 0
 
 
@@ -226,7 +226,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
     job = _job(tuple(command or ()), options, place, events, notice)
     if dry_run:
-        show(rendered(job, render(job)), output_of(ctx))
+        show(build_render_result(job, render(job)), output_of(ctx))
         return 0
     try:
         # Without this folder SLURM writes no log, and reports no error.
@@ -234,7 +234,7 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     except OSError as error:
         raise ConfigError(f"--logs {logs}: cannot be made: {error.strerror}") from error
     number = client.submit(render(job))
-    show(submitted(job, number, _log_of(number)), output_of(ctx))
+    show(build_submit_result(job, number, _log_of(number)), output_of(ctx))
     return 0
 
 
@@ -309,7 +309,7 @@ def _job(
             "it; --env NAME takes a variable from the environment of sbatch",
             hint="export NAME=...; resilient slurm submit --env NAME -- train ...",
         )
-    if variable := next(filter(None, map(secret_assigned, options.setup)), ""):
+    if variable := next(filter(None, map(find_secret_variable, options.setup)), ""):
         raise ConfigError(
             f"--setup: the value of {variable} would be visible in the script and in SLURM's "
             "records",

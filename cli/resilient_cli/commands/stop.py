@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from resilient.goodput.event_log import Agent
 
 
-def stopped(stopped_agents: Sequence[Agent]) -> CommandResult:
+def build_stop_result(stopped_agents: Sequence[Agent]) -> CommandResult:
     """Build the answer of ``stop``: the end of each agent, if the agent recorded it."""
-    lines = tuple(_said(agent) for agent in stopped_agents)
+    lines = tuple(_describe_agent(agent) for agent in stopped_agents)
     ids = tuple(str(agent.pid) for agent in stopped_agents)
     return CommandResult(
         "stop", "stop", {"agents": [asdict(agent) for agent in stopped_agents]}, lines, ids
     )
 
 
-def _said(agent: Agent) -> str:
+def _describe_agent(agent: Agent) -> str:
     if agent.exit_code is None:
         return f"pid {agent.pid}: asked to save and exit"
     return f"pid {agent.pid}: exit {agent.exit_code}, {agent.reason}"
@@ -77,9 +77,9 @@ def stop(
 
     Example: resilient stop runs/mine
     """
-    local_agents, remote_agents = _living(run)
+    local_agents, remote_agents = _find_running_agents(run)
     if not local_agents:
-        raise _nobody(run, remote_agents)
+        raise _not_running_error(run, remote_agents)
     clock = SystemClock()
     _signal(local_agents)
     if not this_host:
@@ -100,12 +100,13 @@ def stop(
         clock.sleep(_POLL_SECONDS)
     agent_by_process = {(agent.host, agent.pid): agent for agent in agents(read_records(run))}
     show(
-        stopped([agent_by_process[agent.host, agent.pid] for agent in local_agents]), output_of(ctx)
+        build_stop_result([agent_by_process[agent.host, agent.pid] for agent in local_agents]),
+        output_of(ctx),
     )
     return 0
 
 
-def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
+def _find_running_agents(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
     """Return the running agents of this host, and those of other hosts without a recorded end."""
     open_ = [agent for agent in agents(read_records(run)) if agent.exit_code is None]
     host = socket.gethostname()
@@ -113,7 +114,7 @@ def _living(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]:
     return local_agents, [agent for agent in open_ if agent.host != host]
 
 
-def _nobody(run: Sequence[Path], remote_agents: Sequence[Agent]) -> NotRunning:
+def _not_running_error(run: Sequence[Path], remote_agents: Sequence[Agent]) -> NotRunning:
     if remote_agents:
         last = remote_agents[-1]
         return NotRunning(

@@ -314,7 +314,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     if dry_run:
         _show_plan(ctx, options)
         return
-    code = launcher.run_agent(options, process_exit.heard)
+    code = launcher.run_agent(options, process_exit.pending_signals)
     raise typer.Exit(requeue_exit_code if code == Preempted.exit_code else code)
 
 

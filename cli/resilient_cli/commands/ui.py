@@ -15,7 +15,7 @@ from resilient.clock import SystemClock
 from resilient.errors import ResilientError
 from resilient.format.keys import GENERATIONS, TAGS
 from resilient.goodput.report import build_report
-from resilient_cli.commands.ls import store_of, stored
+from resilient_cli.commands.ls import list_first_repository, store_of
 from resilient_cli.commands.report import Run, records_of
 from resilient_cli.output import CommandResult, Format, Output, show
 from resilient_cli.page.lazy_parts import LazyParts
@@ -52,8 +52,8 @@ def ui(ctx: typer.Context, run: Run, *, port: Port = 0, browser: Browser = True)
     page = RunPage(run, SystemClock())
     try:
         with PageServer(port, page) as server:
-            show(_serving(server.url, str(run[0])), output)
-            if browser and _is_watched(output):
+            show(_build_serving_result(server.url, str(run[0])), output)
+            if browser and _is_interactive(output):
                 webbrowser.open(server.url)
             server.serve_until_interrupted()
     finally:
@@ -78,7 +78,7 @@ class RunPage:
         self._version = version_of(run)
         self._next_seconds = 0.0
         self._parts = LazyParts(lambda: store_of(run), clock)
-        self._text = self._made()
+        self._text = self._render()
 
     def version(self) -> str:
         """Return the newest version of the page."""
@@ -108,7 +108,7 @@ class RunPage:
         if version != self._version:
             before, self._version = self._version, version
             try:
-                self._text = self._made()
+                self._text = self._render()
             except (ResilientError, OSError):
                 # The files are being moved. Keep the last page, which was true when it was made.
                 self._version = before
@@ -116,9 +116,9 @@ class RunPage:
         pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))
         self._next_seconds = now_seconds + pause_seconds
 
-    def _made(self) -> str:
+    def _render(self) -> str:
         goodput = build_report(records_of(self._run))
-        return page_of(goodput, str(self._run[0]), stored(self._run), self._version)
+        return page_of(goodput, str(self._run[0]), list_first_repository(self._run), self._version)
 
 
 def version_of(run: Sequence[Path]) -> str:
@@ -137,12 +137,12 @@ def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
             yield str(path), status.st_size, status.st_mtime_ns
 
 
-def _is_watched(output: Output) -> bool:
+def _is_interactive(output: Output) -> bool:
     is_for_people = output.format is Format.HUMAN and not output.quiet
     return is_for_people and sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def _serving(url: str, name: str) -> CommandResult:
+def _build_serving_result(url: str, name: str) -> CommandResult:
     lines = (
         f"{name}: {url}",
         "Anyone with this address can read the page. Ctrl-C ends the server.",

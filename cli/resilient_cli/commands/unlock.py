@@ -52,7 +52,7 @@ class Unlocking:
     is_needed: bool
 
 
-def unlocking(plan: Unlocking, now: str) -> CommandResult:
+def build_unlock_result(plan: Unlocking, now: str) -> CommandResult:
     """Build the answer of ``ckpt unlock``."""
     writer, record = plan.writer, plan.writer.record
     document = {
@@ -76,7 +76,10 @@ def unlocking(plan: Unlocking, now: str) -> CommandResult:
         "resume": folder(_resume(plan)),
         "held": plan.held or None,
     }
-    blocks: tuple[KeyValues | str, ...] = (KeyValues(tuple(_facts(plan, now))), *_told(plan))
+    blocks: tuple[KeyValues | str, ...] = (
+        KeyValues(tuple(_facts(plan, now))),
+        *_next_step_lines(plan),
+    )
     number = plan.life.number if plan.life else writer.life
     return CommandResult("ckpt.unlock", "writer", document, blocks, (str(number),))
 
@@ -121,7 +124,7 @@ def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
     ]
 
 
-def _told(plan: Unlocking) -> list[str]:
+def _next_step_lines(plan: Unlocking) -> list[str]:
     if plan.life:
         began = folder(_resume(plan)) or "scratch"
         return [
@@ -195,5 +198,5 @@ def unlock(  # noqa: PLR0913 - the options of a command
     generation = shut_out(store, clock, single_writer=single_writer) if acts and is_needed else None
     hold = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
     plan = Unlocking(store.url, writer, liveness, hold, generation, is_needed=is_needed)
-    show(unlocking(plan, clock.now_iso()), output_of(ctx))
+    show(build_unlock_result(plan, clock.now_iso()), output_of(ctx))
     return HELD if is_alive and not generation else 0

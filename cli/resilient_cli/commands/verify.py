@@ -18,21 +18,28 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.redaction import shell_quote
-from resilient_cli.foreign import in_run, look_if_known
+from resilient_cli.foreign import find_in_run, inspect_if_known
 from resilient_cli.output import CommandResult, Progress, Table, human_size, show
 from resilient_cli.repositories import (
     Place,
     Ref,
     Repo,
-    committed_of,
+    committed_checkpoints,
     open_repository,
     output_of,
     ref_and_place,
-    signing_of,
+    signing_policy,
 )
 from resilient_cli.store_wrappers import ProgressStore
-from resilient_cli.survey import SampleRequest, Survey, VerifyLevel, first_intact, read_some, survey
-from resilient_cli.views.foreign import proved
+from resilient_cli.survey import (
+    SampleRequest,
+    Survey,
+    VerifyLevel,
+    first_intact,
+    sample_surveys,
+    survey,
+)
+from resilient_cli.views.foreign import build_verify_result
 from resilient_cli.views.text import NONE, count, folder, part_of_near, share
 
 if TYPE_CHECKING:
@@ -193,19 +200,21 @@ def verify(  # noqa: PLR0913 - the options of a command
     if verifies_all and ref and place:
         raise UsageError("`--all` takes no REF", hint="resilient ckpt verify --all REPO")
     ref, place = (None, ref or place) if verifies_all else ref_and_place(ref, place, repo)
-    signing = signing_of(is_required=require_signature)
+    signing = signing_policy(is_required=require_signature)
     request = SampleRequest.of(sample, max_duration, level)
     alone = ref is None and not verifies_all and not signing.is_required and not request.is_some
     if alone and (
-        foreign_checkpoint := look_if_known(place or repo, is_read=level is not VerifyLevel.QUICK)
+        foreign_checkpoint := inspect_if_known(
+            place or repo, is_read=level is not VerifyLevel.QUICK
+        )
     ):
-        show(proved(foreign_checkpoint), output_of(ctx))
+        show(build_verify_result(foreign_checkpoint), output_of(ctx))
         return DAMAGE_FOUND if foreign_checkpoint.is_damaged else 0
     store = open_repository(place, repo, reads_unsigned=True)
     try:
-        committed_ids = committed_of(store)
+        committed_ids = committed_checkpoints(store)
     except RepositoryNotFound:
-        path = in_run(ref, place or repo)
+        path = find_in_run(ref, place or repo)
         if path is None:
             raise
         return verify(
@@ -227,7 +236,7 @@ def verify(  # noqa: PLR0913 - the options of a command
         surveys = survey(
             reader, checkpoints, VerifyLevel.QUICK if request.is_some else level, signing
         )
-    part = read_some(store, surveys, request) if request.is_some else None
+    part = sample_surveys(store, surveys, request) if request.is_some else None
     surveys = part.surveys if part else surveys
     states = {result.checkpoint: result.intact for result in surveys}
     other_level = VerifyLevel.QUICK if request.is_some else level

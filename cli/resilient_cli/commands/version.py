@@ -17,14 +17,14 @@ def version(ctx: typer.Context) -> None:
     versions = {
         "resilient": resilient.__version__,
         "python": platform.python_version(),
-        "torch": _installed("torch"),
+        "torch": _installed_version("torch"),
     }
     facts = KeyValues(tuple((name, value or "not installed") for name, value in versions.items()))
     answer = CommandResult("version", "version", versions, (facts,), ids=(resilient.__version__,))
     show(answer, ctx.find_root().obj)
 
 
-def _installed(distribution: str) -> str | None:
+def _installed_version(distribution: str) -> str | None:
     """Return a version from the package metadata, because importing torch takes seconds."""
     try:
         return installed_version(distribution)

@@ -63,9 +63,9 @@ def plan(
         ConfigError: The cluster refuses an object; the message quotes the cluster.
         ClusterConflict: Another tool set a field to another value.
     """
-    before = _by_name(_ask(cluster, run_manifests, *_GET))
-    desired = [_as_queued(manifest, before.get(_key(manifest))) for manifest in run_manifests]
-    after = _by_name(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
+    before = _index_by_key(_ask(cluster, run_manifests, *_GET))
+    desired = [_keep_suspension(manifest, before.get(_key(manifest))) for manifest in run_manifests]
+    after = _index_by_key(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
     return [_change(before.get(key), manifest, key) for key, manifest in after.items()], desired
 
 
@@ -100,12 +100,14 @@ def delete(cluster: Cluster, run_objects: Sequence[Object]) -> None:
     An object that is already deleted is no error.
     """
     options = ("--ignore-not-found", "--wait=false", "--cascade=background", "-o", "name")
-    ask(cluster, "delete", "-f", "-", *options, document=_listed(run_objects), is_json=False)
+    ask(
+        cluster, "delete", "-f", "-", *options, document=_join_documents(run_objects), is_json=False
+    )
 
 
 def _ask(cluster: Cluster, desired: Sequence[Object], *request: str) -> Any:
     try:
-        return ask(cluster, *request, document=_listed(desired))
+        return ask(cluster, *request, document=_join_documents(desired))
     except ConfigError as error:
         if "immutable" in error.message:
             hint = cluster.spell("resilient", "k8s", "delete", desired[-1]["metadata"]["name"])
@@ -117,7 +119,7 @@ def _ask(cluster: Cluster, desired: Sequence[Object], *request: str) -> Any:
         raise
 
 
-def _as_queued(manifest: Object, before: Object | None) -> Object:
+def _keep_suspension(manifest: Object, before: Object | None) -> Object:
     """Keep the suspension of an object that exists, because Kueue controls it."""
     if before is None or QUEUE not in manifest["metadata"].get("labels", {}):
         return manifest
@@ -125,7 +127,7 @@ def _as_queued(manifest: Object, before: Object | None) -> Object:
     return {**manifest, "spec": {**manifest["spec"], "suspend": suspend}}
 
 
-def _listed(objects: Sequence[Object]) -> str:
+def _join_documents(objects: Sequence[Object]) -> str:
     # A stream of documents: for a List, kubectl cannot look up whether a dry run is supported.
     return "\n---\n".join(map(json.dumps, objects))
 
@@ -134,7 +136,7 @@ def _key(manifest: Object) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
 
 
-def _by_name(answer: Any) -> dict[tuple[str, str], Object]:
+def _index_by_key(answer: Any) -> dict[tuple[str, str], Object]:
     return {_key(manifest): manifest for manifest in items(answer)}
 
 
@@ -168,18 +170,18 @@ def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
     if isinstance(before, dict) and isinstance(after, dict):
         yield from _differences(before, after, path)
     elif isinstance(before, list) and isinstance(after, list):
-        yield from _differences(_numbered(before, after), _numbered(after, before), path)
+        yield from _differences(_index_entries(before, after), _index_entries(after, before), path)
     else:
-        yield Field(path, _spelled(before), _spelled(after))
+        yield Field(path, _to_json_text(before), _to_json_text(after))
 
 
-def _numbered(value: Sequence[Any], other_value: Sequence[Any]) -> Mapping[str, Any]:
+def _index_entries(value: Sequence[Any], other_value: Sequence[Any]) -> Mapping[str, Any]:
     """Return a list as a mapping: by the names of its entries if all have one, else by position."""
     have_names = all(isinstance(item, dict) and "name" in item for item in (*value, *other_value))
     return {item["name"] if have_names else str(nth): item for nth, item in enumerate(value)}
 
 
-def _spelled(value: Any) -> str:
+def _to_json_text(value: Any) -> str:
     if isinstance(value, dict) and is_secret(str(value.get("name", "")), str(value.get("value"))):
         return json.dumps({**value, "value": _HIDDEN})
     return "" if value is None else json.dumps(value)

@@ -19,7 +19,7 @@ from resilient_cli.launch_checks import (
     has_credentials,
     is_secret,
     is_variable,
-    refuse_given,
+    refuse_system_options,
     secret_option,
 )
 
@@ -328,7 +328,7 @@ def check_command(command: tuple[str, ...], option_names: Iterable[str]) -> None
     Raises:
         ConfigError: An option is refused; the message names its replacement.
     """
-    refuse_given(set(option_names), _OURS)
+    refuse_system_options(set(option_names), _OURS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(

@@ -51,7 +51,7 @@ def resources(cluster: Cluster) -> list[str]:
     return [
         f"{name}.{group}"
         for group, name in HOLDERS.values()
-        if group in groups and name in _served(cluster, groups[group])
+        if group in groups and name in _served_resources(cluster, groups[group])
     ]
 
 
@@ -156,7 +156,7 @@ def _try(
     return run, run.state, None
 
 
-def _served(cluster: Cluster, group: dict[str, Any]) -> set[str]:
+def _served_resources(cluster: Cluster, group: dict[str, Any]) -> set[str]:
     """Return the resources of a group; a group may exist with other resources, such as MPIJobs."""
     paths = [f"/apis/{version['groupVersion']}" for version in group["versions"]]
     resource_lists = [ask(cluster, "get", "--raw", path)["resources"] for path in paths]
@@ -209,7 +209,7 @@ def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLin
         NotRunning: The run has no such pod.
         ClusterUnavailable: The cluster does not answer, or the connection breaks.
     """
-    containers = _chosen(run, query)
+    containers = _select_containers(run, query)
     if not containers:
         pod_text = "pod" if query.index is None else f"pod of index {query.index}"
         before = " before the newest" if query.previous else ""
@@ -240,7 +240,11 @@ def follow(
                 run = get_run(cluster, name)
             except ClusterUnavailable:
                 run = None
-            pods = {pod_status.name: pod_status for pod_status in _begun(run, query)} if run else {}
+            pods = (
+                {pod_status.name: pod_status for pod_status in _select_started_pods(run, query)}
+                if run
+                else {}
+            )
             for name_of_pod, pod in pods.items():
                 streams.setdefault(name_of_pod, _Stream(cluster, pod, query.tail))
                 streams[name_of_pod].go_on(lines, has_ended=pod.exit_code is not None)
@@ -307,7 +311,7 @@ class _Stream:
         self.is_read = has_ended
 
 
-def _chosen(run: RunState, query: LogQuery) -> list[tuple[PodState, tuple[str, ...]]]:
+def _select_containers(run: RunState, query: LogQuery) -> list[tuple[PodState, tuple[str, ...]]]:
     containers: list[tuple[PodState, tuple[str, ...]]] = []
     for index, newest in sorted(run.newest().items()):
         if query.index not in (None, index):
@@ -322,7 +326,7 @@ def _chosen(run: RunState, query: LogQuery) -> list[tuple[PodState, tuple[str, .
     return containers
 
 
-def _begun(run: RunState, query: LogQuery) -> list[PodState]:
+def _select_started_pods(run: RunState, query: LogQuery) -> list[PodState]:
     """Return the pods that print or have printed; the older pods of an index end by themselves."""
     return [
         pod

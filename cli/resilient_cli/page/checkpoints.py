@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from resilient_cli.output import human_size
-from resilient_cli.page.svg import WIDTH, Scale, opened
+from resilient_cli.page.svg import WIDTH, Scale, opening_tag
 from resilient_cli.page.tables import at, legend, scroll, table, text
-from resilient_cli.views.listing import closing, note
+from resilient_cli.views.listing import note, summary_line
 from resilient_cli.views.text import NONE, count, duration, share
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def tree(contents: Listing) -> str:
         return ""
     low = 0.0 if min(positions) < max(positions) / 2 else min(positions)
     scale = Scale(low, max(positions), _LEFT, WIDTH - _RIGHT)
-    return _drawn(contents, _Axis("tree of checkpoints by step", scale, steps, parent_steps))
+    return _draw(contents, _Axis("tree of checkpoints by step", scale, steps, parent_steps))
 
 
 def generations(contents: Listing) -> str:
@@ -90,10 +90,10 @@ def generations(contents: Listing) -> str:
         {name: at - first for name, at in began.items()},
         is_time=True,
     )
-    return _drawn(contents, axis)
+    return _draw(contents, axis)
 
 
-def lives_of(contents: Listing) -> str:
+def attempts_table(contents: Listing) -> str:
     """Return the table of attempts."""
     steps: dict[int, list[CheckpointId]] = defaultdict(list)
     for survey in contents.surveys:
@@ -124,7 +124,7 @@ def _moment_ms(iso: str) -> float | None:
         return None
 
 
-def _drawn(contents: Listing, axis: _Axis) -> str:
+def _draw(contents: Listing, axis: _Axis) -> str:
     numbers = sorted(
         {generation.number for generation in contents.generations}
         | {checkpoint.generation for checkpoint in axis.checkpoints}
@@ -137,7 +137,7 @@ def _drawn(contents: Listing, axis: _Axis) -> str:
         if checkpoint_id.generation in lanes
     }
     generation_of = {generation.number: generation for generation in contents.generations}
-    parts = [opened("tree", WIDTH, below + 22, axis.name)]
+    parts = [opening_tag("tree", WIDTH, below + 22, axis.name)]
     for value in axis.scale.ticks():
         x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
         parts.append(f'<path class="grid" d="M{x} 10V{below}"/>')
@@ -257,7 +257,7 @@ def _bars(manifests: list[Manifest]) -> str:
         WIDTH - _SIZES_RIGHT,
     )
     height = len(manifests_shown) * _ROW + 6
-    parts = [opened("sizes", WIDTH, height, "size of each checkpoint")]
+    parts = [opening_tag("sizes", WIDTH, height, "size of each checkpoint")]
     for nth, manifest in enumerate(manifests_shown):
         parts += _bar(manifest, nth * _ROW + 3, scale)
     hidden_count = len(manifests) - len(manifests_shown)
@@ -288,7 +288,7 @@ _LEGEND = legend(
 )
 
 
-def stored_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str, str]) -> str:
+def repository_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str, str]) -> str:
     """Return the tree and the table of a repository, newest checkpoint first.
 
     Args:
@@ -306,7 +306,7 @@ def stored_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str, st
     spots = [_LEGEND, scroll(tree(contents))] if contents.surveys else []
     return "".join(
         [
-            f"<p>{text(closing(contents))}</p>",
+            f"<p>{text(summary_line(contents))}</p>",
             *spots,
             table(head, rows, numbers=(2, 3, 4, 5)),
             "<p>Own is what it wrote itself; alone is what no other checkpoint needs.</p>",
@@ -314,11 +314,11 @@ def stored_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str, st
     )
 
 
-def lives_part(contents: Listing) -> str:
+def attempts_part(contents: Listing) -> str:
     """Return the timeline and table of attempts, and the sizes of checkpoints."""
     times = generations(contents)
     picture = scroll(times) if times else ""
-    return f"<h3>Generations</h3>{picture}{lives_of(contents)}<h3>Sizes</h3>{sizes(contents)}"
+    return f"<h3>Generations</h3>{picture}{attempts_table(contents)}<h3>Sizes</h3>{sizes(contents)}"
 
 
 def _row(
@@ -361,7 +361,7 @@ def _links(survey: Survey) -> str:
     )
 
 
-def verified(survey: Survey, level: VerifyLevel) -> str:
+def verification_html(survey: Survey, level: VerifyLevel) -> str:
     """Return the result of verifying a checkpoint."""
     name = survey.checkpoint.folder
     if not survey.findings and survey.manifest:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from resilient.diff.model import SECTIONS
 from resilient_cli.page.page import PageSection, whole_page
-from resilient_cli.page.tables import Cell, Row, path, searched, short, table, text
-from resilient_cli.page.tensors import layers, pictures_of_both
+from resilient_cli.page.tables import Cell, Row, path, searchable_table, short, table, text
+from resilient_cli.page.tensors import layers, pair_pictures
 from resilient_cli.views.diff import (
     fate,
     is_counter,
     percent,
     rates,
     relative,
-    summed,
+    summarize_part,
     updates,
     verdict,
 )
@@ -58,7 +58,7 @@ def comparison(
         parts += ["<h3>Fields</h3>", _fields(result)]
     if result.tensors:
         parts += ["<h3>Tensors</h3>", _tensors(result, details or {}, load)]
-    parts += _rest(result)
+    parts += _remaining_sections(result)
     return "".join(parts)
 
 
@@ -108,7 +108,9 @@ def _sides(result: Comparison) -> str:
             )
         )
     facts = [("updates", text(updates(result)))]
-    facts += [(section, summed(result, section)) for section in ("model", "optimizer", "other")]
+    facts += [
+        (section, summarize_part(result, section)) for section in ("model", "optimizer", "other")
+    ]
     facts += [
         (f"random: {text(generator.kind)}, rank {generator.rank}", fate(generator))
         for generator in result.random[:_NAMES_MAX]
@@ -123,9 +125,9 @@ def _fields(result: Comparison) -> str:
         result.fields, key=lambda change: (change.is_in != "both", order.get(change.section, 99))
     )
     rows = [_field(change) for change in changes[:_ROWS_MAX]]
-    return searched("fields", ("field", "of", "A", "B"), rows, (), "fields that differ") + _more(
-        len(changes)
-    )
+    return searchable_table(
+        "fields", ("field", "of", "A", "B"), rows, (), "fields that differ"
+    ) + _more(len(changes))
 
 
 def _field(change: FieldChange) -> Row:
@@ -148,7 +150,7 @@ def _tensors(
     )
     changes = [tensor for tensor in result.tensors if not is_counter(tensor)]
     rows = [_tensor(change, details, load) for change in changes[:_ROWS_MAX]]
-    html = searched(
+    html = searchable_table(
         "changes",
         head,
         rows,
@@ -171,8 +173,8 @@ def _more(total: int) -> str:
 def _tensor(
     change: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> Row:
-    shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
-    about = (path(change.name), shapes, text(_both(*change.dtypes)))
+    shapes = _before_and_after(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
+    about = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
     is_same = change.is_equal is True
     if change.measures is None:
         reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
@@ -208,7 +210,7 @@ def _measures(change: TensorChange, measures: Measures) -> Iterator[Cell]:
         if measures.max_ulp is None
         else Cell(f"{measures.max_ulp:,}", float(measures.max_ulp))
     )
-    bad_numbers = f"{_both(*map(str, measures.nans))}" if any(measures.nans) else "0"
+    bad_numbers = f"{_before_and_after(*map(str, measures.nans))}" if any(measures.nans) else "0"
     yield Cell(
         f'<strong class="bad">{bad_numbers}</strong>' if any(measures.nans) else "0",
         sum(measures.nans),
@@ -225,11 +227,11 @@ def _number(value: float) -> float:
     return value if math.isfinite(value) else _FIRST
 
 
-def _both(before: str, after: str) -> str:
+def _before_and_after(before: str, after: str) -> str:
     return before if before == after else f"{before} to {after}"
 
 
-def _rest(result: Comparison) -> Iterator[str]:
+def _remaining_sections(result: Comparison) -> Iterator[str]:
     for name, tensors in zip(("A", "B"), result.only, strict=True):
         if tensors:
             yield f"<h3>Only in {name}</h3><p>{count(len(tensors), 'tensor')}</p><ul>"
@@ -258,7 +260,7 @@ def comparison_page(result: Comparison, progress: Callable[[int, int], None]) ->
         result: The comparison.
         progress: Progress callback: number of drawn pictures, and number of all pictures.
     """
-    pictures = pictures_of_both(result, progress)
+    pictures = pair_pictures(result, progress)
     name = f"{result.before.name} and {result.after.name}"
     subtitle = f"A is {text(result.before.url)}, B is {text(result.after.url)}"
     body = comparison(result, pictures)

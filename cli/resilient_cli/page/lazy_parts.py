@@ -15,7 +15,7 @@ from resilient.checkpoint.catalog import read_manifest
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, ResilientError
 from resilient.format.keys import parse_checkpoint
 from resilient.layouts.model import Unreadable
-from resilient_cli.page.checkpoints import verified
+from resilient_cli.page.checkpoints import verification_html
 from resilient_cli.page.tables import text
 from resilient_cli.store_wrappers import CountingStore
 from resilient_cli.survey import VerifyLevel, examine
@@ -125,7 +125,7 @@ class RenderQueue:
             with self._turn:
                 self._look(job)
                 job.said = "reading"
-                answer = work(lambda position, total: self._told(job, position, total))
+                answer = work(lambda position, total: self._record_progress(job, position, total))
         except _LeftError:
             job.said = "no request waited for it"
         except (ResilientError, Unreadable, OSError) as error:
@@ -146,7 +146,7 @@ class RenderQueue:
             oldest, _ = self._kept.popitem(last=False)
             self._once.discard(oldest)
 
-    def _told(self, job: _Job, position: int, total: int) -> None:
+    def _record_progress(self, job: _Job, position: int, total: int) -> None:
         job.said = f"reading: {100 * position // max(1, total)} %"
         self._look(job)
 
@@ -183,7 +183,7 @@ class LazyParts:
             "tensors": (("of",), _tensors),
             "histogram": (("of", "name"), _histogram),
             "compare": (("a", "b"), _compare),
-            "both": (("a", "b", "name"), _both),
+            "both": (("a", "b", "name"), _pair_histogram),
             "verify": (("of",), _verify),
         }
         if name not in needs:
@@ -196,7 +196,7 @@ class LazyParts:
         checkpoints = [
             checkpoint_id
             for checkpoint_id in ids
-            if checkpoint_id is not None and _is_there(store, checkpoint_id)
+            if checkpoint_id is not None and _exists(store, checkpoint_id)
         ]
         if len(checkpoints) != len(ids):
             return 404, "this checkpoint no longer exists"
@@ -209,7 +209,7 @@ class LazyParts:
         )
 
 
-def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
+def _exists(store: Store, checkpoint: CheckpointId) -> bool:
     try:
         store.stat(checkpoint.manifest_key)
     except KeyNotFound:
@@ -247,10 +247,12 @@ def _compare(store: Store, progress: Told, a: CheckpointId, b: CheckpointId) -> 
     return comparison(result, load=lambda name: f"both?{urlencode({**pair, 'name': name})}")
 
 
-def _both(store: Store, progress: Told, a: CheckpointId, b: CheckpointId, name: str) -> str:
-    from resilient_cli.page.tensors import picture_of_both
+def _pair_histogram(
+    store: Store, progress: Told, a: CheckpointId, b: CheckpointId, name: str
+) -> str:
+    from resilient_cli.page.tensors import pair_picture
 
-    return picture_of_both(_side(store, a), _side(store, b), name, progress)
+    return pair_picture(_side(store, a), _side(store, b), name, progress)
 
 
 def _verify(store: Store, progress: Told, of: CheckpointId) -> str:
@@ -261,4 +263,4 @@ def _verify(store: Store, progress: Told, of: CheckpointId) -> str:
     counting_store = CountingStore(
         store, lambda read_bytes: progress(min(read_bytes, size_bytes), size_bytes)
     )
-    return verified(examine(counting_store, of, VerifyLevel.DEEP), VerifyLevel.DEEP)
+    return verification_html(examine(counting_store, of, VerifyLevel.DEEP), VerifyLevel.DEEP)

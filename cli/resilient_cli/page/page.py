@@ -9,7 +9,7 @@ from resilient.errors import StoreError
 from resilient.redaction import shell_quote
 from resilient_cli.output import human_size
 from resilient_cli.page.assets import foot_of, head_of, style
-from resilient_cli.page.checkpoints import lives_part, stored_part
+from resilient_cli.page.checkpoints import attempts_part, repository_part
 from resilient_cli.page.svg import curve, timeline
 from resilient_cli.page.tables import scroll, table, text
 from resilient_cli.views.goodput import KEEPS, UNTOLD, moment, span_of
@@ -210,12 +210,14 @@ def page_of(
     ]
     if repository and is_served:
         views += [
-            PageSection("tensors", "Tensors", _chosen(repository)),
+            PageSection("tensors", "Tensors", _checkpoint_choice(repository)),
             PageSection("compare", "Compare", _pair(repository)),
         ]
     elif repository:
-        tensors = more.tensors or _missing("resilient report RUN -o FILE --tensors latest")
-        comparison_html = more.compared or _missing("resilient report RUN -o FILE --compare A B")
+        tensors = more.tensors or _missing_part("resilient report RUN -o FILE --tensors latest")
+        comparison_html = more.compared or _missing_part(
+            "resilient report RUN -o FILE --compare A B"
+        )
         views += [
             PageSection("tensors", "Tensors", tensors),
             PageSection("compare", "Compare", comparison_html),
@@ -269,15 +271,15 @@ def _checkpoints_part(repository: Listing | None, more: Extras, *, is_served: bo
     live_attributes = [
         f' id="{part_id}-live" data-live' if is_served else "" for part_id in ("stored", "lives")
     ]
-    part_html = stored_part(repository, is_served=is_served, verdicts=more.checked)
+    part_html = repository_part(repository, is_served=is_served, verdicts=more.checked)
     verification_html = '<div id="verify-room" class="room"></div>' if is_served else more.verified
     return (
         f"<div{live_attributes[0]}>{part_html}</div>{verification_html}"
-        f"<div{live_attributes[1]}>{lives_part(repository)}</div>"
+        f"<div{live_attributes[1]}>{attempts_part(repository)}</div>"
     )
 
 
-def _missing(command: str) -> str:
+def _missing_part(command: str) -> str:
     return f"<p>{_ONLY_FILE}</p><p><code>resilient ui RUN</code></p><p><code>{command}</code></p>"
 
 
@@ -291,7 +293,7 @@ def _options(repository: Listing, selected_name: str) -> str:
     return "".join(options)
 
 
-def _chosen(repository: Listing) -> str:
+def _checkpoint_choice(repository: Listing) -> str:
     selected_name = repository.resume.folder if repository.resume else ""
     return (
         '<div class="tools"><label>Checkpoint <select id="of" data-live>'

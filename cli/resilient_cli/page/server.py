@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(code, "unknown request\n")
 
     def do_GET(self) -> None:
-        reason = self._refused()
+        reason = self._refusal_reason()
         if reason:
             self._send(403, f"{reason}\n")
             return
@@ -163,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
-    def _refused(self) -> str:
+    def _refusal_reason(self) -> str:
         """Return the reason to refuse a request; empty if there is none."""
         names = [f"{host}:{self.server.port}" for host in (HOST, "localhost")]
         hosts = self.headers.get_all("Host", [])

@@ -47,7 +47,7 @@ class Scale:
         return [multiple * step for multiple in range(nth, math.floor(self.high / step) + 1)]
 
 
-def opened(kind: str, width: int, height: float, about: str) -> str:
+def opening_tag(kind: str, width: int, height: float, about: str) -> str:
     """Return the opening tag of a picture; ``about`` is the label for screen readers."""
     view = f'viewBox="0 0 {width} {height}"'
     return f'<svg class="{kind}" {view} role="img" aria-label="{about}">'
@@ -58,7 +58,7 @@ def timeline(goodput: GoodputReport) -> str:
     attempts = [attempt.life.number for attempt in goodput.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, goodput.wall_ms), _LEFT, WIDTH - 8)
     below = (len(attempts) + 1) * (_ROW + 4) + 14
-    parts = [opened("lives", WIDTH, below + 20, "timeline of attempts")]
+    parts = [opening_tag("lives", WIDTH, below + 20, "timeline of attempts")]
     parts += _axis(scale, below)
     rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", goodput.intervals)]
     rows += [
@@ -92,7 +92,7 @@ def curve(goodput: GoodputReport) -> str:
     steps, values = [loss.step for loss in losses], [loss.value for loss in losses]
     across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
     up = Scale(min(values), max(values), _HEIGHT - 24, 10)
-    parts = [opened("loss", WIDTH, _HEIGHT, "loss by step")]
+    parts = [opening_tag("loss", WIDTH, _HEIGHT, "loss by step")]
     for value in up.ticks(5):
         y = up(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - 8}"/>')

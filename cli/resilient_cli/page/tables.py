@@ -84,7 +84,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
     return scroll(f"<table>{_head(head, numbers)}<tbody>{body}</tbody></table>")
 
 
-def searched(
+def searchable_table(
     name: str,
     head: Sequence[str],
     rows: Sequence[Row],

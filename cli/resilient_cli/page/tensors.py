@@ -13,8 +13,8 @@ from resilient.diff.tensor_stats import histogram
 from resilient.errors import KeyNotFound
 from resilient.layouts.model import MODEL, OPTIMIZER, Unreadable
 from resilient_cli.output import human_size
-from resilient_cli.page.svg import WIDTH, Scale, opened
-from resilient_cli.page.tables import Cell, Row, legend, path, scroll, searched, short, text
+from resilient_cli.page.svg import WIDTH, Scale, opening_tag
+from resilient_cli.page.tables import Cell, Row, legend, path, scroll, searchable_table, short, text
 from resilient_cli.views.diff import is_counter
 from resilient_cli.views.text import NONE, count, share
 
@@ -84,7 +84,7 @@ def _values(sides: Sequence[HistogramBins]) -> str:
     up = Scale(0, most, _HEIGHT - _BELOW, _TOP)
     width = math.ldexp(1.0, filled_sides[0].exponent)
     parts = [
-        opened("small", _WIDTH, _HEIGHT, "histogram of values"),
+        opening_tag("small", _WIDTH, _HEIGHT, "histogram of values"),
         *_grid(up, [(tick, f"{tick:.3g}") for tick in up.ticks(3)]),
     ]
     edges = Scale(low * width, high * width, _LEFT, _WIDTH - _RIGHT)
@@ -107,7 +107,7 @@ def _powers(sides: Sequence[Mapping[int, int]]) -> str:
     up = Scale(-0.3, top, _HEIGHT - _BELOW, _TOP)
     decades = range(0, top + 1, max(1, top // 4))
     parts = [
-        opened("small", _WIDTH, _HEIGHT, "histogram of sizes"),
+        opening_tag("small", _WIDTH, _HEIGHT, "histogram of sizes"),
         *_grid(up, [(decade, _power_of_ten(decade)) for decade in decades]),
     ]
     integers = [tick for tick in across.ticks(6) if tick == int(tick)]
@@ -297,13 +297,13 @@ def layers(changes: Sequence[TensorChange]) -> str:
     left_margin = min(_LAYERS_LEFT, 24 + 7 * max(map(len, layers_shown)))
     scale = Scale(low, high, left_margin, WIDTH - _LAYERS_RIGHT)
     below = _LAYERS_TOP + len(layers_shown) * _ROW
-    parts = [opened("layers", WIDTH, below + 4, "relative change of each layer")]
+    parts = [opening_tag("layers", WIDTH, below + 4, "relative change of each layer")]
     for power in range(low, high + 1, max(1, (high - low) // 6)):
         x = scale(power)
         parts.append(f'<path class="grid" d="M{x} {_LAYERS_TOP - 4}V{below}"/>')
         parts.append(f'<text class="tick" x="{x}" y="{_LAYERS_TOP - 10}">1e{power}</text>')
     for nth, (name, layer) in enumerate(layers_shown.items()):
-        parts += _drawn(name, layer, scale, _LAYERS_TOP + nth * _ROW)
+        parts += _draw_layer(name, layer, scale, _LAYERS_TOP + nth * _ROW)
     hidden_count = len(layer_by_name) - len(layers_shown)
     more = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
@@ -316,7 +316,7 @@ def natural(name: str) -> list[tuple[int, str]]:
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in pieces]
 
 
-def _drawn(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
+def _draw_layer(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
     yield f"<g><title>{short(name)}</title>"
     label = name if len(name) <= _NAME_MAX else "..." + name[3 - _NAME_MAX :]
     yield f'<text class="name" x="{scale.first - 8}" y="{y + 14}">{short(label)}</text>'
@@ -330,16 +330,16 @@ def _drawn(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]:
         width = max(2.0, round(end - scale.first, 1))
         wrong = " broken" if part in layer.broken else ""
         if value or wrong:
-            tooltip = f"<title>{part}: {_named(value, wrong)}</title>"
+            tooltip = f"<title>{part}: {_change_text(value, wrong)}</title>"
             place = f'x="{scale.first}" y="{y + 2 + nth * 9}" width="{width}" height="8"'
             yield f'<rect class="p-{part}{wrong}" {place}>{tooltip}</rect>'
-        ends.append((end, _named(value, wrong)))
+        ends.append((end, _change_text(value, wrong)))
     tooltip = " / ".join(text for _, text in ends)
     last = max((end for end, _ in ends), default=scale.first)
     yield f'<text x="{last + 8}" y="{y + 14}">{tooltip}</text></g>'
 
 
-def _named(value: float, wrong: str) -> str:
+def _change_text(value: float, wrong: str) -> str:
     if wrong:
         return "NaN"
     if value == math.inf:
@@ -377,7 +377,11 @@ def tensors(
         if hidden_count > 0
         else ""
     )
-    return summary + searched("tensor-list", head, rows, (3, 4), "tensors of the checkpoint") + more
+    return (
+        summary
+        + searchable_table("tensor-list", head, rows, (3, 4), "tensors of the checkpoint")
+        + more
+    )
 
 
 def name_of(tensor: Tensor) -> str:
@@ -414,14 +418,12 @@ def picture_of(side: CheckpointView, name: str, progress: Told) -> str:
     """
     tensor = next((candidate for candidate in side.tensors if name_of(candidate) == name), None)
     if tensor is None:
-        raise _no_such(name)
+        raise _not_found_error(name)
     result = histogram(side, tensor, progress)
     return histograms([result], [side.name]) if result else _UNKNOWN
 
 
-def picture_of_both(
-    before: CheckpointView, after: CheckpointView, name: str, progress: Told
-) -> str:
+def pair_picture(before: CheckpointView, after: CheckpointView, name: str, progress: Told) -> str:
     """Return the pictures of a tensor of two checkpoints, on top of each other.
 
     Raises:
@@ -431,8 +433,8 @@ def picture_of_both(
     """
     pair = next((change for change in matched(before, after)[0] if change.name == name), None)
     if pair is None or pair.before is None or pair.after is None:
-        raise _no_such(name)
-    both_histograms = _of_both(before, after, (pair.before, pair.after), progress)
+        raise _not_found_error(name)
+    both_histograms = _pair_histograms(before, after, (pair.before, pair.after), progress)
     return histograms(both_histograms, [before.name, after.name]) if both_histograms else _UNKNOWN
 
 
@@ -450,7 +452,7 @@ def pictures_of(side: CheckpointView, progress: Told) -> dict[str, str]:
     return pictures
 
 
-def pictures_of_both(comparison: Comparison, progress: Told) -> dict[str, str]:
+def pair_pictures(comparison: Comparison, progress: Told) -> dict[str, str]:
     """Return the pictures of the tensors that differ most by name, from a sample of each."""
     before, after = comparison.before, comparison.after
     pairs = {change.name: (change.before, change.after) for change in matched(before, after)[0]}
@@ -464,10 +466,10 @@ def pictures_of_both(comparison: Comparison, progress: Told) -> dict[str, str]:
         tensor_before, tensor_after = pairs[name]
         if tensor_before is not None and tensor_after is not None and tensor_before.elements:
             with suppress(Unreadable):
-                both_histograms = _of_both(
+                both_histograms = _pair_histograms(
                     before, after, (tensor_before, tensor_after), lambda *_: None, _BLOCKS_MAX
                 )
-                names_of = [_called(before, "A"), _called(after, "B")]
+                names_of = [_side_label(before, "A"), _side_label(after, "B")]
                 pictures[name] = (
                     histograms(both_histograms, names_of) if both_histograms else _UNKNOWN
                 )
@@ -475,11 +477,11 @@ def pictures_of_both(comparison: Comparison, progress: Told) -> dict[str, str]:
     return pictures
 
 
-def _called(side: CheckpointView, letter: str) -> str:
+def _side_label(side: CheckpointView, letter: str) -> str:
     return f"{letter}: {side.name}"
 
 
-def _of_both(
+def _pair_histograms(
     before: CheckpointView,
     after: CheckpointView,
     pair: tuple[Tensor, Tensor],
@@ -496,5 +498,5 @@ def _of_both(
     return [histogram_before, histogram_after] if histogram_before and histogram_after else []
 
 
-def _no_such(name: str) -> KeyNotFound:
+def _not_found_error(name: str) -> KeyNotFound:
     return KeyNotFound(f"there is no tensor `{name[:200]}`", key=name)

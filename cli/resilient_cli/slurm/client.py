@@ -96,16 +96,16 @@ def parse(line: str) -> JobState:
         job,
         fields.get("JobName", ""),
         state,
-        _known(fields.get("Reason", "")),
+        _without_placeholder(fields.get("Reason", "")),
         int(fields.get("Restarts", "0")),
-        _known(fields.get("NodeList", "")),
+        _without_placeholder(fields.get("NodeList", "")),
         code if has_ended else None,
-        _known(fields.get("EndTime", "")),
+        _without_placeholder(fields.get("EndTime", "")),
         fields.get("StdOut", ""),
     )
 
 
-def _known(text: str) -> str:
+def _without_placeholder(text: str) -> str:
     return "" if text in ("(null)", "None", "Unknown", "N/A") else text
 
 

@@ -17,7 +17,7 @@ from resilient_cli.launch_checks import (
     has_credentials,
     is_secret,
     is_variable,
-    refuse_given,
+    refuse_system_options,
     secret_option,
 )
 
@@ -200,7 +200,7 @@ def check_command(command: tuple[str, ...], option_names: set[str], array: str) 
     Raises:
         ConfigError: The command is refused; the message says what to do instead.
     """
-    refuse_given(option_names, _OURS)
+    refuse_system_options(option_names, _OURS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(

@@ -46,11 +46,13 @@ def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> C
         changes = [change for change in _vectors(comparison, part) if change.is_equal is not True]
         rows = [_row(change) for change in changes]
         columns = ("RELATIVE", "MAX ABS", "CHANGED", "TENSOR")
-        blocks += _listed(columns, rows, None if lists_all else _ROWS_MAX, f"in {part}")
+        blocks += _truncate_rows(columns, rows, None if lists_all else _ROWS_MAX, f"in {part}")
     fields = [
         _field_row(field) for field in comparison.fields if lists_all or field.is_in == "both"
     ]
-    blocks += _listed(("FIELD", "A", "B"), fields, None if lists_all else _FIELDS_MAX, "fields")
+    blocks += _truncate_rows(
+        ("FIELD", "A", "B"), fields, None if lists_all else _FIELDS_MAX, "fields"
+    )
     opaque = [
         f"differs, not understood: {escape_control_chars(_opaque(change), '')}"
         for change in comparison.opaque
@@ -64,7 +66,7 @@ def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> C
     return CommandResult("ckpt.diff", "comparison", _document(comparison), tuple(blocks), ids)
 
 
-def _listed(
+def _truncate_rows(
     columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], most: int | None, noun: str
 ) -> Iterator[Table | str]:
     """Yield a table of the first rows, and the number of the rows that are left out."""
@@ -95,7 +97,8 @@ def updates(comparison: Comparison) -> str:
         if tensor.measures and is_counter(tensor)
     ]
     texts = [
-        _both(f"{norm:.10g}", f"{norm_after:.10g}") for norm, norm_after in dict.fromkeys(norms)
+        _before_and_after(f"{norm:.10g}", f"{norm_after:.10g}")
+        for norm, norm_after in dict.fromkeys(norms)
     ]
     hidden_count = len(texts) - _NAMES_MAX
     return ", ".join(texts[:_NAMES_MAX]) + (
@@ -108,23 +111,23 @@ def _about(comparison: Comparison) -> KeyValues:
     pairs = [
         ("a", before.url),
         ("b", after.url),
-        ("layout", _both(before.layout, after.layout)),
-        ("step", _both(_number(before.step), _number(after.step))),
-        ("ranks", _both(_number(before.world), _number(after.world))),
-        ("rate", _both(rates(before), rates(after))),
+        ("layout", _before_and_after(before.layout, after.layout)),
+        ("step", _before_and_after(_number(before.step), _number(after.step))),
+        ("ranks", _before_and_after(_number(before.world), _number(after.world))),
+        ("rate", _before_and_after(rates(before), rates(after))),
         ("random", _randoms(comparison.random)),
     ]
     if counts := updates(comparison):
         pairs.append(("updates", counts))
     if comparison.history != (0, 0, 0):
         left_steps, right_steps, same_steps = comparison.history
-        entries = _both(str(left_steps), str(right_steps))
+        entries = _before_and_after(str(left_steps), str(right_steps))
         pairs.append(("log", f"{entries} entries, the first {same_steps} the same"))
-    pairs += [(name, text) for name in _COUNTED if (text := _counted(comparison, name))]
-    pairs += [(name, text) for name in _PARTS if (text := summed(comparison, name))]
+    pairs += [(name, text) for name in _COUNTED if (text := _count_changes(comparison, name))]
+    pairs += [(name, text) for name in _PARTS if (text := summarize_part(comparison, name))]
     for name, tensors in zip(("only in a", "only in b"), comparison.only, strict=True):
         if tensors:
-            pairs.append((name, _named(tensors)))
+            pairs.append((name, _tensor_names(tensors)))
     if comparison.tied:
         pairs.append(
             ("tied", f"{', '.join(comparison.tied[:_NAMES_MAX])}: stored once on the other side")
@@ -132,7 +135,7 @@ def _about(comparison: Comparison) -> KeyValues:
     return KeyValues(tuple(pairs))
 
 
-def _both(before: str, after: str) -> str:
+def _before_and_after(before: str, after: str) -> str:
     return before if before == after else f"{before} -> {after}"
 
 
@@ -173,7 +176,7 @@ def fate(change: RandomChange) -> str:
     return f"{count(abs(change.draws), 'draw')} {'ahead' if change.draws > 0 else 'behind'}"
 
 
-def _counted(comparison: Comparison, section: str) -> str:
+def _count_changes(comparison: Comparison, section: str) -> str:
     changes = [field for field in comparison.fields if field.section == section]
     differ = sum(field.is_in == "both" for field in changes)
     alone = [sum(field.is_in == side for field in changes) for side in "ab"]
@@ -189,7 +192,7 @@ def _counted(comparison: Comparison, section: str) -> str:
     return ", ".join(parts)
 
 
-def summed(comparison: Comparison, part: str) -> str:
+def summarize_part(comparison: Comparison, part: str) -> str:
     """Return how many tensors of a part differ, and by how much; empty if the part has none."""
     changes = _vectors(comparison, part)
     if not changes:
@@ -207,7 +210,7 @@ def summed(comparison: Comparison, part: str) -> str:
     return text + f"{len(differ)} differ{far}"
 
 
-def _named(tensors: Sequence[Tensor]) -> str:
+def _tensor_names(tensors: Sequence[Tensor]) -> str:
     names = ", ".join(f"{tensor.part}/{tensor.name}" for tensor in tensors[:_NAMES_MAX])
     hidden_count = len(tensors) - _NAMES_MAX
     return (
@@ -219,12 +222,14 @@ def _named(tensors: Sequence[Tensor]) -> str:
 def _row(change: TensorChange) -> tuple[str, ...]:
     measures = change.measures
     if measures is None:
-        shapes = _both(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
+        shapes = _before_and_after(
+            *("x".join(map(str, shape)) or "scalar" for shape in change.shapes)
+        )
         return (NONE, NONE, NONE, f"{change.name} ({change.why}: {shapes})")
     share = measures.changed / measures.elements if measures.elements else 0.0
     dtypes = "" if change.dtypes[0] == change.dtypes[1] else f" ({' -> '.join(change.dtypes)})"
     bad_numbers = [
-        f"{_both(*map(str, counts))} {kind}"
+        f"{_before_and_after(*map(str, counts))} {kind}"
         for counts, kind in ((measures.nans, "NaN"), (measures.infinite, "infinite"))
         if any(counts)
     ]

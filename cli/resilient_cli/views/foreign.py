@@ -41,7 +41,7 @@ _NAMED_MAX = 4
 """Largest number of places that are named for one fix."""
 
 
-def looked_at(checkpoint: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
+def build_inspect_result(checkpoint: ForeignCheckpoint, *, with_tensors: bool) -> CommandResult:
     """Return the result of ``ckpt inspect`` for a checkpoint of another tool."""
     contents = checkpoint.contents
     parts = [_part(name, contents.tensors) for name in (MODEL, OPTIMIZER, OTHER)]
@@ -84,9 +84,9 @@ def looked_at(checkpoint: ForeignCheckpoint, *, with_tensors: bool) -> CommandRe
     )
 
 
-def proved(checkpoint: ForeignCheckpoint) -> CommandResult:
+def build_verify_result(checkpoint: ForeignCheckpoint) -> CommandResult:
     """Return the result of ``ckpt verify`` for a checkpoint of another tool."""
-    result = looked_at(checkpoint, with_tensors=False)
+    result = build_inspect_result(checkpoint, with_tensors=False)
     size_bytes = sum(checkpoint.listing.sizes.values())
     read = f"Read {human_size(checkpoint.read_bytes or 0)} of {human_size(size_bytes)}."
     return replace(
@@ -155,12 +155,12 @@ def _about(checkpoint: ForeignCheckpoint) -> KeyValues:
     rows = (
         ("checkpoint", checkpoint.url),
         ("layout", f"{contents.title} ({contents.layout})"),
-        ("step", _or_none(contents.step)),
-        ("epoch", _or_none(contents.epoch)),
-        ("ranks", _or_none(contents.world)),
+        ("step", _number_text(contents.step)),
+        ("epoch", _number_text(contents.epoch)),
+        ("ranks", _number_text(contents.world)),
         ("size", f"{size} in {count(len(checkpoint.listing.sizes), 'file')}"),
-        ("optimizer", NONE if contents.optimizer is None else _said(contents.optimizer)),
-        ("schedule", NONE if schedule is None else _scheduled(schedule)),
+        ("optimizer", NONE if contents.optimizer is None else _optimizer_text(contents.optimizer)),
+        ("schedule", NONE if schedule is None else _schedule_text(schedule)),
         (
             "random",
             NONE if rng is None else f"{', '.join(rng.kinds)} of {count(len(rng.ranks), 'rank')}",
@@ -173,19 +173,19 @@ def _about(checkpoint: ForeignCheckpoint) -> KeyValues:
     return KeyValues(rows + ((("not read", ", ".join(left_out[:8])),) if left_out else ()))
 
 
-def _or_none(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return NONE if value is None else f"{value:.10g}"
 
 
-def _scheduled(schedule: Schedule) -> str:
+def _schedule_text(schedule: Schedule) -> str:
     rates_text = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(schedule.rates))
-    count_text = f"step {_or_none(schedule.step)}"
+    count_text = f"step {_number_text(schedule.step)}"
     if schedule.evaluations is not None:
         count_text = count(schedule.evaluations, "evaluation")
     return count_text + (f", rate {rates_text}" if rates_text else "")
 
 
-def _said(optimizer: Optimizer) -> str:
+def _optimizer_text(optimizer: Optimizer) -> str:
     parts = [
         *(() if optimizer.step is None else (f"step {optimizer.step}",)),
         *((count(optimizer.states, "state"),) if optimizer.states else ()),
@@ -251,7 +251,7 @@ _YEAR_10000_SECONDS = 253_402_300_800
 _CUT = "The listing is cut, so newer checkpoints may be missing."
 
 
-def listed_run(
+def build_run_result(
     run: ForeignRun, checkpoints_shown: Sequence[RunCheckpoint], now: str
 ) -> CommandResult:
     """Return the result of ``ckpt ls`` for a folder of checkpoints of another tool.
@@ -274,7 +274,7 @@ def listed_run(
                 "type": "foreign_checkpoint_name",
                 "name": checkpoint.name,
                 "step": checkpoint.step,
-                "changed": _changed(checkpoint),
+                "changed": _changed_at(checkpoint),
                 "layout": checkpoint.layout,
                 "size_bytes": checkpoint.size_bytes,
                 "files": checkpoint.files,
@@ -286,7 +286,7 @@ def listed_run(
     rows = tuple(
         (
             NONE if checkpoint.step is None else str(checkpoint.step),
-            age(_changed(checkpoint) or "", now),
+            age(_changed_at(checkpoint) or "", now),
             human_size(checkpoint.size_bytes),
             str(checkpoint.files),
             checkpoint.layout,
@@ -312,7 +312,7 @@ def listed_run(
     return CommandResult("ckpt.ls-foreign", "foreign_checkpoints", document, blocks, ids)
 
 
-def _changed(checkpoint: RunCheckpoint) -> str | None:
+def _changed_at(checkpoint: RunCheckpoint) -> str | None:
     """Return when the last file of a checkpoint was written; None if it is unknown.
 
     A user can set a file time beyond any calendar, which counts as unknown.

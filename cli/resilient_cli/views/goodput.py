@@ -26,7 +26,7 @@ UNTOLD = "The run wrote no events here, so its time cannot be shown. To write ev
 KEEPS = "resilient train --events FOLDER SCRIPT"
 
 
-def reporting_stored(repository: Listing, page: str) -> CommandResult:
+def build_stored_report_result(repository: Listing, page: str) -> CommandResult:
     """Return the result of ``report`` for a repository without events.
 
     Args:
@@ -34,7 +34,9 @@ def reporting_stored(repository: Listing, page: str) -> CommandResult:
         page: Path of the HTML page; empty if none was written.
     """
     began, end = span_of(repository)
-    generations = [_life(repository, generation) for generation in repository.generations]
+    generations = [
+        _generation_to_json(repository, generation) for generation in repository.generations
+    ]
     document = {
         "events": False,
         "began": began,
@@ -66,7 +68,7 @@ def reporting_stored(repository: Listing, page: str) -> CommandResult:
     return CommandResult("report", "account", document, blocks)
 
 
-def standing_stored(repository: Listing, now: str) -> CommandResult:
+def build_stored_status_result(repository: Listing, now: str) -> CommandResult:
     """Return the result of ``status`` for a repository without events.
 
     Args:
@@ -152,7 +154,7 @@ def _ranks(survey: Survey) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _life(repository: Listing, generation: Generation) -> dict[str, Any]:
+def _generation_to_json(repository: Listing, generation: Generation) -> dict[str, Any]:
     surveys = [
         survey for survey in repository.surveys if survey.checkpoint.generation == generation.number
     ]
@@ -166,7 +168,7 @@ def _life(repository: Listing, generation: Generation) -> dict[str, Any]:
     }
 
 
-def reporting(goodput: GoodputReport, page: str) -> CommandResult:
+def build_report_result(goodput: GoodputReport, page: str) -> CommandResult:
     """Return the result of ``report``.
 
     Args:
@@ -196,7 +198,7 @@ def reporting(goodput: GoodputReport, page: str) -> CommandResult:
             tuple(_fault_row(goodput, fault) for fault in goodput.faults),
         ),
         Table(("CAUSE", "FAULTS", "MTTR", "LOST STEPS", "LOST TIME"), causes),
-        *_closing(goodput),
+        *_summary_lines(goodput),
         *([f"page: {page}"] if page else []),
     )
     return CommandResult("report", "account", _document(goodput, length_ms_by_class, page), blocks)
@@ -216,7 +218,7 @@ def _fault_row(goodput: GoodputReport, fault: Fault) -> tuple[str, ...]:
     )
 
 
-def _closing(goodput: GoodputReport) -> list[str]:
+def _summary_lines(goodput: GoodputReport) -> list[str]:
     written_bytes, now = sum(save.written_bytes for save in goodput.saved), goodput.now
     of = f" of {now.max_steps}" if now.max_steps else ""
     lines = [

@@ -74,7 +74,9 @@ class Listing:
         return "abandoned" if is_abandoned and survey.intact else survey.state
 
 
-def listing(contents: Listing, now: str, surveys: Sequence[Survey] | None = None) -> CommandResult:
+def build_list_result(
+    contents: Listing, now: str, surveys: Sequence[Survey] | None = None
+) -> CommandResult:
     """Return the result of ``ckpt ls``.
 
     Args:
@@ -117,17 +119,17 @@ def listing(contents: Listing, now: str, surveys: Sequence[Survey] | None = None
     blocks: tuple[Table | str, ...] = (
         table,
         *([f"{len(surveys_shown)} shown, {hidden_count} not chosen."] if hidden_count else []),
-        closing(contents),
+        summary_line(contents),
         *skipped_lines,
         *idle,
-        *_in_trash(contents),
-        _lives(contents, now),
+        *_trash_lines(contents),
+        _generations_table(contents, now),
     )
     ids = tuple(survey.checkpoint.folder for survey in surveys_shown)
     return CommandResult("ckpt.ls", "checkpoints", document, blocks, ids)
 
 
-def _in_trash(contents: Listing) -> Iterator[str]:
+def _trash_lines(contents: Listing) -> Iterator[str]:
     for prune in prunes_in(contents.trash):
         checkpoints = count(
             sum(mark.prune == prune for mark in contents.trash.values()), "checkpoint"
@@ -196,7 +198,7 @@ def note(contents: Listing, survey: Survey) -> str:
     )
 
 
-def closing(contents: Listing) -> str:
+def summary_line(contents: Listing) -> str:
     """Return the total size, and the checkpoint that a resume would use."""
     total = f"{count(len(contents.surveys), 'checkpoint')}, {human_size(contents.size_bytes)}."
     if contents.resume:
@@ -206,7 +208,7 @@ def closing(contents: Listing) -> str:
     return f"{total} Training would start from scratch."
 
 
-def _lives(contents: Listing, now: str) -> Table:
+def _generations_table(contents: Listing, now: str) -> Table:
     steps: dict[int, list[str]] = defaultdict(list)
     for survey in reversed(contents.surveys):
         mark = " (abandoned)" if survey.checkpoint not in contents.lineage.candidates else ""

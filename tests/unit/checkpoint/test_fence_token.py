@@ -192,7 +192,7 @@ def test_prune_planned_before_restore_deletes_nothing(place, monkeypatch):
     monkeypatch.setattr(prune, "scan_and_plan", planned)
     output, time = Output(agrees=True), TrashPolicy(SystemClock())
     with pytest.raises(Fenced, match="belongs to another process"):
-        prune._let_go(place.open(), Retention(1), time, output, asks=False, dry_run=False)
+        prune._apply_retention(place.open(), Retention(1), time, output, asks=False, dry_run=False)
     assert place.content() == before
 
 
