@@ -131,7 +131,7 @@ def test_delete_says_what_goes_and_what_stays(cluster, seen, call):
 
 def test_delete_asks_whoever_is_there(cluster, call, monkeypatch):
     assert call("k8s", "apply", *ASKED).status == 0
-    monkeypatch.setattr("resilient_cli.commands.k8s.is_somebody_there", lambda _: True)
+    monkeypatch.setattr("resilient_cli.commands.k8s.is_interactive", lambda _: True)
     for answer, status, left in ((False, 1, 4), (True, 0, 0)):
         monkeypatch.setattr("typer.confirm", lambda *_, said=answer, **__: said)
         assert call("k8s", "delete", "gpt2").status == status
