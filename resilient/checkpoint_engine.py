@@ -242,7 +242,7 @@ class CheckpointEngine:
         """Executor of a save that was not waited for yet; None without one."""
         return self._persister if self._pending else None
 
-    def settle(self, wish: str, *, is_first: bool = True) -> str:
+    def settle(self, resume_option: str, *, is_first: bool = True) -> str:
         """Return the reference from which this attempt resumes, given the user's wish.
 
         The wish applies until a checkpoint of this run exists; then the answer is ``auto``. The
@@ -253,7 +253,7 @@ class CheckpointEngine:
         Crash: reads only.
 
         Args:
-            wish: ``auto``, ``never``, a reference or a folder.
+            resume_option: ``auto``, ``never``, a reference or a folder.
             is_first: Whether no earlier attempt of this start can have written.
 
         Raises:
@@ -268,13 +268,15 @@ class CheckpointEngine:
             starts = [StartIdentity.from_json(answer) for answer in shown if answer]
             if claimant is not None and is_first:
                 refuse_live_writer(context.store, starts, claimant)
-            decision = settle_wish(context.store, wish, starts, is_first=is_first)
+            decision = settle_wish(context.store, resume_option, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
         shown = start_identity.to_json() if start_identity else None
         ruling = agree(context.comms, "resume/wish", shown, rule, context.limits.within_seconds)
         if ruling["reason"]:
-            context.emit_once(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
+            context.emit_once(
+                events.ResumeSettled(resume_option, ruling["reference"], ruling["reason"])
+            )
         return str(ruling["reference"])
 
     def resume(
@@ -319,9 +321,9 @@ class CheckpointEngine:
         if self._desk.world.size > 1:
             self._desk = discover_near_tiers(self._desk)
         store = self._persister.open(self._desk)
-        wanted = self._desk.read_request(names, landing.boxes, landing.places)
+        request = self._desk.read_request(names, landing.boxes, landing.places)
         choice = select_resume_checkpoint(
-            store, self._desk.comms, ref, wanted, self._desk.limits.within_seconds
+            store, self._desk.comms, ref, request, self._desk.limits.within_seconds
         )
         if guard is not None and ref == "auto" and choice.proved is None:
             is_mine = self._desk.world.is_coordinator
@@ -353,8 +355,8 @@ class CheckpointEngine:
         proved = choice.proved
         if proved is None:
             return ()
-        given = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
-        own_result = capture_failure(lambda: load_present_parts(*given, check))
+        inputs = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
+        own_result = capture_failure(lambda: load_present_parts(*inputs, check))
         self._agree("resume/load", own_result)
         return own_result if isinstance(own_result, tuple) else ()
 

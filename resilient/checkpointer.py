@@ -105,7 +105,7 @@ class Checkpointer:
         rng: bool = True,
         overlap: bool = False,
         resume_changes: str | Iterable[str] = (),
-        **things: Any,
+        **objects: Any,
     ) -> None:
         self._url = os.fspath(url)
         self._allowed = frozenset(
@@ -113,7 +113,7 @@ class Checkpointer:
         )
         self._rng = rng
         self._overlap = overlap
-        self._options, self._given = split_options(things)
+        self._options, self._given = split_options(objects)
         self._gang: RankGroup | None = None
         self._topic = ""
         self._things = TrackedObjects({})
@@ -204,10 +204,12 @@ class Checkpointer:
         self._told = emit
         self._spine = self._open(rank_group, emit)
         register_exit_hook(self._end)
-        wanted = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
+        reference = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
         policy = ChangePolicy(self._allowed, lost=self._things.left_out, hint=_CHANGES_HINT)
         parts, cause = self._things.parts, launch.cause
-        found = self._spine.resume(parts, ref=wanted, cause=cause, guard=self.guard, policy=policy)
+        found = self._spine.resume(
+            parts, ref=reference, cause=cause, guard=self.guard, policy=policy
+        )
         if self._overlap:
             self._let_optimizers_wait(self._spine)
         self._unread = self._resumed_counters()
@@ -435,9 +437,9 @@ class Checkpointer:
 
     def _emitter(self, rank_group: RankGroup) -> events.Emitter:
         """Return the emitter; on ranks above 0 the console shows only warnings and errors."""
-        given: events.Emitter | None = self._options.get("emit")
-        if given is not None:
-            return given
+        emitter: events.Emitter | None = self._options.get("emit")
+        if emitter is not None:
+            return emitter
         shown = events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
         sinks = [events.console(shown)]
         file = events_file(rank_group)

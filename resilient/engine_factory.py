@@ -173,11 +173,11 @@ _ALIKE_MIN = 0.8
 _PLAIN = (bool, int, float, str, bytes, list, tuple, dict, Retention, TieringOptions)
 
 
-def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the arguments of a loop into options and things to save.
 
     Args:
-        given: Arguments by name; ``save_total_limit`` is Hugging Face's name for ``keep_last``.
+        arguments: Arguments by name; ``save_total_limit`` is Hugging Face's name for ``keep_last``.
 
     Returns:
         The options and the things, both by name.
@@ -186,23 +186,23 @@ def split_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         ConfigError: A name is reserved, or a limit is given twice or invalid. Also: the name of a
             plain value is close to that of an option, or looks like that of a secret.
     """
-    taken = sorted(FOUND_BY_THE_LOOP & set(given))
+    taken = sorted(FOUND_BY_THE_LOOP & set(arguments))
     if taken:
         raise ConfigError(f"`{taken[0]}` is not allowed as a name: choose another name")
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
-    things = {
-        name: value for name, value in given.items() if name not in _OPTIONS and name != _LIMIT
+    options = {name: value for name, value in arguments.items() if name in _OPTIONS}
+    objects = {
+        name: value for name, value in arguments.items() if name not in _OPTIONS and name != _LIMIT
     }
-    for name, thing in things.items():
-        _refuse_slip(name, thing)
-    limit = given.get(_LIMIT)
+    for name, stateful in objects.items():
+        _refuse_slip(name, stateful)
+    limit = arguments.get(_LIMIT)
     if limit is not None:
         require_count(_LIMIT, limit)
         for name in ("keep_last", "retention"):
             if options.get(name) is not None:
                 raise ConfigError(f"`{_LIMIT}` and `{name}` mean the same: use one of them")
         options["keep_last"] = limit
-    return options, things
+    return options, objects
 
 
 def mapping_of(storage_options: Any) -> Mapping[str, Any]:
@@ -246,18 +246,18 @@ def _refuse_slip(name: str, value: Any) -> None:
         )
 
 
-def _retention(wished: Any) -> Retention:
+def _retention(option: Any) -> Retention:
     """Return a retention policy from a policy or from its fields by name.
 
     Raises:
         ConfigError: The value is neither.
     """
-    if isinstance(wished, Retention):
-        return wished
-    if isinstance(wished, Mapping):
-        return parse_retention(wished)
+    if isinstance(option, Retention):
+        return option
+    if isinstance(option, Mapping):
+        return parse_retention(option)
     raise ConfigError(
-        f"`retention`={wished!r} is not accepted: it is a {type(wished).__name__}",
+        f"`retention`={option!r} is not accepted: it is a {type(option).__name__}",
         hint='give resilient.Retention(keep_last=3), or its fields: retention={"keep_last": 3}',
     )
 

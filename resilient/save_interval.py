@@ -154,7 +154,7 @@ def expect(
 
 
 def observe(
-    lives: Iterable[tuple[str, str]], losses: Collection[str] = _LOSSES
+    starts: Iterable[tuple[str, str]], losses: Collection[str] = _LOSSES
 ) -> FailureObservations:
     """Count the failures of a run from the records of its attempts.
 
@@ -163,11 +163,11 @@ def observe(
     does the last attempt.
 
     Args:
-        lives: Cause and claim time (ISO 8601) of each attempt, in rising order.
+        starts: Cause and claim time (ISO 8601) of each attempt, in rising order.
         losses: Causes that count as failures.
     """
     failures, observed_seconds, before = 0, 0.0, None
-    for cause, claimed_at in lives:
+    for cause, claimed_at in starts:
         at = _seconds(claimed_at)
         failures += cause in losses
         if cause != "start" and before is not None and at is not None:

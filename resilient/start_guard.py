@@ -198,7 +198,7 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     named = [checkpoint for checkpoint in found if _is_step_folder(checkpoint, root)]
     intact: list[str] = []
     skipped: list[SkippedFolder] = []
-    for checkpoint in sorted(named, key=lambda each: _step_of(each.path), reverse=True):
+    for checkpoint in sorted(named, key=lambda candidate: _step_of(candidate.path), reverse=True):
         flaw = _flaw_of(checkpoint.path)
         if flaw is None:
             intact.append(checkpoint.path)
@@ -304,25 +304,25 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() or entry.is_dir(follow_symlinks=False)
 
 
-def _refusal(found: list[FoundCheckpoint], door: Door) -> StartOverRefused:
+def _refusal(found: list[FoundCheckpoint], entry_point: Door) -> StartOverRefused:
     newest = found[0]
     count = "a checkpoint" if len(found) == 1 else f"{len(found)} checkpoints, the first"
     title = _TITLES.get(newest.layout, newest.layout)
     return StartOverRefused(
         f"will not start at step 0: there is {count} at `{newest.path}` ({title}); "
         "nothing was changed",
-        hint=f"to continue: {_continuing(newest, door)}; to start at step 0: "
-        f"resilient train --resume never SCRIPT, or {door.never}",
+        hint=f"to continue: {_continuing(newest, entry_point)}; to start at step 0: "
+        f"resilient train --resume never SCRIPT, or {entry_point.never}",
     )
 
 
-def _continuing(found: FoundCheckpoint, door: Door) -> str:
+def _continuing(found: FoundCheckpoint, entry_point: Door) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
     if found.layout == OURS:
         return f"resilient train --repo {shell_quote(found.path.rpartition('/')[0])} SCRIPT"
     command = f"resilient train --resume {shell_quote(found.path)} SCRIPT"
-    if found.layout == TRANSFORMERS and door.takes:
-        return f"{command}, or {door.takes.format(path=found.path)}"
+    if found.layout == TRANSFORMERS and entry_point.takes:
+        return f"{command}, or {entry_point.takes.format(path=found.path)}"
     if found.layout == TRANSFORMERS:
         return f"{command} with resilient.train.Trainer"
     title = _TITLES.get(found.layout, found.layout)

@@ -129,8 +129,8 @@ class PostCommitPlan:
         found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")}
         return PostCommitPlan(
             **{
-                name: tuple(checkpoint for checkpoint in some if checkpoint)
-                for name, some in found.items()
+                name: tuple(checkpoint for checkpoint in entries if checkpoint)
+                for name, entries in found.items()
             }
         )
 

@@ -134,16 +134,16 @@ def _race(store: Store, key: str) -> bool:
         return content
 
     with ThreadPoolExecutor(RACERS, thread_name_prefix="resilient-probe") as pool:
-        won = [content for content in pool.map(run, range(RACERS)) if content is not None]
+        winners = [content for content in pool.map(run, range(RACERS)) if content is not None]
     # A late writer meets an existing key; a server that forgot the condition overwrites it.
     with suppress(KeyExists):
         store.put_new(key, b"late")
-        won.append(b"late")
+        winners.append(b"late")
     kept = store.get(key)
     # A role that may not delete is a good one for training; another role cleans up.
     with suppress(StoreDenied):
         store.delete(key)
-    return len(won) == 1 and kept == won[0]
+    return len(winners) == 1 and kept == winners[0]
 
 
 def _record(store: Store, clock: Clock, *, exclusive: bool) -> bytes:

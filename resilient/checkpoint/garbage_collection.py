@@ -314,8 +314,10 @@ class _Evidence:
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                hurt = [finding for finding in wrong if finding.severity == "damaged"]
-                self.findings[checkpoint] = f"{hurt[0].file} {hurt[0].problem}" if hurt else ""
+                damaged = [finding for finding in wrong if finding.severity == "damaged"]
+                self.findings[checkpoint] = (
+                    f"{damaged[0].file} {damaged[0].problem}" if damaged else ""
+                )
         return self.findings[checkpoint]
 
 
@@ -364,6 +366,6 @@ def _unsaved_life(
 
 def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
     return {
-        checkpoint: [why for some in pins for why in some.get(checkpoint, ())]
+        checkpoint: [why for pin_set in pins for why in pin_set.get(checkpoint, ())]
         for checkpoint in set().union(*pins)
     }

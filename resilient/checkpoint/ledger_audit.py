@@ -145,19 +145,21 @@ class Coverage:
         first, last, epoch, start, stop, rounds, batch, owners, ranks, updates, _loss = values
         if first != self.place.step + 1 or last < first:
             raise LedgerGap(f"steps {first} to {last} come after step {self.place.step}")
-        which = "step " + (f"{first}" if first == last else f"{first} to {last}")
-        coverage = self._enter(which, epoch, start)
-        self._advance(which, coverage, start, stop)
-        dealt, taken = rounds * batch * owners, stop - start
+        steps_text = "step " + (f"{first}" if first == last else f"{first} to {last}")
+        coverage = self._enter(steps_text, epoch, start)
+        self._advance(steps_text, coverage, start, stop)
+        dealt_samples, trained_samples = rounds * batch * owners, stop - start
         # A round that is not full is the last of its epoch; a single rank does not pad it.
-        is_tail = dealt > taken and (not coverage.size or stop == coverage.size)
-        if not 0 < taken <= dealt or (dealt > taken and not is_tail):
+        is_tail = dealt_samples > trained_samples and (not coverage.size or stop == coverage.size)
+        if not 0 < trained_samples <= dealt_samples or (
+            dealt_samples > trained_samples and not is_tail
+        ):
             raise LedgerGap(
-                f"{which} used samples {start} to {stop} of epoch {epoch} in {rounds} rounds of "
-                f"{owners} x {batch}: {dealt} samples"
+                f"{steps_text} used samples {start} to {stop} of epoch {epoch} in {rounds} rounds "
+                f"of {owners} x {batch}: {dealt_samples} samples"
             )
-        coverage.trained += taken
-        coverage.repeated += dealt - taken if owners > 1 else 0
+        coverage.trained += trained_samples
+        coverage.repeated += dealt_samples - trained_samples if owners > 1 else 0
         if self.ranks[-1:] != [ranks]:
             self.ranks.append(ranks)
         self.place = LedgerPosition(last, epoch, stop)

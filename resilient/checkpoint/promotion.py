@@ -348,19 +348,19 @@ class TierPromoter:
         self._saves += 1
         if self._in_flight is not None and self._in_flight.done():
             self._settle()
-        wanted = set(keep)
+        kept_ids = set(keep)
         if self._saves == 1 and self._newest is not None:
-            wanted.add(self._newest)
+            kept_ids.add(self._newest)
         now_seconds = context.clock.monotonic_seconds()
         passed_seconds = now_seconds - self._began_seconds
         tiering = self._pace.plan(context) if self._pace else self._tiering
         is_due = tiering.is_due(self._saves, passed_seconds)
         if is_due or self._saves == 1 or self._is_owing:
-            wanted.add(checkpoint)
+            kept_ids.add(checkpoint)
             self._began_seconds = now_seconds
-        if any(candidate not in self._damaged for candidate in wanted - self._done):
+        if any(candidate not in self._damaged for candidate in kept_ids - self._done):
             self._wait(context)
-        owed = tuple(sorted(wanted - self._done))
+        owed = tuple(sorted(kept_ids - self._done))
         if any(candidate not in self._damaged for candidate in owed):
             # Nothing else is in progress once the next promotion begins.
             return PostCommitPlan(owed, owed, tuple(keep))
@@ -576,8 +576,8 @@ def add_near_tier(
         raise ConfigError(f"the near tier is the repository itself: {near.url}")
     durable = context.store
 
-    def told(key: str, where: str) -> None:
+    def report(key: str, where: str) -> None:
         context.emit(checkpoint_events.NearCopyRejected(key, where, durable.url))
 
-    tiers = TieredStore(near, durable, told)
+    tiers = TieredStore(near, durable, report)
     return replace(context, store=tiers, promoter=TierPromoter(tiers, tiering))

@@ -76,25 +76,25 @@ class TieringOptions:
         seconds = self.durable_every_seconds
         if seconds is not None and passed_seconds >= seconds:
             return True
-        every = self.durable_every or (1 if seconds is None else 0)
-        return every > 0 and saves % every == 0
+        interval = self.durable_every or (1 if seconds is None else 0)
+        return interval > 0 and saves % interval == 0
 
 
-def parse_tiering(wishes: TieringOptions | Mapping[str, Any] | None) -> TieringOptions:
+def parse_tiering(options: TieringOptions | Mapping[str, Any] | None) -> TieringOptions:
     """Return the tiering options of a configuration; None means the default.
 
     Raises:
         ConfigError: A name is unknown, a value is not accepted, or the type is not a mapping.
     """
-    if wishes is None or isinstance(wishes, TieringOptions):
-        return wishes or TieringOptions()
+    if options is None or isinstance(options, TieringOptions):
+        return options or TieringOptions()
     known = [field.name for field in fields(TieringOptions)]
-    if not isinstance(wishes, Mapping):
-        raise ConfigError(f"`tiering`={wishes!r} is not accepted: use a mapping of {known}")
-    for name in wishes:
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"`tiering`={options!r} is not accepted: use a mapping of {known}")
+    for name in options:
         if name not in known:
             raise ConfigError(f"tiering has no option `{name}`: use one of {', '.join(known)}")
-    return TieringOptions(**wishes)
+    return TieringOptions(**options)
 
 
 class PromotionSchedule:
@@ -131,21 +131,21 @@ class PromotionSchedule:
 
         Until a promotion was measured, every save is promoted.
         """
-        chosen = self.chosen(context.clock.monotonic_seconds())
-        if chosen is None:
+        schedule = self.chosen(context.clock.monotonic_seconds())
+        if schedule is None:
             return TieringOptions()
-        if abs(chosen.seconds - self._told_seconds) > self._told_seconds / 4:
-            self._told_seconds = chosen.seconds
+        if abs(schedule.seconds - self._told_seconds) > self._told_seconds / 4:
+            self._told_seconds = schedule.seconds
             context.emit_once(
                 events.PromotionScheduleChosen(
-                    chosen.seconds,
-                    chosen.cost_seconds,
-                    chosen.mtbf_seconds,
+                    schedule.seconds,
+                    schedule.cost_seconds,
+                    schedule.mtbf_seconds,
                     self._history.failures,
-                    chosen.bound,
+                    schedule.bound,
                 )
             )
-        return TieringOptions(durable_every_seconds=chosen.seconds)
+        return TieringOptions(durable_every_seconds=schedule.seconds)
 
     def chosen(self, now_seconds: float) -> SaveInterval | None:
         """Return the best interval within bounds; None before the first measurement."""

@@ -251,8 +251,8 @@ def resolve(store: Store, ref: str) -> CheckpointId:
         NothingToResume: The reference names no checkpoint.
         UsageError: It names several.
     """
-    everything = committed(store)
-    if not everything:
+    checkpoints = committed(store)
+    if not checkpoints:
         raise RepositoryNotFound(
             f"no checkpoint at {store.url}: no run has saved there",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
@@ -260,7 +260,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     known = lineage(store)
     order = [
         *known.candidates,
-        *(checkpoint for checkpoint in everything if checkpoint not in known.candidates),
+        *(checkpoint for checkpoint in checkpoints if checkpoint not in known.candidates),
     ]
     found = (
         _by_position(order, ref)

@@ -196,9 +196,9 @@ class RepairPlan:
     @property
     def whole_tensors(self) -> tuple[str, ...]:
         """Names of tensors that are whole, or will be after the repair."""
-        everything = self.manifest.tensors if self.manifest else ()
+        tensors = self.manifest.tensors if self.manifest else ()
         lost = set(self.lost_tensors)
-        return tuple(tensor.name for tensor in everything if tensor.name not in lost)
+        return tuple(tensor.name for tensor in tensors if tensor.name not in lost)
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -206,10 +206,12 @@ class RepairPlan:
         manifest = self.manifest
         if manifest is None:
             return {}
-        hurt = {tensor.part for tensor in manifest.tensors if tensor.name in set(self.lost_tensors)}
+        damaged_parts = {
+            tensor.part for tensor in manifest.tensors if tensor.name in set(self.lost_tensors)
+        }
         documents = {loss.file for loss in self.losses}
         return {
-            part.name: part.name not in hurt and part.document not in documents
+            part.name: part.name not in damaged_parts and part.document not in documents
             for part in manifest.parts
         }
 
@@ -405,8 +407,8 @@ def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damag
     except KeyNotFound:
         return damage
     chunks = frozenset(start // CHUNK_BYTES for start, _ in damaged_ranges(data, entry.proof))
-    hit = tuple(tensors_hit(manifest, entry.name, data)) if chunks else ()
-    return replace(damage, chunks=chunks, tensors=hit)
+    tensors = tuple(tensors_hit(manifest, entry.name, data)) if chunks else ()
+    return replace(damage, chunks=chunks, tensors=tensors)
 
 
 def _used(

@@ -120,7 +120,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
 def replicate(
     source: Store,
     target: Store,
-    shipment: ReplicationPlan,
+    plan: ReplicationPlan,
     clock: Clock,
     on_progress: Callable[[int, int], None],
     *,
@@ -134,7 +134,7 @@ def replicate(
     Args:
         source: As in ``plan_copy``.
         target: As in ``plan_copy``.
-        shipment: Plan.
+        plan: Plan.
         clock: Time of the record of the target's capabilities.
         on_progress: Callback with the bytes done and all bytes.
         single_writer: Promise of the user that no other process writes to the target.
@@ -146,14 +146,14 @@ def replicate(
         StoreError: A store failed; the manifest may be there, and if so it is whole.
     """
     check_store_capabilities(target, clock, single_writer=single_writer)
-    manifest, done = shipment.manifest, 0
-    fence = partial(_check_target, target, shipment)
-    for entry in shipment.missing:
+    manifest, done = plan.manifest, 0
+    fence = partial(_check_target, target, plan)
+    for entry in plan.missing:
         _carry(source, target, manifest, entry, fence)
         done += entry.size_bytes
-        on_progress(done, shipment.size_bytes)
+        on_progress(done, plan.size_bytes)
     fence()
-    for segment in shipment.segments:
+    for segment in plan.segments:
         if _size_of(target, segment.key) < 0:
             target.put(segment.key, encode_segment(segment))
     signature = manifest.checkpoint.key(signature_name(manifest.root))
@@ -161,20 +161,20 @@ def replicate(
         target.put(signature, source.get(signature))
     fence()
     _require_files(target, manifest)
-    if not shipment.is_there:
-        put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)
-    for generation in (*shipment.lives, *shipment.others):
+    if not plan.is_there:
+        put_manifest(target, manifest.checkpoint.manifest_key, plan.data)
+    for generation in (*plan.lives, *plan.others):
         _record(target, generation)
     mark_committed(target, manifest.checkpoint.generation)
     if manifest.parity:
         copy_manifest(target, manifest.checkpoint)
 
 
-def _check_target(target: Store, shipment: ReplicationPlan) -> None:
+def _check_target(target: Store, plan: ReplicationPlan) -> None:
     """Refuse a target in which a run continues, or that has another claim with this number."""
-    number = shipment.manifest.checkpoint.generation
+    number = plan.manifest.checkpoint.generation
     # An empty target receives the generation record after the manifest.
-    token = shipment.token if number in list_numbers(target) else ""
+    token = plan.token if number in list_numbers(target) else ""
     check_fence(target, number, token)
 
 

@@ -123,7 +123,7 @@ def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
 
 
 def read_resume_facts(
-    store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
+    store: Store, resume_option: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeFacts:
     """Read the facts of a repository for a wish.
 
@@ -131,22 +131,22 @@ def read_resume_facts(
 
     Args:
         store: Repository.
-        wish: ``auto``, ``never``, a reference or a folder.
+        resume_option: ``auto``, ``never``, a reference or a folder.
         starts: Identities of all ranks; an agent that joined later brings its own.
         is_first: Whether no earlier attempt of this start can have written to the repository.
 
     Raises:
         StoreError: The store failed; a missing answer proves nothing.
     """
-    if wish == AUTO:
-        return ResumeFacts(wish, is_first)
+    if resume_option == AUTO:
+        return ResumeFacts(resume_option, is_first)
     numbers, marks, folders = list_numbers(store), set(list_marks(store)), folders_of(store)
     whole = {checkpoint.generation for checkpoint, names in folders.items() if MANIFEST in names}
     found = []
     for number in sorted({*numbers, *whole, *marks}):
         is_ours, parent = _owner(store, number, starts)
         found.append(GenerationFacts(number, is_ours, parent, number in whole, number in marks))
-    return ResumeFacts(wish, is_first, tuple(found))
+    return ResumeFacts(resume_option, is_first, tuple(found))
 
 
 def _owner(
@@ -163,7 +163,7 @@ def _owner(
 
 
 def settle_wish(
-    store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
+    store: Store, resume_option: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeDecision:
     """Decide where an attempt begins, from the records of the repository.
 
@@ -174,10 +174,11 @@ def settle_wish(
             this run.
         StoreError: The store failed; a missing answer proves nothing.
     """
-    decision = decide_resume(read_resume_facts(store, wish, starts, is_first=is_first))
+    decision = decide_resume(read_resume_facts(store, resume_option, starts, is_first=is_first))
     if not decision.reference:
         raise NoIntactCheckpoint(
-            f"cannot obey `--resume {wish}` at {store.url}: {decision.reason}. Nothing was changed",
+            f"cannot obey `--resume {resume_option}` at {store.url}: {decision.reason}. Nothing "
+            "was changed",
             hint=f"resilient ckpt verify --all {shell_quote(store.url)}; to obey --resume anyway, "
             "start the command again",
         )

@@ -76,7 +76,7 @@ class ResumeResult:
 
 
 def select_resume_checkpoint(
-    store: Store, comms: ControlGroup, ref: str, wanted: ReadRequest, within_seconds: float
+    store: Store, comms: ControlGroup, ref: str, request: ReadRequest, within_seconds: float
 ) -> ResumeChoice:
     """Return the first candidate that all ranks can read, with this rank's bytes of it.
 
@@ -93,12 +93,12 @@ def select_resume_checkpoint(
         store: Repository.
         comms: Control group of the ranks.
         ref: ``auto``, ``never``, or what :func:`resilient.checkpoint.refs.resolve` takes.
-        wanted: Read request of this rank.
+        request: Read request of this rank.
         within_seconds: Deadline to read one candidate.
 
     Raises:
         NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
-        IncompatibleCheckpoint: The format is newer, or ``wanted`` does not fit the stored state.
+        IncompatibleCheckpoint: The format is newer, or ``request`` does not fit the stored state.
         StoreError: The store failed.
     """
     plan: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def select_resume_checkpoint(
         skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
         for folder in plan["candidates"]:
             if folder not in problems:
-                proved, problem = _try(store, folder, wanted)
+                proved, problem = _try(store, folder, request)
                 topic = f"resume/{folder}"
                 problems[folder] = agree(comms, topic, problem, _first_problem, within_seconds)
                 if not problems[folder]:
@@ -124,15 +124,15 @@ def select_resume_checkpoint(
             return ResumeChoice(None, tuple(skipped))
         # A rival may have committed and deleted during this look: only what a second look does not
         # find either is gone.
-    raise _nothing_left(store, skipped, plan, is_touched=wanted.places is not None)
+    raise _nothing_left(store, skipped, plan, is_touched=request.places is not None)
 
 
 def _plan(store: Store, ref: str) -> dict[str, Any]:
     if ref == "never":
         return {"candidates": [], "abandoned": [], "skipped": [], "lost": ""}
     if ref != "auto":
-        chosen = resolve(store, ref).folder
-        return {"candidates": [chosen], "abandoned": [], "skipped": [], "lost": ""}
+        folder = resolve(store, ref).folder
+        return {"candidates": [folder], "abandoned": [], "skipped": [], "lost": ""}
     known = lineage(store)
     return {
         "candidates": [candidate.folder for candidate in known.candidates],
@@ -143,7 +143,7 @@ def _plan(store: Store, ref: str) -> dict[str, Any]:
 
 
 def _try(
-    store: Store, folder: str, wanted: ReadRequest
+    store: Store, folder: str, request: ReadRequest
 ) -> tuple[VerifiedCheckpoint | None, str | RankFailure]:
     """Return the bytes, or the damage of this checkpoint, or a failure that is no damage."""
     checkpoint = parse_checkpoint(folder)
@@ -151,7 +151,7 @@ def _try(
 
     def work() -> tuple[VerifiedCheckpoint | None, str]:
         try:
-            return read_wanted(store, checkpoint, wanted), ""
+            return read_wanted(store, checkpoint, request), ""
         except IntegrityError as error:
             return None, error.message
         except KeyNotFound:

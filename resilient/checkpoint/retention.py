@@ -120,35 +120,35 @@ def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
     if known.held:
         for checkpoint in known.everything:
             reasons[checkpoint].append(f"nothing is deleted: {known.held}")
-    everything = known.everything
+    checkpoints = known.everything
     for checkpoint in known.separate:
         reasons[checkpoint].append(
             "from another start from scratch, which garbage collection does not touch"
         )
     return RotationPlan(
         doomed=tuple(
-            checkpoint for checkpoint in reversed(everything) if checkpoint not in reasons
+            checkpoint for checkpoint in reversed(checkpoints) if checkpoint not in reasons
         ),
         kept={
             checkpoint: tuple(dict.fromkeys(reasons[checkpoint]))
-            for checkpoint in (*everything, *known.separate)
+            for checkpoint in (*checkpoints, *known.separate)
             if checkpoint in reasons
         },
         damaged={
-            checkpoint: damaged[checkpoint] for checkpoint in everything if checkpoint in damaged
+            checkpoint: damaged[checkpoint] for checkpoint in checkpoints if checkpoint in damaged
         },
         held=known.held,
     )
 
 
-def best_by(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
+def best_by(policy: BestOf, known: RetentionInput) -> list[CheckpointId]:
     """Return the best intact checkpoints by one metric, the best first."""
     whole = [
         checkpoint
-        for checkpoint in _ranked(wanted, known)
+        for checkpoint in _ranked(policy, known)
         if not known.contents[checkpoint].problem
     ]
-    return whole[: wanted.count]
+    return whole[: policy.count]
 
 
 def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
@@ -160,12 +160,12 @@ def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[Chec
         yield from ((checkpoint, holder) for holder in holders)
     yield from ((checkpoint, "protected by the run") for checkpoint in known.keep)
     yield from _among_the_last(retention, known)
-    for wanted in retention.keep_best:
-        for place, checkpoint in enumerate(best_by(wanted, known), start=1):
-            value = wanted.value(known.contents[checkpoint].metrics)
+    for policy in retention.keep_best:
+        for place, checkpoint in enumerate(best_by(policy, known), start=1):
+            value = policy.value(known.contents[checkpoint].metrics)
             yield (
                 checkpoint,
-                f"number {place} of the best {wanted.count} by {wanted.metric} ({value:g})",
+                f"number {place} of the best {policy.count} by {policy.metric} ({value:g})",
             )
     if retention.keep_every:
         yield from _on_multiples(retention.keep_every, known)
@@ -259,7 +259,7 @@ def _utc(moment: str) -> datetime:
     return datetime.fromisoformat(moment).astimezone(UTC)
 
 
-def _ranked(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
+def _ranked(policy: BestOf, known: RetentionInput) -> list[CheckpointId]:
     """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
     ranked: list[CheckpointId] = []
     for group in (known.line, known.abandoned):
@@ -267,23 +267,23 @@ def _ranked(wanted: BestOf, known: RetentionInput) -> list[CheckpointId]:
             checkpoint: value
             for checkpoint in group
             if checkpoint in known.contents
-            and (value := wanted.value(known.contents[checkpoint].metrics)) is not None
+            and (value := policy.value(known.contents[checkpoint].metrics)) is not None
         }
-        sign = -1 if wanted.rises else 1
+        sign = -1 if policy.rises else 1
         ranked += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
     return ranked
 
 
 def _damaged(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints that cannot count although they might have to, with the reason."""
-    for wanted in retention.keep_best:
+    for policy in retention.keep_best:
         whole = 0
-        for checkpoint in _ranked(wanted, known):
+        for checkpoint in _ranked(policy, known):
             problem = known.contents[checkpoint].problem
-            if problem and whole < wanted.count:
+            if problem and whole < policy.count:
                 yield (
                     checkpoint,
-                    f"would be among the best by {wanted.metric}, but is damaged: {problem}",
+                    f"would be among the best by {policy.metric}, but is damaged: {problem}",
                 )
             whole += not problem
     for checkpoint, content in known.contents.items():
@@ -445,11 +445,11 @@ def parse_best(text: str) -> BestOf:
     return BestOf(metric, int(count or 1), {"max": True, "min": False}.get(way))
 
 
-def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> Retention:
+def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) -> Retention:
     """Return the retention policy of a configuration.
 
     Args:
-        wishes: Fields of :class:`Retention` by name. ``keep_best`` is a text as ``parse_best``
+        options: Fields of :class:`Retention` by name. ``keep_best`` is a text as ``parse_best``
             takes it, a mapping of the fields of :class:`BestOf`, or a list of those.
         keep_last: Value of ``save_total_limit``.
 
@@ -457,25 +457,25 @@ def parse_retention(wishes: Mapping[str, Any], keep_last: int | None = None) -> 
         ConfigError: A name is unknown, or a value is not accepted.
     """
     known = [option.name for option in fields(Retention)]
-    for name in wishes:
+    for name in options:
         if name not in known:
             raise ConfigError(f"retention has no option `{name}`: use one of {', '.join(known)}")
-    if keep_last is not None and wishes.get("keep_last") is not None:
+    if keep_last is not None and options.get("keep_last") is not None:
         raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
-    best = wishes.get("keep_best") or ()
+    best = options.get("keep_best") or ()
     several = [best] if isinstance(best, str | Mapping) else best
-    tags = wishes.get("keep_tags") or ()
-    given = {**wishes, "keep_best": tuple(map(_parse_wish, several))}
-    given["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
+    tags = options.get("keep_tags") or ()
+    policies = {**options, "keep_best": tuple(map(_parse_wish, several))}
+    policies["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
     if keep_last is not None:
-        given["keep_last"] = keep_last
-    return Retention(**given)
+        policies["keep_last"] = keep_last
+    return Retention(**policies)
 
 
-def _parse_wish(wish: str | Mapping[str, Any]) -> BestOf:
-    if isinstance(wish, str):
-        return parse_best(wish)
+def _parse_wish(option: str | Mapping[str, Any]) -> BestOf:
+    if isinstance(option, str):
+        return parse_best(option)
     try:
-        return BestOf(**wish)
+        return BestOf(**option)
     except TypeError as error:
-        raise ConfigError(f"`keep_best`={wish!r} is not accepted: {error}") from error
+        raise ConfigError(f"`keep_best`={option!r} is not accepted: {error}") from error

@@ -171,15 +171,15 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     """
     folders = folders_of(store)
     trash = trash_of(folders)
-    chosen = _chosen(store, trash, prune)
+    selected = _chosen(store, trash, prune)
     left = {
         checkpoint: why
-        for checkpoint in chosen.back
+        for checkpoint in selected.back
         if (why := _bring(store, checkpoint, trash[checkpoint], folders))
     }
     return replace(
-        chosen,
-        back=tuple(checkpoint for checkpoint in chosen.back if checkpoint not in left),
+        selected,
+        back=tuple(checkpoint for checkpoint in selected.back if checkpoint not in left),
         left=left,
     )
 

@@ -90,11 +90,12 @@ def damaged(manifest: Manifest, entry: FileEntry, where: str, names: list[str]) 
         where: Its length, or the damaged bytes.
         names: Names of the affected tensors.
     """
-    key, hit = manifest.key(entry.name), join_names(names)
+    key, tensors = manifest.key(entry.name), join_names(names)
     return IntegrityError(
-        f"`{key}`: content is not what was committed ({where}{'; in ' + hit if hit else ''})",
+        f"`{key}`: content is not what was committed "
+        f"({where}{'; in ' + tensors if tensors else ''})",
         key=key,
-        tensor=hit,
+        tensor=tensors,
     )
 
 

@@ -77,8 +77,8 @@ def _regions(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Prob
     view = memoryview(data)
     for tensor in manifest.tensors:
         for region in tensor.regions:
-            held = view[region.start : region.start + region.size_bytes]
-            if region.file == entry.name and digest_bytes(held) != region.digest:
+            region_bytes = view[region.start : region.start + region.size_bytes]
+            if region.file == entry.name and digest_bytes(region_bytes) != region.digest:
                 yield tensor.name, f"its region {region.region} differs from what was staged"
 
 
@@ -102,9 +102,13 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     except (IntegrityError, KeyError, TypeError) as error:
         yield "", f"its header cannot be read ({error})"
         return
-    wanted, there = sorted(map(repr, placed)), sorted(map(repr, stated))
+    expected_entries, header_entries = sorted(map(repr, placed)), sorted(map(repr, stated))
     # Of an older checkpoint's file only a part may be needed.
-    if not set(wanted) <= set(there) if entry.origin else wanted != there:
+    if (
+        not set(expected_entries) <= set(header_entries)
+        if entry.origin
+        else expected_entries != header_entries
+    ):
         yield "", "its header and the manifest disagree"
 
 
@@ -190,9 +194,9 @@ def verify(
     found = damages(store, manifest, level)
     chunks = {damage.finding.file: damage.chunks for damage in found if damage.chunks is not None}
     fix = repair_command(store, checkpoint)
-    ways = {True: fix, False: f"{fix} --from COPY"}
+    repairs = {True: fix, False: f"{fix} --from COPY"}
     findings += [
-        replace(damage.finding, fix=ways[can_reconstruct(manifest, damage.finding.file, chunks)])
+        replace(damage.finding, fix=repairs[can_reconstruct(manifest, damage.finding.file, chunks)])
         for damage in found
     ]
     problem = copy_problem(store, checkpoint, level) if manifest.parity else ""
@@ -282,9 +286,9 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
             # Read again, as in `checkpoint/verified_read.py`: a bit may have flipped on the way.
             data = store.get(key)
     except KeyNotFound:
-        hit = tuple(tensors_hit(manifest, entry.name, b""))
-        finding = Finding(entry.name, join_names(hit), MISSING, stop=entry.size_bytes)
-        return [Damage(finding, frozenset(range(len(entry.chunks))), hit)]
+        tensors = tuple(tensors_hit(manifest, entry.name, b""))
+        finding = Finding(entry.name, join_names(tensors), MISSING, stop=entry.size_bytes)
+        return [Damage(finding, frozenset(range(len(entry.chunks))), tensors)]
     ranges = damaged_ranges(data, entry.proof)
     if not ranges:
         problems = problems_of(manifest, entry, data) if level == "deep" else []
@@ -295,13 +299,13 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
         problem = f"{len(data)} bytes, committed with {entry.size_bytes}"
     else:
         problem = "content is not what was committed"
-    hit = tuple(tensors_hit(manifest, entry.name, data))
+    tensors = tuple(tensors_hit(manifest, entry.name, data))
     start, stop = ranges[0][0], ranges[-1][1]
-    finding = Finding(entry.name, join_names(hit), problem, start=start, stop=stop)
+    finding = Finding(entry.name, join_names(tensors), problem, start=start, stop=stop)
     # Appended bytes damage nothing, although they change the end of the last chunk.
     within = damaged_ranges(memoryview(data)[: entry.size_bytes], entry.proof)
     chunks = frozenset(start // CHUNK_BYTES for start, _ in within)
-    return [Damage(finding, chunks, hit)]
+    return [Damage(finding, chunks, tensors)]
 
 
 def _is_whole(store: Store, manifest: Manifest, entry: FileEntry) -> bool:
@@ -551,13 +555,13 @@ def read_sample(
         StoreError: The store failed, which proves nothing about the checkpoints.
     """
     chunks = _chunks(manifests)
-    wanted = -(-len(chunks) * share // 1)
-    chosen = random.sample(chunks, min(len(chunks), int(wanted)))
-    of_bytes = sum(checkpoint.size_bytes for checkpoint in chosen)
+    chunk_count = -(-len(chunks) * share // 1)
+    selected = random.sample(chunks, min(len(chunks), int(chunk_count)))
+    of_bytes = sum(checkpoint.size_bytes for checkpoint in selected)
     found = VerifySample(
         of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
     )
-    for chunk in chosen:
+    for chunk in selected:
         if not goes_on(found.size_bytes, of_bytes):
             break
         problem = _problem(store, chunk)
@@ -599,7 +603,7 @@ def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> F
         for file in manifest.files
         if manifest.key(file.name) == chunk.manifests[0].key(chunk.entry.name)
     )
-    hit = dict.fromkeys(
+    tensor_names = dict.fromkeys(
         tensor.name
         for tensor in manifest.tensors
         for region in tensor.regions
@@ -607,7 +611,7 @@ def _finding(store: Store, manifest: Manifest, chunk: _Chunk, problem: str) -> F
     )
     return Finding(
         name,
-        join_names(list(hit)),
+        join_names(list(tensor_names)),
         problem,
         "damaged" if name in manifest.needed else "warning",
         start,

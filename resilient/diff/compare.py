@@ -151,7 +151,7 @@ def compare(
     before: CheckpointView,
     after: CheckpointView,
     *,
-    wanted: Callable[[str], bool] = lambda _: True,
+    is_selected: Callable[[str], bool] = lambda _: True,
     on_progress: Callable[[int, int], None] = nobody,
 ) -> Comparison:
     """Compare two checkpoints.
@@ -162,20 +162,20 @@ def compare(
     Args:
         before: One checkpoint.
         after: The other.
-        wanted: Predicate on a tensor's name, prefixed with its part, that selects it.
+        is_selected: Predicate on a tensor's name, prefixed with its part, that selects it.
         on_progress: Function called with the bytes compared and the total bytes.
 
     Raises:
         StoreError: A checkpoint could not be read.
     """
     pairs, notes = matched(before, after)
-    pairs = [pair for pair in pairs if wanted(pair.name)]
+    pairs = [pair for pair in pairs if is_selected(pair.name)]
     pairs, tied = _without_tied(pairs, (before, after))
     both = [(pair.name, pair.before, pair.after) for pair in pairs if pair.before and pair.after]
     only_before = tuple(pair.before for pair in pairs if pair.before and pair.after is None)
     only_after = tuple(pair.after for pair in pairs if pair.after and pair.before is None)
     changes = _Tensors(before, after, on_progress).measured(both)
-    fields, same = _fields(before, after)
+    fields, equal_fields = _fields(before, after)
     opaque, unread = _opaque(before, after, fields)
     logs = (before.history, after.history)
     agreeing = next(
@@ -190,7 +190,7 @@ def compare(
         before,
         after,
         tuple(fields),
-        same,
+        equal_fields,
         (len(logs[0]), len(logs[1]), agreeing),
         rng.compare(before.random, after.random),
         tuple(sorted(changes, key=_severity)),
@@ -248,7 +248,7 @@ def _severity(change: TensorChange) -> tuple[float, str]:
 def _fields(
     before: CheckpointView, after: CheckpointView
 ) -> tuple[list[FieldChange], dict[str, int]]:
-    changes, same = [], {}
+    changes, equal_fields = [], {}
     for section in SECTIONS:
         value, other = before.fields.get(section, {}), after.fields.get(section, {})
         count = 0
@@ -262,8 +262,8 @@ def _fields(
                 count += 1
             else:
                 changes.append(FieldChange(section, name, left, right))
-        same[section] = count
-    return changes, same
+        equal_fields[section] = count
+    return changes, equal_fields
 
 
 def _is_same(left: object, right: object) -> bool:
@@ -313,7 +313,7 @@ def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bo
 
 def _are_equal(side: CheckpointView, left: Tensor, right: Tensor) -> bool:
     try:
-        first, second = (Elements(side.folder, side.listing, each) for each in (left, right))
+        first, second = (Elements(side.folder, side.listing, tensor) for tensor in (left, right))
         # Most differ, and a few elements show it.
         steps = [(0, min(_PROBED, left.elements))]
         steps += [(at, _count(left, at)) for at in range(0, left.elements, BLOCK_ELEMENTS)]
@@ -415,7 +415,7 @@ def _incomparable(left: Tensor, right: Tensor) -> str:
     is_number = left.elements == right.elements == 1
     if left.shape != right.shape and not is_number:
         return "the shapes differ"
-    unknown = [each.dtype for each in (left, right) if not is_known(each.dtype)]
+    unknown = [side.dtype for side in (left, right) if not is_known(side.dtype)]
     if unknown:
         return f"unknown dtype: {unknown[0][:40]}"
     return "one is complex" if is_complex(left.dtype) != is_complex(right.dtype) else ""

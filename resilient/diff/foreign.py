@@ -387,8 +387,8 @@ class _ContentReader:
         for prefix in self._indexes():
             with suppress(Unreadable):
                 indexes[prefix] = read_index(self._folder, self._listing, prefix)
-                looked = sorted(indexes[prefix].values)[:VALUES_MAX]
-                is_reported |= dict.fromkeys(looked, _is_field)
+                sample = sorted(indexes[prefix].values)[:VALUES_MAX]
+                is_reported |= dict.fromkeys(sample, _is_field)
         names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
         known = Understood(self._engine() or "", indexes, is_reported, names)
         return opaque_in(self._folder, self._listing, tensors, known)

@@ -92,8 +92,8 @@ def draws_between(before: RngState, after: RngState) -> int | None:
     None if the streams differ, or are farther apart than :data:`AHEAD_WORDS_MAX`.
     """
     if not before.words or not after.words:
-        same = before.seed is not None and before.seed == after.seed
-        return after.position - before.position if same else None
+        has_same_seed = before.seed is not None and before.seed == after.seed
+        return after.position - before.position if has_same_seed else None
     ahead = _blocks_to(before.words, after.words)
     if ahead is None:
         behind = _blocks_to(after.words, before.words)
@@ -115,10 +115,10 @@ def _blocks_to(words: bytes, goal: bytes) -> int | None:
     if words == goal:
         return 0
     generator = _generator(words)
-    wanted = np.frombuffer(goal, "<u4")
+    goal_words = np.frombuffer(goal, "<u4")
     for count in range(1, AHEAD_WORDS_MAX // WORDS + 1):
         generator.random_raw(WORDS, output=False)
-        if np.array_equal(generator.state["state"]["key"], wanted):
+        if np.array_equal(generator.state["state"]["key"], goal_words):
             return count
     return None
 

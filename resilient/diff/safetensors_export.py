@@ -42,11 +42,15 @@ def write_parts(
         Unreadable: A tensor has a dtype that safetensors lacks, or cannot be read.
         StoreError: A file could not be read.
     """
-    chosen = {part: _of_part(side, part) for part in PARTS}
-    of_bytes = sum(value.size_bytes for some in chosen.values() for value in some.values())
+    tensors_by_part = {part: _of_part(side, part) for part in PARTS}
+    of_bytes = sum(
+        value.size_bytes
+        for part_tensors in tensors_by_part.values()
+        for value in part_tensors.values()
+    )
     done = 0
     written = {}
-    for part, tensors in chosen.items():
+    for part, tensors in tensors_by_part.items():
         if not tensors:
             continue
         path = folder / f"{part}.safetensors"
@@ -68,10 +72,10 @@ def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
     state to torch's DCP, which prefixes each name with it.
     """
     found: dict[str, Tensor] = {}
-    chosen = [tensor for tensor in side.tensors if tensor.part == part]
+    tensors = [tensor for tensor in side.tensors if tensor.part == part]
     key = f"{part}."
-    is_joined = side.layout == _JOINS and all(tensor.name.startswith(key) for tensor in chosen)
-    for tensor in chosen:
+    is_joined = side.layout == _JOINS and all(tensor.name.startswith(key) for tensor in tensors)
+    for tensor in tensors:
         if ITEM_BITS.get(tensor.dtype, 1) % 8:
             raise Unreadable(
                 f"`{tensor.name}` is of {tensor.dtype}, which is not a whole number of bytes"

@@ -138,14 +138,14 @@ def _by_name(
     numbered = [_numbers(dotted) for dotted in keys]
     if bool(numbered[0]) == bool(numbered[1]):
         return keys
-    which = 0 if numbered[0] else 1
-    named = keys[1 - which]
+    numbered_side = 0 if numbered[0] else 1
+    named = keys[1 - numbered_side]
     if not any(part == OPTIMIZER and slot for part, _, slot in named):
         return keys
     for side, cut in zip(sides, cuts, strict=True):
         order = [bare(name).removeprefix(cut) for name in side.order]
-        if _fits(keys[which], named, order):
-            keys[which] = _renamed(keys[which], order)
+        if _fits(keys[numbered_side], named, order):
+            keys[numbered_side] = _renamed(keys[numbered_side], order)
             return keys
     notes.append(
         "the optimizer's parameters have numbers on one side and names on the other, and no "
@@ -170,8 +170,8 @@ def _fits(
     if not found or max(int(name) for _, name, _ in found) >= len(order):
         return False
     pairs = [(numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2]))) for key in found]
-    met = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]
-    return len(met) * 2 > len(pairs) and all(left == right for left, right in met)
+    shapes = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]
+    return len(shapes) * 2 > len(pairs) and all(left == right for left, right in shapes)
 
 
 def _renamed(numbered: Mapping[Key, Tensor], order: Sequence[str]) -> dict[Key, Tensor]:

@@ -127,8 +127,8 @@ class Elements:
         """Copy the part of a piece that is in a box to its place."""
         piece = self._settled.get(number)
         if piece is None:
-            given = self._tensor.pieces[number]
-            piece = resolve_pieces(self._folder, self._listing, given, self._tensor.dtype)
+            unresolved = self._tensor.pieces[number]
+            piece = resolve_pieces(self._folder, self._listing, unresolved, self._tensor.dtype)
             self._settled[number] = piece
         if not _is_row_major(piece):
             room[_within(box, shared)] = self._whole(number, piece)[_within(piece.region, shared)]

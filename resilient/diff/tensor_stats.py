@@ -454,8 +454,8 @@ class HistogramAccumulator:
         low = min(first, self._first)
         high = max(first + len(counts), self._first + len(self._counts))
         joined = np.zeros(high - low, np.int64)
-        for begin, some in ((first, counts), (self._first, self._counts)):
-            joined[begin - low : begin - low + len(some)] += some
+        for begin, counts_of_side in ((first, counts), (self._first, self._counts)):
+            joined[begin - low : begin - low + len(counts_of_side)] += counts_of_side
         self._first, self._counts = low, joined
 
 

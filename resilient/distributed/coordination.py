@@ -42,9 +42,9 @@ class ControlGroup:
         self._spoken: list[str] = []
         self._beats = 0
 
-    def key(self, topic: str, who: int | str) -> str:
+    def key(self, topic: str, author: int | str) -> str:
         """Return the key of a rank's value, or of the coordinator's decision."""
-        return f"{self.scope}/{topic}/{who}"
+        return f"{self.scope}/{topic}/{author}"
 
     def over(self, kv_store: KVStore) -> ControlGroup:
         """Return a group of the same ranks and scope on another store."""
@@ -92,9 +92,11 @@ class ControlGroup:
         Raises:
             PeerFailed: The key-value store is gone.
         """
-        who = "ruling" if self.world.is_coordinator else self.world.rank
-        shown = {key: value for key, value in failure.items() if key != "rank" or who == "ruling"}
-        self._board.post(self.key(topic, who), json.dumps(shown).encode())
+        author = "ruling" if self.world.is_coordinator else self.world.rank
+        shown = {
+            key: value for key, value in failure.items() if key != "rank" or author == "ruling"
+        }
+        self._board.post(self.key(topic, author), json.dumps(shown).encode())
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:

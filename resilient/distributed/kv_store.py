@@ -67,15 +67,15 @@ class JsonLineSocket:
             MalformedMessage: The line is torn, longer than the bound, or no JSON object.
             OSError: The connection broke, or nothing came within its timeout.
         """
-        looked = 0
-        while (end := self._read.find(b"\n", looked)) < 0:
-            looked = len(self._read)
-            if looked > self.line_bytes_max:
+        scanned_bytes = 0
+        while (end := self._read.find(b"\n", scanned_bytes)) < 0:
+            scanned_bytes = len(self._read)
+            if scanned_bytes > self.line_bytes_max:
                 raise MalformedMessage(f"a line of more than {self.line_bytes_max} bytes")
             more = self._connection.recv(_READ_BYTES)
             if not more:
                 if self._read:
-                    raise MalformedMessage(f"a line cut off after {looked} bytes")
+                    raise MalformedMessage(f"a line cut off after {scanned_bytes} bytes")
                 return None
             self._read += more
         line = bytes(self._read[:end])
@@ -358,31 +358,31 @@ class KVStoreServer(TcpServer):
         super().__init__(self._converse, listen, host)
 
     def _converse(self, lines: JsonLineSocket) -> None:
-        wills = dict[str, bytes]()
+        notices = dict[str, bytes]()
         try:
-            while (asked := lines.receive()) is not None:
-                lines.send({"value": self._answer(asked, wills)})
+            while (request := lines.receive()) is not None:
+                lines.send({"value": self._answer(request, notices)})
         finally:
-            for key, value in wills.items():
+            for key, value in notices.items():
                 self._board.post(key, value)
 
-    def _answer(self, asked: dict[str, Any], wills: dict[str, bytes]) -> Any:
-        verb, keys = asked["verb"], [str(key) for key in asked["keys"]]
+    def _answer(self, request: dict[str, Any], notices: dict[str, bytes]) -> Any:
+        verb, keys = request["verb"], [str(key) for key in request["keys"]]
         if verb == "wait":
-            within_seconds = min(float(asked["within_seconds"]), _SLICE_SECONDS)
+            within_seconds = min(float(request["within_seconds"]), _SLICE_SECONDS)
             values = self._board.wait(keys, within_seconds)
             return None if values is None else [_text(value) for value in values]
         (key,) = keys
         if verb == "post":
-            wills.pop(key, None)
-            self._board.post(key, _bytes(asked["value"]))
+            notices.pop(key, None)
+            self._board.post(key, _bytes(request["value"]))
         elif verb == "peek":
-            held = self._board.peek(key)
-            return None if held is None else _text(held)
+            stored_value = self._board.peek(key)
+            return None if stored_value is None else _text(stored_value)
         elif verb == "remove":
             self._board.remove(key)
         elif verb == "will":
-            wills[key] = _bytes(asked["value"])
+            notices[key] = _bytes(request["value"])
         else:
             raise ValueError(verb)
         return None

@@ -147,8 +147,8 @@ def _job_of(environ: Mapping[str, str], rendezvous: str) -> tuple[str, int]:
 
     A SLURM job takes precedence, because a batch script may rename the rendezvous at each requeue.
     """
-    if given := environ.get(JOB, ""):
-        return _bounded(JOB, given), 0
+    if job := environ.get(JOB, ""):
+        return _bounded(JOB, job), 0
     if slurm := environ.get("SLURM_JOB_ID", ""):
         cluster = environ.get("SLURM_CLUSTER_NAME", "")
         return f"{_SLURM}{cluster}/{slurm}"[:_TEXT_LENGTH_MAX], _count(

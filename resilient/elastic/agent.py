@@ -100,7 +100,7 @@ class ElasticAgent(SimpleElasticAgent):
     def __init__(
         self,
         spec: WorkerSpec,
-        wishes: WorkerOptions,
+        options: WorkerOptions,
         patience: Timeouts,
         progress: ProgressLog,
         clock: Clock,
@@ -108,19 +108,19 @@ class ElasticAgent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self.comeback = NO_COMEBACK
-        self._wishes, self._patience = wishes, patience
+        self._wishes, self._patience = options, patience
         self._progress = progress
         self._clock, self._emit = clock, emit
         self._stops = StopSignals(clock, patience.grace_seconds)
         self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
-        again = name_command(wishes.resume)
+        again = name_command(options.resume)
         self._judge = RestartController(spec, patience.limits, progress, clock, emit, again)
-        self._owned = AgentDirectory(wishes.notes)
+        self._owned = AgentDirectory(options.notes)
         self._folder = self._owned.path
-        self._keeping = DaemonSupervisor(self._folder, wishes.keeper, patience.grace_seconds, emit)
+        self._keeping = DaemonSupervisor(self._folder, options.keeper, patience.grace_seconds, emit)
         self._health = HealthMonitor(self._folder, patience.hang, clock, emit)
-        self._nursery = ForkServer(self._folder, emit, is_on=wishes.is_warm)
-        self._outputs = WorkerLogCapture(wishes.log_dir, self._folder, clock)
+        self._nursery = ForkServer(self._folder, emit, is_on=options.is_warm)
+        self._outputs = WorkerLogCapture(options.log_dir, self._folder, clock)
         self._cause, self._number = "start", 0
         self._beats: tuple[Beat, ...] = ()
         self._stop_seconds = self._met_seconds = 0.0
@@ -313,8 +313,8 @@ class ElasticAgent(SimpleElasticAgent):
         self._outputs.end()
 
 
-def _tend(nursery: ForkServer, beats: tuple[Beat, ...], notes: Path) -> None:
-    nursery.keep()
+def _tend(fork_server: ForkServer, beats: tuple[Beat, ...], notes: Path) -> None:
+    fork_server.keep()
     for beat in beats:
         beat(notes)
 

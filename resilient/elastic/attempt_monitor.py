@@ -108,13 +108,13 @@ class HangFound(Event):
 
 def _shown(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
     """Return the stack lines of ranks that are at the same place."""
-    who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    ranks_text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if stacks.is_answered:
         lines, what = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
         lines, what = stacks.kernel.splitlines(), "no answer; state in the kernel:"
     more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
-    return [f"  {who}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
+    return [f"  {ranks_text}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
 
 
 def end_hung(
@@ -385,7 +385,7 @@ class AttemptMonitor:
         statuses = [exit_.status for exit_ in self._group.exits]
         # A rank killed by SIGTERM says the least about the saved work.
         order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
-        return next((status for some in order for status in statuses if status in some), 0)
+        return next((status for codes in order for status in statuses if status in codes), 0)
 
     def _end(self, *, is_told: bool) -> bool:
         """Give all workers the grace period, and return whether all ended without being killed."""
@@ -486,11 +486,14 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
 
 
 def _build_locks(ranks: list[int], found: list[Path]) -> list[str]:
-    who = _waiting_ranks(ranks)
+    waiting_ranks = _waiting_ranks(ranks)
     if not found:
         where = "a folder outside torch's extension cache (`build_directory`)"
-        return [f"{who} for a build lock of torch, the file `lock` in {where}"]
-    return [f"{who} for the build lock {lock}: {_lock_owner(lock)}" for lock in found[:_LOCKS_MAX]]
+        return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {where}"]
+    return [
+        f"{waiting_ranks} for the build lock {lock}: {_lock_owner(lock)}"
+        for lock in found[:_LOCKS_MAX]
+    ]
 
 
 def _lock_owner(lock: Path) -> str:
@@ -502,11 +505,14 @@ def _lock_owner(lock: Path) -> str:
 
 
 def _file_locks(ranks: list[int], owners: Mapping[str, int]) -> list[str]:
-    who = _waiting_ranks(ranks)
+    waiting_ranks = _waiting_ranks(ranks)
     if not owners:
-        return [f"{who} for a file lock that no process of this host holds"]
+        return [f"{waiting_ranks} for a file lock that no process of this host holds"]
     rows = sorted(owners.items())[:_LOCKS_MAX]
-    return [f"{who} for a file lock; {describe_process(pid)} holds {path}" for path, pid in rows]
+    return [
+        f"{waiting_ranks} for a file lock; {describe_process(pid)} holds {path}"
+        for path, pid in rows
+    ]
 
 
 def _waiting_ranks(ranks: list[int]) -> str:

@@ -101,12 +101,12 @@ class GpuWatch:
             self._events = nvml.nvmlEventSetCreate()
             for number in range(nvml.nvmlDeviceGetCount()):
                 device = nvml.nvmlDeviceGetHandleByIndex(number)
-                wanted = (
+                event_types = (
                     nvml.nvmlEventTypeXidCriticalError
                     | nvml.nvmlEventTypeDoubleBitEccError
                     | nvml.nvmlEventTypeSingleBitEccError
                 )
-                supported = nvml.nvmlDeviceGetSupportedEventTypes(device) & wanted
+                supported = nvml.nvmlDeviceGetSupportedEventTypes(device) & event_types
                 if supported:
                     nvml.nvmlDeviceRegisterEvents(device, supported, self._events)
         except nvml.NVMLError:

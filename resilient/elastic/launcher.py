@@ -151,29 +151,29 @@ def resolve(options: TrainOptions) -> LaunchPlan:
     Raises:
         ConfigError: An option is malformed or contradicts another.
     """
-    met = options.rendezvous
-    nodes_min, nodes_max = _parse_nnodes(met.nnodes)
-    is_alone = _is_alone(met)
+    rendezvous = options.rendezvous
+    nodes_min, nodes_max = _parse_nnodes(rendezvous.nnodes)
+    is_alone = _is_alone(rendezvous)
     if is_alone and nodes_max > 1:
         raise ConfigError(
-            f"--standalone contradicts --nnodes {met.nnodes}",
+            f"--standalone contradicts --nnodes {rendezvous.nnodes}",
             hint="omit --standalone and give --rdzv-endpoint HOST:PORT",
         )
-    conf: dict[str, Any] = _parse_conf(met.conf)
-    if met.backend == "static":
-        conf["rank"] = met.node_rank
+    conf: dict[str, Any] = _parse_conf(rendezvous.conf)
+    if rendezvous.backend == "static":
+        conf["rank"] = rendezvous.node_rank
     kind = ("-m",) if options.is_module else ("--exec",) if options.is_program else ()
     return LaunchPlan(
         command=("-u", str(_BOOTSTRAP), *kind, options.target, *options.arguments),
         nproc=_count_workers(options.nproc_per_node),
         nodes_min=nodes_min,
         nodes_max=nodes_max,
-        backend="c10d" if is_alone else met.backend,
-        endpoint="localhost:0" if is_alone else _endpoint(met),
-        run_id=met.run_id or (uuid.uuid4().hex[:12] if is_alone else "none"),
+        backend="c10d" if is_alone else rendezvous.backend,
+        endpoint="localhost:0" if is_alone else _endpoint(rendezvous),
+        run_id=rendezvous.run_id or (uuid.uuid4().hex[:12] if is_alone else "none"),
         conf={"timeout": 900, **conf},
         # Inside a container the host name may not resolve.
-        local_addr=met.local_addr or ("127.0.0.1" if is_alone else ""),
+        local_addr=rendezvous.local_addr or ("127.0.0.1" if is_alone else ""),
         is_alone=is_alone,
     )
 
@@ -207,7 +207,7 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
         monitor_interval=options.patience.interval_seconds,
         local_addr=plan.local_addr or None,
     )
-    wishes = replace(
+    worker_options = replace(
         options.wishes,
         keeper=daemon,
         notes=str(make_folder()),
@@ -215,31 +215,31 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
     )
     emit = emit.bind(run=plan.run_id)
 
-    is_counted = options.patience.limits.preemptions_max is not None and wishes.repo
-    launches = launches_of(wishes.repo, wishes.storage_options) if is_counted else 0
+    is_counted = options.patience.limits.preemptions_max is not None and worker_options.repo
+    launches = launches_of(worker_options.repo, worker_options.storage_options) if is_counted else 0
     if launches is None:
         emit(LaunchCountUnknown())
-    if wishes.resume != "auto":
-        emit(ResumeOptionRepeated(wishes.resume, wishes.start.job))
+    if worker_options.resume != "auto":
+        emit(ResumeOptionRepeated(worker_options.resume, worker_options.start.job))
 
     def ask(within_seconds: float) -> object:
-        url = wishes.repo or read_published_repository(wishes.notes)
+        url = worker_options.repo or read_published_repository(worker_options.notes)
         if not url:
             return ProgressState.UNTOLD
-        return newest_committed(url, wishes.storage_options, within_seconds)
+        return newest_committed(url, worker_options.storage_options, within_seconds)
 
     progress = ProgressLog(ask, launches or 0)
-    agent = ElasticAgent(spec, wishes, options.patience, progress, SystemClock(), emit)
+    agent = ElasticAgent(spec, worker_options, options.patience, progress, SystemClock(), emit)
     if not plan.is_alone:
         join_seconds = float(plan.conf.get("join_timeout", 0))
         agent.comeback = RendezvousReconnect(partial(_connect_in_thread, plan), join_seconds)
     return agent
 
 
-def run_agent(options: TrainOptions, heard: list[int] | None = None) -> int:
+def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     """Run the job of this host to its end and return the exit code. Main thread only.
 
-    The function handles signals before it imports torch, and obeys the signals in ``heard``. At
+    The function handles signals before it imports torch, and obeys the signals in ``signals``. At
     that point a stop loses no work, and the same command starts again. A stop also ends a wait for
     the rendezvous.
 
@@ -256,7 +256,7 @@ def run_agent(options: TrainOptions, heard: list[int] | None = None) -> int:
     stops = StopSignals(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
     watcher = Watcher(sources, stops, clock, emit, grace_seconds)
-    with stops.listening(heard), metrics.running(emit):
+    with stops.listening(signals), metrics.running(emit):
         watcher.start()
         try:
             code = _supervise(options, stops, emit, (metrics.beat, file.beat))
@@ -283,15 +283,19 @@ def _supervise(
 
 def _check_resume(options: TrainOptions, emit: Emitter) -> None:
     """Refuse a ``--resume`` that the workers would refuse, before torch is imported."""
-    wish = options.wishes.resume
-    if wish in ("auto", "never") or not _is_alone(options.rendezvous):
+    resume_option = options.wishes.resume
+    if resume_option in ("auto", "never") or not _is_alone(options.rendezvous):
         return
     from resilient.elastic.resume_check import check_resume
 
     try:
         check_resume(options.wishes, new_start(os.environ, options.rendezvous.run_id))
     except ResilientError as error:
-        emit(RunEnded(error.exit_code, f"`--resume {wish}` was refused, no worker was started"))
+        emit(
+            RunEnded(
+                error.exit_code, f"`--resume {resume_option}` was refused, no worker was started"
+            )
+        )
         raise
 
 
@@ -342,17 +346,19 @@ def _connect_rendezvous(plan: LaunchPlan) -> RendezvousHandler:
     return handler
 
 
-def _is_alone(met: RendezvousOptions) -> bool:
+def _is_alone(rendezvous: RendezvousOptions) -> bool:
     """Return whether the run has this host only, and no rendezvous."""
-    is_one = _parse_nnodes(met.nnodes)[1] == 1
-    return met.standalone or (is_one and not met.endpoint and met.backend == "c10d")
+    is_one = _parse_nnodes(rendezvous.nnodes)[1] == 1
+    return rendezvous.standalone or (
+        is_one and not rendezvous.endpoint and rendezvous.backend == "c10d"
+    )
 
 
-def _endpoint(met: RendezvousOptions) -> str:
-    if met.endpoint:
-        return met.endpoint
-    if met.backend == "static":
-        return f"{met.master_addr}:{met.master_port or _STATIC_PORT}"
+def _endpoint(rendezvous: RendezvousOptions) -> str:
+    if rendezvous.endpoint:
+        return rendezvous.endpoint
+    if rendezvous.backend == "static":
+        return f"{rendezvous.master_addr}:{rendezvous.master_port or _STATIC_PORT}"
     raise ConfigError(
         "several nodes need a rendezvous endpoint",
         hint="give --rdzv-endpoint HOST:PORT, the same on every node",

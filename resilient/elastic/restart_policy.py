@@ -494,14 +494,14 @@ class ReactionRow:
 def reaction_table() -> tuple[ReactionRow, ...]:
     """Return the decision table, with every row computed by :func:`decide`."""
     cases = [
-        (ended, how, _name(outcome, decide(outcome, budget)))
-        for ended, how, outcome, budget in _CASES
+        (ended, detail, _name(outcome, decide(outcome, budget)))
+        for ended, detail, outcome, budget in _CASES
     ]
     # The trainer does this by itself, before any worker fails.
     inside = ReactionRow(
         "loss", "not finite, or a spike: rollback_on", "roll back and skip the data"
     )
-    return (*(ReactionRow(ended, how, follows) for ended, how, follows in cases), inside)
+    return (*(ReactionRow(ended, detail, follows) for ended, detail, follows in cases), inside)
 
 
 def _name(outcome: Outcome, action: Action) -> str:
@@ -609,7 +609,7 @@ class FailureHistory:
         recent = _within(self.failures, limits, at_seconds)
         losses = _within(self.losses, limits, at_seconds)
         most = limits.preemptions_max
-        drawn = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
+        jitter = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
         return RestartBudget(
             restarts_left=limits.restarts_max - max(0, len(recent) - 1),
             no_progress_lives=self.no_progress_lives,
@@ -618,7 +618,7 @@ class FailureHistory:
             host_failures=len(_within(self.host_failures, limits, at_seconds)),
             host_failures_max=limits.host_failures_max,
             may_leave=may_leave,
-            jitter=_JITTER_MIN + (1 - _JITTER_MIN) * drawn,
+            jitter=_JITTER_MIN + (1 - _JITTER_MIN) * jitter,
             losses_left=max(limits.restarts_max, _LOSSES_MIN) + 1 - max(0, len(losses) - 1),
         )
 

@@ -32,14 +32,14 @@ _SLURM = "slurm/"
 _LOOK_SECONDS = 60.0
 
 
-def check_resume(wishes: WorkerOptions, start: StartIdentity) -> None:
+def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
     """Refuse a ``--resume`` that every worker would refuse. Reads only.
 
     The caller checks that this host is the only one: on several hosts only that of rank 0 needs the
     folder.
 
     Args:
-        wishes: Options of the workers.
+        options: Options of the workers.
         start: Identity of this start.
 
     Raises:
@@ -48,15 +48,15 @@ def check_resume(wishes: WorkerOptions, start: StartIdentity) -> None:
         UnknownLayout: No known tool wrote the folder.
         NothingToResume: There is no such folder.
     """
-    wish = wishes.resume
-    if wish in (AUTO, NEVER) or _may_continue(start):
+    resume_option = options.resume
+    if resume_option in (AUTO, NEVER) or _may_continue(start):
         return
-    folder = Path(wish)
+    folder = Path(resume_option)
     is_foreign = (folder / _STATE).is_file() and not (folder / MANIFEST).exists()
-    if is_foreign and wishes.repo and _may_hold_run(wishes):
+    if is_foreign and options.repo and _may_hold_run(options):
         return  # the workers check that the run began from the folder
-    if is_foreign or _is_path(wish):
-        _require_folder(wish, strict=wishes.strict_resume)
+    if is_foreign or _is_path(resume_option):
+        _require_folder(resume_option, strict=options.strict_resume)
 
 
 def _may_continue(start: StartIdentity) -> bool:
@@ -65,46 +65,52 @@ def _may_continue(start: StartIdentity) -> bool:
     return bool(start.job) and not is_first_of_slurm
 
 
-def _may_hold_run(wishes: WorkerOptions) -> bool:
+def _may_hold_run(worker_options: WorkerOptions) -> bool:
     """Return False if the repository has no checkpoint; a store that fails proves nothing."""
-    options = wishes.storage_options
+    options = worker_options.storage_options
     try:
-        store = open_store(wishes.repo, within_seconds=_LOOK_SECONDS, storage_options=options)
+        store = open_store(
+            worker_options.repo, within_seconds=_LOOK_SECONDS, storage_options=options
+        )
         return bool(committed(store))
     except StoreError:
         return True
 
 
-def _is_path(wish: str) -> bool:
+def _is_path(resume_option: str) -> bool:
     """Return whether a wish is a local path: no reference into a repository has a slash."""
-    return os.sep in wish and "://" not in wish and not wish.startswith("best:")
+    return (
+        os.sep in resume_option
+        and "://" not in resume_option
+        and not resume_option.startswith("best:")
+    )
 
 
-def _require_folder(wish: str, *, strict: bool) -> None:
-    folder = Path(wish)
+def _require_folder(resume_option: str, *, strict: bool) -> None:
+    folder = Path(resume_option)
     if (folder / MANIFEST).is_file() and parse_checkpoint(folder.name) is not None:
         raise NothingToResume(
-            f"no checkpoint to resume from at `{wish}`: a checkpoint of a repository is named "
-            "without its path. Nothing was started",
+            f"no checkpoint to resume from at `{resume_option}`: a checkpoint of a repository is "
+            "named without its path. Nothing was started",
             hint=f"resilient train --repo {shell_quote(str(folder.parent))} "
             f"--resume {shell_quote(folder.name)} SCRIPT",
         )
     try:
-        verified = verify_folder(wish)
+        verified = verify_folder(resume_option)
     except KeyNotFound as error:
         raise NothingToResume(
-            f"no checkpoint to resume from at `{wish}`: there is no such folder. Nothing was "
-            "started",
+            f"no checkpoint to resume from at `{resume_option}`: there is no such folder. Nothing "
+            "was started",
             hint="name an existing folder or checkpoint; to start at step 0: --resume never",
         ) from error
     except StoreError:
         return  # the workers report it
-    require_importable(verified, wish)
+    require_importable(verified, resume_option)
     if verified.contents.layout != "hf-trainer":
         raise IncompatibleCheckpoint(
-            f"cannot import `{wish}`: it is a checkpoint of {verified.contents.title}, and only "
-            "those of the Hugging Face Trainer are imported. Nothing was committed",
-            hint=verified.verdict.command or f"resilient ckpt inspect {shell_quote(wish)}",
+            f"cannot import `{resume_option}`: it is a checkpoint of {verified.contents.title}, "
+            "and only those of the Hugging Face Trainer are imported. Nothing was committed",
+            hint=verified.verdict.command or f"resilient ckpt inspect {shell_quote(resume_option)}",
         )
     if strict:
-        refuse_losses(wish, verified.verdict.lost)
+        refuse_losses(resume_option, verified.verdict.lost)

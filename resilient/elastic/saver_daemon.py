@@ -72,9 +72,9 @@ class DaemonSupervisor:
     """
 
     def __init__(
-        self, folder: Path, wishes: DaemonOptions, linger_seconds: float, emit: Emitter
+        self, folder: Path, options: DaemonOptions, linger_seconds: float, emit: Emitter
     ) -> None:
-        self.path = "" if wishes.host_bytes_max < 0 else str(folder / "keeper")
+        self.path = "" if options.host_bytes_max < 0 else str(folder / "keeper")
         self._linger_seconds = linger_seconds
         self._emit = emit
         self._argv = [
@@ -85,12 +85,12 @@ class DaemonSupervisor:
             "--socket",
             self.path,
         ]
-        self._argv += ["--listen", wishes.listen, "--linger-seconds", str(linger_seconds)]
-        self._argv += ["--host-bytes-max", str(wishes.host_bytes_max)]
-        self._argv += ["--ranks", str(wishes.ranks), *(["--auto"] if wishes.is_auto else [])]
+        self._argv += ["--listen", options.listen, "--linger-seconds", str(linger_seconds)]
+        self._argv += ["--host-bytes-max", str(options.host_bytes_max)]
+        self._argv += ["--ranks", str(options.ranks), *(["--auto"] if options.is_auto else [])]
         self._process: subprocess.Popen[bytes] | None = None
-        if wishes.why_not:
-            emit(DaemonUnavailable(wishes.why_not))
+        if options.why_not:
+            emit(DaemonUnavailable(options.why_not))
 
     @property
     def pid(self) -> int:
@@ -210,11 +210,11 @@ def parse_host_bytes(text: str) -> int:
     return size_bytes
 
 
-def resolve_memory_limit(wishes: DaemonOptions, root: Path = ROOT) -> DaemonOptions:
+def resolve_memory_limit(options: DaemonOptions, root: Path = ROOT) -> DaemonOptions:
     """Return the options with a memory limit that this host can provide.
 
     Args:
-        wishes: Options of the user.
+        options: Options of the user.
         root: Folder of shared memory.
 
     Returns:
@@ -224,17 +224,17 @@ def resolve_memory_limit(wishes: DaemonOptions, root: Path = ROOT) -> DaemonOpti
     Raises:
         ConfigError: The user asked for more memory than this host has.
     """
-    if wishes.host_bytes_max < 0:
-        return wishes
+    if options.host_bytes_max < 0:
+        return options
     shared_bytes, left_bytes, numbers = _look(root)
-    is_auto = wishes.host_bytes_max == AUTO
-    granted_bytes = wishes.host_bytes_max or min(shared_bytes, left_bytes // AUTO_SHARE)
+    is_auto = options.host_bytes_max == AUTO
+    granted_bytes = options.host_bytes_max or min(shared_bytes, left_bytes // AUTO_SHARE)
     least_bytes = LEAST_BYTES if is_auto else granted_bytes
     if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):
-        return replace(wishes, host_bytes_max=granted_bytes, is_auto=is_auto)
+        return replace(options, host_bytes_max=granted_bytes, is_auto=is_auto)
     if is_auto:
         reason = f"{numbers}, less than the minimum of {LEAST_BYTES}"
-        return replace(wishes, host_bytes_max=NONE, why_not=reason)
+        return replace(options, host_bytes_max=NONE, why_not=reason)
     raise ConfigError(
         f"--host-bytes-max: {granted_bytes} bytes are too many: {numbers}",
         hint="omit --host-bytes-max, or give none to train without a saver daemon",

@@ -57,13 +57,13 @@ class StopSignals:
         self._may_interrupt = False
 
     @contextmanager
-    def listening(self, heard: Sequence[int] | None = None) -> Iterator[None]:
+    def listening(self, signals: Sequence[int] | None = None) -> Iterator[None]:
         """Handle the signals inside the block; signals ignored before (nohup) stay ignored.
 
         Main thread only.
 
         Args:
-            heard: Signals that an earlier handler received; processed at the start.
+            signals: Signals that an earlier handler received; processed at the start.
         """
         before = {
             number: signal.getsignal(number)
@@ -72,7 +72,7 @@ class StopSignals:
         }
         for number in before:
             signal.signal(number, self._heard)
-        for early in heard or ():
+        for early in signals or ():
             self._heard(early, None)
         try:
             yield
@@ -126,8 +126,8 @@ class StopSignals:
                 self._ordered_at_seconds = now_seconds
             elif now_seconds - self._ordered_at_seconds > _SAME_ORDER_SECONDS:
                 self.is_urgent = True
-        asked = self._asked(number, now_seconds)
-        self.request = self.request.within(asked) if self.request else asked
+        request = self._asked(number, now_seconds)
+        self.request = self.request.within(request) if self.request else request
         self.asked_by = self.asked_by or number
         self._interrupt_if_asked()
 

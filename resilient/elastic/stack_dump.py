@@ -78,13 +78,13 @@ def collect_stacks(
         clock: Clock for the time limit.
     """
     kernel = {local: describe(pid) for local, pid in pids.items()}
-    asked = {local: found for local in pids if (found := _ask(notes, local)) is not None}
-    for value in [*asked.values()]:
+    requests = {local: found for local in pids if (found := _ask(notes, local)) is not None}
+    for value in [*requests.values()]:
         _send(value.pid, signal.SIGCONT)
-    for local in pids.keys() - asked.keys():
+    for local in pids.keys() - requests.keys():
         # The rank has no handler to ask: if stopped, it stays stopped.
         kernel[local] += "\nno stack: the process has no handler for it"
-    texts = _wait_for_answers(asked, clock)
+    texts = _wait_for_answers(requests, clock)
     return [
         RankStacks(ranks[local], kernel[local], texts.get(local, ""), bool(texts.get(local)))
         for local in sorted(pids)
@@ -130,8 +130,8 @@ def _ask(notes: str, local_rank: int) -> _Asked | None:
     head = _read(path).split("\n", 1)[0]
     if not head.isdecimal():
         return None
-    asked = _Asked(path, path.stat().st_size, int(head))
-    return asked if _send(asked.pid, STACKS_SIGNAL) else None
+    request = _Asked(path, path.stat().st_size, int(head))
+    return request if _send(request.pid, STACKS_SIGNAL) else None
 
 
 def _send(pid: int, number: int) -> bool:
@@ -142,17 +142,17 @@ def _send(pid: int, number: int) -> bool:
     return True
 
 
-def _wait_for_answers(asked: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
+def _wait_for_answers(requests: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
     """Wait until no answer grows any more.
 
     Answers are written frame by frame, on a busy machine with pauses; the main thread comes last.
     """
     deadline_seconds = clock.monotonic_seconds() + _ANSWER_SECONDS
-    answers = dict.fromkeys(asked, "")
+    answers = dict.fromkeys(requests, "")
     quiet, quiet_polls = 0, _QUIET_POLLS
     while quiet < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
         clock.sleep(_POLL_SECONDS)
-        now = {local: _answer(value) for local, value in asked.items()}
+        now = {local: _answer(value) for local, value in requests.items()}
         quiet = quiet + 1 if all(now.values()) and now == answers else 0
         quiet_polls = _QUIET_POLLS if all(map(_is_whole, now.values())) else _STALLED_POLLS
         answers = now

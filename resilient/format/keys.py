@@ -278,8 +278,8 @@ def shard_name(part: str, rank: int, number: int | None = None) -> str:
         rank: Rank that writes the file.
         number: Number of the file among the files of the rank's share; None for a single file.
     """
-    which = "" if number is None else f"-{number:02d}"
-    return f"{part}.r{rank:05d}{which}.safetensors"
+    suffix = "" if number is None else f"-{number:02d}"
+    return f"{part}.r{rank:05d}{suffix}.safetensors"
 
 
 def rank_part(part: str, rank: int) -> str:

@@ -120,16 +120,21 @@ def _begin(by_attempt: dict[str, AttemptRecord], record: EventRecord) -> Attempt
     started_ms = record.at_ms - record.milliseconds("start_seconds")
     began_ms = started_ms - record.milliseconds("met_seconds")
     attempt = record.text("attempt") or f"{record.agent} {record.at_ms}"
-    life = by_attempt.setdefault(
+    record_of_attempt = by_attempt.setdefault(
         attempt, AttemptRecord(0, attempt, set(), began_ms, started_ms, record.at_ms)
     )
     # The first host to arrive has waited longest for its peers.
-    life.began_ms = min(life.began_ms, began_ms)
-    life.started_ms = max(life.started_ms, started_ms, life.began_ms)
-    life.ended_ms = max(life.ended_ms, record.at_ms)
-    life.cause, life.world_size = record.text("cause"), round(record.number("world_size"))
-    life.agents.add(record.agent)
-    return life
+    record_of_attempt.began_ms = min(record_of_attempt.began_ms, began_ms)
+    record_of_attempt.started_ms = max(
+        record_of_attempt.started_ms, started_ms, record_of_attempt.began_ms
+    )
+    record_of_attempt.ended_ms = max(record_of_attempt.ended_ms, record.at_ms)
+    record_of_attempt.cause, record_of_attempt.world_size = (
+        record.text("cause"),
+        round(record.number("world_size")),
+    )
+    record_of_attempt.agents.add(record.agent)
+    return record_of_attempt
 
 
 def _note(attempt: AttemptRecord, record: EventRecord) -> None:

@@ -332,15 +332,15 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
     """Return how far each host's clock is ahead of the first host's, 0 within the tolerance."""
-    met: dict[str, dict[str, int]] = defaultdict(dict)
+    times_by_meeting: dict[str, dict[str, int]] = defaultdict(dict)
     for record in records:
         if record.event == "WorkerGroupStarted" and record.host and record.text("attempt"):
-            met[record.text("attempt")].setdefault(
+            times_by_meeting[record.text("attempt")].setdefault(
                 record.host, record.at_ms - record.milliseconds("start_seconds")
             )
-    first = next((host for hosts in met.values() for host in hosts), "")
+    first = next((host for hosts in times_by_meeting.values() for host in hosts), "")
     ahead: dict[str, list[int]] = defaultdict(list)
-    for hosts in met.values():
+    for hosts in times_by_meeting.values():
         for host, at_ms in hosts.items():
             if first in hosts:
                 ahead[host].append(at_ms - hosts[first])

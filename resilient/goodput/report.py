@@ -150,18 +150,18 @@ class GoodputReport:
 
 
 def build_report(
-    told: Sequence[EventRecord], until_ms: int = 0, *, goes_on: bool = True
+    event_records: Sequence[EventRecord], until_ms: int = 0, *, goes_on: bool = True
 ) -> GoodputReport:
     """Build the goodput report of a run from its events.
 
     Args:
-        told: All records of the run, in any order.
+        event_records: All records of the run, in any order.
         until_ms: The present, for a running run; 0 ends the report with the last record. See
             :func:`resilient.goodput.event_log.present_ms`.
         goes_on: Whether its agent may be alive. Intervals of a dead agent are not extended to the
             present.
     """
-    by_time = correct_clock_steps(told)
+    by_time = correct_clock_steps(event_records)
     records = align(by_time)
     last_ms = records[-1].at_ms if records else 0
     launches, attempts = find_agent_runs(records), find_attempts(records)

@@ -205,11 +205,11 @@ def parse_every(text: str, where: str) -> SaveEvery:
     saves = [word for word in words if not word.startswith(_MEMORY)]
     if len(sizes) > 1 or len(saves) > 1:
         raise _refuse(text, where)
-    every = _parse_one(saves[0]) if saves else SaveEvery(says_saves=False)
+    schedule = _parse_one(saves[0]) if saves else SaveEvery(says_saves=False)
     memory = _parse_one(sizes[0]) if sizes else SaveEvery()
-    if every is None or memory is None or (sizes and not memory.steps):
+    if schedule is None or memory is None or (sizes and not memory.steps):
         raise _refuse(text, where)
-    return replace(every, memory_steps=memory.steps)
+    return replace(schedule, memory_steps=memory.steps)
 
 
 def _parse_one(word: str) -> SaveEvery | None:

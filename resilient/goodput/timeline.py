@@ -87,7 +87,7 @@ class Timeline:
         began_ms: int,
         ended_ms: int,
         spent: TimeClass,
-        life: int = 0,
+        attempt: int = 0,
         only: Collection[TimeClass] = (),
     ) -> None:
         """Set the class between two moments; with ``only``, where the class is one of those."""
@@ -98,7 +98,7 @@ class Timeline:
         first, last = self._cut(began_ms), self._cut(ended_ms)
         for nth in range(first, last):
             if not only or self._colours[nth][0] in only:
-                self._colours[nth] = (spent, life)
+                self._colours[nth] = (spent, attempt)
 
     def intervals(self) -> tuple[TimelineInterval, ...]:
         """Return the intervals by time; neighbours differ in class or attempt."""
@@ -285,7 +285,8 @@ def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary
     for fault in faults:
         groups[fault.cause].append(fault)
     return {
-        cause: _sum_up(ones) for cause, ones in sorted(groups.items(), key=lambda g: -len(g[1]))
+        cause: _sum_up(recoveries)
+        for cause, recoveries in sorted(groups.items(), key=lambda g: -len(g[1]))
     }
 
 
@@ -381,8 +382,8 @@ def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
 
 
 def _reason(attempt: AttemptRecord) -> str:
-    asked = attempt.first("StopRequested") or attempt.first("TrainingStopped")
-    return asked.text("reason") if asked else ""
+    event = attempt.first("StopRequested") or attempt.first("TrainingStopped")
+    return event.text("reason") if event else ""
 
 
 def _status(status: int) -> str:

@@ -80,7 +80,7 @@ class AcceleratorCheckpointer(Checkpointer):
     """
 
     def __init__(
-        self, accelerator: Accelerator, url: str | os.PathLike[str], **things: Any
+        self, accelerator: Accelerator, url: str | os.PathLike[str], **objects: Any
     ) -> None:
         self.epoch = 0
         self._accelerator: Any = accelerator
@@ -99,11 +99,11 @@ class AcceleratorCheckpointer(Checkpointer):
             "order": Part(self._order, "rank"),
             "rng_state": Part(self._held, "rank"),
         }
-        taken = sorted(set(own) & set(things))
+        taken = sorted(set(own) & set(objects))
         if taken:
             raise ConfigError(f"`{taken[0]}` was prepared by the accelerator: choose another name")
         # Random state last, so that no other load can draw from the restored streams.
-        super().__init__(url, rng=False, **{**things, **self._limit(things), **own})
+        super().__init__(url, rng=False, **{**objects, **self._limit(objects), **own})
         if places := _own_saves(self._accelerator):
             self.guard = StartGuard(LOOP, places)
 

@@ -30,17 +30,17 @@ def host_copy(value: Any) -> Any:
     return _rebuilt(value, (), lambda item, _: _copied(item))
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     """Compare two outlines: tensors by their memory, other objects by identity or plain value."""
-    if one is other or type(one) is not type(other):
-        return one is other
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    if isinstance(one, torch.Tensor):
-        return _memory(one) == _memory(other)
-    return type(one) in _PLAIN and bool(one == other)
+    if left is right or type(left) is not type(right):
+        return left is right
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(is_same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    if isinstance(left, torch.Tensor):
+        return _memory(left) == _memory(right)
+    return type(left) in _PLAIN and bool(left == right)
 
 
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,10 +57,10 @@ def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
     _rebuilt(before, (), lambda value, path: _note(places, value, path))
     shared: list[list[list[Any]]] = []
 
-    def leaf(one: Any, path: Path) -> Any:
-        found = places.get(_memory(one)) if isinstance(one, torch.Tensor) else None
+    def leaf(leaf_value: Any, path: Path) -> Any:
+        found = places.get(_memory(leaf_value)) if isinstance(leaf_value, torch.Tensor) else None
         if found is None:
-            return one
+            return leaf_value
         shared.append([list(path), list(found)])
         return None
 
@@ -85,8 +85,8 @@ def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
     """
     shared = {tuple(path): tuple(place) for path, place in changes["shared"]}
 
-    def leaf(one: Any, path: Path) -> Any:
-        return _copied(_at(base, shared[path])) if path in shared else one
+    def leaf(leaf_value: Any, path: Path) -> Any:
+        return _copied(_at(base, shared[path])) if path in shared else leaf_value
 
     changed = {key: _rebuilt(value, (key,), leaf) for key, value in changes["changed"].items()}
     kept = {key: value for key, value in base.items() if key not in set(changes["removed"])}

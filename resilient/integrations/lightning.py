@@ -73,12 +73,12 @@ class ResilientCheckpoint(Checkpoint):
         ConfigError: ``every_n_steps`` is negative.
     """
 
-    def __init__(self, url: str | os.PathLike[str], every_n_steps: int = 0, **things: Any) -> None:
+    def __init__(self, url: str | os.PathLike[str], every_n_steps: int = 0, **objects: Any) -> None:
         if every_n_steps < 0:
             raise ConfigError(f"every_n_steps={every_n_steps} is negative")
         self._url = url
         self._every = every_n_steps
-        self._given = things
+        self._given = objects
         self._saved_step = 0
         self._rng = DeferredRandomState()
         self._order = _EpochOrder()
@@ -189,17 +189,22 @@ class ResilientCheckpoint(Checkpoint):
             checkpointer.emit(EarlyStopKept(resume.stopped_by, trainer.global_step))
 
     def _load_theirs(
-        self, trainer: Any, original: Callable[..., None], path: Any = None, *rest: Any, **how: Any
+        self,
+        trainer: Any,
+        original: Callable[..., None],
+        path: Any = None,
+        *rest: Any,
+        **options: Any,
     ) -> None:
         """Verify a checkpoint of Lightning before it is loaded; do not read a refused one."""
-        trusts = (rest[0] if rest else how.get("weights_only")) is False
+        trusts = (rest[0] if rest else options.get("weights_only")) is False
         module = trainer.lightning_module
         buffers = () if module is None else {name for name, _ in module.named_buffers()}
         self._judged = (
             judge_checkpoint(str(path), trusts_pickle=trusts, buffers=buffers) if path else None
         )
         if self._judged is None or self._judged.refusal is None:
-            original(path, *rest, **how)
+            original(path, *rest, **options)
             return
         # `on_fit_start` raises the refusal only if the repository holds no checkpoint.
         trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way

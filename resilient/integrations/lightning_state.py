@@ -74,16 +74,16 @@ class HookState:
         base = host_copy(_checkpoint_without_hooks(trainer))
         base[_CALLBACKS] = dict(callback_states)
         checkpoint = with_changes(base, self._loaded or {})
-        given = outline(checkpoint)
+        outline_before = outline(checkpoint)
         trainer.precision_plugin.on_load_checkpoint(checkpoint)
         _call_module(trainer, "on_load_checkpoint", checkpoint)
-        if not is_same(given[_WEIGHTS], checkpoint.get(_WEIGHTS)):
+        if not is_same(outline_before[_WEIGHTS], checkpoint.get(_WEIGHTS)):
             strict = trainer.lightning_module.strict_loading
             trainer.strategy.load_model_state_dict(checkpoint, strict=strict)
         call._call_callbacks_on_load_checkpoint(trainer, checkpoint)  # noqa: SLF001 - no public way
-        if not is_same(given["optimizer_states"], checkpoint.get("optimizer_states")):
+        if not is_same(outline_before["optimizer_states"], checkpoint.get("optimizer_states")):
             trainer.strategy.load_optimizer_state_dict(checkpoint)
-        if not is_same(given["lr_schedulers"], checkpoint.get("lr_schedulers")):
+        if not is_same(outline_before["lr_schedulers"], checkpoint.get("lr_schedulers")):
             states = checkpoint["lr_schedulers"]
             for config, state in zip(trainer.lr_scheduler_configs, states, strict=False):
                 config.scheduler.load_state_dict(state)

@@ -107,8 +107,8 @@ class ResilientCallback(TrainerCallback):
             StartOverRefused: There are only checkpoints of the stock trainer.
         """
         self._wanted = resume_from_checkpoint
-        wanted = None if resume_from_checkpoint is True else resume_from_checkpoint
-        return self._theirs["train"](wanted, *rest, **more)
+        reference = None if resume_from_checkpoint is True else resume_from_checkpoint
+        return self._theirs["train"](reference, *rest, **more)
 
     def init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
@@ -175,26 +175,26 @@ class ResilientCallback(TrainerCallback):
         self._trainer.callback_handler.train_dataloader = loader
         return self._prepared, loader
 
-    def run_epoch(self, **how: Any) -> None:
+    def run_epoch(self, **options: Any) -> None:
         """Train an epoch or its remaining batches; none after the last step or an early stop."""
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
-        is_first = has_resumed and how["epoch"] == how["epochs_trained"]
-        trained = how["steps_trained_in_current_epoch"] if is_first else 0
-        is_trained = trained >= how["steps_in_epoch"]
+        is_first = has_resumed and options["epoch"] == options["epochs_trained"]
+        trained = options["steps_trained_in_current_epoch"] if is_first else 0
+        is_trained = trained >= options["steps_in_epoch"]
         is_done = trainer.state.global_step >= trainer.state.max_steps and not is_trained
         if is_done or self._stopped_by:
             trainer.control.should_training_stop = True
             return
-        self._place.begin(how, is_resumed=trained > 0)
+        self._place.begin(options, is_resumed=trained > 0)
         if is_trained:
-            self._end_epoch(how)
+            self._end_epoch(options)
             return
         self._theirs["_run_epoch"](
-            **{**how, "resume_from_checkpoint": _MARK if has_resumed else None}
+            **{**options, "resume_from_checkpoint": _MARK if has_resumed else None}
         )
 
-    def _end_epoch(self, how: Mapping[str, Any]) -> None:
+    def _end_epoch(self, state: Mapping[str, Any]) -> None:
         """Do the trainer's work after the last step of an epoch; the step was saved before it."""
         trainer = self._trainer
         self._rng.restore()
@@ -203,11 +203,11 @@ class ResilientCallback(TrainerCallback):
         self.maybe_log_save_evaluate(
             trainer._tr_loss,  # noqa: SLF001 - its log's
             self._place.measured["grad_norm"],
-            how["model"],
-            how["trial"],
-            how["epoch"],
-            how["ignore_keys_for_eval"],
-            how["start_time"],
+            state["model"],
+            state["trial"],
+            state["epoch"],
+            state["ignore_keys_for_eval"],
+            state["start_time"],
             learning_rate=self._place.measured["learning_rate"],
         )
 
@@ -472,16 +472,16 @@ class _Place:
         self._drawn_from = RandomPoint()
         self._loaded: dict[str, int] = {}
 
-    def begin(self, how: Mapping[str, Any], *, is_resumed: bool) -> None:
+    def begin(self, state: Mapping[str, Any], *, is_resumed: bool) -> None:
         """Note the random state of a new epoch, or restore that of a resumed epoch.
 
         Args:
-            how: Arguments of the trainer's own ``_run_epoch``.
+            state: Arguments of the trainer's own ``_run_epoch``.
             is_resumed: Whether batches of this epoch were trained before.
         """
-        self._epoch, self._batches_per_epoch = how["epoch"], how["steps_in_epoch"]
+        self._epoch, self._batches_per_epoch = state["epoch"], state["steps_in_epoch"]
         self.is_ended = False
-        loaders = [how["train_dataloader"]]
+        loaders = [state["train_dataloader"]]
         if is_resumed and self._loaded:
             self._drawn_from.restore(loaders)
         else:

@@ -53,28 +53,28 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     spoiled = {
         problem.place for problem in case.problems if (problem.place, problem.what) not in known
     }
-    hurt = {
+    damaged_places = {
         problem.place for problem in donor_problems if problem.is_fatal and problem.what != ALONE
     }
     is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
-    wanted: list[str] = []
+    names: list[str] = []
     doubtful: list[str] = []
     for name in different:
-        if name in hurt:
+        if name in damaged_places:
             case.refused[name] = f"it is damaged in {copy.url} too"
         elif name not in case.listing.sizes or name in spoiled or is_general:
-            wanted.append(name)
+            names.append(name)
         elif name in copy.listing.sizes and case.is_layout_known:
             is_moved = _is_another(case, copy, name, different)
-            (wanted if is_moved else doubtful).append(name)
+            (names if is_moved else doubtful).append(name)
     for name in doubtful:
         case.refused[name] = f"it is intact here and in {copy.url}, {DIFFERENT}"
-    if doubtful or not wanted:
+    if doubtful or not names:
         return False
-    for name in wanted:
+    for name in names:
         _replace(case, copy, name)
-    what = f"{len(wanted)} files copied" if len(wanted) > 1 else "copied"
-    case.done(", ".join(sorted(wanted)), what, copy.url)
+    what = f"{len(names)} files copied" if len(names) > 1 else "copied"
+    case.done(", ".join(sorted(names)), what, copy.url)
     return True
 
 

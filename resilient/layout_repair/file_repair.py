@@ -329,8 +329,8 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
         StoreError: A file could not be read.
     """
     found = []
-    hurt = {problem.place for problem in case.fatal() if not is_saved_so(problem)}
-    for name in sorted(hurt & set(case.listing.sizes)):
+    damaged_places = {problem.place for problem in case.fatal() if not is_saved_so(problem)}
+    for name in sorted(damaged_places & set(case.listing.sizes)):
         try:
             lost_file = _of_file(case.draft, name)
         except Unreadable:

@@ -146,10 +146,10 @@ def plan_layout_repair(
     contents, problems = looked_through(draft)
     case = RepairCase(draft, contents, problems)
     named = [_near(other, storage_options) for other in others]
-    told = [donor for donor in named if isinstance(donor, Donor)]
+    found_donors = [donor for donor in named if isinstance(donor, Donor)]
     case.logs = tuple(log for donor in named if not isinstance(donor, Donor) for log in donor)
-    case.copies = tuple(donor for donor in told if _is_same_step(case, donor))
-    steps = [donor for donor in told if donor not in case.copies]
+    case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
+    steps = [donor for donor in found_donors if donor not in case.copies]
     case.near = (*steps, *_beside(url))
     before = case.problems
     _mend(case)
@@ -330,11 +330,11 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
 
 
 def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
-    hurt = (
+    damaged_places = (
         set() if plan.is_mended else {problem.place for problem in plan.after if problem.is_fatal}
     )
     for name in plan.draft.list().sizes:
-        if name not in hurt:
+        if name not in damaged_places:
             _write(plan.draft, name, partial / name)
     for salvaged in () if plan.is_mended else plan.salvaged:
         name = f"{salvaged.file}.salvaged.safetensors"

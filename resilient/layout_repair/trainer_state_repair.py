@@ -245,12 +245,12 @@ def _from_another(
         raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
     # accelerate steps a scheduler once per rank.
-    each = last // updates if case.contents.layout == "accelerate" and updates else 1
-    if case.contents.layout == "accelerate" and (not updates or each * updates != last):
+    updates_per_step = last // updates if case.contents.layout == "accelerate" and updates else 1
+    if case.contents.layout == "accelerate" and (not updates or updates_per_step * updates != last):
         raise Unreadable("no other step shows how often it advances")
     count = whole(donor_state.get("_step_count"))
-    more = {"_step_count": each * step + count - last} if count is not None else {}
-    return {**donor_state, **more, "last_epoch": each * step, "_last_lr": rates}
+    more = {"_step_count": updates_per_step * step + count - last} if count is not None else {}
+    return {**donor_state, **more, "last_epoch": updates_per_step * step, "_last_lr": rates}
 
 
 def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
@@ -352,15 +352,15 @@ def _control() -> dict[str, Any]:
     return {"args": dict(_FLAGS), "attributes": {}}
 
 
-def _fill(case: RepairCase, held: dict[str, Any], odd: list[str]) -> None:
+def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     """Add the fields that an older version lacks or that are no numbers; the others stay."""
-    lacking = [key for key in sorted(KEYS) if key not in held]
-    callbacks = held.get("stateful_callbacks")
+    lacking = [key for key in sorted(KEYS) if key not in fields]
+    callbacks = fields.get("stateful_callbacks")
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
     if not lacking and CONTROL in known_callbacks:
         return
     found, sources = _of_run(case, lacking)
-    state = {**_EMPTY, **found, **held}
+    state = {**_EMPTY, **found, **fields}
     state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
     if not decimal(state["train_batch_size"]):
         state["train_batch_size"] = 0
@@ -399,12 +399,14 @@ def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[
 def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
     strange = sorted(set(state) - KEYS)
-    meant = {key: own for key in strange if (own := _without_flip(key, KEYS - set(state)))}
-    kept = {meant.get(key, key): value for key, value in state.items()}
+    own_by_key = {key: own for key in strange if (own := _without_flip(key, KEYS - set(state)))}
+    kept = {own_by_key.get(key, key): value for key, value in state.items()}
     kept = {key: value for key, value in kept.items() if key in KEYS}
     named = ", ".join(strange[:4])[:80]
-    if len(meant) == len(strange):
-        _put(case, kept, f"`{named}` is `{', '.join(meant.values())}` with a flipped bit", STATE)
+    if len(own_by_key) == len(strange):
+        _put(
+            case, kept, f"`{named}` is `{', '.join(own_by_key.values())}` with a flipped bit", STATE
+        )
     else:
         _put(case, kept, f"without `{named}`, which its loader rejects", STATE)
     return kept
@@ -498,8 +500,8 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     _tell_batch_size(known)
     for loss in known.lost:
         case.losses[loss] = CONSEQUENCES[loss]
-    said = "the folder's name, the schedule and the optimizer"
-    sources = ", ".join(dict.fromkeys((said, *reversed(known.sources))))
+    base_sources = "the folder's name, the schedule and the optimizer"
+    sources = ", ".join(dict.fromkeys((base_sources, *reversed(known.sources))))
     _put(case, known.state, f"written again, at step {step}", sources)
 
 

@@ -192,8 +192,10 @@ def directory(members: Sequence[Member], at: int) -> bytes:
         "<4sQ2H2I4Q", b"PK\x06\x06", 44, 798, 45, 0, 0, count, count, len(entries), at
     )
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at + len(entries), 1)
-    few, near = min(count, 0xFFFF), min(at, _BIG)
-    last = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, few, few, min(len(entries), _BIG), near, 0)
+    short_count, near = min(count, 0xFFFF), min(at, _BIG)
+    last = struct.pack(
+        "<4s4H2IH", b"PK\x05\x06", 0, 0, short_count, short_count, min(len(entries), _BIG), near, 0
+    )
     return entries + end + locator + last
 
 

@@ -57,12 +57,14 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
         lacking, alone = common - layer.keys(), [own for own in layer if counts[own] == 1]
         if len(lacking) != 1 or len(alone) != 1:
             continue
-        (wanted,), (found,) = lacking, alone
+        (lacking_name,), (found,) = lacking, alone
         layer_tensor, is_pair = layer[found], len(layers) < _ENOUGH
-        if layer_tensor.shape != shapes[wanted] or (is_pair and not _is_bit_apart(wanted, found)):
+        if layer_tensor.shape != shapes[lacking_name] or (
+            is_pair and not _is_bit_apart(lacking_name, found)
+        ):
             continue
         what = (
-            f"`{layer_tensor.name[:80]}` is in no other layer, and `{wanted[:80]}` of "
+            f"`{layer_tensor.name[:80]}` is in no other layer, and `{lacking_name[:80]}` of "
             f"{'the other' if is_pair else 'all others'} is not in this one: one of both names is "
             "wrong, and its tool initializes that weight again"
         )
@@ -339,10 +341,14 @@ def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[
     vocabulary = whole(config.get("vocab_size"))
     if vocabulary is not None and vocabulary != rows:
         yield f"its `vocab_size` is {vocabulary}, and `{tensor.name[:80]}` is {list(tensor.shape)}"
-    widths = {name: said for name in _WIDTHS if (said := whole(config.get(name))) is not None}
+    widths = {
+        name: stated_width
+        for name in _WIDTHS
+        if (stated_width := whole(config.get(name))) is not None
+    }
     if widths and width not in widths.values():
-        name, said = next(iter(widths.items()))
-        yield f"its `{name}` is {said}, and `{tensor.name[:80]}` is {list(tensor.shape)}"
+        name, stated_width = next(iter(widths.items()))
+        yield f"its `{name}` is {stated_width}, and `{tensor.name[:80]}` is {list(tensor.shape)}"
 
 
 def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -482,11 +488,11 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
     keys = [{key for key in group if isinstance(key, str)} for group in groups]
     is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
     for at, own in enumerate(keys):
-        wanted = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
+        absent_fields = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
         for other in keys:
             # A group may lack options of another group only if each lacks some of the other's.
-            wanted |= (other & _OPTIONS) if own < other else set()
-        if lacking := sorted(wanted - own):
+            absent_fields |= (other & _OPTIONS) if own < other else set()
+        if lacking := sorted(absent_fields - own):
             yield f"its group {at} has no `{lacking[0]}`: the first step fails at that"
             return
 
@@ -633,13 +639,13 @@ def _lost(
 
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:
     """Return the first parameter with one moment of Adam where others have both."""
-    held: dict[str, dict[str, Tensor]] = {}
+    tensors_by_base: dict[str, dict[str, Tensor]] = {}
     for moment in moments:
         owner, _, slot = moment.name.rpartition(".")
-        held.setdefault(owner, {})[slot] = moment
-    if not any(_PAIR <= set(value) for value in held.values()):
+        tensors_by_base.setdefault(owner, {})[slot] = moment
+    if not any(_PAIR <= set(value) for value in tensors_by_base.values()):
         return []
-    for owner, slots in held.items():
+    for owner, slots in tensors_by_base.items():
         lacking = _PAIR - set(slots)
         if len(lacking) == 1:
             place = _place(next(iter(slots.values())))

@@ -103,8 +103,8 @@ def missing(
     last = max((row for _, row in present), default=0) + 1
     rows = max(rows, last)
     # Both numbers come from a file and may be huge.
-    wanted = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
-    lost = islice((name for name in wanted if name not in present), _NAMED_MAX)
+    pairs = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
+    lost = islice((name for name in pairs if name not in present), _NAMED_MAX)
     return [
         Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
         for rank, row in lost
@@ -158,14 +158,14 @@ def _pointer(engine: Engine) -> list[Problem]:
 
 
 def _steps_of_models(engine: Engine) -> list[Problem]:
-    said = _said(engine, "global_steps")
-    steps = {value for value in said.values() if value is not None}
+    step_by_file = _said(engine, "global_steps")
+    steps = {value for value in step_by_file.values() if value is not None}
     if len(steps) > 1:
-        return _odd_ones("global_steps", said, _expected(engine))
+        return _odd_ones("global_steps", step_by_file, _expected(engine))
     found, problems = next(iter(steps), None), []
     for source, step in _claims(engine).items():
         if found is not None and step is not None and step != found:
-            place = engine.models[0].name if len(said) == 1 else engine.prefix or "."
+            place = engine.models[0].name if len(step_by_file) == 1 else engine.prefix or "."
             what = f"its model states are of step {found}, and {source} of {step}: {_ODD}"
             # Users may name a tag freely, but a Trainer resumes from its own step. The Trainer may
             # count the short step at the end of an epoch, which the engine then does not count.
@@ -179,19 +179,21 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
     steps = {part.archive.name: part.step for part in engine.parts if part.step is not None}
     models = [value for value in _said(engine, "global_steps").values() if value is not None]
     likely = [_expected(engine), *models[:1]]
-    wanted = next((item for item in likely if item is not None and _fits(engine, item)), None)
-    wanted = models[0] if wanted is None and models else wanted
-    if wanted is None or not steps:
+    right_step = next((item for item in likely if item is not None and _fits(engine, item)), None)
+    right_step = models[0] if right_step is None and models else right_step
+    if right_step is None or not steps:
         return _odd_ones("step", steps)
     is_mixed = len(set(steps.values())) > 1
-    low = wanted - _skipped(engine)
+    low = right_step - _skipped(engine)
     problems = []
     for name, step in steps.items():
-        if low <= step <= wanted and not (is_mixed and step != _common(steps.values(), wanted)):
+        if low <= step <= right_step and not (
+            is_mixed and step != _common(steps.values(), right_step)
+        ):
             continue
-        what = f"its optimizer made {step} updates by step {wanted}: {_ODD}"
+        what = f"its optimizer made {step} updates by step {right_step}: {_ODD}"
         # A load without the optimizer's state restarts it in the middle of a run.
-        is_fatal = is_mixed or step > wanted or _trainer_step(engine) is not None
+        is_fatal = is_mixed or step > right_step or _trainer_step(engine) is not None
         problems.append(_odd(name, what, is_fatal=is_fatal))
     return problems[:_NAMED_MAX]
 
@@ -233,13 +235,13 @@ def _is_blank(archive: Archive) -> bool:
 
 
 def _odd_ones(
-    field: str, values: Mapping[str, Any], wanted: Any = None, loses: str = ""
+    field: str, values: Mapping[str, Any], right_value: Any = None, loses: str = ""
 ) -> list[Problem]:
     """Return the files whose value differs from the wanted or the most common one."""
     known = {name: value for name, value in values.items() if value is not None}
     if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
-    right = _common(known.values(), wanted)
+    right = _common(known.values(), right_value)
     return [
         Problem(
             name,
@@ -257,9 +259,9 @@ def _odd(place: str, what: str, *, is_fatal: bool) -> Problem:
     return Problem(place, what, "" if is_fatal else AGREEMENT, is_fatal=is_fatal, cure=Remedy.COPY)
 
 
-def _common(found: Iterable[Any], wanted: Any) -> Any:
+def _common(found: Iterable[Any], right_value: Any) -> Any:
     counts = Counter(found)
-    return wanted if wanted in counts else counts.most_common(1)[0][0]
+    return right_value if right_value in counts else counts.most_common(1)[0][0]
 
 
 def _shown(value: Any) -> str:
@@ -457,7 +459,7 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
             item = _optimizer(state, archive)
             parts.append(OptimizerPartition(archive, rank, row, item.step, cuts_of(state)))
             more = tensors_in(archive, state, OPTIMIZER)
-            tensors += [replace(each, name=f"rank {rank}: {each.name}") for each in more]
+            tensors += [replace(folder, name=f"rank {rank}: {folder.name}") for folder in more]
             optimizer = optimizer or item
         except Unreadable as error:
             broken.append(Problem(archive.name, str(error), is_fatal=True))

@@ -207,10 +207,10 @@ def _cut(
 
 
 def _shares(
-    held: Sequence[Sequence[_Vector]], place: int, width: int, count: int
+    vectors_by_rank: Sequence[Sequence[_Vector]], place: int, width: int, count: int
 ) -> Iterator[_Run]:
     """Yield the run of each rank; the last ranks may hold only padding."""
-    for rank, vectors in enumerate(held):
+    for rank, vectors in enumerate(vectors_by_rank):
         own = min(width, count - rank * width)
         if own > 0:
             yield _Run(rank * width, vectors, place, own)

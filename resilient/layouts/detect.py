@@ -548,9 +548,9 @@ def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunC
 
 def _is_any_there(listing: DirectoryListing, head: str, names: Iterable[str]) -> bool:
     """Return True if any file or folder has one of the names, checkpoint or not."""
-    wanted = {f"{head}{name}" for name in names if name}
-    starts = tuple(f"{name}/" for name in wanted)
-    return any(file in wanted or file.startswith(starts) for file in listing.sizes)
+    file_names = {f"{head}{name}" for name in names if name}
+    starts = tuple(f"{name}/" for name in file_names)
+    return any(file in file_names or file.startswith(starts) for file in listing.sizes)
 
 
 def _iteration(tag: str) -> str:

@@ -85,7 +85,7 @@ def unfinished(
     others = (
         replace(problem, help="", cure=Remedy.EARLIER)
         for problem in problems
-        if not any(problem.what.startswith(each) for each in _MISSING)
+        if not any(problem.what.startswith(rule) for rule in _MISSING)
     )
     return (first, *others)
 

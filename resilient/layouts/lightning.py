@@ -159,15 +159,15 @@ def _progress(
 def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     if "lr_schedulers" not in archive.value:
         return [_fatal(archive.name, "it has no `lr_schedulers`, which its loader needs")]
-    for one in schedules:
+    for schedule in schedules:
         # Lightning gives each state to its scheduler, of any class, as it is.
-        is_known = schedule_of(one, archive) is not None or begins_anew(one)
-        if not is_known and not is_own_schedule(one):
+        is_known = schedule_of(schedule, archive) is not None or begins_anew(schedule)
+        if not is_known and not is_own_schedule(schedule):
             return [_fatal(archive.name, "the state of a schedule in it is invalid")]
     states = _list(archive.value.get("optimizer_states"))
     groups = [group for state in states for group in _list(_at(state, "param_groups"))]
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
-    if any(begins_anew(one) or (not one and has_schedule) for one in schedules):
+    if any(begins_anew(schedule) or (not schedule and has_schedule) for schedule in schedules):
         # torch takes the values that are there, and leaves the others as they are at step 0.
         what = "the state of a schedule in it has no `last_epoch`"
         return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
@@ -237,11 +237,11 @@ def _facts(value: dict[Any, Any]) -> dict[str, Any]:
         ),
         None,
     )
-    given = value.get("hyper_parameters")
+    hyper_parameters = value.get("hyper_parameters")
     found = {
         "callbacks": ", ".join(names[:8]),
         "best checkpoint": best[:300] if isinstance(best, str) else None,
-        "hyperparameters": len(given) if isinstance(given, dict) else None,
+        "hyperparameters": len(hyper_parameters) if isinstance(hyper_parameters, dict) else None,
     }
     return {name: fact for name, fact in found.items() if fact}
 

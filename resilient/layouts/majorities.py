@@ -44,12 +44,12 @@ class Witnesses:
     beside_name: str = "another step"
 
 
-def odd_weight(tensors: Sequence[Tensor], witnesses: Witnesses) -> Problem | None:
+def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | None:
     """Return the first weight whose shape most other files contradict.
 
     Args:
         tensors: Tensors of the checkpoint.
-        witnesses: Facts from other files.
+        references: Facts from other files.
     """
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     moments = Counter(moment.shape for moment in _moments(tensors))
@@ -57,18 +57,18 @@ def odd_weight(tensors: Sequence[Tensor], witnesses: Witnesses) -> Problem | Non
     lacking, extra = moments - counts, counts - moments
     total = sum(weight.size_bytes for weight in weights)
     for weight in weights:
-        other = witnesses.beside.get(weight.name)
+        other = references.beside.get(weight.name)
         shapes = [other.shape] if other and other.shape != weight.shape else []
         shapes += [
             shape for shape in lacking if extra[weight.shape] and _one_axis(weight.shape, shape)
         ]
         for shape in dict.fromkeys(shapes):
             votes = _votes(
-                weight, shape, witnesses, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
+                weight, shape, references, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
             )
             named = [name for name, is_against in votes.items() if is_against]
             against = [name for name, is_against in votes.items() if is_against is False]
-            if _is_total(witnesses.index, total, weight, shape):
+            if _is_total(references.index, total, weight, shape):
                 named.append("the index")
             if len(named) >= _VOTES and len(named) > len(against):
                 what = (
@@ -80,14 +80,14 @@ def odd_weight(tensors: Sequence[Tensor], witnesses: Witnesses) -> Problem | Non
 
 
 def _votes(
-    weight: Tensor, shape: tuple[int, ...], witnesses: Witnesses, *, is_lacking: bool
+    weight: Tensor, shape: tuple[int, ...], references: Witnesses, *, is_lacking: bool
 ) -> dict[str, bool | None]:
     """Return for each source: the other shape (True), this shape (False), or neither (None)."""
-    other = witnesses.beside.get(weight.name)
+    other = references.beside.get(weight.name)
     return {
         "the optimizer": True if is_lacking else None,
-        "config.json": _by_config(weight.shape, shape, witnesses.config),
-        witnesses.beside_name: None if other is None else other.shape == shape,
+        "config.json": _by_config(weight.shape, shape, references.config),
+        references.beside_name: None if other is None else other.shape == shape,
     }
 
 
@@ -118,28 +118,30 @@ def _is_total(recorded: int | None, total: int, weight: Tensor, shape: tuple[int
     return total - weight.size_bytes + elements * ITEM_BITS.get(weight.dtype, 0) // 8 == recorded
 
 
-def odd_dtypes(tensors: Sequence[Tensor], witnesses: Witnesses) -> Iterator[Problem]:
+def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
     """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
 
     Args:
         tensors: Tensors of the checkpoint.
-        witnesses: Facts from other files.
+        references: Facts from other files.
     """
     weights = [
         tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
     ]
     moments = _moments(tensors)
     kept = {moment.dtype for moment in moments}
-    told = witnesses.config.get("dtype", witnesses.config.get("torch_dtype"))
-    wanted = _FLOATS.get(told.removeprefix("torch.")) if isinstance(told, str) else None
+    dtype_text = references.config.get("dtype", references.config.get("torch_dtype"))
+    stated_dtype = (
+        _FLOATS.get(dtype_text.removeprefix("torch.")) if isinstance(dtype_text, str) else None
+    )
     is_trained = len(moments) >= len(weights) > 0
     odd = []
     for weight in weights:
-        other = witnesses.beside.get(weight.name)
+        other = references.beside.get(weight.name)
         votes = {
-            "config.json": wanted,
+            "config.json": stated_dtype,
             "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
-            witnesses.beside_name: other.dtype if other else None,
+            references.beside_name: other.dtype if other else None,
         }
         named = {name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype}
         agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
@@ -153,8 +155,14 @@ def odd_dtypes(tensors: Sequence[Tensor], witnesses: Witnesses) -> Iterator[Prob
         )
         yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
     dtypes = {weight.dtype for weight in weights}
-    if wanted and len(dtypes) == 1 and wanted not in dtypes and kept == dtypes and is_trained:
-        what = f"its `dtype` is {told}, but weights and optimizer are {dtypes.pop()}"
+    if (
+        stated_dtype
+        and len(dtypes) == 1
+        and stated_dtype not in dtypes
+        and kept == dtypes
+        and is_trained
+    ):
+        what = f"its `dtype` is {dtype_text}, but weights and optimizer are {dtypes.pop()}"
         after = "`from_pretrained` of this folder would create another model"
         yield Problem("config.json", f"{what}: {after}")
 

@@ -87,7 +87,7 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
     common = _common(folder, listing, prefix, config, problems)
     arguments = common.get("args")
     state = arguments.state if isinstance(arguments, PickledCall) else None
-    given = state if isinstance(state, dict) else {}
+    values = state if isinstance(state, dict) else {}
     step = whole(common.get("iteration"))
     rng = _random(index)
     if rng is None:
@@ -99,7 +99,7 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
         problems.append(
             Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)
         )
-    samples = whole(given.get("consumed_train_samples"))
+    samples = whole(values.get("consumed_train_samples"))
     if common and samples is None:
         problems.append(
             Problem(f"{prefix}{COMMON}", "it has no count of samples", _PLACE, cure=Remedy.UNKEPT)
@@ -112,13 +112,13 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
         "pretrain_gpt.py --load {path}" + ("" if prefix else "/.."),
         index.tensors,
         step,
-        world=whole(given.get("world_size")) or index.ranks,
+        world=whole(values.get("world_size")) or index.ranks,
         optimizer=optimizer,
         schedule=_schedule(common, problems, prefix),
         rng=rng,
         data={} if samples is None else {"samples": samples},
         versions={} if version is None else {"checkpoint": str(version)[:40]},
-        facts=_facts(given),
+        facts=_facts(values),
         problems=(*problems, *index.problems),
     )
 
@@ -224,11 +224,11 @@ def _disagreements(
     return [Problem(prefix or ".", what, "the agreement of its files")]
 
 
-def _facts(given: dict[Any, Any]) -> dict[str, Any]:
+def _facts(values: dict[Any, Any]) -> dict[str, Any]:
     names = {
         "tensor parallel": "tensor_model_parallel_size",
         "pipeline parallel": "pipeline_model_parallel_size",
         "of iterations": "train_iters",
     }
-    found = {name: whole(given.get(key)) for name, key in names.items()}
+    found = {name: whole(values.get(key)) for name, key in names.items()}
     return {name: value for name, value in found.items() if value is not None}

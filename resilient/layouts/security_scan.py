@@ -263,7 +263,7 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
             except Unreadable as error:
                 yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not read")
                 continue
-            pieces = {piece for some in found.slices.values() for piece in some}
+            pieces = {piece for slices in found.slices.values() for piece in slices}
             indexed |= {(piece.file, piece.start, piece.size_bytes) for piece in pieces}
     if len(indexed) > _SLICES_MAX:
         what = f"{len(indexed)} slices"

@@ -105,9 +105,19 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         if depth > DEPTH_MAX or seen > LEAVES_MAX:
             raise Unreadable("endless nesting of modules")
         fields = _fields(value)
-        named |= {f"{prefix}{key}": each for key, each in fields if isinstance(each, TensorRef)}
-        inside = [(key, each) for key, each in fields if isinstance(each, PickledCall)]
-        waiting += [(f"{prefix}{key}.", depth + 1, each) for key, each in reversed(inside)]
+        named |= {
+            f"{prefix}{key}": field_value
+            for key, field_value in fields
+            if isinstance(field_value, TensorRef)
+        }
+        inside = [
+            (key, field_value)
+            for key, field_value in fields
+            if isinstance(field_value, PickledCall)
+        ]
+        waiting += [
+            (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(inside)
+        ]
     return tensors_in(archive, named, MODEL)
 
 
@@ -174,8 +184,8 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         *(("the schedule",) if schedule is None else ()),
     ]
     words = [key.lower() for key in named if isinstance(key, str)]
-    for wanted, what in _WANTED.items():
-        if not any(part in word for part in wanted for word in words):
+    for word_parts, what in _WANTED.items():
+        if not any(part in word for part in word_parts for word in words):
             lacking.append(what)
     load, stops = how_to_load(archive.names)
     if optimizer is None and schedule is None and tensors:

@@ -76,8 +76,8 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
         head = archive.head(state, _CPU_HEAD.size)
         if len(head) != _CPU_HEAD.size:
             continue
-        _, left, is_seeded, drawn = _CPU_HEAD.unpack(head)
-        if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and drawn <= _CPU_WORDS):
+        _, left, is_seeded, position = _CPU_HEAD.unpack(head)
+        if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and position <= _CPU_WORDS):
             return (
                 f"its `{name}` is not a state that the generator of torch accepts: it was never set"
             )
@@ -257,7 +257,7 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
     """Return the position of torch's ChainedScheduler, which has none of its own."""
     inner = _list(_field(value, "_schedulers"))
-    found = [schedule_of(one, archive) for one in inner]
+    found = [schedule_of(schedule, archive) for schedule in inner]
     if not found or found[0] is None or None in found:
         return None
     return replace(found[0], rates=_rates(_list(value.get("_last_lr")), archive))
@@ -272,7 +272,9 @@ def is_own_schedule(value: Any) -> bool:
     if not isinstance(value, dict) or optimizer_of(value, None) is not None:
         return False
     is_other = value.keys() & {*_OF_TORCH, *_KINDS}
-    has_weights = bool(value) and all(isinstance(one, TensorRef) for one in value.values())
+    has_weights = bool(value) and all(
+        isinstance(field_value, TensorRef) for field_value in value.values()
+    )
     return not is_other and not has_weights
 
 
@@ -347,7 +349,7 @@ def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
 
 
 def _opened(
-    folder: Folder, listing: DirectoryListing, name: str, wanted: tuple[str, ...]
+    folder: Folder, listing: DirectoryListing, name: str, names: tuple[str, ...]
 ) -> tuple[Any, str]:
     """Return the content of a file of random states, and the reason why it is invalid, if it is."""
     try:
@@ -357,7 +359,7 @@ def _opened(
     value = archive.value
     if not isinstance(value, dict) or not any(kind in value for kind in _KINDS):
         return value, "it holds no random states"
-    lacking = [key for key in wanted if key not in value]
+    lacking = [key for key in names if key not in value]
     if lacking:
         return value, f"it has no `{lacking[0]}`"
     return value, check_rng_state(value, _KINDS) or unset(value, _KINDS, archive)

@@ -81,10 +81,12 @@ def contradictions(
     if in_other_files:
         found.append(f"{_MAP} names the wrong shard for `{in_other_files[0][:80]}`")
     metadata = document.get("metadata")
-    said = metadata.get("total_size") if isinstance(metadata, dict) else None
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.size_bytes for tensor in tensors)
-    if isinstance(said, int | float) and said != total:
-        found.append(f"its `total_size` is {said}, but the shards have {total} bytes of tensors")
+    if isinstance(total_size, int | float) and total_size != total:
+        found.append(
+            f"its `total_size` is {total_size}, but the shards have {total} bytes of tensors"
+        )
     return [Problem(index, problem, help=_REPAIR) for problem in found]
 
 

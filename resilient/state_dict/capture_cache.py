@@ -287,7 +287,7 @@ def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
             return []
         if id(stateful) not in found:
             found[id(stateful)] = stateful
-            inner = [each for each in own["_modules"].values() if each is not None]
+            inner = [child for child in own["_modules"].values() if child is not None]
             left += reversed(inner)
     return [*found.values()]
 
@@ -303,9 +303,9 @@ def _are_equal(left: Any, right: Any) -> bool:
     return np.array_equal(left, right) if isinstance(left, np.ndarray) else bool(left == right)
 
 
-def _are(some: Sequence[Any], others: Sequence[Any]) -> bool:
+def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return whether these are the identical objects."""
-    return len(some) == len(others) and all(map(is_, some, others))
+    return len(objects) == len(others) and all(map(is_, objects, others))
 
 
 def _of_each(owns: Iterable[dict[str, Any]], *names: str) -> list[Any]:
@@ -355,28 +355,28 @@ class CaptureCache:
         Raises:
             UnsavableState: As for ``flatten``.
         """
-        same = self._at_a_glance(part, stateful)
-        if same is not None:
-            return same
+        cached = self._at_a_glance(part, stateful)
+        if cached is not None:
+            return cached
         state = fast_state_dict(stateful)
         tree, tensors = self.flatten(part, state)
-        glance = (
+        detector = (
             make_change_detector(stateful, state, tensors) if part not in self._restless else None
         )
-        if glance is not None and (glance.is_by_value or isinstance(tensors, CachedTensors)):
-            self._remember(part, stateful, glance, tree, tensors)
+        if detector is not None and (detector.is_by_value or isinstance(tensors, CachedTensors)):
+            self._remember(part, stateful, detector, tree, tensors)
         return tree, tensors
 
     def _remember(
-        self, part: str, stateful: Any, glance: ChangeDetector, tree: Any, tensors: Tensors
+        self, part: str, stateful: Any, detector: ChangeDetector, tree: Any, tensors: Tensors
     ) -> None:
-        rest = glance.rest()
+        rest = detector.rest()
         if rest is not None and flatten(part, rest)[1]:
             # State that is requested each time must not be part of the kept state.
             return
         kept = tensors if isinstance(tensors, CachedTensors) else CachedTensors(tensors)
         constant = CachedTree(tree if rest is None else tree["state"])
-        self._looks[part] = _Look(stateful, glance, constant, kept)
+        self._looks[part] = _Look(stateful, detector, constant, kept)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
         """Return the result of ``flatten_part`` if only numbers changed; None if unsure."""

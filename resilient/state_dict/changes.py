@@ -237,9 +237,13 @@ def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
         plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         if isinstance(plain, list | tuple) and len(plain) <= _SHOWN_MAX:
             plain = [*plain]
-        many = plain if isinstance(plain, list) else [plain]
-        if key != "param_names" and all(type(option) in _SCALARS for option in many):
-            found[key] = [_finite(option) for option in many] if plain is many else _finite(plain)
+        plain_options = plain if isinstance(plain, list) else [plain]
+        if key != "param_names" and all(type(option) in _SCALARS for option in plain_options):
+            found[key] = (
+                [_finite(option) for option in plain_options]
+                if plain is plain_options
+                else _finite(plain)
+            )
     return found
 
 

@@ -301,11 +301,11 @@ def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
         live.copy_(saved)
         return
     if isinstance(saved, FlatShard):
-        given = saved.memory
+        source = saved.memory
     else:
-        given = saved.reshape(-1).narrow(0, live.start, live.memory.numel())
-    if given.data_ptr() != live.memory.data_ptr():
-        live.memory.copy_(given)
+        source = saved.reshape(-1).narrow(0, live.start, live.memory.numel())
+    if source.data_ptr() != live.memory.data_ptr():
+        live.memory.copy_(source)
 
 
 class ZeroOptimizer:

@@ -247,7 +247,7 @@ def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
     if (left.is_conj(), left.is_neg()) != (right.is_conj(), right.is_neg()):
         # The same bytes mean other numbers.
         return False
-    strides = (local_of(each, "").stride() for each in (left, right))
+    strides = (local_of(side, "").stride() for side in (left, right))
     return left.stride() == right.stride() and len(set(strides)) == 1
 
 

@@ -140,13 +140,13 @@ class Fsdp1Optimizer:
         """
         live = self._optimizer.param_groups
         self._optimizer.param_groups = [group for group in live if group["params"]]
-        given: dict[str, Any] = {
+        optimizer_state: dict[str, Any] = {
             "state": state,
             "param_groups": [group for group in groups if group["params"]],
         }
         try:
             with _deprecated_inside():
-                set_optimizer_state_dict(self._model, self._optimizer, given)
+                set_optimizer_state_dict(self._model, self._optimizer, optimizer_state)
             live = _merged(live, self._optimizer.param_groups, groups)
         finally:
             self._optimizer.param_groups = live

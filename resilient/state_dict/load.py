@@ -153,12 +153,12 @@ def _memory(tensor: torch.Tensor, path: str) -> torch.Tensor | None:
 def _sharing(targets: Mapping[str, Berths]) -> set[str]:
     """Return the parts with a tensor that shares memory with another tensor."""
     found: set[str] = set()
-    furthest, whose = 0, ""
+    furthest, owner = 0, ""
     for start, stop, part in sorted(_spans(targets)):
         if start < furthest:
-            found |= {part, whose}
+            found |= {part, owner}
         if stop > furthest:
-            furthest, whose = stop, part
+            furthest, owner = stop, part
     return found
 
 
@@ -321,9 +321,9 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
         IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Continuing would
             silently start it afresh.
     """
-    held = {entry.name for entry in manifest.parts}
+    stored_names = {entry.name for entry in manifest.parts}
     absent = tuple(
-        name for name, part in parts.items() if stored_name(name, part, rank) not in held
+        name for name, part in parts.items() if stored_name(name, part, rank) not in stored_names
     )
     for name in absent:
         if parts[name].scope == "replicated" and not parts[name].optional:

@@ -670,12 +670,12 @@ class ShardedOptimizer:
         home = run.homes.get(kind)
         if home is None or home.dtype != value.dtype:
             home = run.homes[kind] = torch.empty_like(run.memory, dtype=value.dtype)
-        given = (
+        source = (
             value.memory
             if isinstance(value, FlatShard)
             else value.reshape(-1).narrow(0, run.start, home.numel())
         )
-        if given.data_ptr() != home.data_ptr():
-            home.copy_(given)
+        if source.data_ptr() != home.data_ptr():
+            home.copy_(source)
         for piece, place in zip(run.pieces, run.cut(home), strict=True):
             self.optimizer.state[piece][kind] = place

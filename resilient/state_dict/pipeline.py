@@ -218,9 +218,9 @@ class PipelineOptimizer:
         shown: dict[str, Any] = {}
         for stage in self._exchange(_mapped(own, _outline)):
             shown |= stage
-        held = _mapped(own, lambda tensor: _held(tensor, writes=self._writes))
+        mapped_state = _mapped(own, lambda tensor: _held(tensor, writes=self._writes))
         state = {
-            name: held[name] if name in held else _mapped(shown[name], _absent)
+            name: mapped_state[name] if name in mapped_state else _mapped(shown[name], _absent)
             for names in self._groups
             for name in names
             if name in shown

@@ -134,17 +134,17 @@ def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[Write
         tensors: Tensors by name; the same names on every rank, in the same order.
         world: Identity of this rank.
     """
-    everyone = tuple(range(world.size))
+    all_ranks = tuple(range(world.size))
     groups: dict[tuple[int, ...], list[WriteItem]] = defaultdict(list)
     for name, tensor in tensors.items():
         spec = spec_of(name, tensor)
         if not spec.size_bytes:
             # No rank has an element of it; the tensor exists all the same.
-            nothing = torch.empty(spec.shape, dtype=tensor.dtype)
-            groups[everyone].append(WriteItem(spec, whole(spec.shape), nothing))
+            empty_tensor = torch.empty(spec.shape, dtype=tensor.dtype)
+            groups[all_ranks].append(WriteItem(spec, whole(spec.shape), empty_tensor))
             continue
         if type(tensor) in PLAIN:
-            groups[everyone].append(WriteItem(spec, whole(spec.shape), tensor))
+            groups[all_ranks].append(WriteItem(spec, whole(spec.shape), tensor))
             continue
         # Only sharded training pays for the import of torch's part about it.
         from resilient.state_dict.sharding import holders, local_shards

@@ -191,7 +191,7 @@ def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
         )
     if tensor.numel() == 0:
         return ()
-    return tuple(_box(local, chosen) for chosen in product(*map(_placed, axes)))
+    return tuple(_box(local, placement) for placement in product(*map(_placed, axes)))
 
 
 def _flat_boxes(tensor: FlatShard) -> tuple[LocalShard, ...]:
@@ -212,11 +212,11 @@ def _placed(runs: Runs) -> list[tuple[int, int, int]]:
     return placed
 
 
-def _box(local: torch.Tensor, chosen: Sequence[tuple[int, int, int]]) -> LocalShard:
+def _box(local: torch.Tensor, placement: Sequence[tuple[int, int, int]]) -> LocalShard:
     data = local
-    for axis, (_, count, place) in enumerate(chosen):
+    for axis, (_, count, place) in enumerate(placement):
         data = data.narrow(axis, place, count)
-    region = Region(tuple(value[0] for value in chosen), tuple(value[1] for value in chosen))
+    region = Region(tuple(value[0] for value in placement), tuple(value[1] for value in placement))
     return LocalShard(region, data)
 
 
@@ -288,11 +288,11 @@ def holders(tensor: torch.Tensor) -> tuple[int, ...]:
         return (dist.get_rank(),)
     assert isinstance(tensor, DTensor)  # noqa: S101 - for mypy
     coordinate = tensor.device_mesh.get_coordinate() or ()
-    chosen = tuple(
+    index = tuple(
         slice(None) if placement.is_replicate() else at
         for placement, at in zip(tensor.placements, coordinate, strict=True)
     )
-    return tuple(sorted(tensor.device_mesh.mesh[chosen].flatten().tolist()))
+    return tuple(sorted(tensor.device_mesh.mesh[index].flatten().tolist()))
 
 
 TORCH_DTYPES: dict[str, torch.dtype] = {

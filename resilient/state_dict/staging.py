@@ -392,16 +392,16 @@ class CopySchedule:
 
 def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
     """Yield copies in batches of small ones, which are cheaper to track and to share."""
-    some: list[TensorCopy] = []
+    batch: list[TensorCopy] = []
     size_bytes = 0
     for copy in copies:
-        some.append(copy)
+        batch.append(copy)
         size_bytes += copy.source.nbytes
         if size_bytes >= _TOGETHER_BYTES:
-            yield some
-            some, size_bytes = [], 0
-    if some:
-        yield some
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 class CopyScheduleCache:
@@ -492,12 +492,12 @@ class StagingBuffers:
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return ``size_bytes`` of memory for a file."""
-        given = self._allocate(name, size_bytes)
-        held = self._buffers.get(name)
-        if held is None or held.obj is not given.obj:
+        allocated = self._allocate(name, size_bytes)
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.obj is not allocated.obj:
             self._forget(name)
-            self._buffers[name] = memoryview(given.obj)
-        return given[:size_bytes]
+            self._buffers[name] = memoryview(allocated.obj)
+        return allocated[:size_bytes]
 
     def targets(self, file: PlannedFile, buffer: memoryview) -> tuple[torch.Tensor, ...]:
         """Return the targets of a file's sources in its memory, and write its header there.

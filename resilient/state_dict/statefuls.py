@@ -148,11 +148,11 @@ class TrackedObjects:
             for buffer in replica.module.buffers():
                 dist.broadcast(buffer, group=group, group_src=0)
 
-    def left_out(self, held: Iterable[str]) -> tuple[str, ...]:
+    def left_out(self, stored_names: Iterable[str]) -> tuple[str, ...]:
         """Return the saved names in a checkpoint that match none of these parts."""
         own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
         own |= {f"{name}_buffers" for name in self.parts}
-        left = (name for name in held if name not in self.parts)
+        left = (name for name in stored_names if name not in self.parts)
         return tuple(sorted(name for name in left if _WITHOUT_RANK.sub("", name) not in own))
 
 
@@ -173,10 +173,10 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
     inside = {name: unwrap(value) for name, value in tracked.items()}
     models = {name: value for name, value in inside.items() if isinstance(value, nn.Module)}
     parts: dict[str, Part] = {}
-    for name, thing in tracked.items():
-        parts[name] = _part(name, thing, models)
-        if ranks > 1 and isinstance(thing, nn.Module) and _replica(thing) is None:
-            own = RankLocalBuffers(bare(thing))
+    for name, stateful in tracked.items():
+        parts[name] = _part(name, stateful, models)
+        if ranks > 1 and isinstance(stateful, nn.Module) and _replica(stateful) is None:
+            own = RankLocalBuffers(bare(stateful))
             if own.state_dict():
                 parts[f"{name}_buffers"] = Part(own, "rank", optional=True)
     if rng:

@@ -336,8 +336,8 @@ class FsspecFolder:
         sizes = {self._name(path): int(info["size"]) for path, info in files[:FILES_MAX]}
         self._sizes = sizes
         is_file = [path.rstrip("/") for path, _ in files] == [self._root]
-        told = {self._name(path): _changed(info) for path, info in files[:FILES_MAX]}
-        changed = {name: seconds for name, seconds in told.items() if seconds is not None}
+        changes = {self._name(path): _changed(info) for path, info in files[:FILES_MAX]}
+        changed = {name: seconds for name, seconds in changes.items() if seconds is not None}
         is_whole = len(files) <= FILES_MAX
         return DirectoryListing(sizes, is_whole=is_whole, is_file=is_file, changed=changed)
 

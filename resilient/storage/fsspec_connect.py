@@ -82,14 +82,14 @@ def knows_ranges(filesystem: Any, path: str) -> bool:
 async def _is_partial(filesystem: Any, path: str) -> bool:
     session = await filesystem.set_session()
     headers = {**filesystem.kwargs.get("headers", {}), "Range": "bytes=0-0"}
-    asked = {**filesystem.kwargs, "headers": headers}
-    async with session.get(filesystem.encode_url(path), **asked) as answer:
+    options = {**filesystem.kwargs, "headers": headers}
+    async with session.get(filesystem.encode_url(path), **options) as answer:
         answer.raise_for_status()
         return int(answer.status) == _PARTIAL
 
 
-def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the filesystem of ``url`` and the path in it, with our defaults under ``given``.
+def connect(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the filesystem of ``url`` and the path in it, with our defaults under ``options``.
 
     Raises:
         ConfigError: The URL is chained or malformed, or its package is not installed.
@@ -105,7 +105,7 @@ def connect(url: str, protocol: str, given: Mapping[str, Any]) -> tuple[Any, str
         # An S3 URL has no user; the user would be taken for a part of the bucket's name.
         url = redact_userinfo(url, "")
     try:
-        filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), given))
+        filesystem, root = url_to_fs(url, **merged(_OPTIONS.get(protocol, {}), options))
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         raise ConfigError(

@@ -71,11 +71,11 @@ def local_path(url: str) -> Path:
         return Path(url).expanduser()
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
-        meant = f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
+        file_url = f"file:///{parts.netloc.rpartition('@')[2]}{parts.path}"
         raise ConfigError(
             f"cannot open {redacted(url)}: `{parts.netloc.rpartition('@')[2]}` is read as a host "
             "name, and a local path has none",
-            hint=f"resilient ckpt ls {shell_quote(meant)}",
+            hint=f"resilient ckpt ls {shell_quote(file_url)}",
         )
     return Path(unquote(parts.path))
 

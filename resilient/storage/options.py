@@ -108,7 +108,7 @@ class S3Options:
 _KNOWN = {option.name: option for option in fields(S3Options) if option.name != "for_s3fs"}
 
 
-def read_s3_options(given: Mapping[str, Any]) -> S3Options:
+def read_s3_options(values: Mapping[str, Any]) -> S3Options:
     """Parse storage options of ``s3://``.
 
     Raises:
@@ -117,7 +117,7 @@ def read_s3_options(given: Mapping[str, Any]) -> S3Options:
     """
     known: dict[str, Any] = {}
     for_s3fs: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in values.items():
         word = _ALIASES.get(name, name)
         if word in _KNOWN:
             known[word] = _checked(word, value)
@@ -206,12 +206,12 @@ def trusted(options: S3Options) -> bytes:
     return found
 
 
-def merged(ours: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both mappings one level deep; ``given`` wins over ``ours``."""
-    both = {**ours, **given}
-    for name in ours.keys() & given.keys():
-        if isinstance(ours[name], dict) and isinstance(given[name], dict):
-            both[name] = {**ours[name], **given[name]}
+def merged(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge both mappings one level deep; ``options`` wins over ``ours``."""
+    both = {**ours, **options}
+    for name in ours.keys() & options.keys():
+        if isinstance(ours[name], dict) and isinstance(options[name], dict):
+            both[name] = {**ours[name], **options[name]}
     return both
 
 
@@ -293,14 +293,14 @@ _SPELLED = {
 }
 
 
-def for_cloud(protocol: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def for_cloud(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of the library behind ``protocol``.
 
-    An unknown protocol gets ``given`` unchanged.
+    An unknown protocol gets ``options`` unchanged.
 
     Args:
         protocol: Protocol of the URL.
-        given: Storage options.
+        options: Storage options.
     """
     names, defaults = _SPELLED.get(protocol, ({}, {}))
-    return {**defaults, **{names.get(name, name): value for name, value in given.items()}}
+    return {**defaults, **{names.get(name, name): value for name, value in options.items()}}

@@ -87,8 +87,8 @@ class PosixWritableFile:
         if direct == self._is_direct:
             return
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
-        wanted = flags | _DIRECT if direct else flags & ~_DIRECT
-        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, wanted)
+        new_flags = flags | _DIRECT if direct else flags & ~_DIRECT
+        fcntl.fcntl(self._descriptor, fcntl.F_SETFL, new_flags)
         self._is_direct = direct
 
 

@@ -157,11 +157,11 @@ class Credentials:
 
 def known_credentials(options: S3Options) -> Credentials | None:
     """Return the credentials of the options or of the standard variables, else None."""
-    given = (options.key, options.secret, options.token)
+    values = (options.key, options.secret, options.token)
     if not options.key:
         names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-        given = tuple(os.environ.get(name, "") for name in names)  # type: ignore[assignment]
-    key, secret, token = given
+        values = tuple(os.environ.get(name, "") for name in names)  # type: ignore[assignment]
+    key, secret, token = values
     return Credentials(key, secret, token, region_of(options)) if key and secret else None
 
 
@@ -182,7 +182,7 @@ def query_of(arguments: Mapping[str, str]) -> str:
 def signed_headers(
     method: str,
     url: str,
-    who: Credentials,
+    credentials: Credentials,
     now: datetime,
     body_digest: str = EMPTY,
     more: Mapping[str, str] = NOTHING,
@@ -192,7 +192,7 @@ def signed_headers(
     Args:
         method: HTTP method.
         url: URL with a quoted path and the query of ``query_of``.
-        who: Signing credentials.
+        credentials: Signing credentials.
         now: Present time, UTC; servers accept a difference of 15 minutes.
         body_digest: SHA-256 of the body, in hexadecimal digits; the server rejects another body.
         more: Further headers to sign; names in lower case.
@@ -205,27 +205,28 @@ def signed_headers(
         "x-amz-date": stamp,
         **more,
     }
-    if who.token:
-        headers["x-amz-security-token"] = who.token
+    if credentials.token:
+        headers["x-amz-security-token"] = credentials.token
     names = ";".join(sorted(headers))
     lines = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))
     request = "\n".join((method, parts.path or "/", parts.query, lines, names, body_digest))
-    scope = f"{stamp[:8]}/{who.region}/s3/aws4_request"
+    scope = f"{stamp[:8]}/{credentials.region}/s3/aws4_request"
     digest = hashlib.sha256(request.encode()).hexdigest()
     signature = hmac.new(
-        _signing_key(who, stamp[:8]),
+        _signing_key(credentials, stamp[:8]),
         f"{_ALGORITHM}\n{stamp}\n{scope}\n{digest}".encode(),
         hashlib.sha256,
     ).hexdigest()
     authorization = (
-        f"{_ALGORITHM} Credential={who.key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        f"{_ALGORITHM} Credential={credentials.key}/{scope}, SignedHeaders={names}, "
+        f"Signature={signature}"
     )
     return {**headers, "authorization": authorization}
 
 
-def _signing_key(who: Credentials, date: str) -> bytes:
-    key = f"AWS4{who.secret}".encode()
-    for step in (date, who.region, "s3", "aws4_request"):
+def _signing_key(credentials: Credentials, date: str) -> bytes:
+    key = f"AWS4{credentials.secret}".encode()
+    for step in (date, credentials.region, "s3", "aws4_request"):
         key = hmac.new(key, step.encode(), hashlib.sha256).digest()
     return key
 
@@ -372,9 +373,11 @@ class S3Connection:
         clock: Source of deadlines and of the signed time.
     """
 
-    def __init__(self, bucket: str, options: S3Options, who: Credentials, clock: Clock) -> None:
-        self._who, self._clock, self._options = who, clock, options
-        self._base = f"{endpoint_of(options, who.region)}/{quote(bucket)}"
+    def __init__(
+        self, bucket: str, options: S3Options, credentials: Credentials, clock: Clock
+    ) -> None:
+        self._who, self._clock, self._options = credentials, clock, options
+        self._base = f"{endpoint_of(options, credentials.region)}/{quote(bucket)}"
         self._origin = self._base.removesuffix(urlsplit(self._base).path)
         # https without a context would not know the additional trusted certificates.
         self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
@@ -391,7 +394,7 @@ class S3Connection:
         weakref.finalize(self, _close, self._idle)
 
     @contextmanager
-    def ask(self, asked: HttpRequest) -> Iterator[HttpResponse]:
+    def ask(self, request: HttpRequest) -> Iterator[HttpResponse]:
         """Send a request and yield its response.
 
         Raises:
@@ -404,8 +407,8 @@ class S3Connection:
         is_whole = False
         try:
             with self._digesting:
-                proof = summed(asked.body) if asked.is_summed else signed(asked.body)
-            with closing(self._sent(connection, asked, proof, timer)) as response:
+                proof = summed(request.body) if request.is_summed else signed(request.body)
+            with closing(self._sent(connection, request, proof, timer)) as response:
                 answer = HttpResponse(response, timer, proof)
                 yield answer
                 is_whole = answer.is_read()
@@ -417,27 +420,27 @@ class S3Connection:
                 connection.close()
 
     def _sent(
-        self, connection: HTTPConnection, asked: HttpRequest, proof: BodyChecksum, timer: _Timer
+        self, connection: HTTPConnection, request: HttpRequest, proof: BodyChecksum, timer: _Timer
     ) -> HTTPResponse:
-        url = f"{self._base}/{quote(asked.key, safe='/-._~')}" if asked.key else self._base
-        if asked.query:
-            url = f"{url}?{query_of(asked.query)}"
+        url = f"{self._base}/{quote(request.key, safe='/-._~')}" if request.key else self._base
+        if request.query:
+            url = f"{url}?{query_of(request.query)}"
         now = datetime.fromisoformat(self._clock.now_iso())
         target = url.removeprefix(self._origin)
-        connection.putrequest(asked.method, target, skip_host=True, skip_accept_encoding=True)
-        more = {**asked.signed, **proof.headers}
-        headers = signed_headers(asked.method, url, self._who, now, proof.digest, more)
-        headers |= asked.headers
-        if asked.body or asked.method in ("PUT", "POST"):
-            headers["content-length"] = str(len(asked.body))
+        connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
+        more = {**request.signed, **proof.headers}
+        headers = signed_headers(request.method, url, self._who, now, proof.digest, more)
+        headers |= request.headers
+        if request.body or request.method in ("PUT", "POST"):
+            headers["content-length"] = str(len(request.body))
         for name, value in headers.items():
             connection.putheader(name, value)
         # A server that rejects a request may respond and hang up before it has read everything.
         with suppress(BrokenPipeError, ConnectionResetError, ssl.SSLError):
             connection.endheaders()
-            for at in range(0, len(asked.body), PIECE_BYTES):
+            for at in range(0, len(request.body), PIECE_BYTES):
                 timer.limit()
-                connection.send(asked.body[at : at + PIECE_BYTES])
+                connection.send(request.body[at : at + PIECE_BYTES])
         timer.limit()
         return connection.getresponse()
 
@@ -470,14 +473,14 @@ def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | 
     A library is needed for a machine's role, unsigned requests, a proxy, a bucket of S3 Express, or
     an environment setting that changes requests.
     """
-    who = known_credentials(options)
-    if who is None or options.anon or bucket.endswith(_EXPRESS):
+    credentials = known_credentials(options)
+    if credentials is None or options.anon or bucket.endswith(_EXPRESS):
         return None
-    parts = urlsplit(endpoint_of(options, who.region))
+    parts = urlsplit(endpoint_of(options, credentials.region))
     is_behind_proxy = parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
     if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ALONE)):
         return None
-    return S3Connection(bucket, options, who, clock)
+    return S3Connection(bucket, options, credentials, clock)
 
 
 def classify_timeout(error: Exception) -> type[StoreError]:
@@ -495,8 +498,8 @@ def field_of(name: str, text: str) -> str:
 def endpoint_of(options: S3Options, region: str) -> str:
     """Return the endpoint for path-style requests, which every S3 server understands."""
     variables = (os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-    given = options.endpoint or next(filter(None, variables), "")
-    parts = urlsplit(given or f"https://s3.{region}.amazonaws.com")
+    endpoint = options.endpoint or next(filter(None, variables), "")
+    parts = urlsplit(endpoint or f"https://s3.{region}.amazonaws.com")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 

@@ -187,14 +187,14 @@ class SignedMultipartUploads:
         Raises:
             StoreError: The server refused or did not answer.
         """
-        asked = {"uploads": "", "prefix": prefix, "max-uploads": str(_PAGE)}
+        query = {"uploads": "", "prefix": prefix, "max-uploads": str(_PAGE)}
         while True:
-            page = self._page(self._ask(HttpRequest("GET", query=asked)))
+            page = self._page(self._ask(HttpRequest("GET", query=query)))
             yield from page.uploads()
             if page.get("IsTruncated", "false") != "true":
                 return
-            asked["key-marker"] = page.get("NextKeyMarker", "")
-            asked["upload-id-marker"] = page.get("NextUploadIdMarker", "")
+            query["key-marker"] = page.get("NextKeyMarker", "")
+            query["upload-id-marker"] = page.get("NextUploadIdMarker", "")
 
     def abort(self, upload: Upload) -> None:
         """Abort an upload; another attempt may already have done so.
@@ -210,13 +210,13 @@ class SignedMultipartUploads:
         except ET.ParseError as error:
             raise self._failed(StoreUnavailable, f"half an answer ({error})") from error
 
-    def _ask(self, asked: HttpRequest) -> bytes:
+    def _ask(self, request: HttpRequest) -> bytes:
         try:
-            with self._wire.ask(asked) as answer:
+            with self._wire.ask(request) as answer:
                 text = answer.text()
         except WIRE_ERRORS as error:
             raise self._failed(classify_timeout(error), str(error)) from error
-        is_gone = asked.method == "DELETE" and answer.status == _MISSING
+        is_gone = request.method == "DELETE" and answer.status == _MISSING
         if not (answer.is_good or is_gone):
             code = field_of("Code", text.decode("utf-8", "replace"))
             raise self._failed(kind_of_answer(code, answer.status), f"{answer.status} {code}")

@@ -104,8 +104,8 @@ class ObstoreStore:
         """
         view = as_byte_view(data, check_key(key))
         part_bytes = self._parts.bytes_for(len(view))
-        wanted = self._parts.count_for(len(view))
-        with self._errors("put", key), self._lanes.take(wanted) as in_flight:
+        part_count = self._parts.count_for(len(view))
+        with self._errors("put", key), self._lanes.take(part_count) as in_flight:
             if not self._sent(key, view, part_bytes, in_flight):
                 obstore.put(
                     self._bucket,
@@ -207,13 +207,13 @@ class ObstoreStore:
         obstore can neither list nor abort them. With known credentials the requests use this
         package's own client, with a machine's role they use s3fs.
         """
-        who = known_credentials(self._options)
-        if who is None:
+        credentials = known_credentials(self._options)
+        if credentials is None:
             return s3_multipart.abort_through_s3fs(
                 self.url, for_s3fs(self._options), is_ours, older_than_seconds, clock
             )
         found = SignedMultipartUploads(
-            self._name, S3Connection(self._name, self._options, who, clock)
+            self._name, S3Connection(self._name, self._options, credentials, clock)
         )
         prefix = f"{self._prefix}/" if self._prefix else ""
         return s3_multipart.abort_uploads(found, prefix, is_ours, older_than_seconds, clock)

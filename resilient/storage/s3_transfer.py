@@ -123,8 +123,8 @@ class S3Transfer:
             Redirected: The caller must use a library.
         """
         span = f"bytes={start}-{start + len(room) - 1}"
-        asked = HttpRequest("GET", self._prefix + key, headers={"range": span})
-        with self._answer("get", key, asked) as answer:
+        request = HttpRequest("GET", self._prefix + key, headers={"range": span})
+        with self._answer("get", key, request) as answer:
             if answer.status == _NOT_SATISFIABLE:
                 answer.text()
                 return 0
@@ -180,9 +180,9 @@ class S3Transfer:
         if len(cut.view) <= cut.part_bytes:
             whole = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
             return bool(self._ask("put", key, whole).checksum)
-        wanted = {ALGORITHM_HEADER: ALGORITHM} if is_summed else {}
+        headers = {ALGORITHM_HEADER: ALGORITHM} if is_summed else {}
         begun = self._ask(
-            "put", key, HttpRequest("POST", self._prefix + key, {"uploads": ""}, signed=wanted)
+            "put", key, HttpRequest("POST", self._prefix + key, {"uploads": ""}, signed=headers)
         )
         number = field_of("UploadId", begun.text)
         if not number:
@@ -208,8 +208,8 @@ class S3Transfer:
 
         def put(part: int) -> PutResponse:
             query = {"partNumber": str(part), "uploadId": number}
-            asked = HttpRequest("PUT", where, query, body=cut.part(part), is_summed=is_summed)
-            return self._ask("put", key, asked)
+            request = HttpRequest("PUT", where, query, body=cut.part(part), is_summed=is_summed)
+            return self._ask("put", key, request)
 
         parts = map_parallel(put, range(1, cut.count + 1), cut.in_flight)
         if is_summed and not all(part.checksum for part in parts):
@@ -223,11 +223,11 @@ class S3Transfer:
             raise self._unsaid("put", key, _WHOLE, ended)
         return True
 
-    def _ask(self, verb: str, key: str, asked: HttpRequest) -> PutResponse:
+    def _ask(self, verb: str, key: str, request: HttpRequest) -> PutResponse:
         """Return the server's response."""
-        with self._answer(verb, key, asked) as answer:
+        with self._answer(verb, key, request) as answer:
             self._require(answer, verb, key)
-            checksum = answer.header(SUM_HEADER) if asked.is_summed else ""
+            checksum = answer.header(SUM_HEADER) if request.is_summed else ""
             if checksum and checksum != answer.proof.sum:
                 # The checksum is that of the received bytes, which differ from the sent bytes.
                 raise self._failed(
@@ -239,9 +239,9 @@ class S3Transfer:
             )
 
     @contextmanager
-    def _answer(self, verb: str, key: str, asked: HttpRequest) -> Iterator[HttpResponse]:
+    def _answer(self, verb: str, key: str, request: HttpRequest) -> Iterator[HttpResponse]:
         try:
-            with self._wire.ask(asked) as answer:
+            with self._wire.ask(request) as answer:
                 yield answer
         except WIRE_ERRORS as error:
             reason = str(error) or type(error).__name__
@@ -278,7 +278,7 @@ class S3Transfer:
 
 def _received(answer: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
     """Read a body into ``room``, and report each piece while it is still in a cache."""
-    told = came = 0
+    reported = came = 0
     for piece in room.cut(0, len(room)):
         at = 0
         while at < len(piece):
@@ -286,9 +286,9 @@ def _received(answer: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> in
             if not more:
                 break
             at, came = at + more, came + more
-            if came - told >= PIECE_BYTES:
-                arrived(told, came)
-                told = came
-    if came > told:
-        arrived(told, came)
+            if came - reported >= PIECE_BYTES:
+                arrived(reported, came)
+                reported = came
+    if came > reported:
+        arrived(reported, came)
     return came

@@ -137,8 +137,8 @@ class MultipartConfig:
 
     def bytes_for(self, size_bytes: int) -> int:
         """Return the part size of an object: equal parts without a small remainder."""
-        each = -(-size_bytes // self.count_for(size_bytes))
-        return max(self.part_bytes, each)
+        part_bytes = -(-size_bytes // self.count_for(size_bytes))
+        return max(self.part_bytes, part_bytes)
 
 
 class TransferLimiter:
@@ -156,12 +156,12 @@ class TransferLimiter:
         self._changed = threading.Condition()
 
     @contextmanager
-    def take(self, wanted: int) -> Iterator[int]:
-        """Wait until some parts are free and yield their number: ``wanted``, or fewer."""
-        wanted = min(wanted, self._most)
+    def take(self, size: int) -> Iterator[int]:
+        """Wait until some parts are free and yield their number: ``size``, or fewer."""
+        size = min(size, self._most)
         with self._changed:
-            self._changed.wait_for(lambda: self._free >= min(wanted, self._least))
-            taken = min(wanted, self._free)
+            self._changed.wait_for(lambda: self._free >= min(size, self._least))
+            taken = min(size, self._free)
             self._free -= taken
         try:
             yield taken

@@ -74,8 +74,8 @@ def fit_to_show(error: Exception) -> Exception:
     """
     if all(redacted_text(message) == message for message in _said_on_the_way(error)):
         return error
-    said = f"{type(error).__name__}: {redacted_text(str(error))}"
-    return Exception(said).with_traceback(error.__traceback__)
+    error_text = f"{type(error).__name__}: {redacted_text(str(error))}"
+    return Exception(error_text).with_traceback(error.__traceback__)
 
 
 def _said_on_the_way(error: BaseException) -> list[str]:

@@ -36,13 +36,13 @@ class ActivationCheckpointing:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing:
+def read_recomputing(options_given: Mapping[str, Any] | None) -> ActivationCheckpointing:
     """Parse ``activation_checkpointing_kwargs``.
 
     Raises:
         ConfigError: A key is unknown or a value is not accepted.
     """
-    options = dict(given or {})
+    options = dict(options_given or {})
     known = (*_OURS, *_TORCHS)
     for name in options:
         if name not in known:
@@ -51,15 +51,15 @@ def read_recomputing(given: Mapping[str, Any] | None) -> ActivationCheckpointing
                 f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(known)}"
                 + (f"; did you mean `{close[0]}`?" if close else "")
             )
-    every = options.pop("every_n_layers", 1)
-    if not isinstance(every, int) or every < 1:
-        raise ConfigError(f"`every_n_layers`={every!r} is not accepted: use at least 1")
+    layer_interval = options.pop("every_n_layers", 1)
+    if not isinstance(layer_interval, int) or layer_interval < 1:
+        raise ConfigError(f"`every_n_layers`={layer_interval!r} is not accepted: use at least 1")
     offload = bool(options.pop("offload", False))
-    return ActivationCheckpointing(every, offload, {"use_reentrant": False, **options})
+    return ActivationCheckpointing(layer_interval, offload, {"use_reentrant": False, **options})
 
 
 def recompute(
-    model: nn.Module, how: ActivationCheckpointing, layer_classes: Collection[str] = ()
+    model: nn.Module, settings: ActivationCheckpointing, layer_classes: Collection[str] = ()
 ) -> None:
     """Make the layers of ``model`` recompute their activations, in place.
 
@@ -74,7 +74,7 @@ def recompute(
     """
     if getattr(model, _MARK, False):
         return
-    if not layer_classes and _asked(model, how):
+    if not layer_classes and _asked(model, settings):
         setattr(model, _MARK, True)
         return
     layers = layers_of(model, layer_classes)
@@ -84,25 +84,25 @@ def recompute(
             hint="name their classes in fsdp_transformer_layer_cls_to_wrap, hold them in a "
             "ModuleList, or give the model a method gradient_checkpointing_enable",
         )
-    for layer in layers[:: how.every_n_layers]:
+    for layer in layers[:: settings.every_n_layers]:
         # Hooks of the layer stay outside: FSDP gathers the layer once for the forward pass.
-        layer.forward = _recomputed(layer.forward, how)
+        layer.forward = _recomputed(layer.forward, settings)
     setattr(model, _MARK, True)
 
 
-def _asked(model: nn.Module, how: ActivationCheckpointing) -> bool:
+def _asked(model: nn.Module, settings: ActivationCheckpointing) -> bool:
     """Return whether the model itself supports it, and has enabled it."""
-    options = dict(how.options)
+    options = dict(settings.options)
     if hasattr(model, "activation_checkpointing_enable"):
         cast("Any", model).activation_checkpointing_enable(
             activation_checkpointing_kwargs=options,
-            every_n_layers=how.every_n_layers,
-            offload=how.offload,
+            every_n_layers=settings.every_n_layers,
+            offload=settings.offload,
         )
         return True
     if not hasattr(model, "gradient_checkpointing_enable"):
         return False
-    if how.every_n_layers > 1 or how.offload:
+    if settings.every_n_layers > 1 or settings.offload:
         raise ConfigError(
             f"`{type(model).__name__}.gradient_checkpointing_enable` has no `every_n_layers` and "
             "no `offload`: omit them"
@@ -134,20 +134,22 @@ def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if id(module) not in inside]
 
 
-def _recomputed(forward: Callable[..., Any], how: ActivationCheckpointing) -> Callable[..., Any]:
+def _recomputed(
+    forward: Callable[..., Any], settings: ActivationCheckpointing
+) -> Callable[..., Any]:
     from torch import is_grad_enabled
     from torch.utils.checkpoint import checkpoint
 
-    saving: Any = partial(checkpoint, **how.options)
+    saving: Any = partial(checkpoint, **settings.options)
 
     @wraps(forward)
     def recomputed(*inputs: Any, **named: Any) -> Any:
         if not is_grad_enabled():
             return forward(*inputs, **named)
-        if how.options["use_reentrant"] and named:
+        if settings.options["use_reentrant"] and named:
             # torch passes on only positional arguments there.
             return saving(partial(forward, **named), *inputs)
-        with _waiting_room(offload=how.offload):
+        with _waiting_room(offload=settings.offload):
             return saving(forward, *inputs, **named)
 
     return recomputed

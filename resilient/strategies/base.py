@@ -157,8 +157,8 @@ def begin_with_rank_0(model: nn.Module, _: object) -> None:
 
 def group_timeout() -> timedelta:
     """Return the timeout of a collective of all ranks."""
-    everyone: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001
-    options = everyone._get_backend(everyone._device_types[0]).options  # noqa: SLF001
+    world_group: Any = dist.distributed_c10d._get_default_group()  # noqa: SLF001
+    options = world_group._get_backend(world_group._device_types[0]).options  # noqa: SLF001
     waits: timedelta = options._timeout  # noqa: SLF001
     return waits
 

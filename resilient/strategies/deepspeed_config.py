@@ -163,12 +163,12 @@ def contradictions(block: Mapping[str, Any], values: Mapping[str, Any]) -> Itera
 
 def _other_values(params: Mapping[str, Any], values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differing values, except lengths that depend on the length of the run."""
-    told = {"warmup_max_lr": "learning_rate"}
+    argument_by_key = {"warmup_max_lr": "learning_rate"}
     if values["max_steps"] > 0:
-        told["total_num_steps"] = "max_steps"
+        argument_by_key["total_num_steps"] = "max_steps"
     if values["warmup_steps"] >= 1:
-        told["warmup_num_steps"] = "warmup_steps"
-    for name, argument in told.items():
+        argument_by_key["warmup_num_steps"] = "warmup_steps"
+    for name, argument in argument_by_key.items():
         value = values[argument]
         if params.get(name) not in (None, "auto", value):
             yield f"scheduler.params.{name}={params[name]!r} where {argument}={value!r}"
@@ -256,25 +256,25 @@ _FIXED: dict[str, tuple[Any, str]] = {
 }
 
 
-def read_config(given: Mapping[str, Any] | str | None) -> Config:
+def read_config(source: Mapping[str, Any] | str | None) -> Config:
     """Read a config into a new dict.
 
     Args:
-        given: A dict, the path of a JSON file, or None for ZeRO 2.
+        source: A dict, the path of a JSON file, or None for ZeRO 2.
 
     Raises:
         ConfigError: The file cannot be read or is no JSON object.
     """
-    if given is None or given == "":
+    if source is None or source == "":
         return {"zero_optimization": {"stage": 2}}
-    if not isinstance(given, str):
-        return deepcopy(dict(given))
+    if not isinstance(source, str):
+        return deepcopy(dict(source))
     try:
-        config = json.loads(Path(given).read_text(encoding="utf-8"))
+        config = json.loads(Path(source).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"`deepspeed`={given!r} cannot be read as JSON: {error}") from error
+        raise ConfigError(f"`deepspeed`={source!r} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"`deepspeed`={given!r} holds a {type(config).__name__}, not an object")
+        raise ConfigError(f"`deepspeed`={source!r} holds a {type(config).__name__}, not an object")
     return config
 
 

@@ -90,7 +90,7 @@ class Fsdp1Strategy:
         return model
 
     def _wrap(self, model: nn.Module, units: Sequence[nn.Module]) -> FullyShardedDataParallel:
-        options, chosen = self.options, {id(unit) for unit in units}
+        options, unit_ids = self.options, {id(unit) for unit in units}
         mesh = data_mesh(self.device, options)
         if mesh.shape[-1] == 1:
             raise ConfigError(
@@ -103,7 +103,7 @@ class Fsdp1Strategy:
                 device_mesh=mesh,
                 sharding_strategy=_STRATEGIES[mesh.ndim, options.reshard_after_forward],
                 cpu_offload=self.offload(),
-                auto_wrap_policy=CustomPolicy(lambda module: id(module) in chosen),
+                auto_wrap_policy=CustomPolicy(lambda module: id(module) in unit_ids),
                 backward_prefetch=_PREFETCH[options.backward_prefetch],
                 forward_prefetch=options.forward_prefetch,
                 mixed_precision=self._precision(),

@@ -88,20 +88,20 @@ class FsdpOptions:
 
 
 def read_fsdp(
-    fsdp: Any, config: Mapping[str, Any] | str | None, given: Mapping[str, Any]
+    fsdp: Any, config: Mapping[str, Any] | str | None, arguments: Mapping[str, Any]
 ) -> FsdpOptions:
     """Combine both arguments into options.
 
     Args:
         fsdp: ``fsdp``: a flag, or words such as ``full_shard auto_wrap``.
         config: ``fsdp_config``: a dict or the path of a JSON file; names may begin with ``fsdp_``.
-        given: Values of separate arguments, under the names of :class:`FsdpOptions`.
+        arguments: Values of separate arguments, under the names of :class:`FsdpOptions`.
 
     Raises:
         ConfigError: A word, key or value is unknown, they contradict each other, or FSDP does not
             support them.
     """
-    values = {**given, **_words(fsdp), **_config(_read(config))}
+    values = {**arguments, **_words(fsdp), **_config(_read(config))}
     if values.pop("one_dtype", False) and values.get("version") == 1:
         # accelerate interprets a single dtype name the same way.
         values["dtypes"] = values["dtypes"]._replace(buffer=values["dtypes"].param)

@@ -74,10 +74,10 @@ def read_pipeline(config: Mapping[str, Any] | None) -> PipelineOptions:
     """
     values = config or {}
     ranks = pipeline_size(values)
-    given = [name for name in PIPELINE_KEYS[1:] if values.get(name) is not None]
-    if ranks == 1 and given:
+    keys = [name for name in PIPELINE_KEYS[1:] if values.get(name) is not None]
+    if ranks == 1 and keys:
         raise ConfigError(
-            f"`parallelism_config.{given[0]}` is about pipelines, but `{SIZE}` gives no ranks to "
+            f"`parallelism_config.{keys[0]}` is about pipelines, but `{SIZE}` gives no ranks to "
             "a pipeline"
         )
     schedule = (values.get(SCHEDULE) or "1f1b").lower()

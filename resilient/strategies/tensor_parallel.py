@@ -146,7 +146,10 @@ class TensorParallelStrategy:
 
 
 def cut_layers(
-    model: nn.Module, plan: Mapping[str, str], mesh: DeviceMesh, held: Collection[str] = ("",)
+    model: nn.Module,
+    plan: Mapping[str, str],
+    mesh: DeviceMesh,
+    parameter_ids: Collection[str] = ("",),
 ) -> None:
     """Cut layers in place over a mesh of one dimension. Collective.
 
@@ -154,12 +157,12 @@ def cut_layers(
         model: Whole model, whose names the plan has.
         plan: Plan as in :class:`TensorParallelStrategy`.
         mesh: Mesh of the ranks that share the layers.
-        held: Names of the modules of this rank; other modules are left alone.
+        parameter_ids: Names of the modules of this rank; other modules are left alone.
 
     Raises:
         ConfigError: As for :func:`whole_plan`.
     """
-    inside = tuple(f"{name}." if name else "" for name in held)
+    inside = tuple(f"{name}." if name else "" for name in parameter_ids)
     styles = whole_plan(model, plan)
     here = {name: style for name, style in styles.items() if f"{name}.".startswith(inside)}
     parallelize_module(model, mesh, here)

@@ -97,7 +97,11 @@ class RecordingFileSystem:
     """
 
     def __init__(
-        self, inner: FileSystem, top: Path, record: FileOpLog, turns: ThreadScheduler | None = None
+        self,
+        inner: FileSystem,
+        top: Path,
+        record: FileOpLog,
+        scheduler: ThreadScheduler | None = None,
     ) -> None:
         self.record = record
         self.dies_after: int | None = None
@@ -105,7 +109,7 @@ class RecordingFileSystem:
         self._inner = inner
         self._depth = len(top.parts)
         self._top = top.parts
-        self._turns = turns
+        self._turns = scheduler
         self._lock = threading.RLock()
         self._dead = False
         self._files = 0
@@ -381,12 +385,12 @@ class Disk:
         found: dict[int, Mapping[int, Fate]] = {}
         last = 0
         for choice in _choices(fates, draw, limit):
-            chosen: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
-            last = _digest(self._top, chosen, settled, shapes)
-            found.setdefault(last, chosen)
+            fate_by_file: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
+            last = _digest(self._top, fate_by_file, settled, shapes)
+            found.setdefault(last, fate_by_file)
         found[last] = found.pop(last)
-        for digest, chosen in found.items():
-            tree = None if digest in known else _built(self._top, chosen, settled)
+        for digest, fate_by_file in found.items():
+            tree = None if digest in known else _built(self._top, fate_by_file, settled)
             yield DiskState(digest, tree)
 
     def _at(self, names: Sequence[str]) -> _Folder:
@@ -521,9 +525,9 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
         masks = list(range(1 << count))
     else:
         full = (1 << count) - 1
-        some = draw.sample(range(count), SUBSETS_OF_MAX)
-        masks = [0, *(full ^ (1 << at) for at in some), *(1 << at for at in some)]
-        masks += [(1 << at) - 1 for at in some]
+        sample = draw.sample(range(count), SUBSETS_OF_MAX)
+        masks = [0, *(full ^ (1 << at) for at in sample), *(1 << at for at in sample)]
+        masks += [(1 << at) - 1 for at in sample]
         masks += [draw.getrandbits(count) for _ in range(2 * SUBSETS_OF_MAX)] + [full]
     found: dict[frozenset[tuple[str, int]], Names] = {}
     for mask in masks:

@@ -71,35 +71,39 @@ def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[
     return {"step": step} | {name: value.state for name, value in states.items()}
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
+def differences(left: Any, right: Any, path: str = "") -> list[str]:
     """Return the places where two values differ in type, shape or a single bit; empty if equal.
 
     Args:
-        one: Nested dicts, lists and tuples of tensors and plain values.
-        other: Value to compare with.
+        left: Nested dicts, lists and tuples of tensors and plain values.
+        right: Value to compare with.
         path: Path of the values in a larger value; it begins each line.
     """
-    if type(one) is not type(other):
-        return [f"{path}: {type(one).__name__} and {type(other).__name__}"]
-    if isinstance(one, dict):
-        found = [] if list(one) == list(other) else [f"{path}: keys {list(one)} and {list(other)}"]
-        shared = [key for key in one if key in other]
+    if type(left) is not type(right):
+        return [f"{path}: {type(left).__name__} and {type(right).__name__}"]
+    if isinstance(left, dict):
+        found = (
+            [] if list(left) == list(right) else [f"{path}: keys {list(left)} and {list(right)}"]
+        )
+        shared = [key for key in left if key in right]
         return found + [
-            line for key in shared for line in differences(one[key], other[key], f"{path}/{key}")
+            line for key in shared for line in differences(left[key], right[key], f"{path}/{key}")
         ]
-    if isinstance(one, list | tuple):
-        if len(one) != len(other):
-            return [f"{path}: {len(one)} and {len(other)} items"]
-        pairs = enumerate(zip(one, other, strict=True))
+    if isinstance(left, list | tuple):
+        if len(left) != len(right):
+            return [f"{path}: {len(left)} and {len(right)} items"]
+        pairs = enumerate(zip(left, right, strict=True))
         return [line for index, (a, b) in pairs for line in differences(a, b, f"{path}/{index}")]
-    if isinstance(one, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape and same_bits(one, other)
+    if isinstance(left, torch.Tensor):
+        is_equal = (
+            left.dtype == right.dtype and left.shape == right.shape and same_bits(left, right)
+        )
     else:
-        same = repr(one) == repr(other)
-    return [] if same else [f"{path}: {one!r:.80} and {other!r:.80}"]
+        is_equal = repr(left) == repr(right)
+    return [] if is_equal else [f"{path}: {left!r:.80} and {right!r:.80}"]
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype and shape have the same bits, NaNs included."""
-    plain = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    plain = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (left, right)]
     return torch.equal(*plain)

@@ -243,9 +243,9 @@ class StoreContract:
                         return False
                     return True
 
-                won = list(pool.map(claim, range(_RACERS)))
-                assert won.count(True) == 1, f"{won.count(True)} racers won `{key}`"
-                assert store.get(key) == f"racer {won.index(True)}".encode() * 100
+                results = list(pool.map(claim, range(_RACERS)))
+                assert results.count(True) == 1, f"{results.count(True)} racers won `{key}`"
+                assert store.get(key) == f"racer {results.index(True)}".encode() * 100
 
     def test_every_write_that_returned_is_seen(self, store: Store) -> None:
         """Show a write at once in get, stat and list, also after an earlier read."""

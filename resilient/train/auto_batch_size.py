@@ -39,8 +39,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is a lack of memory that a smaller batch may avoid."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    said = str(error).lower()
-    return isinstance(error, RuntimeError) and any(message in said for message in _SAYINGS)
+    error_text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(message in error_text for message in _SAYINGS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,22 +270,26 @@ def restore(
     state: TrainerState,
     callbacks: CallbackHandler,
     *,
-    wanted: str | bool | None,
+    resume_from: str | bool | None,
 ) -> None:
     """Load the last attempt's state, and plan the rest of the run from there. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
     more = {name: run.saver.parts[name] for name in registered}
     launch = session.gang.launch
-    settled = run.saver.settle(_wish(session, wanted=wanted), is_first=launch.is_first)
+    settled = run.saver.settle(_wish(session, reference=resume_from), is_first=launch.is_first)
     digest = import_hf_run(hooks, settled, more, session.next_topic())
     reference = "auto" if digest else _reference(session, settled)
-    requires = wanted is True and launch.cause == "start"
+    requires = resume_from is True and launch.cause == "start"
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
     resumed = run.saver.resume(reference, launch.cause, guard)
     run.saver.ledger.begin(resumed, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
-    asked = hooks.args.per_device_train_batch_size
-    if run.fitting and resumed and resumed.config.get("per_device_train_batch_size") == asked:
+    per_device_batch = hooks.args.per_device_train_batch_size
+    if (
+        run.fitting
+        and resumed
+        and resumed.config.get("per_device_train_batch_size") == per_device_batch
+    ):
         # The last attempt's batch size fits again, and gives the same bits.
         set_batch(run, hooks, state.train_batch_size)
     callbacks.context["shelf"] = saved_models(session, run.saver)
@@ -362,15 +366,15 @@ def recompute_schedule(
     state.compute_steps(hooks.args, planned)
 
 
-def _wish(session: Session, *, wanted: str | bool | None) -> str:
+def _wish(session: Session, *, reference: str | bool | None) -> str:
     """Return the user's choice of a checkpoint; the script overrides the launcher.
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
     launch = session.gang.launch
-    if wanted is None or isinstance(wanted, bool):
-        return "never" if wanted is False else launch.resume
-    path = os.fspath(wanted)
+    if reference is None or isinstance(reference, bool):
+        return "never" if reference is False else launch.resume
+    path = os.fspath(reference)
     return launch.resume if place_of(path) == place_of(session.repository) else path
 
 

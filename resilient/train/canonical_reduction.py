@@ -180,8 +180,8 @@ class CanonicalSampler(ResumableSampler):
     def __iter__(self) -> Iterator[MicroBatch]:
         cursor, deal = self.cursor, self.deal
         seed, epoch, start = cursor.seed, cursor.epoch, cursor.samples
-        for turn, dealt in enumerate(self._rounds()):
-            for leaf, indices in zip(self.leaves, dealt, strict=True):
+        for turn, batches in enumerate(self._rounds()):
+            for leaf, indices in zip(self.leaves, batches, strict=True):
                 place = start + turn * deal.round_samples + leaf * deal.batch
                 yield MicroBatch(indices, (seed, epoch, place))
 
@@ -196,8 +196,10 @@ class CanonicalSampler(ResumableSampler):
         order, start = self.begin_order(), cursor.samples
         if type(self.sampling).batches is not Sampling.batches:
             # Batches that are no slices of the order: build each leaf's batches separately.
-            each = [self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves]
-            yield from map(list, zip(*each, strict=True))
+            leaf_batches = [
+                self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves
+            ]
+            yield from map(list, zip(*leaf_batches, strict=True))
             return
         for turn in range(deal.rounds_after(start)):
             place = start + turn * deal.round_samples

@@ -61,9 +61,9 @@ class Accelerator:
         Raises:
             ConfigError: Another option is given.
         """
-        asked = sorted(set(options) - {"scale_wrt_gas"})
-        if asked or options.get("scale_wrt_gas"):
-            name = asked[0] if asked else "scale_wrt_gas"
+        unsupported = sorted(set(options) - {"scale_wrt_gas"})
+        if unsupported or options.get("scale_wrt_gas"):
+            name = unsupported[0] if unsupported else "scale_wrt_gas"
             raise ConfigError(
                 f"`accelerator.backward` does not accept `{name}`",
                 hint="call `loss.backward(...)` for tensors that only this rank needs, or omit it",

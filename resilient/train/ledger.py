@@ -343,11 +343,11 @@ def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterabl
 
 def _runs(entries: Iterable[Entry]) -> Iterable[list[StepRecord] | SkipRecord | str]:
     """Yield rows unchanged, and groups of up to ``FOLDED`` steps of one kind."""
-    for kind, some in groupby(entries, _kind):
+    for kind, entries_of_kind in groupby(entries, _kind):
         if kind is None:
-            yield from (record for record in some if not isinstance(record, StepRecord))
+            yield from (record for record in entries_of_kind if not isinstance(record, StepRecord))
             continue
-        steps = [record for record in some if isinstance(record, StepRecord)]
+        steps = [record for record in entries_of_kind if isinstance(record, StepRecord)]
         for first in range(0, len(steps), FOLDED):
             yield steps[first : first + FOLDED]
 

@@ -148,10 +148,10 @@ class Meters:
         return [total / self._ranks for total in found]
 
     def _add_up(self, steps: list[list[Any]]) -> list[float]:
-        many = self._sums(steps)
+        sums = self._sums(steps)
         if self._ranks > 1:
-            dist.all_reduce(many)
-        added: list[float] = many.tolist()
+            dist.all_reduce(sums)
+        added: list[float] = sums.tolist()
         return added
 
     def _sums(self, steps: list[list[Any]]) -> torch.Tensor:

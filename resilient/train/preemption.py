@@ -75,11 +75,11 @@ class StopDeadline:
 
     def request(self, reason: str, now_seconds: float) -> StopRequest:
         """Return the agent's request if it wrote one, else a request for ``reason``."""
-        told = read_stop_request(self.notes)
-        if told is None:
+        stop_request = read_stop_request(self.notes)
+        if stop_request is None:
             return StopRequest(reason, now_seconds + self.seconds)
-        left_seconds = _before_agent(told.left_seconds(now_seconds))
-        return StopRequest(told.reason, now_seconds + left_seconds)
+        left_seconds = _before_agent(stop_request.left_seconds(now_seconds))
+        return StopRequest(stop_request.reason, now_seconds + left_seconds)
 
 
 def _before_agent(seconds: float) -> float:
@@ -260,13 +260,13 @@ class StopCoordinator:
             shown = None
             while shown is None and not self._closed:
                 shown = kv_store.wait(keys, _POLL_SECONDS)
-            turns = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
-            self._agree(max((step, batch) for step, batch in turns))
+            positions = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
+            self._agree(max((step, batch) for step, batch in positions))
 
-    def _wait_closed(self, wanted: Callable[[], bool]) -> bool:
-        """Wait one poll interval; return whether the gate closed or ``wanted`` became true."""
+    def _wait_closed(self, is_reached: Callable[[], bool]) -> bool:
+        """Wait one poll interval; return whether the gate closed or ``is_reached`` became true."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._closed or wanted(), _POLL_SECONDS)
+            return self._changed.wait_for(lambda: self._closed or is_reached(), _POLL_SECONDS)
 
     def _read_signals(self) -> None:
         ready, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)

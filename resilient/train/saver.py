@@ -275,14 +275,14 @@ class CheckpointSaver:
         """Number of the last optimizer step."""
         return self._state.global_step
 
-    def settle(self, wish: str, *, is_first: bool) -> str:
+    def settle(self, resume_option: str, *, is_first: bool) -> str:
         """Return the reference that this attempt resumes from, given the user's choice. Collective.
 
         Raises:
             NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong
                 to this run.
         """
-        return self._checkpointer.settle(wish, is_first=is_first)
+        return self._checkpointer.settle(resume_option, is_first=is_first)
 
     def resume(self, ref: str, cause: str, guard: StartGuard | None = None) -> ResumeResult | None:
         """Restore everything from the last attempt's checkpoint, if there is one. Collective.

@@ -57,8 +57,8 @@ class Seq2SeqTrainer(Trainer):
     args: Any
     _gen_kwargs: Mapping[str, Any] | None = None
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if getattr(self.args, "generation_config", None):
             self.model.generation_config = _read_config(self.args.generation_config)
 
@@ -108,9 +108,9 @@ class Seq2SeqTrainer(Trainer):
             tokens = self._generate(self._prepare_inputs(inputs), options)
         return loss, self._padded(tokens, options), labels
 
-    def _generation(self, told: Mapping[str, Any]) -> dict[str, Any]:
+    def _generation(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return generation options: those given, else the arguments', else the model's."""
-        options = dict(told)
+        options = dict(arguments)
         longest = getattr(self.args, "generation_max_length", None)
         if options.get("max_length") is None and options.get("max_new_tokens") is None:
             options["max_length"] = longest

@@ -265,14 +265,14 @@ def open_session(args: TrainingArguments) -> Session:
     )
 
 
-def _heed(args: TrainingArguments, every: str) -> None:
+def _heed(args: TrainingArguments, interval: str) -> None:
     """Let the launcher's save interval override the script's.
 
     Raises:
         ConfigError: Other arguments contradict it.
     """
-    if every:
-        args.save_every = every
+    if interval:
+        args.save_every = interval
         normalize_save_every(args)
         check(args)
 
@@ -298,9 +298,9 @@ def _backend_for(args: TrainingArguments, device: torch.device) -> str:
 
 def _tiering(args: TrainingArguments) -> TieringOptions:
     """Return the tiering options; saves planned by cost have their promotions planned too."""
-    every, seconds = args.durable_every, args.durable_every_seconds
-    is_planned = is_auto(args) and every is None and seconds is None
-    return TieringOptions(every, args.near_total_limit, seconds, is_planned)
+    steps, seconds = args.durable_every, args.durable_every_seconds
+    is_planned = is_auto(args) and steps is None and seconds is None
+    return TieringOptions(steps, args.near_total_limit, seconds, is_planned)
 
 
 # Variables of CUDA and other libraries, as in Transformers; kernels launch one by one.
@@ -344,7 +344,7 @@ def configure_process(args: TrainingArguments, device: torch.device) -> None:
     if args.full_determinism or (is_canonical(args) and device.type != "cpu"):
         compute_deterministically()
     if args.tf32 is not None:
-        allow_tf32(device, wanted=args.tf32)
+        allow_tf32(device, is_allowed=args.tf32)
 
 
 def compute_deterministically() -> None:
@@ -355,21 +355,21 @@ def compute_deterministically() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def allow_tf32(device: torch.device, *, wanted: bool) -> None:
+def allow_tf32(device: torch.device, *, is_allowed: bool) -> None:
     """Set whether float32 matrix products use TF32.
 
     Raises:
         ConfigError: TF32 is wanted and the device has none.
     """
     has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
-    if wanted and not has:
+    if is_allowed and not has:
         raise ConfigError(
             "`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, but this run "
             f"trains on `{device}`: omit it"
         )
     if has:
         backends: Any = torch.backends  # missing in torch's stubs
-        backends.fp32_precision = "tf32" if wanted else "ieee"
+        backends.fp32_precision = "tf32" if is_allowed else "ieee"
 
 
 def configure_model(args: TrainingArguments, model: nn.Module) -> None:

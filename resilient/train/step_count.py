@@ -32,8 +32,8 @@ def planned_steps(args: TrainingArguments, deal: BatchLayout, cursor: DataCursor
     accumulation = args.gradient_accumulation_steps
     per_epoch = steps_after(deal, 0, accumulation)
     into_epoch = per_epoch - steps_after(deal, cursor.samples, accumulation)
-    wanted = math.ceil(args.num_train_epochs * per_epoch)
-    return done + max(0, wanted - cursor.epoch * per_epoch - into_epoch)
+    step_count = math.ceil(args.num_train_epochs * per_epoch)
+    return done + max(0, step_count - cursor.epoch * per_epoch - into_epoch)
 
 
 def planned_epochs(

@@ -62,9 +62,9 @@ def strategy_for(
     Raises:
         ConfigError: DeepSpeed's config and the arguments contradict each other.
     """
-    how = recomputing(args)
-    if how is not None:
-        recompute(model, how, fsdp_options(args).layer_classes)
+    recompute_options = recomputing(args)
+    if recompute_options is not None:
+        recompute(model, recompute_options, fsdp_options(args).layer_classes)
     if args.fp8:
         to_fp8(model, args.fp8_recipe)
     if args.parallelism == "deepspeed":

@@ -100,7 +100,7 @@ class Trainer(TrainerEvaluation):
     _has_trained: bool = False
     _has_trained_weights: bool = False
 
-    def __new__(cls, *given: Any, **named: Any) -> Self:
+    def __new__(cls, *args: Any, **named: Any) -> Self:
         """Record the constructor arguments: a hyper-parameter search makes more such trainers.
 
         Raises:
@@ -108,7 +108,7 @@ class Trainer(TrainerEvaluation):
         """
         refuse_uncalled_overrides(cls)
         made = super().__new__(cls)
-        made.made_with = runner.by_name(cls.__init__, Trainer.__init__, given, named)
+        made.made_with = runner.by_name(cls.__init__, Trainer.__init__, args, named)
         return made
 
     def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
@@ -220,7 +220,9 @@ class Trainer(TrainerEvaluation):
             run = build_run(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
             stack.callback(self._end_eval_workers)
-            restore(run, self, self.state, self.callback_handler, wanted=resume_from_checkpoint)
+            restore(
+                run, self, self.state, self.callback_handler, resume_from=resume_from_checkpoint
+            )
             self._emit = run.saver.emit
             run.gate.start(self.state.global_step, lambda: self.state.global_step)
             stack.enter_context(listening_to_signals(run.gate))

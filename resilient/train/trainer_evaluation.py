@@ -161,10 +161,10 @@ class TrainerEvaluation(TrainerHooks):
         self.memory.start(prefix)
         began_seconds = clock.monotonic_seconds()
         load = self.get_test_dataloader if keep_outputs else self.get_eval_dataloader
-        given = load(dataset)
-        loader = counted(given, self.session.data_world, in_step=self._evaluates_in_step)
+        loaded_set = load(dataset)
+        loader = counted(loaded_set, self.session.data_world, in_step=self._evaluates_in_step)
         share: EvalShard = loader.share
-        self.callback_handler.context["eval_dataloader"] = given
+        self.callback_handler.context["eval_dataloader"] = loaded_set
         by_batch = self._batch_metrics(share, loss_only=loss_only)
         keep = not loss_only and (keep_outputs or by_batch is None)
         tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
@@ -241,8 +241,8 @@ class TrainerEvaluation(TrainerHooks):
         if by_batch is not None:
             metrics |= by_batch.result()
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
-            wanted = losses if "loss" in self.args.include_for_metrics else None
-            spread = None if wanted is None else share.spread(wanted)
+            losses_or_none = losses if "loss" in self.args.include_for_metrics else None
+            spread = None if losses_or_none is None else share.spread(losses_or_none)
             metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
         named: dict[str, Any] = plain_value(prefixed(metrics, prefix))
         return PredictionOutput(predictions, labels, named)
@@ -258,8 +258,10 @@ class TrainerEvaluation(TrainerHooks):
         """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
         arguments = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
         taken = inspect.signature(self.evaluation_step).parameters
-        given: dict[str, Any] = {name: value for name, value in arguments.items() if name in taken}
-        step: Callable[..., Any] = partial(self.evaluation_step, **given)
+        arguments_taken: dict[str, Any] = {
+            name: value for name, value in arguments.items() if name in taken
+        }
+        step: Callable[..., Any] = partial(self.evaluation_step, **arguments_taken)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
         model: nn.Module = pipeline_of(self.model) or self.model
         reduce = self.preprocess_logits_for_metrics

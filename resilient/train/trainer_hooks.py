@@ -165,8 +165,8 @@ class TrainerHooks:
         if not (self.args.dataloader_persistent_workers and self.args.dataloader_num_workers):
             return self._loader_of_share(dataset)
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
-        for kept, how, loader in self._eval_loaders:
-            if kept is dataset and how == made_for:
+        for kept, options, loader in self._eval_loaders:
+            if kept is dataset and options == made_for:
                 # Draw as for a new loader: results must not depend on which attempt made it.
                 self._draw_for_loader()
                 return loader
@@ -234,8 +234,8 @@ class TrainerHooks:
         dataset, collate = self._pruned(dataset)
         if isinstance(share, StreamShare):
             return stream_evaluation(self.args, dataset, share, collate, pin=self._on_gpu)
-        how = {"pin": self._on_gpu, "persistent": persistent}
-        return eval_loader(self.args, dataset, share, collate, **how)
+        options = {"pin": self._on_gpu, "persistent": persistent}
+        return eval_loader(self.args, dataset, share, collate, **options)
 
     def _draw_for_loader(self) -> None:
         if self.train_sampler is not None:
@@ -535,7 +535,7 @@ class TrainerHooks:
         """
         ignore_keys = ignored_outputs(self.model) if ignore_keys is None else ignore_keys
         inputs = self._prepare_inputs(inputs)
-        labels = find_labels(inputs, self.label_names, every=self.args.label_names is not None)
+        labels = find_labels(inputs, self.label_names, finds_all=self.args.label_names is not None)
         with torch.no_grad(), self.compute_loss_context_manager():
             is_bare = labels is None and isinstance(inputs, Mapping)
             if is_bare and not returns_loss_alone(self.model):
@@ -654,7 +654,10 @@ class TrainerHooks:
         """Save the states of a given optimizer and scheduler before the first training."""
         if self._given_states is None:
             optimizer, scheduler = (
-                None if given is None else deepcopy(given.state_dict()) for given in self._given
+                None
+                if optimizer_or_scheduler is None
+                else deepcopy(optimizer_or_scheduler.state_dict())
+                for optimizer_or_scheduler in self._given
             )
             self._given_states = (optimizer, scheduler)
 
@@ -665,23 +668,25 @@ class TrainerHooks:
         first training.
         """
         self.optimizer, self.lr_scheduler = self._given
-        for given, state in zip(self._given, self._given_states or (), strict=False):
-            if given is not None:
-                given.load_state_dict(deepcopy(state))
+        for optimizer_or_scheduler, state in zip(
+            self._given, self._given_states or (), strict=False
+        ):
+            if optimizer_or_scheduler is not None:
+                optimizer_or_scheduler.load_state_dict(deepcopy(state))
 
     def _take_optimizers(
         self,
         optimizers: tuple[Optimizer | None, LRScheduler | None],
-        given: tuple[type[Optimizer], dict[str, Any]] | None,
+        optimizer_class: tuple[type[Optimizer], dict[str, Any]] | None,
     ) -> None:
         self.optimizer, self.lr_scheduler = self._given = optimizers
         self.makes_scheduler = self.lr_scheduler is None
-        if given is not None and self.optimizer is not None:
+        if optimizer_class is not None and self.optimizer is not None:
             raise ConfigError(
                 "`optimizers` holds an optimizer and `optimizer_cls_and_kwargs` is given: omit "
                 "one of them"
             )
-        self.optimizer_cls_and_kwargs = given
+        self.optimizer_cls_and_kwargs = optimizer_class
 
     @property
     def is_fsdp_enabled(self) -> bool:

@@ -86,7 +86,7 @@ def diff(  # noqa: PLR0913 - the options of a command
         comparison = compare(
             before,
             after,
-            wanted=lambda name: any(fnmatchcase(name, pattern) for pattern in patterns),
+            is_selected=lambda name: any(fnmatchcase(name, pattern) for pattern in patterns),
             on_progress=progress,
         )
     if only and not comparison.tensors and not any(comparison.only):

@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 
-def first_if_all(boards: list[Any]) -> Any:
+def first_if_all(stores: list[Any]) -> Any:
     """Return the first rank's key-value store if every rank has one."""
-    return boards[0] if all(boards) else None
+    return stores[0] if all(stores) else None
 
 
 def choose_route(shown: list[Any]) -> dict[str, Any]:

@@ -108,23 +108,23 @@ class FileStream:
             self._changed.wait_for(lambda: self._wanted or self._is_over, within_seconds)
             if not self._wanted:
                 return None
-            wanted = self._wanted.popleft()
-            self._asked[wanted.number] = wanted
-            return wanted
+            request = self._wanted.popleft()
+            self._asked[request.number] = request
+            return request
 
     def came(self, number: int) -> None:
         """Record that a file is in its slot."""
         with self._changed:
-            wanted = self._asked.pop(number, None)
-        if wanted is not None:
-            wanted.is_there.set()
+            request = self._asked.pop(number, None)
+        if request is not None:
+            request.is_there.set()
 
     def fail(self, failure: RankFailure) -> None:
         """Make all requests for files fail, because no more files will arrive."""
         with self._changed:
             self._failure = self._failure or failure
-            for wanted in (*self._wanted, *self._asked.values()):
-                wanted.is_there.set()
+            for request in (*self._wanted, *self._asked.values()):
+                request.is_there.set()
             self._wanted.clear()
             self._changed.notify_all()
 
@@ -148,13 +148,13 @@ class FileStream:
             self._require()
             return self._free.popleft()
 
-    def _ask(self, wanted: _Wanted) -> None:
+    def _ask(self, request: _Wanted) -> None:
         with self._changed:
             self._require()
-            self._wanted.append(wanted)
+            self._wanted.append(request)
             self._changed.notify_all()
-        if not wanted.is_there.wait(self._within_seconds):
-            raise DeadlineExceeded(f"`{wanted.file}` was not copied in time")
+        if not request.is_there.wait(self._within_seconds):
+            raise DeadlineExceeded(f"`{request.file}` was not copied in time")
         self._require()
 
     def _require(self) -> None:

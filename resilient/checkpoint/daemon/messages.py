@@ -108,7 +108,7 @@ def anywhere(url: str) -> str:
     return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
 
 
-def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
+def parse_hello(request: Mapping[str, Any]) -> SessionInfo:
     """Parse a hello message.
 
     Crash: nothing was stored.
@@ -117,22 +117,22 @@ def parse_hello(asked: Mapping[str, Any]) -> SessionInfo:
         UsageError: The rank speaks another protocol version.
         ConfigError: A repository cannot be opened.
     """
-    if asked["version"] != PROTOCOL_VERSION:
+    if request["version"] != PROTOCOL_VERSION:
         raise UsageError(
-            f"protocol version {asked['version']}, and this saver daemon has {PROTOCOL_VERSION}"
+            f"protocol version {request['version']}, and this saver daemon has {PROTOCOL_VERSION}"
         )
-    rank, size, local_rank = (int(number) for number in asked["world"])
-    near_url = str(asked["near_url"])
+    rank, size, local_rank = (int(number) for number in request["world"])
+    near_url = str(request["near_url"])
     return SessionInfo(
-        url=str(asked["url"]),
-        store=open_store(str(asked["url"]), storage_options=asked["storage_options"]),
+        url=str(request["url"]),
+        store=open_store(str(request["url"]), storage_options=request["storage_options"]),
         near=open_store(near_url) if near_url else None,
-        tiering=TieringOptions(**asked["tiering"]),
+        tiering=TieringOptions(**request["tiering"]),
         world=World(rank, size, local_rank),
-        scope=str(asked["scope"]),
-        limits=CheckpointOptions.from_json(asked["limits"]),
-        events=str(asked["events"]),
-        signing=_signing(str(asked.get("signing_key", ""))),
+        scope=str(request["scope"]),
+        limits=CheckpointOptions.from_json(request["limits"]),
+        events=str(request["events"]),
+        signing=_signing(str(request.get("signing_key", ""))),
     )
 
 
@@ -176,7 +176,7 @@ class SessionTiers:
     def desk(
         self,
         context: CheckpointContext,
-        asked: Mapping[str, Any],
+        request: Mapping[str, Any],
         generation: int,
         parent: CheckpointId | None,
     ) -> CheckpointContext:
@@ -186,7 +186,7 @@ class SessionTiers:
 
         Args:
             context: Context at the durable repository.
-            asked: Result of ``tiers_to_json``.
+            request: Result of ``tiers_to_json``.
             generation: Generation number.
             parent: Checkpoint from which the generation began.
         """
@@ -195,10 +195,10 @@ class SessionTiers:
             self._desk = replace(before, emit=context.emit)
             return self._desk
         tiered = add_near_tier(context, self._near, self._guest.tiering)
-        groups = tuple(tuple(int(rank) for rank in group) for group in asked["groups"])
+        groups = tuple(tuple(int(rank) for rank in group) for group in request["groups"])
         tiered = replace(tiered, places=NearTierGroups(groups))
         assert isinstance(tiered.store, TieredStore)  # noqa: S101 - it was just made
-        tiered.store.peers = tuple(_peers(tiered.store, asked["peers"], context.clock))
+        tiered.store.peers = tuple(_peers(tiered.store, request["peers"], context.clock))
         if tiered.promoter and tiered.leads:
             tiered.promoter.begin(tiered, generation, parent)
         self._desk = tiered

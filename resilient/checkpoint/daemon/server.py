@@ -129,12 +129,12 @@ class SaverDaemon:
         session = self._seated(RankSession(self._room, self._vacate))
         lines = JsonLineSocket(connection)
         try:
-            while (asked := lines.receive()) is not None:
-                if asked.get("verb") == "hold_hello":
+            while (request := lines.receive()) is not None:
+                if request.get("verb") == "hold_hello":
                     session = self._seated(
                         StepCacheSession(self._room, self._settled), in_place_of=session
                     )
-                answer = self._answer(session, asked)
+                answer = self._answer(session, request)
                 # A rank that died sent more than it waited for, and all that it sent counts.
                 with suppress(OSError):
                     lines.send(answer)
@@ -147,22 +147,24 @@ class SaverDaemon:
             connection.close()
             session.leave()
 
-    def _seated(self, seat: RankSession, in_place_of: RankSession | None = None) -> RankSession:
+    def _seated(
+        self, new_session: RankSession, in_place_of: RankSession | None = None
+    ) -> RankSession:
         with self._lock:
             self._seats = [session for session in self._seats if session is not in_place_of]
-            self._seats.append(seat)
-        return seat
+            self._seats.append(new_session)
+        return new_session
 
-    def _answer(self, session: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
-        verb = asked.get("verb")
+    def _answer(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
+        verb = request.get("verb")
         if verb == "hello":
-            return self._welcome(session, asked)
+            return self._welcome(session, request)
         if verb == "hurry":
-            self._hurry(str(asked["url"]))
+            self._hurry(str(request["url"]))
             return {}
         others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
         answer = others.get(str(verb))
-        return session.answer(asked) if answer is None else answer(session, asked)
+        return session.answer(request) if answer is None else answer(session, request)
 
     def _settle(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
         return {"is_busy": self._is_busy_for_a_slice(session)}
@@ -170,12 +172,12 @@ class SaverDaemon:
     def _recall(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
         return {"held": {key: value.to_json() for key, value in self._held(session.url).items()}}
 
-    def _missing(self, _: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"size_bytes": self._room.missing_bytes(int(asked["size_bytes"]))}
+    def _missing(self, _: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"size_bytes": self._room.missing_bytes(int(request["size_bytes"]))}
 
-    def _welcome(self, session: RankSession, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _welcome(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer all questions of a new attempt at once: one request, not three."""
-        answer = session.answer(asked)
+        answer = session.answer(request)
         if "failure" in answer:
             return answer
         is_busy = self._is_busy_for_a_slice(session)
@@ -260,31 +262,31 @@ class SaverDaemon:
             self._seats = [
                 session for session in self._seats if session not in past or session.is_promoting
             ]
-        for seat in past:
-            seat.forget()
+        for past_session in past:
+            past_session.forget()
 
 
 def main(arguments: list[str]) -> int:
     """Serve until standard input ends, then finish the saves in flight; 0 if all succeeded."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     lower_own_priority()
-    sweep(given.shared)
-    folder = SharedFolder(given.shared)
+    sweep(options.shared)
+    folder = SharedFolder(options.shared)
     # It listens on all interfaces, so it has no host name of its own; the ranks know one.
-    kv_store = KVStoreServer(given.listen, given.listen)
-    share = MemoryQuota(given.host_bytes_max, given.ranks, given.auto)
-    daemon = SaverDaemon(given.socket, SharedMemoryPool(folder, share), kv_store, SystemClock())
+    kv_store = KVStoreServer(options.listen, options.listen)
+    share = MemoryQuota(options.host_bytes_max, options.ranks, options.auto)
+    daemon = SaverDaemon(options.socket, SharedMemoryPool(folder, share), kv_store, SystemClock())
     with suppress(OSError):
         sys.stdout.write("ready\n")
         sys.stdout.flush()
     while os.read(0, 1 << 10):
         pass
-    is_done = daemon.settle(given.linger_seconds)
+    is_done = daemon.settle(options.linger_seconds)
     daemon.close()
     folder.close()
-    given.socket.unlink(missing_ok=True)
+    options.socket.unlink(missing_ok=True)
     return 0 if is_done else 1
 
 

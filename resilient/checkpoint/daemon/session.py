@@ -106,12 +106,12 @@ class RankSession:
         """Whether a promotion of its near tier is in progress."""
         return self._onwards is not None and self._onwards.is_busy
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Execute a request and return the answer; never raises."""
-        verb = self.verbs.get(str(asked.get("verb")))
+        verb = self.verbs.get(str(request.get("verb")))
         if verb is None:
-            return RankFailure(UsageError.code, f"no verb {asked.get('verb')!r:.40}").to_json()
-        done = capture_failure(partial(verb, asked))
+            return RankFailure(UsageError.code, f"no verb {request.get('verb')!r:.40}").to_json()
+        done = capture_failure(partial(verb, request))
         return done.to_json() if isinstance(done, RankFailure) else done
 
     def leave(self) -> None:
@@ -130,19 +130,19 @@ class RankSession:
             self.held = {}
             self._give_back()
 
-    def _hello(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        info = self._guest = parse_hello(asked)
+    def _hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        info = self._guest = parse_hello(request)
         self.url, self.scope = info.url, info.scope
         self._onwards = SessionTiers(info, info.near) if info.near else None
         return self._room.share.to_json()
 
-    def _join(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        self._board = SocketKVStore(Address.from_json(asked["board"]))
+    def _join(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._board = SocketKVStore(Address.from_json(request["board"]))
         return {}
 
-    def _reserve(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _reserve(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
-        name, size_bytes = str(asked["name"]), int(asked["size_bytes"])
+        name, size_bytes = str(request["name"]), int(request["size_bytes"])
         segment = self._segments.get(name)
         if segment is None or segment.size_bytes < size_bytes:
             if segment is not None:
@@ -150,9 +150,9 @@ class RankSession:
             segment = self._segments[name] = self._room.take(size_bytes)
         return {"path": str(segment.path), "size_bytes": segment.size_bytes}
 
-    def _release(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
-        for name in asked["names"]:
+        for name in request["names"]:
             segment = self._segments.pop(str(name), None)
             if segment is not None:
                 self._room.give_back(segment)
@@ -160,27 +160,27 @@ class RankSession:
         self.held = {}
         return {}
 
-    def _begin(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Record the announcement of a job; from here on this rank's silence is a failure."""
         self._refuse_if_busy()
         self._vacate()
         self.held = {}
         _, comms = self._at_work()
         assert self._board is not None, "joined"  # noqa: S101
-        register_disconnect_failure(self._board, comms, str(asked["topic"]))
+        register_disconnect_failure(self._board, comms, str(request["topic"]))
         return {}
 
-    def _save(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _save(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._refuse_if_busy()
-        self._begin_to_save(asked)
+        self._begin_to_save(request)
         return {}
 
-    def _begin_to_save(self, asked: Mapping[str, Any]) -> None:
+    def _begin_to_save(self, request: Mapping[str, Any]) -> None:
         info, comms = self._at_work()
         rank, limits = info.world.rank, info.limits
-        job, stream = decode_job(asked["job"], self._memory_of, rank, limits.within_seconds)
+        job, stream = decode_job(request["job"], self._memory_of, rank, limits.within_seconds)
         job = _bounded(job, self._room.share, self._segments)
-        emit = emitter_of(info, asked["context"])
+        emit = emitter_of(info, request["context"])
         context = CheckpointContext(
             with_retry_events(info.store, emit),
             comms,
@@ -192,13 +192,13 @@ class RankSession:
         )
         if self._onwards:
             generation, parent = job.about.checkpoint.generation, job.about.parent
-            context = self._onwards.desk(context, asked["tiers"], generation, parent)
+            context = self._onwards.desk(context, request["tiers"], generation, parent)
         self._start(lambda: self._run(context, job), stream)
 
-    def _finish(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Start to promote the last commit; ``wait`` reports the end."""
         self._refuse_if_busy()
-        onwards, within_seconds = self._onwards, float(asked["within_seconds"])
+        onwards, within_seconds = self._onwards, float(request["within_seconds"])
 
         def work() -> None:
             self._end(capture_failure(lambda: onwards.finish(within_seconds) if onwards else None))
@@ -212,19 +212,19 @@ class RankSession:
         self._is_idle.clear()
         threading.Thread(target=work, name="persist", daemon=True).start()
 
-    def _wait(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _wait(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the result, or that it is pending and which file is requested next."""
         stream = self._stream
-        if asked.get("is_urgent"):
+        if request.get("is_urgent"):
             self.pacer.hurry()
         if stream is not None:
-            if "came" in asked:
-                stream.came(int(asked["came"]))
-            if "failed" in asked:
-                stream.fail(read_failure(asked["failed"]))
-            wanted = stream.next(_SLICE_SECONDS)
-            if wanted is not None:
-                return {"is_pending": True, "wanted": wanted.to_json()}
+            if "came" in request:
+                stream.came(int(request["came"]))
+            if "failed" in request:
+                stream.fail(read_failure(request["failed"]))
+            file_request = stream.next(_SLICE_SECONDS)
+            if file_request is not None:
+                return {"is_pending": True, "wanted": file_request.to_json()}
         if not self._is_idle.is_set():
             return {"is_pending": True}
         if isinstance(self._verdict, RankFailure):
@@ -302,12 +302,12 @@ def register_disconnect_failure(kv_store: SocketKVStore, comms: ControlGroup, to
     Crash: nothing was stored.
     """
     value: dict[str, Any] = is_gone().to_json()
-    who: int | str = comms.world.rank
+    author: int | str = comms.world.rank
     if comms.world.is_coordinator:
         # Without the coordinator there is no decision, so its notice is the decision.
-        who, value = "ruling", value | {"rank": 0}
+        author, value = "ruling", value | {"rank": 0}
     for agreement in (space_topic(topic), topic):
-        kv_store.will(comms.key(agreement, who), json.dumps(value).encode())
+        kv_store.will(comms.key(agreement, author), json.dumps(value).encode())
 
 
 def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuffer]) -> SaveJob:

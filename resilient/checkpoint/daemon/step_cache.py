@@ -43,14 +43,16 @@ class StepCacheClient:
         ResilientError: The daemon is gone, or speaks another version.
     """
 
-    def __init__(self, address: DaemonAddress, kv_store: Address, desk: CheckpointContext) -> None:
+    def __init__(
+        self, address: DaemonAddress, kv_store: Address, commit_context: CheckpointContext
+    ) -> None:
         self._talk = DaemonConnection(address.path, address.left_seconds)
-        self._talk.request("hold_hello", **hello_message(address, desk))
+        self._talk.request("hold_hello", **hello_message(address, commit_context))
         self._talk.request("join", board=kv_store.to_json())
         self._using = threading.RLock()
         self._is_released = False
         self._leased = LeasedBuffers(self._ask)
-        context = context_of(desk.emit.context)
+        context = context_of(commit_context.emit.context)
         self._slates = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
     def invalidate(self, slot: int) -> None:

@@ -377,16 +377,18 @@ class StepSlot:
         """
         self.invalidate()
         loose = self._plain.loose(job.about.config)
-        wanted: dict[str, _Note] = {file.name: (file.tensors, note_of_layout) for file in job.files}
-        wanted |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
-        spots = self._notes.put(wanted)
+        notes_by_file: dict[str, _Note] = {
+            file.name: (file.tensors, note_of_layout) for file in job.files
+        }
+        notes_by_file |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
+        spots = self._notes.put(notes_by_file)
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
         message = message_of(job, spots, loose, rows_bytes, self._context)
         end = _HEAD_BYTES + len(message)
         if len(self._said) < end:
             self._said = self._roomier("said", end)
         self._said[_HEAD_BYTES:end] = message
-        self._said[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(wanted))
+        self._said[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(notes_by_file))
         self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
 
     def _roomier(self, name: str, size_bytes: int) -> memoryview:
@@ -412,17 +414,17 @@ class _Notes:
         self._used = 0
         self._known: dict[str, _Put] = {}
 
-    def put(self, wanted: _Wanted) -> dict[str, NoteOffset]:
+    def put(self, notes_by_file: _Wanted) -> dict[str, NoteOffset]:
         """Return the places of the notes of these values, by name."""
-        new = self._differing(wanted)
+        new = self._differing(notes_by_file)
         behind = [self._behind(name, note) for name, note in new.items()]
         if self._used + sum(behind) > len(self._memory):
             self._known, self._used, self._memory = {}, 0, memoryview(b"")
-            new = self._differing(wanted)
+            new = self._differing(notes_by_file)
             self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
         for name, note in new.items():
-            self._put(name, wanted[name][0], note)
-        return {name: self._known[name].spot for name in wanted}
+            self._put(name, notes_by_file[name][0], note)
+        return {name: self._known[name].spot for name in notes_by_file}
 
     def digests(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yield the SHA-256 of the notes with these names."""
@@ -444,11 +446,11 @@ class _Notes:
         fits = name in self._known and len(note) <= self._known[name].room_bytes
         return 0 if fits else _room_bytes(note)
 
-    def _differing(self, wanted: _Wanted) -> dict[str, bytes]:
+    def _differing(self, notes_by_file: _Wanted) -> dict[str, bytes]:
         known = self._known
         return {
             name: note_of(value)
-            for name, (value, note_of) in wanted.items()
+            for name, (value, note_of) in notes_by_file.items()
             if name not in known or known[name].value != value
         }
 

@@ -84,15 +84,18 @@ def read_ranges(
     whole = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
     map_parallel(lambda entry: _require_size(store, manifest, entry), whole, best.in_flight)
     heads = _heads(manifest)
-    laid = {
+    layouts = {
         entry: _lay_out(entry, chunks, heads.get(entry.name, 0), places.get(entry.name, ()))
         for entry, chunks in files.items()
     }
     ranges = [
-        part for entry in files for run in laid[entry] for part in _cut(entry, run, best.part_bytes)
+        part
+        for entry in files
+        for run in layouts[entry]
+        for part in _cut(entry, run, best.part_bytes)
     ]
     map_parallel(lambda span: _read(store, manifest, span), ranges, best.in_flight)
-    return {entry.name: _extents(laid[entry]) for entry in files}
+    return {entry.name: _extents(layouts[entry]) for entry in files}
 
 
 def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
@@ -158,32 +161,32 @@ def _lay_out(
 ) -> list[list[ReadTarget]]:
     """Return memory for each run of chunks of a file: its places, and the gaps between them."""
     begins = [place.start for place in places]
-    laid = []
+    extents = []
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
         stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
         inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
-        laid.append(
+        extents.append(
             _filled_up([place for place in inside if place.stop <= stop], start, stop, head_bytes)
         )
-    return laid
+    return extents
 
 
 def _filled_up(
     places: Sequence[ReadTarget], start: int, stop: int, head_bytes: int
 ) -> list[ReadTarget]:
     """Return ``places``, and new memory for all other bytes between two offsets."""
-    laid, at = [], start
+    filled, at = [], start
     for place in (*places, ReadTarget(stop, memoryview(b""))):
         if place.start > at:
-            laid.append(ReadTarget(at, new_memory(place.start - at, head_bytes - at)))
-        laid.append(place)
+            filled.append(ReadTarget(at, new_memory(place.start - at, head_bytes - at)))
+        filled.append(place)
         at = place.stop
-    return laid[:-1]
+    return filled[:-1]
 
 
-def _extents(laid: Sequence[Sequence[ReadTarget]]) -> PartialFile:
-    places = [place for run in laid for place in run]
+def _extents(layouts: Sequence[Sequence[ReadTarget]]) -> PartialFile:
+    places = [place for run in layouts for place in run]
     return PartialFile(
         tuple(place.start for place in places), tuple(place.memory for place in places)
     )
@@ -322,7 +325,7 @@ def read(
     return read_wanted(store, checkpoint, ReadRequest(parts, boxes, signing, mends))
 
 
-def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> VerifiedCheckpoint:
+def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) -> VerifiedCheckpoint:
     """Read a checkpoint's manifest and the wanted bytes, verified.
 
     Files are read whole, except those with a tensor of which only boxes are wanted. Of these, only
@@ -334,7 +337,7 @@ def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> 
     Args:
         store: Repository.
         checkpoint: Checkpoint.
-        wanted: Read request.
+        request: Read request.
 
     Raises:
         SignatureRefused: A signature is required, and the key has not signed it.
@@ -346,7 +349,7 @@ def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> 
     """
     while True:
         try:
-            return _read_from_nearest(store, checkpoint, wanted)
+            return _read_from_nearest(store, checkpoint, request)
         except IntegrityError as error:
             # A damaged near copy does not damage the checkpoint while another copy exists.
             if not use_other_replica(store, error.key):
@@ -354,21 +357,21 @@ def read_wanted(store: Store, checkpoint: CheckpointId, wanted: ReadRequest) -> 
 
 
 def _read_from_nearest(
-    store: Store, checkpoint: CheckpointId, wanted: ReadRequest
+    store: Store, checkpoint: CheckpointId, request: ReadRequest
 ) -> VerifiedCheckpoint:
-    manifest, mended = _read_manifest(store, checkpoint, mends=wanted.mends)
-    signed = check_signature(store, manifest, wanted.signing)
+    manifest, mended = _read_manifest(store, checkpoint, mends=request.mends)
+    signed = check_signature(store, manifest, request.signing)
     # A signed digest covers the whole file, so the whole file must be read.
     chunks = (
-        _wanted(manifest, wanted.parts, wanted.boxes(manifest) if wanted.boxes else {})
+        _wanted(manifest, request.parts, request.boxes(manifest) if request.boxes else {})
         if signed is None
-        else _whole(manifest, wanted.parts)
+        else _whole(manifest, request.parts)
     )
-    places = wanted.places(manifest) if wanted.places else NOWHERE
+    places = request.places(manifest) if request.places else NOWHERE
     try:
         proved = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
     except IntegrityError as damage:
-        if not (wanted.mends and manifest.parity):
+        if not (request.mends and manifest.parity):
             raise
         proved = _mended_or(damage, store, manifest, chunks)
     if signed is not None:
@@ -380,11 +383,11 @@ def _mended_or(
     damage: IntegrityError,
     store: Store,
     manifest: Manifest,
-    wanted: Mapping[str, Collection[int]],
+    chunks_by_file: Mapping[str, Collection[int]],
 ) -> VerifiedCheckpoint:
     """Return the reconstructed content, or raise the damage with the reason why parity fails."""
     try:
-        return _mended(store, manifest, wanted, damage.key)
+        return _mended(store, manifest, chunks_by_file, damage.key)
     except IntegrityError as error:
         raise IntegrityError(
             f"{damage.message}; parity cannot reconstruct it: {error.message}",
@@ -394,10 +397,17 @@ def _mended_or(
 
 
 def _read_all(
-    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], places: PlacesByFile
+    store: Store,
+    manifest: Manifest,
+    chunks_by_file: Mapping[str, Collection[int]],
+    places: PlacesByFile,
 ) -> dict[str, Content]:
-    files = [entry for entry in manifest.files if entry.name in wanted]
-    large = {file: wanted[file.name] for file in files if not _is_small(file, wanted[file.name])}
+    files = [entry for entry in manifest.files if entry.name in chunks_by_file]
+    large = {
+        file: chunks_by_file[file.name]
+        for file in files
+        if not _is_small(file, chunks_by_file[file.name])
+    }
     small = {file.name: _read_file(store, manifest, file) for file in files if file not in large}
     return {**small, **read_ranges(store, manifest, large, places)}
 
@@ -408,19 +418,20 @@ def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
 
 
 def _mended(
-    store: Store, manifest: Manifest, wanted: Mapping[str, Collection[int]], damaged: str
+    store: Store, manifest: Manifest, chunks_by_file: Mapping[str, Collection[int]], damaged: str
 ) -> VerifiedCheckpoint:
     """Read the same chunks again one by one, and reconstruct those that are not whole.
 
     Args:
         store: Repository.
         manifest: Manifest.
-        wanted: Numbers of chunks by file name.
+        chunks_by_file: Numbers of chunks by file name.
         damaged: Key of a file that failed verification in the direct read.
     """
-    entries = [entry for entry in manifest.files if entry.name in wanted]
+    entries = [entry for entry in manifest.files if entry.name in chunks_by_file]
     found = {
-        entry.name: reconstruct([store], manifest, entry, wanted[entry.name]) for entry in entries
+        entry.name: reconstruct([store], manifest, entry, chunks_by_file[entry.name])
+        for entry in entries
     }
     names = [
         name

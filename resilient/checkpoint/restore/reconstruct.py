@@ -55,8 +55,8 @@ def can_reconstruct(manifest: Manifest, name: str, damaged: Mapping[str, Collect
 
 
 def _is_enough(group: ParityGroup, damaged: Mapping[str, Collection[int]], number: int) -> bool:
-    hit = sum(number in damaged.get(share, ()) for share in group.shares)
-    return hit <= len(group.parity)
+    damaged_shares = sum(number in damaged.get(share, ()) for share in group.shares)
+    return damaged_shares <= len(group.parity)
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,17 +88,20 @@ def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:
 
 
 def is_worth_referencing(
-    group: ParityGroup, wanted: Mapping[str, int], lengths: Mapping[str, int], share_min: int
+    group: ParityGroup,
+    bytes_by_folder: Mapping[str, int],
+    lengths: Mapping[str, int],
+    share_min: int,
 ) -> bool:
     """Return whether a good part of a group is needed; a group can only be kept whole.
 
     Args:
         group: Parity group.
-        wanted: Needed bytes by file name.
+        bytes_by_folder: Needed bytes by file name.
         lengths: Bytes of each file.
         share_min: Reciprocal of the smallest share that is worth a reference.
     """
-    needed = sum(wanted.get(name, 0) for name in group.files)
+    needed = sum(bytes_by_folder.get(name, 0) for name in group.files)
     return 0 < sum(lengths[name] for name in group.files) <= share_min * needed
 
 
@@ -360,13 +363,13 @@ def _protected(
     """
     groups = groups_of_origin(manifest)
     while True:
-        wanted = Counter[str]()
+        bytes_by_folder = Counter[str]()
         for match in matches:
-            wanted[match.place.file] += match.place.size_bytes
+            bytes_by_folder[match.place.file] += match.place.size_bytes
         groups = [
             group
             for group in groups
-            if is_worth_referencing(group, wanted, bounds.lengths, SHARE_MIN)
+            if is_worth_referencing(group, bytes_by_folder, bounds.lengths, SHARE_MIN)
         ]
         groups = [group for group in groups if is_there(store, group.shares, bounds.lengths)]
         safe = {name for group in groups for name in group.files}
@@ -447,8 +450,8 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
     folders = Counter[CheckpointId | None]()
     for match in matches:
         folders[origin_of(match.place.file)] += match.place.size_bytes
-    few = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
-    kept = [match for match in matches if origin_of(match.place.file) in few]
+    largest = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
+    kept = [match for match in matches if origin_of(match.place.file) in largest]
     while True:
         share, count = Counter[str](), Counter[str]()
         for match in kept:

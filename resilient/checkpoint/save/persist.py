@@ -122,19 +122,21 @@ def require_space(
             )
             needs = with_margin(sum(report["needs"] for report in here))
             if free is not None and needs > free:
-                whose = f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
-                raise _full(context, checkpoint, needs, free, whose)
+                ranks_text = (
+                    f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
+                )
+                raise _full(context, checkpoint, needs, free, ranks_text)
 
     agree(context.comms, space_topic(topic), own_result, rule, context.limits.within_seconds)
 
 
 def _full(
-    context: CheckpointContext, checkpoint: CheckpointId, needs: int, free: int, whose: str
+    context: CheckpointContext, checkpoint: CheckpointId, needs: int, free: int, ranks_text: str
 ) -> StoreFull:
     url = nearest_store(context.store).url
     return StoreFull(
-        f"not enough space at {url}{whose}: the save needs {needs} bytes with a margin, {free} "
-        f"are free, and {_what_rotation_could_free(context)}; nothing was written",
+        f"not enough space at {url}{ranks_text}: the save needs {needs} bytes with a margin, "
+        f"{free} are free, and {_what_rotation_could_free(context)}; nothing was written",
         key=checkpoint.folder,
         hint=f"resilient ckpt prune {shell_quote(url)} --keep-last 1 --grace 0 --dry-run",
     )
@@ -202,9 +204,9 @@ def _tell(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPl
         context.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
     for candidate, reason in plan.damaged.items():
         context.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
-    for held in (plan.held, plan.unsure):
-        if held:
-            context.emit_once(events.RetentionDeferred(checkpoint.folder, held))
+    for delay_reason in (plan.held, plan.unsure):
+        if delay_reason:
+            context.emit_once(events.RetentionDeferred(checkpoint.folder, delay_reason))
     for candidate in plan.doomed:
         context.emit_once(events.CheckpointDeleted(candidate.folder))
 
@@ -258,7 +260,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
     """
     groups = grouped([file.name for file in files], rank, parity)
     at_once = _at_once(store, files, copies_bytes_max)
-    everything = chain(files, protect(files, groups))
+    all_files = chain(files, protect(files, groups))
     place, fence = nearest_store(store), partial(check_fence, store, checkpoint.generation, token)
 
     def write_one(file: FileContent) -> tuple[FileEntry, Sequence[TensorEntry]]:
@@ -267,7 +269,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
             put_fenced(place, checkpoint.key(file.name), data, fence)
         return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
 
-    stored = map_parallel(write_one, everything, at_once)
+    stored = map_parallel(write_one, all_files, at_once)
     entries = tuple(entry for entry, _ in stored)
     tensors = tuple(tensor for _, proved in stored for tensor in proved)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))

@@ -53,10 +53,10 @@ class PeerServer(TcpServer):
         super().__init__(self._converse, listen_for(host), host)
 
     def _converse(self, lines: JsonLineSocket) -> None:
-        while (asked := lines.receive()) is not None:
+        while (request := lines.receive()) is not None:
             data = b""
             try:
-                answer, data = _answer(self._near, asked)
+                answer, data = _answer(self._near, request)
             except KeyNotFound:
                 answer = {"is_missing": True}
             except ResilientError as error:
@@ -65,7 +65,7 @@ class PeerServer(TcpServer):
             lines.send_bytes(data)
 
 
-def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+def _answer(near: Store, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """Return the response and the bytes that follow it; the request is not trusted.
 
     Raises:
@@ -73,7 +73,7 @@ def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         StoreError: The repository failed.
         ValueError: The request is not valid.
     """
-    verb, key = asked["verb"], str(asked["key"])
+    verb, key = request["verb"], str(request["key"])
     if verb == "list" and is_key(key.removesuffix("/")):
         found = [[info.key, info.size_bytes] for info in near.list(key) if _may_be_read(info.key)]
         return {"entries": found}, b""
@@ -81,7 +81,7 @@ def _answer(near: Store, asked: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         raise KeyNotFound(f"`{key:.80}` is not served", key="")
     if verb == "stat":
         return {"size_bytes": near.stat(key).size_bytes}, b""
-    start, length = int(asked["start"]), int(asked["length"])
+    start, length = int(request["start"]), int(request["length"])
     if verb != "read" or start < 0 or not 0 <= length <= PIECE_BYTES_MAX:
         raise ValueError(verb)
     data = near.get_range(key, start, length)
@@ -181,7 +181,7 @@ class PeerStore:
         for lines in free:
             lines.close()
 
-    def _ask(self, room: ScatterBuffer | None = None, **asked: Any) -> dict[str, Any]:
+    def _ask(self, room: ScatterBuffer | None = None, **request: Any) -> dict[str, Any]:
         """Send a request over a connection that no other thread uses meanwhile.
 
         Raises:
@@ -192,7 +192,7 @@ class PeerStore:
             lines = self._free.pop() if self._free else None
         lines = lines or self._connect()
         try:
-            answer = self._said(lines, room, asked)
+            answer = self._said(lines, room, request)
         except (OSError, MalformedMessage, KeyError, TypeError, ValueError) as error:
             lines.close()
             raise self._silent(repr(error)) from error
@@ -203,16 +203,16 @@ class PeerStore:
         if not is_kept:
             lines.close()
         if "is_missing" in answer:
-            raise KeyNotFound(f"no `{asked['key']}` at {self.url}", key=asked["key"])
+            raise KeyNotFound(f"no `{request['key']}` at {self.url}", key=request["key"])
         if "failed" in answer:
-            raise StoreUnavailable(f"{self.url}: {answer['failed']}", key=asked["key"])
+            raise StoreUnavailable(f"{self.url}: {answer['failed']}", key=request["key"])
         return answer
 
     @staticmethod
     def _said(
-        lines: JsonLineSocket, room: ScatterBuffer | None, asked: dict[str, Any]
+        lines: JsonLineSocket, room: ScatterBuffer | None, request: dict[str, Any]
     ) -> dict[str, Any]:
-        lines.send(asked)
+        lines.send(request)
         answer = lines.receive()
         if answer is None:
             raise MalformedMessage("the connection was closed")

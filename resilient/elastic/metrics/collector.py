@@ -378,7 +378,7 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     """
     kept: list[EventRecord] = []
     since: dict[tuple[str, ...], tuple[int, int]] = {}
-    for record in sorted(records, key=lambda told: told.at_ms):
+    for record in sorted(records, key=lambda item: item.at_ms):
         if record.event not in _OFTEN:
             since.clear()
             kept.append(record)
@@ -432,9 +432,9 @@ class Metrics:
     """
 
     def __init__(
-        self, wishes: MetricsOptions, events: str, grace_seconds: float, clock: Clock
+        self, options: MetricsOptions, events: str, grace_seconds: float, clock: Clock
     ) -> None:
-        self._wishes = wishes
+        self._wishes = options
         self._clock = clock
         self._patience_seconds = grace_seconds + _STILL_SECONDS
         self._board = MetricsRegistry()
@@ -453,10 +453,10 @@ class Metrics:
         self._thread = threading.Thread(target=self._look_on, name="metrics", daemon=True)
         begin(self._board, __version__, self._began_seconds)
         self._server = None
-        if wishes.file:
+        if options.file:
             self._try_file()
-        if wishes.port is not None:
-            self._server = MetricsServer(wishes.host, wishes.port, self._board.page, self.health)
+        if options.port is not None:
+            self._server = MetricsServer(options.host, options.port, self._board.page, self.health)
 
     @contextmanager
     def running(self, emit: Emitter) -> Iterator[None]:
@@ -487,9 +487,11 @@ class Metrics:
             self._moved_seconds = self._clock.monotonic_seconds()
             self._is_watching = name == "WorkerGroupStarted"
         self._is_lost |= name == "RunAborted"
-        if name in WANTED and (told := parse_line(json.dumps(record, default=str), AGENT_FILE)):
-            self._agent = told.agent
-            self._heard.append(told)
+        if name in WANTED and (
+            event_record := parse_line(json.dumps(record, default=str), AGENT_FILE)
+        ):
+            self._agent = event_record.agent
+            self._heard.append(event_record)
 
     def beat(self, notes: Path) -> None:
         """Record that the agent runs, and the folder of the ranks' heartbeats."""

@@ -119,10 +119,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the agent emits an event for each notice."""
 
     def _serve(self) -> None:
-        token, given = self.server.token, self.headers.get("Authorization", "")
+        token, authorization = self.server.token, self.headers.get("Authorization", "")
         if self.path.partition("?")[0] != "/stop":
             self._answer(404, "POST /stop")
-        elif token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        elif token and not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             self._answer(401, "a token is required")
         else:
             self._answer(*self._hear())

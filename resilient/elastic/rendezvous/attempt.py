@@ -176,7 +176,7 @@ def worker_environ(
     group: Any,
     worker: Worker,
     attempt: Attempt,
-    wishes: WorkerOptions,
+    options: WorkerOptions,
     host: HostEnv,
 ) -> dict[str, str]:
     """Return the environment of one worker: variables of torchrun, and ours.
@@ -186,7 +186,7 @@ def worker_environ(
         group: Worker group of torch.
         worker: Worker of torch.
         attempt: Attempt that all nodes agreed on.
-        wishes: Options for the workers.
+        options: Options for the workers.
         host: Settings of this host.
     """
     spec = group.spec
@@ -196,21 +196,21 @@ def worker_environ(
         port=attempt.port,
         hosted=True,
         attempt=attempt.attempt,
-        repo=wishes.repo,
+        repo=options.repo,
         resume=attempt.resume,
         cause=attempt.cause,
-        events=wishes.events,
-        single_writer=wishes.single_writer,
+        events=options.events,
+        single_writer=options.single_writer,
         keeper=host.keeper,
-        storage_options=wishes.storage_options,
+        storage_options=options.storage_options,
         agent_pid=os.getpid(),
         grace_seconds=host.grace_seconds,
-        notes=wishes.notes,
-        require_signature=wishes.require_signature,
-        strict_resume=wishes.strict_resume,
-        every=wishes.every,
-        until_step=wishes.until_step,
-        start=wishes.start,
+        notes=options.notes,
+        require_signature=options.require_signature,
+        strict_resume=options.strict_resume,
+        every=options.every,
+        until_step=options.until_step,
+        start=options.start,
     )
     # One thread per rank, as torchrun does. Otherwise every rank would use all cores.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}

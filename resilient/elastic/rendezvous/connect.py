@@ -420,8 +420,8 @@ class RoundStore:
             str(member.addr) for member in self.members if member not in state.participants
         ]
         if lost_hosts or state.round != self.round:
-            who = ", ".join(lost_hosts) or "all of them"
-            raise MemberSilent(f"rendezvous aborted: {who} left before the workers started")
+            hosts_text = ", ".join(lost_hosts) or "all of them"
+            raise MemberSilent(f"rendezvous aborted: {hosts_text} left before the workers started")
 
 
 def _state_of(handler: Any) -> Any:

@@ -189,17 +189,17 @@ class HostsReleased(Event):
         )
 
 
-def hosts_that_stay(asked: Collection[str], nodes: int, nodes_min: int) -> int:
+def hosts_that_stay(scopes: Collection[str], nodes: int, nodes_min: int) -> int:
     """Return the number of hosts that continue without the leaving ones, 0 if none does.
 
     Args:
-        asked: Messages of the leaving hosts, values of :class:`LeaveScope`.
+        scopes: Messages of the leaving hosts, values of :class:`LeaveScope`.
         nodes: Number of nodes of the ended attempt; a fixed number of hosts must be complete.
         nodes_min: Smallest number of nodes to train with.
     """
     # Without a message the stop may be for all hosts: a rank received it, or the script stops.
-    is_for_some = bool(asked) and all(how == LeaveScope.ALONE.value for how in asked)
-    left = nodes - len(asked)
+    is_for_some = bool(scopes) and all(scope == LeaveScope.ALONE.value for scope in scopes)
+    left = nodes - len(scopes)
     return left if is_for_some and left >= nodes_min else 0
 
 
@@ -378,12 +378,12 @@ class Roster:
         place = self._place
         if place is None or self.nodes < _TOGETHER:
             return
-        how = LeaveScope.WITH_ALL if is_for_all else LeaveScope.ALONE
+        scope = LeaveScope.WITH_ALL if is_for_all else LeaveScope.ALONE
         if is_served_here(self._handler):
-            how = LeaveScope.WITH_RENDEZVOUS
+            scope = LeaveScope.WITH_RENDEZVOUS
         # The ranks receive the request in any case: the node that serves the store may be gone.
         thread = threading.Thread(
-            target=self._say, args=(_asked_key(place), how.value), name="say-asked", daemon=True
+            target=self._say, args=(_asked_key(place), scope.value), name="say-asked", daemon=True
         )
         thread.start()
         thread.join(_SAYING_SECONDS)
@@ -399,8 +399,10 @@ class Roster:
         if self._place is None or settings is None or self.nodes < _TOGETHER:
             return 0
         with suppress(dist.DistError):
-            asked = {node: self._read(_asked_key(place)) for node, place in self._nodes.items()}
-            leaving = {node: how.decode() for node, how in asked.items() if how}
+            scope_by_node = {
+                node: self._read(_asked_key(place)) for node, place in self._nodes.items()
+            }
+            leaving = {node: scope.decode() for node, scope in scope_by_node.items() if scope}
             left = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
             if left:
                 self._parted = frozenset(leaving)

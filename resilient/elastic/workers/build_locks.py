@@ -159,8 +159,8 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
     Args:
         environ: Environment of the workers, which names the cache.
     """
-    if given := environ.get("TORCH_EXTENSIONS_DIR"):
-        found = Path(given).glob(f"*/{_NAME}")
+    if folder := environ.get("TORCH_EXTENSIONS_DIR"):
+        found = Path(folder).glob(f"*/{_NAME}")
     else:
         home = environ.get("HOME") or str(Path("~").expanduser())
         caches = Path(environ.get("XDG_CACHE_HOME") or Path(home, ".cache"))
@@ -171,12 +171,12 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
 
 def users_of(path: Path) -> Users:
     """Return the processes of this host that use a lock or its folder."""
-    wanted = _status(path)
+    status = _status(path)
     holders, workers, unreadable = [], [], []
     folder = os.path.realpath(path.parent)
     for process in _processes():
         try:
-            if wanted is not None and _has_open(process, wanted):
+            if status is not None and _has_open(process, status):
                 holders.append(process)
             cwd = (_PROC / str(process) / "cwd").readlink()
             if cwd.is_relative_to(folder):
@@ -271,7 +271,7 @@ def _identity(path: Path) -> tuple[int, int, int] | None:
     return None if status is None else (status.st_dev, status.st_ino, status.st_mtime_ns)
 
 
-def _has_open(process: int, wanted: os.stat_result) -> bool:
+def _has_open(process: int, lock_status: os.stat_result) -> bool:
     """Return whether a process has a lock open.
 
     Raises:
@@ -288,7 +288,7 @@ def _has_open(process: int, wanted: os.stat_result) -> bool:
             if name != _NAME:
                 continue
             status = _status(Path(link.path))
-            if status is not None and os.path.samestat(status, wanted):
+            if status is not None and os.path.samestat(status, lock_status):
                 return True
     return False
 

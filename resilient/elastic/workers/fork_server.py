@@ -102,12 +102,12 @@ class PreloadedImports:
             importlib.import_module(name)
 
 
-def set_variables(wanted: Mapping[str, str]) -> None:
-    """Set the variables that packages read at import to exactly ``wanted``."""
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set the variables that packages read at import to exactly ``variables``."""
     for name in bootstrap.relevant_variables():
-        if name not in wanted:
+        if name not in variables:
             del os.environ[name]
-    os.environ.update(wanted)
+    os.environ.update(variables)
 
 
 @contextlib.contextmanager
@@ -241,7 +241,7 @@ def fork_workers(
 
 
 def begin(
-    told: int, environ: dict[str, str], arguments: list[str], seen: Mapping[str, dict[str, str]]
+    pipe: int, environ: dict[str, str], arguments: list[str], seen: Mapping[str, dict[str, str]]
 ) -> None:
     """Become a worker as if the agent had started it; exit if the agent no longer wants it."""
     os.setsid()
@@ -252,13 +252,13 @@ def begin(
             os._exit(_CODE_KILLED)
         time.sleep(0.0005)
     try:
-        os.write(told, f"{os.getpid()}\n".encode())
-        word = os.read(told, 1)
+        os.write(pipe, f"{os.getpid()}\n".encode())
+        word = os.read(pipe, 1)
     except OSError:
         word = b""
     if not word:
         os._exit(_CODE_KILLED)
-    os.close(told)
+    os.close(pipe)
     rename(os.path.basename(sys.executable))  # noqa: PTH119 - see above
     os.environ.clear()
     os.environ.update(environ)

@@ -82,9 +82,9 @@ class GradientReducer:
         return range(*self.plan.runs[self.rank])
 
     def _lane(self, numbers: list[int], window_bytes: int) -> DtypeGroup:
-        ones = [self.parameters[number] for number in numbers]
-        line = line_of([gradient.numel() for gradient in ones], self.ranks)
-        like = ones[0].detach()
+        parameters = [self.parameters[number] for number in numbers]
+        line = line_of([gradient.numel() for gradient in parameters], self.ranks)
+        like = parameters[0].detach()
         return DtypeGroup(
             tuple(numbers), TreeReduce(line, self.plan, self.rank, like, window_bytes)
         )

@@ -145,25 +145,25 @@ def plan_for(leaves: int, ranks: int) -> ReductionPlan:
 
 def _counts(leaves: int, ranks: int) -> list[int]:
     """Return how many leaves each rank has: the same, or one more for some of them."""
-    few, more = divmod(leaves, ranks)
-    if not more or not few or ranks * (more + 1) > _WAYS_MAX:
-        return [few + (rank < more) for rank in range(ranks)]
+    base_count, more = divmod(leaves, ranks)
+    if not more or not base_count or ranks * (more + 1) > _WAYS_MAX:
+        return [base_count + (rank < more) for rank in range(ranks)]
     # cheapest[given]: fewest nodes of the ranks so far, if `given` of them have one leaf more,
     # and who does.
     cheapest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for rank in range(ranks):
         found: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for given, (cost, counts) in cheapest.items():
-            start = rank * few + given
+        for extra_ranks, (cost, counts) in cheapest.items():
+            start = rank * base_count + extra_ranks
             for extra in (1, 0):
-                fits = given + extra <= more <= given + extra + ranks - rank - 1
+                fits = extra_ranks + extra <= more <= extra_ranks + extra + ranks - rank - 1
                 if not fits:
                     continue
-                sent = len(cover(Node(start, start + few + extra), leaves))
-                way = (cost + sent, (*counts, few + extra))
-                known = found.get(given + extra)
+                sent = len(cover(Node(start, start + base_count + extra), leaves))
+                way = (cost + sent, (*counts, base_count + extra))
+                known = found.get(extra_ranks + extra)
                 if known is None or way[0] < known[0]:
-                    found[given + extra] = way
+                    found[extra_ranks + extra] = way
         cheapest = found
     return list(cheapest[more][1])
 
@@ -260,13 +260,13 @@ class TreeReduce:
         longest = window.longest
         message = self._buffer("told", longest)
         message[: own_partial.numel()].copy_(own_partial)
-        everything = self._buffer("everything", longest * self.ranks)
-        _all_gather(everything, message)
+        all_results = self._buffer("everything", longest * self.ranks)
+        _all_gather(all_results, message)
         into: list[torch.Tensor] = []
         source: list[torch.Tensor] = []
         for rank, span in enumerate(window.spans):
             parts = self._cut(tensors, span)
-            first = everything[rank * longest : rank * longest + span[1] - span[0]]
+            first = all_results[rank * longest : rank * longest + span[1] - span[0]]
             into += parts
             source += torch.split(first, [part.numel() for part in parts])
         torch._foreach_copy_(into, source)
@@ -319,12 +319,12 @@ def _has(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
 
 
 def _zero_added(
-    these: Iterable[torch.Tensor | None], those: Iterable[torch.Tensor | None]
+    left_tensors: Iterable[torch.Tensor | None], right_tensors: Iterable[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Return ``these``, with zero added where there is nothing of ``those``."""
+    """Return ``left_tensors``, with zero added where there is nothing of ``right_tensors``."""
     return [
         left.add_(0.0) if left is not None and right is None else left
-        for left, right in zip(these, those, strict=True)
+        for left, right in zip(left_tensors, right_tensors, strict=True)
     ]
 
 
@@ -400,16 +400,16 @@ class FlatBuffer:
     def windows(self, elements: int) -> list[ExchangeWindow]:
         """Return all spans in windows of at most ``elements`` elements over all ranks."""
         ranks = len(self.cuts) - 1
-        each = max(1, elements // ranks)
+        window_elements = max(1, elements // ranks)
         most = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
         return [
             ExchangeWindow(
                 tuple(
-                    (min(low + done, high), min(low + done + each, high))
+                    (min(low + done, high), min(low + done + window_elements, high))
                     for low, high in map(self.span, range(ranks))
                 )
             )
-            for done in range(0, most, each)
+            for done in range(0, most, window_elements)
         ]
 
 
@@ -423,8 +423,8 @@ def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
     ] + [offsets[-1]]
     cuts = [0]
     for rank in range(1, ranks):
-        wanted = offsets[-1] * rank / ranks
-        above = min(bisect_right(borders, wanted), len(borders) - 1)
-        nearest = min(borders[max(above - 1, 0)], borders[above], key=lambda at: abs(at - wanted))
+        target = offsets[-1] * rank / ranks
+        above = min(bisect_right(borders, target), len(borders) - 1)
+        nearest = min(borders[max(above - 1, 0)], borders[above], key=lambda at: abs(at - target))
         cuts.append(max(cuts[-1], nearest))
     return FlatBuffer(tuple(sizes), offsets, (*cuts, offsets[-1]))

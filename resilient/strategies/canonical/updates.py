@@ -222,8 +222,10 @@ def _cut_state(optimizer: Optimizer, parameter: nn.Parameter, run: ParameterSlic
         is_cut = torch.is_tensor(value) and value.shape == parameter.shape
         values = run.cut(flat(value)[run.start :][: run.memory.numel()]) if is_cut else ()
         for nth, piece in enumerate(run.pieces):
-            given = values[nth] if is_cut else value
-            optimizer.state[piece][kind] = given.clone() if torch.is_tensor(given) else given
+            value_at_rank = values[nth] if is_cut else value
+            optimizer.state[piece][kind] = (
+                value_at_rank.clone() if torch.is_tensor(value_at_rank) else value_at_rank
+            )
 
 
 def _whole(

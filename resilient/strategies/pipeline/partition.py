@@ -107,16 +107,16 @@ class EarlierStageStub(_Stub):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Return fake tensors; the same ones for shapes that were requested before."""
-        asked = _shapes_of((inputs, named))
-        if asked is None or asked not in self._answers:
+        shapes = _shapes_of((inputs, named))
+        if shapes is None or shapes not in self._answers:
             if len(self._answers) >= _ANSWERS_MAX:
                 self._answers.clear()
             with torch.no_grad():
                 answer = self.__dict__["_alike"](*inputs, **named)
-            if asked is None:
+            if shapes is None:
                 return answer
-            self._answers[asked] = answer
-        return self._answers[asked]
+            self._answers[shapes] = answer
+        return self._answers[shapes]
 
 
 class StageEntry(_Stub):
@@ -140,13 +140,13 @@ class StageEntry(_Stub):
                 f"`{self._name_in_model}`, which starts a stage, is called twice with one "
                 "micro-batch, but gets its tensor once: call the model once in `compute_loss`"
             )
-        given, named = _replace_first(inputs, named, waiting)
-        if is_fake((given, named)):
+        new_inputs, named = _replace_first(inputs, named, waiting)
+        if is_fake((new_inputs, named)):
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, needs a second tensor of earlier "
                 "stages, but only one is sent: cut the model elsewhere"
             )
-        return self.module(*given, **named)
+        return self.module(*new_inputs, **named)
 
 
 class StageExit(_Stub):
@@ -317,14 +317,14 @@ class StageShapes:
         Raises:
             ConfigError: The model's forward pass does not reach each stage in turn.
         """
-        asked = _shapes_of((batch, self.tree.training))
-        if asked is None:
+        key = _shapes_of((batch, self.tree.training))
+        if key is None:
             return self._plan(run)
-        if asked not in self._known:
+        if key not in self._known:
             if len(self._known) >= _ANSWERS_MAX:
                 self._known.clear()
-            self._known[asked] = self._plan(run)
-        return self._known[asked]
+            self._known[key] = self._plan(run)
+        return self._known[key]
 
     def _plan(self, run: Callable[[nn.Module], Any]) -> Shapes:
         seen: list[torch.Tensor] = []

@@ -90,8 +90,8 @@ class PipelineStrategy:
         ranks = torch.arange(dist.get_world_size()).view(sizes.data, sizes.pipeline, sizes.tensor)
         pipelines = ranks.transpose(1, 2).reshape(-1, sizes.pipeline).tolist()
         peers = ranks.transpose(0, 1).reshape(sizes.pipeline, -1).tolist()
-        number = next(nth for nth, ones in enumerate(peers) if rank in ones)
-        own_ranks = next(ones for ones in pipelines if rank in ones)
+        number = next(nth for nth, group_ranks in enumerate(peers) if rank in group_ranks)
+        own_ranks = next(group_ranks for group_ranks in pipelines if rank in group_ranks)
         group = group_among(pipelines)
         if len(peers[number]) == 1:
             return PipelineRank(self.device, number, tuple(own_ranks), group, (rank,), None), None
@@ -100,10 +100,10 @@ class PipelineStrategy:
         meshes = [
             DeviceMesh(
                 self.device.type,
-                torch.tensor(ones).view(sizes.shape),
+                torch.tensor(group_ranks).view(sizes.shape),
                 mesh_dim_names=sizes.names,
             )
-            for ones in peers
+            for group_ranks in peers
         ]
         place = PipelineRank(
             self.device, number, tuple(own_ranks), group, tuple(peers[number]), peers_group

@@ -74,13 +74,13 @@ def look_at_machine(plan: ChaosPlan, hosts: int = 1) -> MachineCapabilities:
 
 
 def require_capabilities(
-    plan: ChaosPlan, given: Mapping[str, Any], machine: MachineCapabilities, hosts: int = 1
+    plan: ChaosPlan, options: Mapping[str, Any], machine: MachineCapabilities, hosts: int = 1
 ) -> None:
     """Raise if a fault of the plan is impossible here, or conflicts with the command.
 
     Args:
         plan: The faults.
-        given: Options of `resilient train` in the command, by name.
+        options: Options of `resilient train` in the command, by name.
         machine: Capabilities of this machine.
         hosts: Number of hosts for the command.
 
@@ -88,11 +88,13 @@ def require_capabilities(
         ConfigError: Any fault is impossible; the error lists all reasons.
     """
     taken = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
-    reasons = [f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in given]
+    reasons = [
+        f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in options
+    ]
     if hosts > 1:
-        reasons += filter(None, (_why_not_nodes(str(given.get("nnodes", "")), hosts),))
+        reasons += filter(None, (_why_not_nodes(str(options.get("nnodes", "")), hosts),))
         reasons += [f"--hosts {hosts}: {machine.hosts}"] * bool(machine.hosts)
-    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in given)
+    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in options)
     reasons += [f"`{kind}`: {why}" for kind, why in lacks.items()]
     if machine.processes:
         reasons.append(machine.processes)

@@ -291,8 +291,8 @@ class FaultInjector:
             code = self._job.wait(self._within_seconds)
         finally:
             path.unlink()
-        which = "the host" if result.host is None else host.name
-        what = f"a notice that {which} stops in {seconds:g} s"
+        host_text = "the host" if result.host is None else host.name
+        what = f"a notice that {host_text} stops in {seconds:g} s"
         return ended_by(result, what, code, STOPPED, 0)
 
     def _flip(self, result: InjectionResult) -> InjectionResult:

@@ -247,8 +247,8 @@ def _known(entry: Mapping[str, Any], names: Collection[str], where: str) -> None
     for name in entry:
         if name not in names:
             near = get_close_matches(name, names, 1)
-            meant = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
-            raise ConfigError(f"{where}: `{name}` is unknown there", hint=meant)
+            suggestion = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+            raise ConfigError(f"{where}: `{name}` is unknown there", hint=suggestion)
 
 
 def _word(

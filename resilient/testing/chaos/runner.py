@@ -245,7 +245,7 @@ class ChaosExperiment:
 
 
 def run_experiment(
-    wish: ChaosExperiment, clock: Clock, tell: Callable[[str], None]
+    experiment: ChaosExperiment, clock: Clock, tell: Callable[[str], None]
 ) -> ExperimentResult:
     """Run the command undisturbed, then under the plan, and return the observations.
 
@@ -253,7 +253,7 @@ def run_experiment(
     killed, the run continues to its end, and a mounted disk stays.
 
     Args:
-        wish: Settings of the experiment; the plan must be feasible.
+        experiment: Settings of the experiment; the plan must be feasible.
         clock: Clock for all waits.
         tell: Function that receives progress, one line at a time.
 
@@ -261,26 +261,32 @@ def run_experiment(
         ConfigError: The undisturbed run fails, shows no steps or saves nothing, or the folder
             has files that no experiment created.
     """
-    clear(wish.folder)
+    clear(experiment.folder)
     with ExitStack() as ends:
-        network = ends.enter_context(Network(wish.hosts)) if wish.hosts > 1 else None
-        home, around = wish.folder / CALM, JobEnvironment(network=network)
-        calm = Job(home, home / _REPOSITORY, (), wish.command, clock, around)
+        network = ends.enter_context(Network(experiment.hosts)) if experiment.hosts > 1 else None
+        home, around = experiment.folder / CALM, JobEnvironment(network=network)
+        calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, around)
         ends.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
         tell("the run without faults")
         calmly = measure(calm, _run_calm(calm))
         calm_seconds = clock.monotonic_seconds() - began_seconds
         tell(f"the run without faults: {calmly.step} steps in {calm_seconds:.0f} s")
-        repository = ends.enter_context(_place(wish, calm))
-        hands = MovableClock(wish.folder / STRUCK) if wish.plan.has(FaultKind.CLOCK_SKEW) else None
+        repository = ends.enter_context(_place(experiment, calm))
+        hands = (
+            MovableClock(experiment.folder / STRUCK)
+            if experiment.plan.has(FaultKind.CLOCK_SKEW)
+            else None
+        )
         around = JobEnvironment(hands, network)
-        options = _options(wish)
-        struck = Job(wish.folder / STRUCK, repository, options, wish.command, clock, around)
+        options = _options(experiment)
+        struck = Job(
+            experiment.folder / STRUCK, repository, options, experiment.command, clock, around
+        )
         ends.callback(struck.kill)
-        patience_seconds = max(wish.within_seconds, _CALM_FACTOR * calm_seconds)
-        run = FaultedRun(struck, clock, wish.within_seconds, patience_seconds)
-        evidence = run.through(draw_injections(wish.plan, wish.seed), calmly, tell)
+        patience_seconds = max(experiment.within_seconds, _CALM_FACTOR * calm_seconds)
+        run = FaultedRun(struck, clock, experiment.within_seconds, patience_seconds)
+        evidence = run.through(draw_injections(experiment.plan, experiment.seed), calmly, tell)
         tell("comparing")
         left = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
         return replace(evidence, ended=left)
@@ -328,24 +334,24 @@ def _run_calm(job: Job) -> RunResult:
     return RunResult(code, step=newest.step, steps=saved_steps(job))
 
 
-def _options(wish: ChaosExperiment) -> list[str]:
+def _options(experiment: ChaosExperiment) -> list[str]:
     """Return options for the faulted run; the same options of the user come later and win."""
-    often = str(sum(fault.count for fault in wish.plan.faults) + 3)
-    file = wish.folder / STRUCK / NOTICE_FILE.format(host=HOST)
-    notice = ["--notice", f"file:{file}"] if wish.plan.has(FaultKind.NOTICE) else []
+    often = str(sum(fault.count for fault in experiment.plan.faults) + 3)
+    file = experiment.folder / STRUCK / NOTICE_FILE.format(host=HOST)
+    notice = ["--notice", f"file:{file}"] if experiment.plan.has(FaultKind.NOTICE) else []
     # A host with many injected faults is not unhealthy, and the others must not leave it out.
-    healthy = ["--max-host-failures", often] if wish.hosts > 1 else []
+    healthy = ["--max-host-failures", often] if experiment.hosts > 1 else []
     return ["--max-restarts", often, *healthy, *notice]
 
 
 @contextmanager
-def _place(wish: ChaosExperiment, calm: Job) -> Iterator[Path]:
+def _place(experiment: ChaosExperiment, calm: Job) -> Iterator[Path]:
     """Yield the repository of the faulted run: on its own small disk if the plan fills it."""
-    repository = wish.folder / STRUCK / _REPOSITORY
-    if not wish.plan.has(FaultKind.DISK_FULL):
+    repository = experiment.folder / STRUCK / _REPOSITORY
+    if not experiment.plan.has(FaultKind.DISK_FULL):
         yield repository
         return
-    disk = wish.folder / STRUCK / _DISK
+    disk = experiment.folder / STRUCK / _DISK
     disk.mkdir()
     used = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
     try:

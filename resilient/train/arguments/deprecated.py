@@ -168,8 +168,8 @@ def rename_deprecated(
             continue
         written = _written(name, value, known)
         warnings.warn(_told(name, written), FutureWarning, stacklevel=depth)
-        for now, meant in written.items():
-            taken[now] = _joined(name, now, meant, taken)
+        for new_name, new_value in written.items():
+            taken[new_name] = _joined(name, new_name, new_value, taken)
     return taken
 
 
@@ -203,22 +203,22 @@ def _told(name: str, written: Mapping[str, Any]) -> str:
     return f"`{name}` is deprecated and has no effect: {MEANT[name].why}"
 
 
-def _joined(old: str, now: str, meant: Any, taken: Mapping[str, Any]) -> Any:
+def _joined(old: str, now: str, value: Any, taken: Mapping[str, Any]) -> Any:
     """Return the value of ``now`` if its old name is given too.
 
     Raises:
         ConfigError: Both are given and differ.
     """
     if now not in taken or taken[now] is None:
-        return meant
-    if isinstance(meant, dict) and isinstance(taken[now], dict):
-        return {**meant, **taken[now]}
+        return value
+    if isinstance(value, dict) and isinstance(taken[now], dict):
+        return {**value, **taken[now]}
     # Transformers' rule: a given number of steps overrides the ratio.
     if old == "warmup_ratio" and taken[now] != 0:
         return taken[now]
-    if old == "warmup_ratio" or meant == taken[now]:
-        return meant
+    if old == "warmup_ratio" or value == taken[now]:
+        return value
     raise ConfigError(
-        f"`{old}` is an old name of `{now}`, and both are set: {meant!r} and {taken[now]!r}; omit "
+        f"`{old}` is an old name of `{now}`, and both are set: {value!r} and {taken[now]!r}; omit "
         f"`{old}`"
     )

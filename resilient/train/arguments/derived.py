@@ -101,10 +101,10 @@ def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
         return "deepspeed"
     if args.fsdp:
         return "fsdp"
-    asked = [name for name in _SWITCHES if read_flag(environ, name)]
-    if len(asked) > 1:
-        raise ConfigError(f"{' and '.join(asked)} are both set: use one of them")
-    return _SWITCHES[asked[0]] if asked else "ddp"
+    switches = [name for name in _SWITCHES if read_flag(environ, name)]
+    if len(switches) > 1:
+        raise ConfigError(f"{' and '.join(switches)} are both set: use one of them")
+    return _SWITCHES[switches[0]] if switches else "ddp"
 
 
 def fsdp_options(args: TrainingArguments) -> FsdpOptions:
@@ -113,12 +113,12 @@ def fsdp_options(args: TrainingArguments) -> FsdpOptions:
     Raises:
         ConfigError: Names the value that is not accepted.
     """
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "layer_classes": layer_classes(args),
         "min_num_params": args.fsdp_min_num_params,
         "reshard_after_forward": args.fsdp_reshard_after_forward,
     }
-    return read_fsdp(args.fsdp, args.fsdp_config, given)
+    return read_fsdp(args.fsdp, args.fsdp_config, values)
 
 
 def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
@@ -128,19 +128,19 @@ def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
         ConfigError: Names the value that is not accepted.
     """
     is_fsdp = args.parallelism == "fsdp"
-    asked = args.activation_checkpointing or (
+    option = args.activation_checkpointing or (
         is_fsdp and fsdp_options(args).activation_checkpointing
     )
     kwargs = args.activation_checkpointing_kwargs
-    how = read_recomputing(None if isinstance(kwargs, str) else kwargs)
-    if not asked:
+    options = read_recomputing(None if isinstance(kwargs, str) else kwargs)
+    if not option:
         return None
-    if is_fsdp and how.options["use_reentrant"]:
+    if is_fsdp and options.options["use_reentrant"]:
         raise ConfigError(
             "`use_reentrant`=True in activation_checkpointing_kwargs gives wrong gradients under "
             "FSDP, and torch does not report it: write False"
         )
-    return how
+    return options
 
 
 def compression_of(args: TrainingArguments) -> Compression:
@@ -187,8 +187,8 @@ def check_distribution(args: TrainingArguments) -> None:
     Raises:
         ConfigError: Names the argument.
     """
-    for name, (strategy, nothing) in _OF_STRATEGIES.items():
-        if getattr(args, name) not in nothing and args.parallelism != strategy:
+    for name, (strategy, default) in _OF_STRATEGIES.items():
+        if getattr(args, name) not in default and args.parallelism != strategy:
             raise ConfigError(
                 f"`{name}` is given and `parallelism`={args.parallelism!r}: omit one of them, or "
                 f"write parallelism={strategy!r}"
@@ -383,18 +383,18 @@ def _refused(name: str, value: Any, why: str) -> ConfigError:
 
 
 def _check_batch(args: TrainingArguments) -> None:
-    each, all_together = args.per_device_train_batch_size, args.global_train_batch_size
+    per_device, all_together = args.per_device_train_batch_size, args.global_train_batch_size
     if all_together is None:
         raise ConfigError(
             "`reduction`='canonical' needs `global_train_batch_size`: the number of samples of a "
             "step, whatever the number of ranks",
-            hint=f"write a multiple of per_device_train_batch_size={each}, the size of one "
+            hint=f"write a multiple of per_device_train_batch_size={per_device}, the size of one "
             "micro-batch",
         )
-    if all_together % each:
+    if all_together % per_device:
         raise ConfigError(
             f"`global_train_batch_size`={all_together} is not a multiple of "
-            f"`per_device_train_batch_size`={each}, the size of one micro-batch"
+            f"`per_device_train_batch_size`={per_device}, the size of one micro-batch"
         )
 
 
@@ -427,8 +427,8 @@ def is_planned(args: TrainingArguments) -> bool:
     """Return whether measurements decide the steps of saves."""
     if not args.save_every:
         return False
-    every = parse_every(args.save_every, "`save_every`")
-    return every.says_saves and not every.steps
+    schedule = parse_every(args.save_every, "`save_every`")
+    return schedule.says_saves and not schedule.steps
 
 
 def is_auto(args: TrainingArguments) -> bool:
@@ -450,10 +450,10 @@ def check_every(args: TrainingArguments) -> None:
     if not args.save_every:
         return
     option = f"`save_every`={args.save_every!r} (or --every)"
-    every = parse_every(args.save_every, "`save_every`")
-    if every.memory_steps:
+    schedule = parse_every(args.save_every, "`save_every`")
+    if schedule.memory_steps:
         _check_memory(args, option)
-    if args.save_strategy != "steps" and every.says_saves:
+    if args.save_strategy != "steps" and schedule.says_saves:
         raise ConfigError(
             f"{option} contradicts `save_strategy`={args.save_strategy!r}: omit one of them"
         )

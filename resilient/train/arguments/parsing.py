@@ -278,17 +278,17 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     """
     known = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)
-    given, left = _parser(classes).parse_known_args(words)
+    namespace, left = _parser(classes).parse_known_args(words)
     if left:
         options = ["--" + name.replace("_", "-") for name in (*known, *OLD_NAMES, _CONFIG)]
         hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
         raise UsageError(f"`{left[0]}` is not an option{hint}; `--help` lists them")
-    said = vars(given)
-    config = said.pop(_CONFIG, None)
+    parsed = vars(namespace)
+    config = parsed.pop(_CONFIG, None)
     values, places = file_values(classes, config) if config else ({}, {})
-    told = rename_deprecated(_values(said, known), set(known))
-    values |= told
-    places |= {name: f"--{name.replace('_', '-')}" for name in told}
+    renamed_values = rename_deprecated(_values(parsed, known), set(known))
+    values |= renamed_values
+    places |= {name: f"--{name.replace('_', '-')}" for name in renamed_values}
     made = []
     for cls in classes:
         own = names_of(cls)

@@ -200,7 +200,7 @@ def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str,
 
 
 def _rule(name: str, old: Any, new: Any) -> Rule:
-    if name == "optim" and any({old, new} <= same for same in _SAME_STATE):
+    if name == "optim" and any({old, new} <= equivalents for equivalents in _SAME_STATE):
         return _SAME
     if name == _WORKERS and bool(old) != bool(new):
         return _OTHER_DRAWS

@@ -173,10 +173,10 @@ def _check_choices(args: TrainingArguments) -> None:
 
 def _check_support(args: TrainingArguments) -> None:
     """Refuse values of Transformers that this library does not support, yet or ever."""
-    for name, nothing in NOT_YET.items():
+    for name, default in NOT_YET.items():
         value = getattr(args, name)
-        if value not in nothing:
-            raise _unsupported(name, value, f"omit it, or write {nothing[0]!r}")
+        if value not in default:
+            raise _unsupported(name, value, f"omit it, or write {default[0]!r}")
     for name, (accepted, why) in ONLY.items():
         if getattr(args, name) not in accepted:
             raise refused(name, getattr(args, name), f"{why}; write {accepted[0]!r}")

@@ -79,17 +79,19 @@ class SaveDecision:
     chosen: SaveInterval | None = None
 
 
-def plan(every: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: float) -> SaveDecision:
+def plan(
+    schedule: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: float
+) -> SaveDecision:
     """Return the next save for all ranks; the slowest rank decides.
 
     Args:
-        every: User's setting, in seconds or ``auto``.
+        schedule: User's setting, in seconds or ``auto``.
         shown: Measurements of each rank.
         mtbf_seconds: M, the mean time between failures, for ``auto``.
     """
     step_seconds = max(measurements.step_seconds for measurements in shown)
-    chosen, seconds = None, every.seconds
-    if every.is_auto:
+    interval, seconds = None, schedule.seconds
+    if schedule.is_auto:
         costs = [
             measurements.cost_seconds
             for measurements in shown
@@ -101,10 +103,10 @@ def plan(every: SaveEvery, shown: Sequence[SaveMeasurements], mtbf_seconds: floa
             if measurements.land_seconds is not None
         ]
         bounds = IntervalBounds(land_seconds=max(lands, default=0.0))
-        chosen = choose_interval(max(costs), mtbf_seconds, bounds) if costs else None
-        seconds = chosen.seconds if chosen else UNMEASURED_SECONDS
+        interval = choose_interval(max(costs), mtbf_seconds, bounds) if costs else None
+        seconds = interval.seconds if interval else UNMEASURED_SECONDS
     steps = max(1, round(seconds / step_seconds)) if step_seconds > 0 else 1
-    return SaveDecision(steps, seconds, step_seconds, chosen)
+    return SaveDecision(steps, seconds, step_seconds, interval)
 
 
 def is_told(before: float | None, after: float) -> bool:
@@ -230,9 +232,9 @@ class SaveScheduleChosen(Event):
     @staticmethod
     def of(planned: SaveDecision, step: int, next_step: int, failures: int) -> SaveScheduleChosen:
         """Return the event for a decision that applies from ``step`` on."""
-        chosen = planned.chosen
-        cost, mtbf = (chosen.cost_seconds, chosen.mtbf_seconds) if chosen else (None, None)
-        bound = chosen.bound if chosen else ""
+        interval = planned.chosen
+        cost, mtbf = (interval.cost_seconds, interval.mtbf_seconds) if interval else (None, None)
+        bound = interval.bound if interval else ""
         seconds, step_seconds = planned.seconds, planned.step_seconds
         return SaveScheduleChosen(
             step, next_step, seconds, step_seconds, cost, mtbf, failures, bound
@@ -301,10 +303,10 @@ class CadenceCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Read the run's failure history."""
         session, step = self._session, state.global_step
-        every = parse_every(args.save_every, "`save_every`")
-        knows = every.is_auto and session.world.is_coordinator
+        schedule = parse_every(args.save_every, "`save_every`")
+        knows = schedule.is_auto and session.world.is_coordinator
         self._life = _Life(
-            every=every,
+            every=schedule,
             comms=session.comms(f"cadence/{session.next_topic()}"),
             history=history_of(session) if knows else FailureObservations(),
             began_seconds=session.clock.monotonic_seconds(),

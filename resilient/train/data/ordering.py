@@ -106,17 +106,17 @@ def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -
     """
     epoch, evaluated = int(origin["epoch"]), list(origin.get("evaluated", ()))
     generator = torch.Generator().manual_seed(streams.seed)
-    drawn = ""
+    state_text = ""
     for number in range(-1, epoch + 1):
         if number >= 0:
             _draw_number(generator)
-            drawn = packed(generator.get_state())
+            state_text = packed(generator.get_state())
             torch.randperm(size, generator=generator)
         for _ in range(evaluated.count(number)):
             _draw_number(generator)
     is_proven = packed(generator.get_state()) == origin.get("stream")
     if is_proven or (epoch == 0 and streams.is_known):
-        return drawn
+        return state_text
     why = "" if streams.is_known else ", and `model_init` drew from it before"
     raise IncompatibleCheckpoint(
         f"the checkpoint is in the middle of epoch {epoch} of samples grouped by length, and "
@@ -164,17 +164,17 @@ class Sampling:
     ) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
-        each = deal.round_samples
-        several = max(_SAMPLES_AT_ONCE // each, 1)
-        whole = max(deal.samples - start, 0) // each
+        batch_size = deal.round_samples
+        several = max(_SAMPLES_AT_ONCE // batch_size, 1)
+        whole = max(deal.samples - start, 0) // batch_size
         for turn in range(0, whole, several):
-            low, count = start + turn * each, min(several, whole - turn)
+            low, count = start + turn * batch_size, min(several, whole - turn)
             # Read the tensor once for many rounds: reading takes longer than slicing a list.
-            taken: list[int] = order[low : low + count * each].tolist()
-            for first in range(rank * deal.batch, len(taken), each):
+            taken: list[int] = order[low : low + count * batch_size].tolist()
+            for first in range(rank * deal.batch, len(taken), batch_size):
                 yield taken[first : first + deal.batch]
         for turn in range(whole, deal.rounds_after(start)):
-            yield deal.micro_batch(order, start + turn * each, rank)
+            yield deal.micro_batch(order, start + turn * batch_size, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +208,8 @@ class LengthGrouped(Sampling):
         """
         lengths, group = self.lengths, cursor.group
         several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
-        drawn = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
-        order: list[int] = drawn.tolist()
+        sample_order = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
+        order: list[int] = sample_order.tolist()
         cuts = range(0, cursor.size, several * group)
         groups = [
             sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)

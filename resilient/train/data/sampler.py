@@ -112,17 +112,17 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
         number, share = number + 1, 0.0
     if share < _CLOSE:
         return int(number), 0
-    each = int(origin["batch"]) * int(origin["ranks"])
-    if each < 1:
+    samples_per_step = int(origin["batch"]) * int(origin["ranks"])
+    if samples_per_step < 1:
         raise ValueError("it does not state how many samples a batch had")
     # With `dataloader_drop_last` the last, incomplete batch is left out.
-    for batches in (math.ceil(size / each), size // each):
+    for batches in (math.ceil(size / samples_per_step), size // samples_per_step):
         done = share * batches
         if batches and abs(done - round(done)) < _CLOSE * batches:
-            return int(number), min(round(done) * each, size)
+            return int(number), min(round(done) * samples_per_step, size)
     raise ValueError(
-        f"epoch {origin['epoch']} is not a whole number of batches of {each} samples in a "
-        f"training set of {size}: it was trained on another set, or with another batch size"
+        f"epoch {origin['epoch']} is not a whole number of batches of {samples_per_step} samples "
+        f"in a training set of {size}: it was trained on another set, or with another batch size"
     )
 
 

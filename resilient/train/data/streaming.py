@@ -153,11 +153,11 @@ class StreamSource:
         else:
             self._skip(cursor.samples)
 
-    def take(self, wanted: int) -> list[Any]:
+    def take(self, batch_count: int) -> list[Any]:
         """Return the next samples; fewer at the end."""
         taken: list[Any] = []
         with _alone():
-            for _ in range(wanted):
+            for _ in range(batch_count):
                 seed_worker((*self._key, self._place))
                 try:
                     taken.append(next(self._iterator))
@@ -294,9 +294,9 @@ class MicroBatchPrefetch:
         self._fetched: deque[tuple[Any, int, Any]] = deque()
         self._given: deque[tuple[int, Any]] = deque()
 
-    def fill(self, wanted: int) -> int:
-        """Fetch up to ``wanted`` micro-batches and return their number."""
-        self._fetched.extend(islice(self._rounds, max(0, wanted - len(self._fetched))))
+    def fill(self, batch_count: int) -> int:
+        """Fetch up to ``batch_count`` micro-batches and return their number."""
+        self._fetched.extend(islice(self._rounds, max(0, batch_count - len(self._fetched))))
         return len(self._fetched)
 
     def require_any(self) -> None:
@@ -398,8 +398,8 @@ def place_in_stream(
             "with a length: a stream is trained in its own order"
         )
     unknown = (("auto_find_batch_size", False), ("random_numbers", "own"), ("reduction", "native"))
-    for name, nothing in unknown:
-        if getattr(args, name) not in (nothing, None):
+    for name, default in unknown:
+        if getattr(args, name) not in (default, None):
             raise ConfigError(
                 f"`{name}`={getattr(args, name)!r} needs a train_dataset with a length, and this "
                 "is a stream: omit it"

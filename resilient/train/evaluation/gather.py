@@ -114,15 +114,15 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     if ranks == 1:
         return rows
     shape = torch.tensor(rows.shape, device=rows.device)
-    everyone = dist.get_world_size()
-    shapes = [torch.empty_like(shape) for _ in range(everyone)]
+    rank_count = dist.get_world_size()
+    shapes = [torch.empty_like(shape) for _ in range(rank_count)]
     dist.all_gather(shapes, shape)
     largest = torch.stack(shapes).amax(0).tolist()
     own_rows = pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(own_rows) for _ in range(everyone)]
+    gathered = [torch.empty_like(own_rows) for _ in range(rank_count)]
     dist.all_gather(gathered, own_rows)
     cut = [item[: int(shape[0])] for item, shape in zip(gathered, shapes, strict=True)]
-    return torch.cat(cut[:: everyone // ranks])
+    return torch.cat(cut[:: rank_count // ranks])
 
 
 def gather_objects(value: Any, ranks: int) -> list[Any]:

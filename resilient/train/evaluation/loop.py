@@ -110,8 +110,8 @@ class OutputColumn:
     def _batches(self) -> Any:
         """Gather the batches of all ranks as objects and put them in order."""
         by_rank = gather_objects(self._spilled, self._share.world.size)
-        turns = range(self._share.batches)
-        ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in turns]
+        batch_numbers = range(self._share.batches)
+        ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers]
         if any(item is None for item in ordered):
             return None
         return zipped(ordered, concatenate) if self._joining.concat else ordered
@@ -145,12 +145,12 @@ class OutputColumn:
     def _order(self) -> list[int]:
         """Return the rows' dataset positions in gathering order: by spill, by rank, by turn."""
         shares = [self._share.of(rank) for rank in range(self._share.world.size)]
-        every = self._joining.every or max(len(shares[0]), 1)
+        interval = self._joining.every or max(len(shares[0]), 1)
         return [
             place
-            for first in range(0, max(len(shares[0]), 1), every)
+            for first in range(0, max(len(shares[0]), 1), interval)
             for batches in shares
-            for batch in batches[first : first + every]
+            for batch in batches[first : first + interval]
             for place in batch
         ]
 
@@ -398,13 +398,13 @@ class EvalAccumulator:
             column.spill()
 
 
-def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> None:
+def require_metric(sets: Mapping[str, Any] | None, metric: str, option: str) -> None:
     """Raise if no evaluation of a dict of datasets can give a metric.
 
     Args:
         sets: Datasets by name; None if there is only one.
         metric: Name of the metric, with or without ``eval_``.
-        who: Argument that needs the metric.
+        option: Argument that needs the metric.
 
     Raises:
         ConfigError: The name belongs to none of the datasets.
@@ -413,8 +413,8 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, who: str) -> Non
     if sets and not any(name.startswith(f"eval_{group}_") for group in sets):
         first = next(iter(sets))
         raise ConfigError(
-            f"{who} is `{name}`, but metrics of the datasets {sorted(sets)} of `eval_dataset` are "
-            "named after them",
+            f"{option} is `{name}`, but metrics of the datasets {sorted(sets)} of `eval_dataset` "
+            "are named after them",
             hint=f'set `metric_for_best_model`, for example to "{first}_loss"',
         )
 

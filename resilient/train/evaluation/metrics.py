@@ -52,7 +52,7 @@ def entity_report(
     type, ``micro avg``, ``macro avg`` and ``weighted avg``. A ratio with denominator 0 is 0.
     """
     right, guessed = _all(truth), _all(found)
-    support, tried = (Counter(kind for kind, *_ in some) for some in (right, guessed))
+    support, tried = (Counter(kind for kind, *_ in tags) for tags in (right, guessed))
     hits = Counter(kind for kind, *_ in right & guessed)
     kinds = sorted(support | tried)
     report = {kind: _row(hits[kind], tried[kind], support[kind]) for kind in kinds}

@@ -353,10 +353,10 @@ class TransformersCheckpoint(TransformersFiles):
             IntegrityError: The file is damaged.
         """
         if not self.source.has(SCHEDULER):
-            whose = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
+            origin_text = ", as of a schedule of DeepSpeed's own" if self.engine is not None else ""
             raise IncompatibleCheckpoint(
-                f"`{self.folder}` holds no {SCHEDULER}{whose}: a resume would start the schedule "
-                "again",
+                f"`{self.folder}` holds no {SCHEDULER}{origin_text}: a resume would start the "
+                "schedule again",
                 hint="remove the schedule from DeepSpeed's config, save once, and resume from that "
                 "save",
             )

@@ -178,9 +178,9 @@ def _by_name(
         {**group, "params": [ours.get(name, name) for name in group["params"]]}
         for group in plain["param_groups"]
     ]
-    held = {name for group in groups for name in group["params"]}
-    if held != trained:
-        differ = sorted(held ^ trained)
+    parameter_names = {name for group in groups for name in group["params"]}
+    if parameter_names != trained:
+        differ = sorted(parameter_names ^ trained)
         raise IncompatibleCheckpoint(
             f"the optimizer in `{found.folder}` and that of this model differ in `{differ[0]}` and "
             f"{len(differ) - 1} more parameters",

@@ -174,10 +174,12 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
     if "global_batch" not in data:
         return  # unchanged since the import from Transformers
     accumulation = int(config.get("gradient_accumulation_steps", 1))
-    each = int(data["global_batch"]) // accumulation
+    batch_size = int(data["global_batch"]) // accumulation
     drops = bool(config.get("dataloader_drop_last"))
-    per_epoch = steps_after(BatchLayout(data["dataset_size"], each, 1, drops), 0, accumulation)
-    into = steps_after(BatchLayout(data["samples"], each, 1), 0, accumulation)
+    per_epoch = steps_after(
+        BatchLayout(data["dataset_size"], batch_size, 1, drops), 0, accumulation
+    )
+    into = steps_after(BatchLayout(data["samples"], batch_size, 1), 0, accumulation)
     if data["epoch"] * per_epoch + into != step:
         raise IncompatibleCheckpoint(
             f"Transformers would continue at another data position: it counts {per_epoch} steps "

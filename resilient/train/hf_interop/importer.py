@@ -427,8 +427,8 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
             fresh=_fresh(hooks),
         )
         _require_run(hooks, made.parts)
-        given = {name: part for name, part in more.items() if part.scope == "replicated"}
-        made.parts.update(given)
+        replicated_parts = {name: part for name, part in more.items() if part.scope == "replicated"}
+        made.parts.update(replicated_parts)
         checkpoint = made.commit(engine)
         session.emit(HFCheckpointImported(folder, str(checkpoint), made.source.step))
         if made.lost:

@@ -230,8 +230,8 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
     names["random state"] = [path.name for path in files.folder.glob("rng_state*.pth")]
     whole: dict[str, Any] = {}
     lost: dict[str, list[str]] = {}
-    for what, some in names.items():
-        for name in some:
+    for what, tensor_names in names.items():
+        for name in tensor_names:
             if (files.folder / name).exists():
                 try:
                     whole[name] = files.load(name)
@@ -239,7 +239,7 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
                     lost.setdefault(what, []).append(name)
             elif what != "scaler":
                 lost[what] = []
-        if not some:
+        if not tensor_names:
             lost[what] = []
     return whole, lost
 
@@ -375,10 +375,10 @@ def rebuild_checkpoint(
     store = open_store(url, storage_options=storage_options or {})
     manifest = read_manifest(store, resolve(store, ref))
     signed = check_signature(store, manifest, read_signing(os.environ))
-    parts, hurt = _read(url, manifest, storage_options)
+    parts, damaged_parts = _read(url, manifest, storage_options)
     if "model" not in parts:
         parts["model"] = _weights(store, manifest, signed)
-    if not hurt:
+    if not damaged_parts:
         raise ConfigError(
             f"{manifest.checkpoint} is intact: there is nothing to rebuild",
             hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
@@ -386,12 +386,12 @@ def rebuild_checkpoint(
         )
     if "optimizer" not in parts:
         parts.pop("scheduler", None)  # its groups refer to the optimizer's
-        hurt.add("scheduler")
+        damaged_parts.add("scheduler")
     state, ranks = _state(manifest, parts)
-    lost = {_LOSSES[file] for file in hurt if file in _LOSSES}
+    lost = {_LOSSES[file] for file in damaged_parts if file in _LOSSES}
     if ranks < int(manifest.world["size"]):
         lost.add("random state")
-    if "trainer_state" in hurt:
+    if "trainer_state" in damaged_parts:
         lost.add("best model")
     source = f"{manifest.checkpoint} of {url}"
     known = dict.fromkeys(("weights", "step", "place in the data"), source)
@@ -410,16 +410,16 @@ def _read(
     """Return the parts that verify as intact, and the names of the others."""
     engine = open_engine(url, storage_options=storage_options)
     whole: dict[str, Mapping[str, Any]] = {}
-    hurt = set()
+    damaged_parts = set()
     try:
         for entry in manifest.parts:
             try:
                 whole |= read_parts(engine, manifest, [entry.name])
             except (IntegrityError, KeyNotFound):
-                hurt.add(entry.name)
+                damaged_parts.add(entry.name)
     finally:
         engine.close()
-    return whole, hurt
+    return whole, damaged_parts
 
 
 def _weights(
@@ -433,14 +433,14 @@ def _weights(
         IncompatibleCheckpoint: There are none.
         IntegrityError: A tensor is damaged, or differs from the signed one.
     """
-    wanted = [tensor for tensor in manifest.tensors if tensor.part == "model"]
-    if not wanted:
+    model_tensors = [tensor for tensor in manifest.tensors if tensor.part == "model"]
+    if not model_tensors:
         raise IncompatibleCheckpoint(f"{manifest.checkpoint} holds no model to build a state for")
-    names = {region.file for tensor in wanted for region in tensor.regions}
+    names = {region.file for tensor in model_tensors for region in tensor.regions}
     files = {name: mend_file([store], manifest, manifest.file(name)) for name in sorted(names)}
     if signed is not None:
         check_contents(manifest, signed, files)
-    return {tensor.name.removeprefix("model/"): assemble(tensor, files) for tensor in wanted}
+    return {tensor.name.removeprefix("model/"): assemble(tensor, files) for tensor in model_tensors}
 
 
 def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[TrainerState, int]:
@@ -454,11 +454,13 @@ def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[
     state.global_step = manifest.checkpoint.step
     data = manifest.data
     if "global_batch" in data:
-        each = data["global_batch"] // int(manifest.config.get("gradient_accumulation_steps", 1))
-        batches = math.ceil(data["dataset_size"] / each)
-        state.epoch = data["epoch"] + math.ceil(data["samples"] / each) / batches
+        batch_size = data["global_batch"] // int(
+            manifest.config.get("gradient_accumulation_steps", 1)
+        )
+        batches = math.ceil(data["dataset_size"] / batch_size)
+        state.epoch = data["epoch"] + math.ceil(data["samples"] / batch_size) / batches
         # Transformers counts a folder's ranks by their random states.
-        state.train_batch_size = each // max(1, ranks)
+        state.train_batch_size = batch_size // max(1, ranks)
     return state, ranks
 
 

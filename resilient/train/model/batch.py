@@ -129,17 +129,17 @@ def returns_loss_alone(model: nn.Module) -> bool:
     return parameter is not None and parameter.default is True
 
 
-def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, every: bool = False) -> Any:
+def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, finds_all: bool = False) -> Any:
     """Return the labels of a batch: those of ``names`` in a mapping, the last item of a tuple.
 
     Args:
         inputs: Batch.
         names: Keys that are labels; if several are present, their values form a tuple.
-        every: A missing name means that there are no labels.
+        finds_all: A missing name means that there are no labels.
     """
     if isinstance(inputs, Mapping):
         there = tuple(inputs[name] for name in names if inputs.get(name) is not None)
-        if not there or (every and len(there) < len(names)):
+        if not there or (finds_all and len(there) < len(names)):
             return None
         return there if len(there) > 1 else there[0]
     if isinstance(inputs, (list, tuple)) and len(inputs) > 1:

@@ -42,10 +42,10 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
     Raises:
         ConfigError: Names the device, its missing generation and an alternative.
     """
-    asked = [name for name in ("bf16", "bf16_full_eval", "fp8") if getattr(args, name)]
+    options = [name for name in ("bf16", "bf16_full_eval", "fp8") if getattr(args, name)]
     if args.fp8 and args.fp8_recipe != "tensorwise":
-        asked.append("rowwise")
-    for name in asked:
+        options.append("rowwise")
+    for name in options:
         needed, generation, instead = _GENERATIONS[name]
         if capability is None and name != "rowwise":
             continue

@@ -71,12 +71,12 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
         require_signature=launch.require_signature,
     )
     try:
-        wanted = next(
+        checkpoint = next(
             committed for committed in checkpointer.committed() if committed.folder == folder
         )
         pipelined = pipeline_of(model)
         part = Part(stateful_of(model)) if pipelined is None else pipelined.part()
-        checkpointer.load_part(wanted, "model", part)
+        checkpointer.load_part(checkpoint, "model", part)
     finally:
         checkpointer.close()
     return folder
@@ -145,8 +145,8 @@ def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> Non
     if hasattr(model, "save_pretrained"):
         folder.mkdir(parents=True, exist_ok=True)
         # A whole model knows best which files belong to it.
-        given = {"state_dict": state} if is_sharded(model) else {}
-        cast("Any", model).save_pretrained(folder, **given)
+        options = {"state_dict": state} if is_sharded(model) else {}
+        cast("Any", model).save_pretrained(folder, **options)
         return
     tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
     LocalStore(folder).put("model.safetensors", to_safetensors(tensors, {"format": "pt"}))

@@ -96,19 +96,19 @@ def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
 _YES, _NO = ("true", "1", "yes"), ("false", "0", "no")
 
 
-def parse_options(given: Mapping[str, Any] | str | None) -> dict[str, Any]:
+def parse_options(source: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """Return options as a dict; text has the form ``key=value,key=value``, as in Transformers.
 
     Raises:
         ConfigError: A pair has no key or no value.
     """
-    if not given:
+    if not source:
         return {}
-    if not isinstance(given, str):
-        return dict(given)
-    pairs = [pair.partition("=") for pair in given.replace(" ", "").split(",")]
+    if not isinstance(source, str):
+        return dict(source)
+    pairs = [pair.partition("=") for pair in source.replace(" ", "").split(",")]
     if not all(key and equals and value for key, equals, value in pairs):
-        raise ConfigError(f"`optim_args`={given!r} is not key=value,key=value")
+        raise ConfigError(f"`optim_args`={source!r} is not key=value,key=value")
     return {key: value for key, _, value in pairs}
 
 

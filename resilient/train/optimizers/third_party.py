@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.train.optimizers.builtin import Groups, Recipe
 
 
-def package(name: str, module: str, wheel: str) -> Any:
+def package(name: str, module: str, distribution: str) -> Any:
     """Import a module of a package.
 
     Raises:
@@ -39,8 +39,9 @@ def package(name: str, module: str, wheel: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
-            f"the optimizer `{name}` needs the package {wheel}, which cannot be imported: {error}",
-            hint=f"pip install {wheel}",
+            f"the optimizer `{name}` needs the package {distribution}, which cannot be imported: "
+            f"{error}",
+            hint=f"pip install {distribution}",
         ) from error
 
 
@@ -81,8 +82,8 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
         "t_alpha": int,
         "t_beta3": int,
     }
-    given = typed(args.optim, options, known)
-    merged = {**{key: value for key, value in known.items() if value is not int}, **given}
+    options_given = typed(args.optim, options, known)
+    merged = {**{key: value for key, value in known.items() if value is not int}, **options_given}
     betas = (merged.pop("beta1"), merged.pop("beta2"), merged.pop("beta3"))
     return {"betas": betas, **merged}
 
@@ -204,8 +205,8 @@ def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | No
     matrices, others = [], []
     for group in parameter_groups(found, args.weight_decay):
         turned = [p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded]
-        chosen = {id(parameter) for parameter in turned}
-        rest = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+        parameter_ids = {id(parameter) for parameter in turned}
+        rest = [parameter for parameter in group["params"] if id(parameter) not in parameter_ids]
         matrices += [{**group, "params": turned}] if turned else []
         others += [{**group, "params": rest}] if rest else []
     rate = {"lr": args.learning_rate}
@@ -264,8 +265,10 @@ def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module |
     else:
         groups = parameter_groups(found, args.weight_decay)
     rest = [{**group, "params": _outside(group["params"], targets)} for group in groups]
-    chosen = [{**group, **options, "params": _inside(group["params"], targets)} for group in groups]
-    return [group for group in (*rest, *chosen) if group["params"]]
+    projected_groups = [
+        {**group, **options, "params": _inside(group["params"], targets)} for group in groups
+    ]
+    return [group for group in (*rest, *projected_groups) if group["params"]]
 
 
 def _inside(parameters: list[Any], targets: set[int]) -> list[Any]:
@@ -282,8 +285,8 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     A list holds parts of names or patterns for whole names, as in Transformers. A text is a
     pattern for whole names, and ``all-linear`` means all linear modules.
     """
-    wanted = args.optim_target_modules
-    if not wanted:
+    patterns = args.optim_target_modules
+    if not patterns:
         raise ConfigError(
             f"`{args.optim}` needs `optim_target_modules`: which modules to project",
             hint='set optim_target_modules="all-linear", or ["q_proj", "v_proj"]',
@@ -291,17 +294,17 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     linear = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
     }
-    found = {id(value.weight) for name, value in linear.items() if _names(wanted, name)}
+    found = {id(value.weight) for name, value in linear.items() if _names(patterns, name)}
     if not found:
         raise ConfigError(
-            f"no linear module of the model is named by `optim_target_modules`={wanted!r}; "
+            f"no linear module of the model is named by `optim_target_modules`={patterns!r}; "
             f"it has {', '.join(linear) or 'none'}"
         )
     return found
 
 
-def _names(wanted: list[str] | str, module: str) -> bool:
-    if isinstance(wanted, str):
-        everything = wanted.replace("_", "-") == "all-linear"
-        return everything or re.fullmatch(wanted, module) is not None
-    return any(pattern in module or re.fullmatch(pattern, module) for pattern in wanted)
+def _names(patterns: list[str] | str, module: str) -> bool:
+    if isinstance(patterns, str):
+        takes_all = patterns.replace("_", "-") == "all-linear"
+        return takes_all or re.fullmatch(patterns, module) is not None
+    return any(pattern in module or re.fullmatch(pattern, module) for pattern in patterns)

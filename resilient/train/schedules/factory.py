@@ -243,10 +243,12 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
     block = scheduler_block(args)
     if block is not None:
         return warmup_by_deepspeed(args, block, optimizer, total)
-    name, given = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
-    if isinstance(given, str):
-        raise ConfigError(f"`lr_scheduler_kwargs`={given!r} is not a dict or the JSON of one")
-    options = dict(given)
+    name, scheduler_options = args.lr_scheduler_type, args.lr_scheduler_kwargs or {}
+    if isinstance(scheduler_options, str):
+        raise ConfigError(
+            f"`lr_scheduler_kwargs`={scheduler_options!r} is not a dict or the JSON of one"
+        )
+    options = dict(scheduler_options)
     if name in FED:
         return _fed(args, optimizer, options)
     shape = SHAPES[name]

@@ -85,7 +85,7 @@ def _study(
 def by_name(
     init: Callable[..., Any],
     base: Callable[..., Any],
-    given: Sequence[Any],
+    values: Sequence[Any],
     named: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a trainer's constructor arguments by name.
@@ -93,7 +93,7 @@ def by_name(
     Args:
         init: Constructor of its class; one that takes ``*args`` passes them on.
         base: Constructor of the base class.
-        given: Arguments by position.
+        values: Arguments by position.
         named: Arguments by name.
     """
     own = list(inspect.signature(init).parameters.values())[1:]
@@ -101,7 +101,7 @@ def by_name(
         parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     names = names or list(inspect.signature(base).parameters)[1:]
-    return {**dict(zip(names, given, strict=False)), **named}
+    return {**dict(zip(names, values, strict=False)), **named}
 
 
 def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:

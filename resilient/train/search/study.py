@@ -285,8 +285,8 @@ def search(
     """
     ranks = trainer.session.world.size
     first = _First(study, hp_space)
-    while (asked := from_first(first.ask, ranks)) is not None:
-        number, values, params = asked
+    while (trial_asked := from_first(first.ask, ranks)) is not None:
+        number, values, params = trial_asked
         trial = GivenTrial(params, number) if study is None else first.trial
         another = _trainer_of(trainer, number, values)
         another.hp_name = hp_name

@@ -110,9 +110,15 @@ class TrackerContext:
 
     def config(self) -> dict[str, Any]:
         """Return the arguments, the model's ``config`` and the values of a trial."""
-        said = getattr(self.model, "config", None)
-        as_dict = getattr(said, "to_dict", None)
-        of_model = as_dict() if as_dict is not None else said if isinstance(said, dict) else {}
+        model_config = getattr(self.model, "config", None)
+        as_dict = getattr(model_config, "to_dict", None)
+        of_model = (
+            as_dict()
+            if as_dict is not None
+            else model_config
+            if isinstance(model_config, dict)
+            else {}
+        )
         return {**of_model, **(self.trial_params or {}), **self.args.to_dict()}
 
 

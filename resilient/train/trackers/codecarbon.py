@@ -33,16 +33,16 @@ class CodeCarbon(Tracker):
         self.run_id = opening.run_id or str(uuid.uuid4())
         os.makedirs(args.output_dir, exist_ok=True)  # noqa: PTH103 - it may be any path
         country = os.environ.get("CODECARBON_COUNTRY_ISO_CODE")
-        given = {
+        options = {
             "project_name": args.run_name or "codecarbon",
             "experiment_id": self.run_id,
             "output_dir": args.output_dir,
             "allow_multiple_runs": True,
         }
         if country:
-            self._tracker = codecarbon.OfflineEmissionsTracker(country_iso_code=country, **given)
+            self._tracker = codecarbon.OfflineEmissionsTracker(country_iso_code=country, **options)
         else:
-            self._tracker = codecarbon.EmissionsTracker(**given)
+            self._tracker = codecarbon.EmissionsTracker(**options)
         self._tracker.start()
         return None
 

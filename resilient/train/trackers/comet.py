@@ -29,9 +29,11 @@ class Comet(LocalStateTracker):
     def open(self, opening: TrackerContext) -> None:
         """Start or continue the experiment with the key."""
         comet = load("comet_ml")
-        wanted = opening.run_id or os.environ.get("COMET_EXPERIMENT_KEY") or uuid.uuid4().hex
+        experiment_key = (
+            opening.run_id or os.environ.get("COMET_EXPERIMENT_KEY") or uuid.uuid4().hex
+        )
         self._experiment = comet.start(
-            experiment_key=wanted,
+            experiment_key=experiment_key,
             mode=os.environ.get("COMET_MODE") or None,
             experiment_config=comet.ExperimentConfig(name=opening.args.run_name),
         )

@@ -50,17 +50,17 @@ class MLflow(Tracker):
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Create or reopen the run, and return the steps that MLflow's store has."""
         self._client = load("mlflow").MlflowClient()
-        wanted = opening.run_id or os.environ.get("MLFLOW_RUN_ID", "")
-        run = self._find(wanted) if wanted else None
+        run_id = opening.run_id or os.environ.get("MLFLOW_RUN_ID", "")
+        run = self._find(run_id) if run_id else None
         if run is not None:
-            self._client.update_run(wanted, status="RUNNING")
+            self._client.update_run(run_id, status="RUNNING")
         else:
             run = self._create(opening)
         self.run_id = run.info.run_id
         self._log_params(opening, run.data.params)
         return (
             LoggedSteps({name: self._last_step(name) for name in run.data.metrics})
-            if wanted
+            if run_id
             else None
         )
 

@@ -151,17 +151,17 @@ class TrackerWorker:
         if not self._finished.wait(within_seconds):
             self._fail(f"it was not done {within_seconds:g} s after training")
 
-    def _put(self, action: Callable[..., None], *given: Any) -> None:
+    def _put(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
-            self._inbox.put_nowait((action, given))
+            self._inbox.put_nowait((action, arguments))
         except queue.Full:
             self._fail(f"it is {_INBOX} entries behind, and the newest are dropped")
 
     def _work(self) -> None:
         while not self._finished.is_set():
-            action, given = self._inbox.get()
+            action, arguments = self._inbox.get()
             try:
-                action(*given)
+                action(*arguments)
             except Exception as error:  # noqa: BLE001 - whatever a tool raises, training goes on
                 reason = f"{type(error).__name__}: {error}"
                 if action == self._upload:
@@ -202,15 +202,15 @@ class TrackerWorker:
         if not self._is_open:
             return
         final = saved_models.final(best=best) if before is None else None
-        wanted = (
+        models = (
             saved_models.since(self._uploaded)
             if self._tracker.wants_models() == "checkpoint"
             else []
         )
-        wanted = [item for item in wanted if before is None or item.step < before]
+        models = [item for item in models if before is None or item.step < before]
         if final is not None:
-            wanted = [*(item for item in wanted if item != final), final]
-        for checkpoint in wanted:
+            models = [*(item for item in models if item != final), final]
+        for checkpoint in models:
             self._upload_one(saved_models, checkpoint, is_final=checkpoint == final)
 
     def _upload_one(
@@ -374,8 +374,8 @@ class ReportTo(Reporting):
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        wanted = [name for name in CHOICES if _is_there(name)] if "all" in names else names
-        made = (_made(name) for name in dict.fromkeys(wanted) if not _is_disabled(name))
+        tracker_names = [name for name in CHOICES if _is_there(name)] if "all" in names else names
+        made = (_made(name) for name in dict.fromkeys(tracker_names) if not _is_disabled(name))
         super().__init__(*made)
 
 

@@ -62,9 +62,9 @@ class TensorBoard(Tracker):
 
 
 def _folder(opening: TrackerContext, name: str) -> str:
-    given = opening.args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
-    if given:
-        return str(Path(given).expanduser()) if "://" not in given else given
+    logging_dir = opening.args.logging_dir or os.environ.get("TENSORBOARD_LOGGING_DIR")
+    if logging_dir:
+        return str(Path(logging_dir).expanduser()) if "://" not in logging_dir else logging_dir
     folder = Path(opening.args.output_dir) / "runs" / name
     return str(folder / opening.trial_name if opening.trial_name else folder)
 

@@ -118,7 +118,7 @@ def test_what_became_no_number_is_told_first(tmp_path):
 
 
 def test_only_what_is_wanted_is_read(late):
-    found = compare(side(EARLY), side(late), wanted=lambda name: name.endswith("ln_1.bias"))
+    found = compare(side(EARLY), side(late), is_selected=lambda name: name.endswith("ln_1.bias"))
     assert len(found.tensors) == 2
 
 

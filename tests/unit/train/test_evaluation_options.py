@@ -185,7 +185,7 @@ def test_labels_are_found_by_the_names_that_forward_gives_them():
     both = {"a_label": 1, "b_label": 2}
     assert find_labels(both, ("a_label", "b_label")) == (1, 2)
     assert find_labels(both, ("a_label", "c_label")) == 1
-    assert find_labels(both, ("a_label", "c_label"), every=True) is None
+    assert find_labels(both, ("a_label", "c_label"), finds_all=True) is None
     assert find_labels(both, ()) is None
 
 

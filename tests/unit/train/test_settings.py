@@ -40,7 +40,7 @@ def test_full_determinism_refuses_what_is_not(tmp_path, repository, torch_as_bef
 
 def test_tf32_is_refused_where_there_is_none(tmp_path, repository):
     before = torch.backends.fp32_precision
-    session.allow_tf32(CPU, wanted=False)
+    session.allow_tf32(CPU, is_allowed=False)
     assert torch.backends.fp32_precision == before
     with pytest.raises(ConfigError, match="`tf32`=True needs an NVIDIA GPU"):
         make_trainer(tmp_path, tf32=True, use_cpu=True)
