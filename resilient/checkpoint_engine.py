@@ -179,16 +179,16 @@ class CheckpointEngine:
     def __init__(self, context: CheckpointContext, persister: SaveExecutor | None = None) -> None:
         self.start: StartIdentity | None = None
         self.claimant: Claimant | None = None
-        self._desk = context
+        self._context = context
         self._persister = persister or make_save_executor(None, "", {})
         self._arena = StagingBuffers(self._persister.buffer, self._persister.streams)
         self._overlap = BackgroundStaging()
         self._round_trip = RoundTripCheck()
         self._stall = Stopwatch(context.clock)
-        self._life: Generation | None = None
+        self._generation: Generation | None = None
         self._saves = 0
         self._has_saved = False
-        self._handed = SavedSteps()
+        self._saved_steps = SavedSteps()
         self._pending: CheckpointId | None = None
         self._bases: tuple[DedupBase, ...] = ()
         self._loads = 0
@@ -197,17 +197,17 @@ class CheckpointEngine:
     @property
     def generation(self) -> int:
         """Generation number of this attempt; 0 before ``resume``."""
-        return self._life.number if self._life else 0
+        return self._generation.number if self._generation else 0
 
     @property
     def run_id(self) -> str:
         """Id of the run in all of its attempts; empty before ``resume``."""
-        return self._life.run_id if self._life else ""
+        return self._generation.run_id if self._generation else ""
 
     @property
     def comms(self) -> ControlGroup:
         """Connection to the other ranks."""
-        return self._desk.comms
+        return self._context.comms
 
     @property
     def saves(self) -> int:
@@ -229,13 +229,13 @@ class CheckpointEngine:
         """
         self._begun()
         self.wait()
-        within_seconds = self._desk.limits.within_seconds
+        within_seconds = self._context.limits.within_seconds
         agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
 
     @property
     def store(self) -> Store:
         """Repository that this engine reads and writes."""
-        return self._desk.store
+        return self._context.store
 
     @property
     def in_flight(self) -> SaveExecutor | None:
@@ -262,7 +262,7 @@ class CheckpointEngine:
                 to this run.
             StoreError: The store failed.
         """
-        context, start_identity, claimant = self._desk, self.start, self.claimant
+        context, start_identity, claimant = self._context, self.start, self.claimant
 
         def rule(shown: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(answer) for answer in shown if answer]
@@ -315,35 +315,35 @@ class CheckpointEngine:
             NotExclusive: The store cannot fence and the user did not set ``single_writer``.
             StoreError: The store failed.
         """
-        began_seconds = self._desk.clock.monotonic_seconds()
-        rank, landing = self._desk.world.rank, LoadPlan(parts, in_place=True)
+        began_seconds = self._context.clock.monotonic_seconds()
+        rank, landing = self._context.world.rank, LoadPlan(parts, in_place=True)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
-        if self._desk.world.size > 1:
-            self._desk = discover_near_tiers(self._desk)
-        store = self._persister.open(self._desk)
-        request = self._desk.read_request(names, landing.boxes, landing.places)
+        if self._context.world.size > 1:
+            self._context = discover_near_tiers(self._context)
+        store = self._persister.open(self._context)
+        request = self._context.read_request(names, landing.boxes, landing.places)
         choice = select_resume_checkpoint(
-            store, self._desk.comms, ref, request, self._desk.limits.within_seconds
+            store, self._context.comms, ref, request, self._context.limits.within_seconds
         )
         if guard is not None and ref == "auto" and choice.proved is None:
-            is_mine = self._desk.world.is_coordinator
+            is_mine = self._context.world.is_coordinator
             self._agree(
                 "resume/start", capture_failure(lambda: guard.check(store)) if is_mine else None
             )
         self._setup = setup_of(parts)
-        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._desk.emit_once, examine)
+        check = ResumeCheck(self._setup, policy or ChangePolicy(), self._context.emit_once, examine)
         absent = self._load(choice, parts, landing, check)
         process = self.claimant.process if self.claimant else None
-        self._life = start_generation(self._desk, choice, cause, self.start, process)
-        self._desk = self._desk.for_generation(self._life)
+        self._generation = start_generation(self._context, choice, cause, self.start, process)
+        self._context = self._context.for_generation(self._generation)
         if choice.proved is None:
             return None
-        self._desk.report_reconstructed(choice.proved)
+        self._context.report_reconstructed(choice.proved)
         self._bases = (make_dedup_base(choice.proved, store),)
-        took_seconds = self._desk.clock.monotonic_seconds() - began_seconds
+        took_seconds = self._context.clock.monotonic_seconds() - began_seconds
         resumed = ResumeResult.of(choice.proved.manifest, absent)
         size_bytes, name = read_bytes(choice.proved.files), resumed.checkpoint.folder
-        self._desk.emit_once(
+        self._context.emit_once(
             events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds)
         )
         return resumed
@@ -355,7 +355,7 @@ class CheckpointEngine:
         proved = choice.proved
         if proved is None:
             return ()
-        inputs = (proved.manifest, proved.files, parts, self._desk.world.rank, landing)
+        inputs = (proved.manifest, proved.files, parts, self._context.world.rank, landing)
         own_result = capture_failure(lambda: load_present_parts(*inputs, check))
         self._agree("resume/load", own_result)
         return own_result if isinstance(own_result, tuple) else ()
@@ -373,7 +373,7 @@ class CheckpointEngine:
         """
         if self._saves or not self._overlap.is_idle:
             return
-        drafts = draft(capture(0, parts, self._desk.world.rank), self._desk.world)
+        drafts = draft(capture(0, parts, self._context.world.rank), self._context.world)
         sizes = {rank_draft.name: rank_draft.layout.size_bytes for rank_draft in drafts}
         self._overlap.start(lambda: self._arena.warm(sizes))
 
@@ -416,19 +416,19 @@ class CheckpointEngine:
                 Each new structure of a part is checked once.
             Fenced: A newer generation exists.
         """
-        generation, began_seconds = self._begun(), self._desk.clock.monotonic_seconds()
+        generation, began_seconds = self._begun(), self._context.clock.monotonic_seconds()
         self.wait()
         with self._stall.running():
-            checkpoint = self._handed.claim(CheckpointId(generation.number, whole_step(step)))
+            checkpoint = self._saved_steps.claim(CheckpointId(generation.number, whole_step(step)))
             self._saves += 1
-            topic, world = f"save/{self._saves}", self._desk.world
+            topic, world = f"save/{self._saves}", self._context.world
             about = self.with_setup(about)
             self._persister.begin(topic)
             steady = stable_storages(parts) if overlap else ()
             snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
             staged = stage(snapshot, world, self._arena, steady)
             job = SaveJob(
-                about=draft_manifest(self._desk, generation, checkpoint.step, about, keep),
+                about=draft_manifest(self._context, generation, checkpoint.step, about, keep),
                 files=staged.files,
                 parts=staged.parts,
                 keep=tuple(keep),
@@ -436,7 +436,7 @@ class CheckpointEngine:
                 topic=topic,
                 began_seconds=began_seconds,
                 stall_seconds=self._stall.seconds,
-                bases=self._bases if self._desk.limits.save_unchanged == "refer" else (),
+                bases=self._bases if self._context.limits.save_unchanged == "refer" else (),
                 streamed=staged.streamed,
                 segment=about.segment,
                 token=generation.token,
@@ -446,7 +446,7 @@ class CheckpointEngine:
             else:
                 self._hand_over(job, staged.rest)
             self._pending = checkpoint
-            self._handed.add(checkpoint)
+            self._saved_steps.add(checkpoint)
         return checkpoint
 
     def with_setup(self, about: CheckpointInfo) -> CheckpointInfo:
@@ -459,20 +459,20 @@ class CheckpointEngine:
         return replace(about, config={**about.config, SETUP: self._setup})
 
     def _begun(self) -> Generation:
-        if self._life is None:
+        if self._generation is None:
             raise ConfigError(
                 "cannot save before `resume` has returned: after a failed resume the state in "
                 "memory may be incomplete or mixed",
                 hint="call resume() first; if it failed, create model and optimizer again",
             )
-        return self._life
+        return self._generation
 
     def _hand_over(
         self, job: SaveJob, copies: DeferredCopies, spoiled: RankFailure | None = None
     ) -> None:
         copies.forget()
         with raising_save_failed():
-            self._persister.submit(self._desk, replace(job, spoiled=spoiled))
+            self._persister.submit(self._context, replace(job, spoiled=spoiled))
 
     def before_update(self) -> None:
         """Wait until all of the live state may change; call it before each optimizer step.
@@ -501,7 +501,7 @@ class CheckpointEngine:
         """
         pending, self._pending, stall = self._pending, None, self._stall
         # The wait for this save counts as stall of the next save, whichever call waited first.
-        self._stall = stall if pending is None else Stopwatch(self._desk.clock)
+        self._stall = stall if pending is None else Stopwatch(self._context.clock)
         try:
             with stall.running():
                 self._overlap.settle()
@@ -514,7 +514,7 @@ class CheckpointEngine:
         if pending is not None:
             self._has_saved, self._bases = True, (DedupBase(pending),)
         if in_every_tier:
-            self._desk.finish()
+            self._context.finish()
 
     def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example of ``best:loss``.
@@ -533,13 +533,13 @@ class CheckpointEngine:
         """
         self.wait()
         self._loads += 1
-        topic, rank = f"load/{self._loads}", self._desk.world.rank
+        topic, rank = f"load/{self._loads}", self._context.world.rank
         if isinstance(checkpoint, str):
-            checkpoint = resolve_collectively(self._desk, f"{topic}/name", checkpoint)
+            checkpoint = resolve_collectively(self._context, f"{topic}/name", checkpoint)
         stored, landing = stored_name(name, part, rank), LoadPlan({name: part})
 
         def prove() -> VerifiedCheckpoint:
-            context = self._desk
+            context = self._context
             proved = read_wanted(
                 context.store, checkpoint, context.read_request({stored}, landing.boxes)
             )
@@ -558,21 +558,23 @@ class CheckpointEngine:
     def _agree(self, topic: str, own_result: Any) -> None:
         """Continue only if no rank failed."""
         shown = own_result if isinstance(own_result, RankFailure) else None
-        agree(self._desk.comms, topic, shown, lambda _: None, self._desk.limits.within_seconds)
+        agree(
+            self._context.comms, topic, shown, lambda _: None, self._context.limits.within_seconds
+        )
 
     def committed(self) -> list[CheckpointId]:
         """Return every committed checkpoint in the store, newest first.
 
         Crash: reads only.
         """
-        return catalog.committed(self._desk.store)
+        return catalog.committed(self._context.store)
 
     def holds_run(self) -> bool:
         """Return whether a resume would find a checkpoint, or the loss of every one.
 
         Crash: reads only.
         """
-        known = catalog.lineage(self._desk.store)
+        known = catalog.lineage(self._context.store)
         return bool(known.candidates or known.lost)
 
     def close(self) -> None:
@@ -585,11 +587,11 @@ class CheckpointEngine:
         """
         try:
             self.wait()
-            self._desk.finish(is_closing=True)
+            self._context.finish(is_closing=True)
         finally:
             self._overlap.close()
             self._persister.close()
-            self._desk.close()
+            self._context.close()
             self._arena.close()
-            if self._life is not None and self.claimant is not None:
-                release_claim(self._life.token)
+            if self._generation is not None and self.claimant is not None:
+                release_claim(self._generation.token)

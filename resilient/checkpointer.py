@@ -108,21 +108,21 @@ class Checkpointer:
         **objects: Any,
     ) -> None:
         self._url = os.fspath(url)
-        self._allowed = frozenset(
+        self._allowed_changes = frozenset(
             [resume_changes] if isinstance(resume_changes, str) else resume_changes
         )
         self._rng = rng
         self._overlap = overlap
-        self._options, self._given = split_options(objects)
+        self._options, self._objects = split_options(objects)
         self._gang: RankGroup | None = None
         self._topic = ""
-        self._things = TrackedObjects({})
+        self._tracked = TrackedObjects({})
         self._hooks: list[RemovableHandle] = []
         self.guard = StartGuard()
         self.beat: LoopHeartbeat | None = None
-        self._spine: checkpoint_engine.CheckpointEngine | None = None
+        self._engine: checkpoint_engine.CheckpointEngine | None = None
         self._detector: MissedSaveDetector | None = None
-        self._told: events.Emitter | None = None
+        self._emit: events.Emitter | None = None
         self.resumed: CheckpointId | None = None
         # Counters that were given as 0 and resumed with a higher value. A counter is removed
         # when the loop reads or sets it.
@@ -148,23 +148,23 @@ class Checkpointer:
     def __getitem__(self, name: str) -> Any:
         """Return the object given under ``name``; for a plain value, its current value."""
         self._unread.pop(name, None)
-        value = self._things.values.get(name)
-        return value.value if value is not None else self._given[name]
+        value = self._tracked.values.get(name)
+        return value.value if value is not None else self._objects[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Set a plain value; the next save stores it."""
-        if name not in self._things.values:
+        if name not in self._tracked.values:
             raise KeyError(
                 f"`{name}` is not a plain value of this checkpointer, or resume() was not called "
                 "yet"
             )
         self._unread.pop(name, None)
-        self._things.values[name].value = value
+        self._tracked.values[name].value = value
 
     @property
     def generation(self) -> int:
         """Generation number of this attempt; 0 before ``resume``."""
-        return self._spine.generation if self._spine is not None else 0
+        return self._engine.generation if self._engine is not None else 0
 
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can verify, and claim a generation.
@@ -192,28 +192,30 @@ class Checkpointer:
             NotExclusive: The store cannot fence and the user did not set ``single_writer``.
             StoreError: The store failed.
         """
-        if self._spine is not None:
+        if self._engine is not None:
             raise ConfigError("resume() was already called, and an attempt starts only once")
         optimizer = self._optimizers()[:1]
         # Before join(): a rank that waits for its peers must already have sent a heartbeat.
         self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
         rank_group = join()
         self._gang, self._topic = rank_group, rank_group.next_topic()
-        self._things = collect_parts(self._given, rank_group.world.size, rng=self._rng)
+        self._tracked = collect_parts(self._objects, rank_group.world.size, rng=self._rng)
         launch, emit = rank_group.launch, self._emitter(rank_group)
-        self._told = emit
-        self._spine = self._open(rank_group, emit)
+        self._emit = emit
+        self._engine = self._open(rank_group, emit)
         register_exit_hook(self._end)
-        reference = self._spine.settle(ref or launch.resume, is_first=launch.is_first)
-        policy = ChangePolicy(self._allowed, lost=self._things.left_out, hint=_CHANGES_HINT)
-        parts, cause = self._things.parts, launch.cause
-        found = self._spine.resume(
+        reference = self._engine.settle(ref or launch.resume, is_first=launch.is_first)
+        policy = ChangePolicy(
+            self._allowed_changes, lost=self._tracked.left_out, hint=_CHANGES_HINT
+        )
+        parts, cause = self._tracked.parts, launch.cause
+        found = self._engine.resume(
             parts, ref=reference, cause=cause, guard=self.guard, policy=policy
         )
         if self._overlap:
-            self._let_optimizers_wait(self._spine)
+            self._let_optimizers_wait(self._engine)
         self._unread = self._resumed_counters()
-        self._detect_missed_saves(rank_group, self._spine)
+        self._detect_missed_saves(rank_group, self._engine)
         if self.beat is not None:
             self.beat.start(found.step if found else 0)
             self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
@@ -222,7 +224,7 @@ class Checkpointer:
         self.resumed = found.checkpoint
         if found.absent:
             emit(PartsMissing(found.absent))
-        if left := self._things.left_out(found.parts):
+        if left := self._tracked.left_out(found.parts):
             emit(PartsIgnored(found.checkpoint.folder, left))
         return found.step
 
@@ -259,7 +261,7 @@ class Checkpointer:
                 a metric is not a number.
             Fenced: A newer generation exists.
         """
-        engine, tracked, step = self._begun("save()"), self._things, whole_step(step)
+        engine, tracked, step = self._begun("save()"), self._tracked, whole_step(step)
         self._report_unread_counters()
         about = CheckpointInfo(strategy=tracked.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(engine):
@@ -285,22 +287,22 @@ class Checkpointer:
             ConfigError: This checkpointer has no such thing.
         """
         engine = self._begun("load()")
-        if name not in self._things.parts:
+        if name not in self._tracked.parts:
             raise ConfigError(
                 f"`{name}` is not registered with this checkpointer: "
-                f"{', '.join(self._things.parts)}"
+                f"{', '.join(self._tracked.parts)}"
             )
         if not isinstance(checkpoint, CheckpointId | str):
             raise ConfigError(f"load() takes a checkpoint or a reference, not {checkpoint!r}")
-        engine.load_part(checkpoint, name, self._things.parts[name])
+        engine.load_part(checkpoint, name, self._tracked.parts[name])
 
     def emit(self, event: events.Event) -> None:
         """Emit an event to the sinks of this checkpointer; before ``resume`` it is discarded.
 
         Crash: nothing in the repository changes.
         """
-        if self._told is not None:
-            self._told(event)
+        if self._emit is not None:
+            self._emit(event)
 
     def wait(self) -> None:
         """Wait until the save in flight is durable.
@@ -325,7 +327,7 @@ class Checkpointer:
         Raises:
             SaveFailed: The save in flight failed.
         """
-        if self._spine is None:
+        if self._engine is None:
             return
         if self._detector is not None:
             self._detector.decline("it closed its checkpointer")
@@ -359,8 +361,10 @@ class Checkpointer:
         """Return the plain numbers that were given as 0 and that the checkpoint has as more."""
         return {
             name: value.value
-            for name, value in self._things.values.items()
-            if type(value.value) is int and value.value > 0 and _is_zero(unwrap(self._given[name]))
+            for name, value in self._tracked.values.items()
+            if type(value.value) is int
+            and value.value > 0
+            and _is_zero(unwrap(self._objects[name]))
         }
 
     def _report_unread_counters(self) -> None:
@@ -379,20 +383,20 @@ class Checkpointer:
 
         return [
             optimizer
-            for optimizer in map(unwrap, self._given.values())
+            for optimizer in map(unwrap, self._objects.values())
             if isinstance(optimizer, Optimizer)
         ]
 
     def _begun(self, what: str) -> checkpoint_engine.CheckpointEngine:
-        if self._spine is None:
+        if self._engine is None:
             raise ConfigError(
                 f"call resume() before {what}",
                 hint="resume() starts from scratch if nothing was saved, and never overwrites",
             )
-        return self._spine
+        return self._engine
 
     def _let_go(self) -> None:
-        engine, self._spine = self._spine, None
+        engine, self._engine = self._engine, None
         while self._hooks:
             self._hooks.pop().remove()
         if self.beat is not None:

@@ -44,7 +44,7 @@ class AppendOnlyLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._dropped = 0
+        self._dropped_count = 0
         # Events come from the training thread and from the save thread.
         self._lock = threading.Lock()
         with suppress(OSError):
@@ -56,17 +56,19 @@ class AppendOnlyLog:
             try:
                 _append(self._path, f"{line}\n".encode())
             except OSError as error:
-                if self._dropped == 0:
+                if self._dropped_count == 0:
                     why = error.strerror or type(error).__name__
                     write_stderr(
                         f"`{self._path}` cannot be written, and its lines are dropped: {why}; "
                         "training and checkpoints are not affected; free some space: df -h"
                     )
-                self._dropped += 1
+                self._dropped_count += 1
                 return
-            if self._dropped:
-                write_stderr(f"`{self._path}` is written again; lines dropped: {self._dropped}")
-                self._dropped = 0
+            if self._dropped_count:
+                write_stderr(
+                    f"`{self._path}` is written again; lines dropped: {self._dropped_count}"
+                )
+                self._dropped_count = 0
 
 
 def _append(path: Path, line: bytes) -> None:
@@ -331,7 +333,7 @@ class Emitter:
     clock: Clock
     sinks: tuple[Callable[[Mapping[str, Any], Event], None], ...] = ()
     context: Mapping[str, Any] = field(default_factory=dict)
-    _failed: set[int] = field(default_factory=set, repr=False, compare=False)
+    _failures: set[int] = field(default_factory=set, repr=False, compare=False)
 
     def __call__(self, event: Event, **context: Any) -> None:
         """Send one event; ``context`` applies to this event only."""
@@ -356,9 +358,9 @@ class Emitter:
 
     def _tell_failed(self, sink: object, error: Exception) -> None:
         """Report the first error of each sink, also across emitters bound from this one."""
-        if id(sink) in self._failed:
+        if id(sink) in self._failures:
             return
-        self._failed.add(id(sink))
+        self._failures.add(id(sink))
         name = getattr(sink, "__qualname__", type(sink).__qualname__)
         write_stderr(
             f"the event sink `{name}` raised {type(error).__name__}: {error}; it still gets later "

@@ -84,8 +84,8 @@ class StepCache:
         self._lull = lull or threading.Event()
         self._cores = usable_cores()
         # The size of the first step is unknown, so assume that its copy is long.
-        self._size_bytes, self._turns = _LULL_BYTES_MAX + 1, 0
-        self._unproved: tuple[int, DeferredCopies] | None = None
+        self._size_bytes, self._step_count = _LULL_BYTES_MAX + 1, 0
+        self._unverified: tuple[int, DeferredCopies] | None = None
         self._failure: RankFailure | None = None
 
     def hold(
@@ -111,12 +111,12 @@ class StepCache:
         """
         context, generation, bases, has_saved = _lent(self._checkpointer)
         began_seconds = context.clock.monotonic_seconds()
-        stall, slot = Stopwatch(context.clock), self._turns % SLOTS
+        stall, slot = Stopwatch(context.clock), self._step_count % SLOTS
         with stall.running():
             self.before_update()
             if self._failure is not None:
                 raise self._failure.to_error(1)
-            self._turns += 1
+            self._step_count += 1
             self._holder.invalidate(slot)
             about = self._checkpointer.with_setup(about)
             snapshot = capture(step, parts, context.world.rank, self._recall)
@@ -141,7 +141,7 @@ class StepCache:
                 self._lull.clear()
                 begin = self._lull if staged.size_bytes <= _LULL_BYTES_MAX else None
                 say = partial(self._say_late, slot, job, staged.rest)
-                self._unproved = slot, staged.rest
+                self._unverified = slot, staged.rest
                 self._overlap.copy(staged.rest, say, begin)
             else:
                 self._say(slot, job, None)
@@ -153,7 +153,7 @@ class StepCache:
         """
         self._lull.set()
         self._overlap.settle()
-        unproved, self._unproved = self._unproved, None
+        unproved, self._unverified = self._unverified, None
         if unproved is not None:
             self._prove(*unproved)
 
@@ -268,7 +268,7 @@ def _lent(
     """Return the current state from which the engine makes its saves."""
     # The step cache makes the same jobs as the engine, for another place.
     engine = checkpointer
-    return engine._desk, engine._begun(), engine._bases, engine._has_saved  # noqa: SLF001
+    return engine._context, engine._begun(), engine._bases, engine._has_saved  # noqa: SLF001
 
 
 @contextmanager

@@ -412,23 +412,23 @@ class _Line:
     def __init__(
         self, activity: str, clock: Clock | None = None, stream: TextIO | None = None
     ) -> None:
-        self._what, self._clock = activity, clock or SystemClock()
+        self._activity, self._clock = activity, clock or SystemClock()
         self._stream = stream or sys.stderr
         self._is_terminal = self._stream.isatty()
-        self._shown = ""
+        self._line = ""
 
     def _show(self, line: str) -> None:
         if self._is_terminal:
-            redraw(line.ljust(len(self._shown)), self._stream)
-            self._shown = line
+            redraw(line.ljust(len(self._line)), self._stream)
+            self._line = line
         else:
             put(f"{line}\n", self._stream)
             self._stream.flush()
 
     def _clear(self) -> None:
         """Erase the line, which is no part of the answer."""
-        if self._shown and self._is_terminal:
-            redraw(" " * len(self._shown), self._stream)
+        if self._line and self._is_terminal:
+            redraw(" " * len(self._line), self._stream)
             redraw("", self._stream)
 
 
@@ -463,13 +463,13 @@ class Progress(_Line):
         sizes = f"{human_size(position)} of {human_size(total)}"
         if self._is_terminal:
             bar = "#" * round(_WIDTH * share)
-            line = f"{self._what} [{bar:<{_WIDTH}}] {sizes}"
+            line = f"{self._activity} [{bar:<{_WIDTH}}] {sizes}"
             columns = columns_of(self._stream)
             # A line that wraps cannot be redrawn.
             is_short = len(line) < columns or not columns
-            self._show(line if is_short else f"{self._what} {100 * share:.0f} %")
+            self._show(line if is_short else f"{self._activity} {100 * share:.0f} %")
         else:
-            self._show(f"{self._what} {100 * share:.0f} %, {sizes}")
+            self._show(f"{self._activity} {100 * share:.0f} %, {sizes}")
         self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
 
 
@@ -504,5 +504,5 @@ class Waiting(_Line):
         began = self._clock.monotonic_seconds()
         wait_seconds = SILENT_SECONDS
         while not self._is_over.wait(wait_seconds):
-            self._show(f"{self._what} for {human_age(self._clock.monotonic_seconds() - began)}")
+            self._show(f"{self._activity} for {human_age(self._clock.monotonic_seconds() - began)}")
             wait_seconds = _TICK_SECONDS if self._is_terminal else _LINE_SECONDS

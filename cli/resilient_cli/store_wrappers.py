@@ -73,7 +73,7 @@ class CountingStore(CachedListingStore):
 
     def __init__(self, inner: Store, progress: Callable[[int], None]) -> None:
         super().__init__(inner)
-        self._told = progress
+        self._progress = progress
         self._lock = threading.Lock()
         self._read_bytes = 0
 
@@ -89,7 +89,7 @@ class CountingStore(CachedListingStore):
         with self._lock:
             self._read_bytes += len(data)
             read_bytes = self._read_bytes
-        self._told(read_bytes)
+        self._progress(read_bytes)
         return data
 
 
@@ -104,7 +104,7 @@ class ProgressStore(CachedListingStore):
 
     def __init__(self, inner: Store, progress: Told, of_bytes: int) -> None:
         super().__init__(inner)
-        self._told, self._of_bytes, self._done = progress, of_bytes, 0
+        self._progress, self._total_bytes, self._read_bytes = progress, of_bytes, 0
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -115,8 +115,8 @@ class ProgressStore(CachedListingStore):
         return self._tell(super().get_range(key, start, length))
 
     def _tell(self, data: bytes) -> bytes:
-        self._done += len(data)
-        self._told(self._done, max(self._done, self._of_bytes))
+        self._read_bytes += len(data)
+        self._progress(self._read_bytes, max(self._read_bytes, self._total_bytes))
         return data
 
 
@@ -131,27 +131,27 @@ class ProgressFolder:
 
     def __init__(self, inner: Folder, progress: Told, of_bytes: int = 0) -> None:
         self.url = inner.url
-        self._inner, self._told, self._of_bytes = inner, progress, of_bytes
-        self._done = 0
-        self._seen: dict[str, list[tuple[int, int]]] = {}
+        self._inner, self._progress, self._total_bytes = inner, progress, of_bytes
+        self._read_bytes = 0
+        self._spans: dict[str, list[tuple[int, int]]] = {}
 
     @property
     def seen_bytes(self) -> int:
         """Bytes that were read, each counted once."""
-        return sum(end - start for spans in self._seen.values() for start, end in spans)
+        return sum(end - start for spans in self._spans.values() for start, end in spans)
 
     def list(self) -> DirectoryListing:
         """List the folder again, and expect the bytes of all its files."""
         listing = self._inner.list()
-        self._of_bytes = sum(listing.sizes.values())
+        self._total_bytes = sum(listing.sizes.values())
         return listing
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
         data = self._inner.read(name, start, length)
-        self._done += len(data)
-        self._told(self._done, max(self._done, self._of_bytes))
-        self._seen[name] = _merge_span(self._seen.get(name, []), start, start + len(data))
+        self._read_bytes += len(data)
+        self._progress(self._read_bytes, max(self._read_bytes, self._total_bytes))
+        self._spans[name] = _merge_span(self._spans.get(name, []), start, start + len(data))
         return data
 
 

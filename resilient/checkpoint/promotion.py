@@ -295,14 +295,14 @@ class TierPromoter:
         self._pace = PromotionSchedule() if tiering.is_planned else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-promote")
         self._in_flight: Future[bool] | None = None
-        self._on_its_way: list[CheckpointId] = []
-        self._done: set[CheckpointId] = set()
-        self._damaged: dict[CheckpointId, IntegrityError] = {}
+        self._pending_ids: list[CheckpointId] = []
+        self._promoted: set[CheckpointId] = set()
+        self._errors: dict[CheckpointId, IntegrityError] = {}
         self._newest: CheckpointId | None = None
         self._keep: tuple[CheckpointId, ...] = ()
         self._lacking: list[CheckpointId] = []
         self._comms = ControlGroup(InMemoryKVStore(), World(), "promote")
-        self._mine = 0
+        self._generation = 0
         self._saves = 0
         self._finishes = 0
         self._began_seconds = 0.0
@@ -322,7 +322,7 @@ class TierPromoter:
 
         Crash: nothing changed.
         """
-        self._mine, self._newest = generation, parent
+        self._generation, self._newest = generation, parent
         if self._pace and context.world.is_coordinator:
             self._pace.begin(context)
         leaders = context.places.leaders
@@ -358,13 +358,13 @@ class TierPromoter:
         if is_due or self._saves == 1 or self._is_owing:
             kept_ids.add(checkpoint)
             self._began_seconds = now_seconds
-        if any(candidate not in self._damaged for candidate in kept_ids - self._done):
+        if any(candidate not in self._errors for candidate in kept_ids - self._promoted):
             self._wait(context)
-        owed = tuple(sorted(kept_ids - self._done))
-        if any(candidate not in self._damaged for candidate in owed):
+        owed = tuple(sorted(kept_ids - self._promoted))
+        if any(candidate not in self._errors for candidate in owed):
             # Nothing else is in progress once the next promotion begins.
             return PostCommitPlan(owed, owed, tuple(keep))
-        return PostCommitPlan((), (*owed, *self._on_its_way), tuple(keep))
+        return PostCommitPlan((), (*owed, *self._pending_ids), tuple(keep))
 
     def committed(
         self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
@@ -382,8 +382,8 @@ class TierPromoter:
         self._newest, self._keep = checkpoint, orders.keep
         if orders.due:
             self._settle()
-            self._on_its_way = list(orders.due)
-            self._in_flight = self._thread.submit(self._try, context, checkpoint, self._on_its_way)
+            self._pending_ids = list(orders.due)
+            self._in_flight = self._thread.submit(self._try, context, checkpoint, self._pending_ids)
         if not self._take_manifest(context, checkpoint):
             # Garbage collection would take the files of a checkpoint without manifest for
             # leftovers.
@@ -418,7 +418,7 @@ class TierPromoter:
         self._settle()
         # Tried only once: a run that ends calls this again on the way out, with the error known.
         newest, self._newest = self._newest, None
-        owed = sorted({newest, *self._keep} - self._done) if newest else []
+        owed = sorted({newest, *self._keep} - self._promoted) if newest else []
         if newest is None or not owed:
             return
         self._finishes += 1
@@ -429,12 +429,14 @@ class TierPromoter:
             owed = self._agree_on(topic, newest, owed, within_seconds)
             self._bring(context, topic, owed)
             for checkpoint in owed:
-                if checkpoint in self._damaged:
-                    raise self._damaged[checkpoint]
+                if checkpoint in self._errors:
+                    raise self._errors[checkpoint]
         except Fenced:
             raise
         except ResilientError as error:
-            near = ", ".join(str(checkpoint) for checkpoint in owed if checkpoint not in self._done)
+            near = ", ".join(
+                str(checkpoint) for checkpoint in owed if checkpoint not in self._promoted
+            )
             raise SaveFailed(
                 f"{near} is saved only in the near tier {self._tiers.near.url}: {error.message}; "
                 "the same command on this host promotes it",
@@ -462,7 +464,7 @@ class TierPromoter:
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             self._is_owing = not in_flight.result()
-            self._on_its_way = []
+            self._pending_ids = []
 
     def _agree_on(
         self, topic: str, newest: CheckpointId, owed: list[CheckpointId], within_seconds: float
@@ -488,13 +490,13 @@ class TierPromoter:
         except ResilientError as error:
             context.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
         for checkpoint in due:
-            if checkpoint in self._damaged:
+            if checkpoint in self._errors:
                 context.emit_once(
                     checkpoint_events.PromotionFailed(
-                        checkpoint.folder, self._damaged[checkpoint].message
+                        checkpoint.folder, self._errors[checkpoint].message
                     )
                 )
-        return due[-1] in self._done
+        return due[-1] in self._promoted
 
     def _bring(self, context: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
         """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
@@ -503,8 +505,8 @@ class TierPromoter:
                 self._bring_one(context, topic, checkpoint)
             except IntegrityError as error:
                 # The other checkpoints are not affected.
-                self._damaged[checkpoint] = error
-        brought = [checkpoint for checkpoint in due if checkpoint in self._done]
+                self._errors[checkpoint] = error
+        brought = [checkpoint for checkpoint in due if checkpoint in self._promoted]
         if brought:
             self._rotate(context, brought[-1])
 
@@ -513,7 +515,7 @@ class TierPromoter:
         together = PromotionGroup(
             self._comms, f"{topic}/{checkpoint.folder}", context.limits.within_seconds
         )
-        put_bytes = promote(self._tiers, checkpoint, self._mine, together, context.token)
+        put_bytes = promote(self._tiers, checkpoint, self._generation, together, context.token)
         if put_bytes:
             took_seconds = context.clock.monotonic_seconds() - began_seconds
             if self._pace:
@@ -522,11 +524,11 @@ class TierPromoter:
                 checkpoint_events.CheckpointPromoted(checkpoint.folder, put_bytes, took_seconds)
             )
         # A deleted checkpoint counts as done, because no later try would find it either.
-        self._done.add(checkpoint)
-        self._damaged.pop(checkpoint, None)
+        self._promoted.add(checkpoint)
+        self._errors.pop(checkpoint, None)
 
     def _rotate(self, context: CheckpointContext, newest: CheckpointId) -> None:
-        if newest.generation == self._mine and context.world.is_coordinator:
+        if newest.generation == self._generation and context.world.is_coordinator:
             durable, retention = self._tiers.durable, context.limits.retention
             is_first = not self._is_marked
             self._is_marked = collect_garbage_after_commit(

@@ -76,12 +76,12 @@ class Reflog:
         self.numbers = list_numbers(store)
         self._marks = frozenset(list_marks(store))
         self._whole = committed(store)
-        self._lives = {number: _read(store, number) for number in self.numbers}
+        self._generations = {number: _read(store, number) for number in self.numbers}
 
     def newest_first(self) -> list[ReflogEntry]:
         """Return all entries, the newest first."""
         return [
-            ReflogEntry(number, self._lives[number], self.head_of(number), back)
+            ReflogEntry(number, self._generations[number], self.head_of(number), back)
             for back, number in enumerate(reversed(self.numbers))
         ]
 
@@ -93,8 +93,8 @@ class Reflog:
                 return ReflogHead(own[0])
             if number in self._marks:
                 return ReflogHead(None, f"the checkpoints of generation {number} were deleted")
-            generation = self._lives.get(number)
-            if generation is None and number in self._lives:
+            generation = self._generations.get(number)
+            if generation is None and number in self._generations:
                 return ReflogHead(None, f"the record of generation {number} cannot be read")
             if generation and generation.parent:
                 there = generation.parent in self._whole
@@ -112,7 +112,7 @@ class Reflog:
             IntegrityError: A record is damaged, so the answer is unknown.
         """
         open_moves: list[int] = []
-        for number, generation in self._lives.items():
+        for number, generation in self._generations.items():
             if generation is None:
                 raise IntegrityError(
                     f"the record of generation {number} at {self._url} cannot be read, so the "

@@ -77,7 +77,7 @@ class SiblingSource:
 
     def __init__(self, store: Store, damaged: Manifest, other: Manifest) -> None:
         self.url = str(other.checkpoint)
-        self._store, self._other = store, other
+        self._store, self._sibling = store, other
         self._names = {damaged.key(file.name): file.name for file in damaged.files}
         self._entries = {file.name: file for file in other.files}
 
@@ -91,7 +91,7 @@ class SiblingSource:
         entry = self._entries.get(self._names.get(key, ""))
         if entry is None:
             raise KeyNotFound(f"no `{key}` in {self.url}", key=key)
-        return self._store.get_range(self._other.key(entry.name), start, length)
+        return self._store.get_range(self._sibling.key(entry.name), start, length)
 
     def may_have(self, entry: FileEntry, number: int) -> bool:
         """Return whether the manifest of the other checkpoint lists the same chunk."""

@@ -58,8 +58,8 @@ class SignedStore:
     def __init__(self, inner: Store, signing: SigningPolicy) -> None:
         self._inner, self._signing = inner, signing
         self._lock = threading.Lock()
-        self._stated: dict[str, str] = {}
-        self._matched: set[str] = set()
+        self._digests: dict[str, str] = {}
+        self._verified_keys: set[str] = set()
         self.url = inner.url
         self.exclusive = inner.exclusive
 
@@ -82,7 +82,7 @@ class SignedStore:
         split = split_checkpoint_key(key)
         if split and split[1] == MANIFEST:
             self._check_manifest(key, data)
-        elif key in self._stated:
+        elif key in self._digests:
             self._compare(key, hashlib.sha256(data).hexdigest())
         return data
 
@@ -95,7 +95,7 @@ class SignedStore:
         split = split_checkpoint_key(key)
         if split and split[1] == MANIFEST:
             return self.get(key)[start : start + length]
-        if key in self._stated and key not in self._matched:
+        if key in self._digests and key not in self._verified_keys:
             self._compare(key, self._digest(key))
         return self._inner.get_range(key, start, length)
 
@@ -119,16 +119,16 @@ class SignedStore:
             return  # the reader decodes the same bytes, and reports the damage
         signed = check_signature(self._inner, manifest, self._signing) or {}
         with self._lock:
-            self._stated |= {manifest.key(name): digest for name, digest in signed.items()}
+            self._digests |= {manifest.key(name): digest for name, digest in signed.items()}
 
     def _compare(self, key: str, digest: str) -> None:
-        if digest != self._stated[key]:
+        if digest != self._digests[key]:
             raise SignatureRefused(
                 f"`{key}` is not the signed file, although its digest in the manifest may match",
                 key=key,
             )
         with self._lock:
-            self._matched.add(key)
+            self._verified_keys.add(key)
 
     def _digest(self, key: str) -> str:
         digest, start = hashlib.sha256(), 0
@@ -139,4 +139,4 @@ class SignedStore:
 
     def _forget(self, key: str) -> None:
         with self._lock:
-            self._matched.discard(key)
+            self._verified_keys.discard(key)

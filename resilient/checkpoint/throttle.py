@@ -210,11 +210,11 @@ class SaveThrottle:
         self._within_seconds = within_seconds
         self._began_seconds = self._until_seconds = machine.now()
         self._done_bytes = 0
-        self._since, self._ours_seconds = since, 0.0
+        self._since, self._own_seconds = since, 0.0
         self._due_seconds = 0.0
         self._hurried_seconds: float | None = None
         self._is_idle = False
-        self._worked = threading.local()
+        self._work_time = threading.local()
         self._lock = threading.Lock()
         self._hurry = threading.Event()
         if size_bytes <= SMALL_BYTES or within_seconds <= 0:
@@ -242,12 +242,12 @@ class SaveThrottle:
         if self._hurry.is_set():
             return
         total_seconds = self._machine.worked()
-        worked_seconds = total_seconds - getattr(self._worked, "seconds", total_seconds)
-        self._worked.seconds = total_seconds
+        worked_seconds = total_seconds - getattr(self._work_time, "seconds", total_seconds)
+        self._work_time.seconds = total_seconds
         with self._lock:
             now_seconds = self._machine.now()
             self._done_bytes += size_bytes
-            self._ours_seconds += worked_seconds
+            self._own_seconds += worked_seconds
             self._look(now_seconds)
             elapsed_seconds = now_seconds - self._began_seconds
             due_seconds = rest_seconds(
@@ -271,9 +271,9 @@ class SaveThrottle:
         if now_seconds - self._since.at_seconds < LOOK_SECONDS:
             return
         seen = self._machine.cores.read()
-        left = self._machine.cores.left(self._since, seen, self._ours_seconds)
+        left = self._machine.cores.left(self._since, seen, self._own_seconds)
         self._is_idle = left >= IDLE_CORES_MIN
-        self._since, self._ours_seconds = seen, 0.0
+        self._since, self._own_seconds = seen, 0.0
 
 
 class ThrottleHistory:

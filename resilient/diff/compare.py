@@ -53,7 +53,7 @@ class DifferenceMeter:
 
     def __init__(self, before: str, after: str) -> None:
         self._dtypes = (before, after)
-        self._elements = self._changed = 0
+        self._elements = self._changed_count = 0
         self._max_abs = 0.0
         self._max_ulp: int | None = 0 if before == after and is_float(before) else None
         self._squares = [0.0, 0.0]
@@ -66,12 +66,12 @@ class DifferenceMeter:
         """Add the same elements of both tensors, as little-endian bytes with a row for each."""
         self._elements += len(before)
         changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
-        self._changed += changed or 0
+        self._changed_count += changed or 0
         # Most blocks are equal, but their norms count too.
         value = values(before, self._dtypes[0])
         other = value if changed == 0 else values(after, self._dtypes[1])
         if changed is None:
-            self._changed += _unequal(value, other, len(before))
+            self._changed_count += _unequal(value, other, len(before))
         finite = np.isfinite(value) & np.isfinite(other)
         numbers = None
         if not finite.all():
@@ -96,11 +96,11 @@ class DifferenceMeter:
         if 0 < left < math.inf and 0 < right < math.inf:
             # The root of the product, so that equal tensors get an angle of exactly zero.
             cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / right))
-            cosine = 1.0 if not self._changed else cosine
+            cosine = 1.0 if not self._changed_count else cosine
         relative = math.sqrt(self._apart) / left if left else None if self._apart else 0.0
         return Measures(
             self._elements,
-            self._changed,
+            self._changed_count,
             self._max_abs,
             relative if relative is None or math.isfinite(relative) else None,
             cosine,
@@ -347,9 +347,9 @@ class _Tensors:
         self, before: CheckpointView, after: CheckpointView, on_progress: Callable[[int, int], None]
     ) -> None:
         self._sides = (before, after)
-        self._told = on_progress
+        self._progress = on_progress
         self._meters: dict[int, DifferenceMeter] = {}
-        self._failed: dict[int, str] = {}
+        self._failures: dict[int, str] = {}
 
     def measured(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> list[TensorChange]:
         """Return the changes of tensors that both sides have, by name."""
@@ -364,7 +364,7 @@ class _Tensors:
                 waiting.append((block, reading, other))
                 if len(waiting) > 1:
                     done += self._measure(*waiting.popleft())
-                    self._told(done, of)
+                    self._progress(done, of)
             while waiting:
                 done += self._measure(*waiting.popleft())
         return [self._change(number, *pair) for number, pair in enumerate(pairs)]
@@ -379,7 +379,7 @@ class _Tensors:
             except Unreadable as error:
                 why = why or str(error)
             if why:
-                self._failed[number] = why
+                self._failures[number] = why
                 continue
             self._meters[number] = DifferenceMeter(value.dtype, other.dtype)
             for start in range(0, value.elements, BLOCK_ELEMENTS):
@@ -392,14 +392,14 @@ class _Tensors:
         try:
             read = left.result(), right.result()
         except Unreadable as error:
-            self._failed[block.number] = str(error)
+            self._failures[block.number] = str(error)
         else:
             self._meters[block.number].add(*read)
         return block.count * block.before.item_bytes
 
     def _change(self, number: int, name: str, left: Tensor, right: Tensor) -> TensorChange:
         shapes, dtypes = (left.shape, right.shape), (left.dtype, right.dtype)
-        why = self._failed.get(number, "")
+        why = self._failures.get(number, "")
         if why:
             is_known_to_differ = left.elements != right.elements
             return TensorChange(

@@ -46,7 +46,7 @@ class Digests:
 
     def __init__(self, folder: Folder, listing: DirectoryListing) -> None:
         self._folder, self._listing = folder, listing
-        self._stored: dict[tuple[str, int, int], bytes] = {}
+        self._cache: dict[tuple[str, int, int], bytes] = {}
         self._read: dict[str, int] = {}
 
     def of_range(self, name: str, start: int, size_bytes: int) -> bytes:
@@ -57,8 +57,8 @@ class Digests:
             StoreError: The file could not be read.
         """
         key = (name, start, size_bytes)
-        if key in self._stored:
-            return self._stored[key]
+        if key in self._cache:
+            return self._cache[key]
         self._read[name] = self._read.get(name, 0) + size_bytes
         if self._read[name] > _READ_TIMES_MAX * self._listing.sizes.get(name, 0):
             raise Unreadable(f"`{name}` has overlapping storages")
@@ -69,8 +69,8 @@ class Digests:
             if len(data) != length:
                 raise Unreadable(f"`{name}` ends too early")
             found.update(data)
-        self._stored[key] = found.digest()
-        return self._stored[key]
+        self._cache[key] = found.digest()
+        return self._cache[key]
 
     def of_file(self, name: str) -> bytes:
         """Return the digest of a whole file; for errors see :meth:`of_range`."""
@@ -91,19 +91,19 @@ class _Walk:
 
     def __init__(self, digests: Digests, folder: Folder, archive: Archive | None) -> None:
         self._digests, self._folder, self._archive = digests, folder, archive
-        self._known: dict[int, bytes] = {}
-        self._left = _VALUES_MAX
+        self._digest_by_id: dict[int, bytes] = {}
+        self._values_left = _VALUES_MAX
 
     def of(self, value: Any, depth: int) -> bytes:
-        self._left -= 1
-        if self._left < 0:
+        self._values_left -= 1
+        if self._values_left < 0:
             raise Unreadable(f"more than {_VALUES_MAX} values")
         if depth > _DEPTH_MAX:
             raise Unreadable(f"more than {_DEPTH_MAX} levels of nested values")
         if isinstance(value, dict | list | tuple | PickledCall):
-            if id(value) not in self._known:
-                self._known[id(value)] = self._of_many(value, depth + 1)
-            return self._known[id(value)]
+            if id(value) not in self._digest_by_id:
+                self._digest_by_id[id(value)] = self._of_many(value, depth + 1)
+            return self._digest_by_id[id(value)]
         if isinstance(value, TensorRef):
             described = repr((value.dtype, value.shape, value.offset, value.strides)).encode()
             return _hashed("tensor", described, self._of_stored(value.storage))

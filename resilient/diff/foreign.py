@@ -179,7 +179,7 @@ class _OpaqueReader:
         tensors: Iterable[Tensor],
         known: Understood,
     ) -> None:
-        self._folder, self._listing, self._known = folder, listing, known
+        self._folder, self._listing, self._known_digests = folder, listing, known
         self._digests = Digests(folder, listing)
         self._places = {(piece.file, piece.start) for tensor in tensors for piece in tensor.pieces}
         self.notes: list[str] = []
@@ -194,7 +194,7 @@ class _OpaqueReader:
 
     def _of_file(self, name: str) -> Iterator[tuple[str, bytes]]:
         home, _, base = name.rpartition("/")
-        index = self._known.indexes.get(f"{home}/" if home else "")
+        index = self._known_digests.indexes.get(f"{home}/" if home else "")
         if _DOCUMENTS.fullmatch(base) or (index and base.endswith(SLICES)):
             return
         if index and base == INDEX:
@@ -204,7 +204,9 @@ class _OpaqueReader:
             _, meta = read_header(self._folder, self._listing, name)
             yield "__metadata__", self._digests.of_value(meta)
         elif (archive := self._archive(name)) is not None:
-            yield from self._unread(archive, archive.value, "", self._known.fields.get(name))
+            yield from self._unread(
+                archive, archive.value, "", self._known_digests.fields.get(name)
+            )
         else:
             yield "", self._digests.of_file(name)
 
@@ -228,7 +230,9 @@ class _OpaqueReader:
             except Unreadable:
                 pass
             else:
-                yield from self._unread(archive, archive.value, name, self._known.fields.get(name))
+                yield from self._unread(
+                    archive, archive.value, name, self._known_digests.fields.get(name)
+                )
                 return
         parts = [self._digests.of_range(part.file, part.start, part.size_bytes) for part in slices]
         yield name, b"".join(parts)
@@ -236,7 +240,7 @@ class _OpaqueReader:
     def _unread(
         self, archive: Archive, value: Any, path: str, is_reported: Callable[[str], bool] | None
     ) -> Iterator[tuple[str, bytes]]:
-        value = _without(value, self._known.names.get(archive.name, frozenset()))
+        value = _without(value, self._known_digests.names.get(archive.name, frozenset()))
         walk = _Walk(archive, self._digests, self._places, is_reported or (lambda _: False))
         yield from walk.of(value, path, 0)
 
@@ -251,7 +255,7 @@ class _Walk:
         places: set[tuple[str, int]],
         is_reported: Callable[[str], bool],
     ) -> None:
-        self._archive, self._digests, self._places, self._told = (
+        self._archive, self._digests, self._places, self._is_reported = (
             archive,
             digests,
             places,
@@ -261,7 +265,7 @@ class _Walk:
     def of(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
         """Yield paths with digests; a value none of whose parts is a field gets a single digest."""
         if isinstance(value, PickledCall) and isinstance(value.state, dict):
-            if self._told(path) or depth == 0 or value.args or value.items:
+            if self._is_reported(path) or depth == 0 or value.args or value.items:
                 made = (value.name, value.args, value.items)
                 yield f"{path}()", self._digest(made)
             value = value.state
@@ -282,10 +286,10 @@ class _Walk:
             if any((piece.file, piece.start) in self._places for piece in pieces):
                 return True
             is_number = not value.shape and self._archive.number(value) is not None
-            return is_number and self._told(path)
+            return is_number and self._is_reported(path)
         is_row = isinstance(value, list | tuple) and not isinstance(value, Unordered)
         is_plain = all(map(_is_plain, value)) if is_row else _is_plain(value)
-        return is_plain and self._told(path)
+        return is_plain and self._is_reported(path)
 
     def _digest(self, value: Any) -> bytes:
         return self._digests.of_value(value, self._archive)

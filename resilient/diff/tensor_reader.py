@@ -47,7 +47,7 @@ class ReadAhead:
     def __init__(self, folder: Folder, listing: DirectoryListing) -> None:
         self.url = folder.url
         self._folder, self._listing = folder, listing
-        self._kept: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     def list(self) -> DirectoryListing:
         """Return the listing from when reading began."""
@@ -65,12 +65,12 @@ class ReadAhead:
 
     def _block(self, name: str, number: int) -> bytes:
         key = (name, number)
-        if key not in self._kept:
-            self._kept[key] = self._folder.read(name, number * AHEAD_BYTES, AHEAD_BYTES)
-            if len(self._kept) > _KEPT_MAX:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        if key not in self._blocks:
+            self._blocks[key] = self._folder.read(name, number * AHEAD_BYTES, AHEAD_BYTES)
+            if len(self._blocks) > _KEPT_MAX:
+                self._blocks.popitem(last=False)
+        self._blocks.move_to_end(key)
+        return self._blocks[key]
 
 
 class Elements:
@@ -101,7 +101,7 @@ class Elements:
         if not covers(tensor.shape, [piece.region for piece in tensor.pieces]):
             raise Unreadable("its pieces do not cover it")
         self._folder, self._listing, self._tensor = folder, listing, tensor
-        self._settled: dict[int, Piece] = {}
+        self._pieces: dict[int, Piece] = {}
         self._strided: dict[int, NDArray[np.uint8]] = {}
         self.item_bytes = bits // _BITS
 
@@ -125,11 +125,11 @@ class Elements:
 
     def _fill(self, room: NDArray[np.uint8], box: Region, number: int, shared: Region) -> None:
         """Copy the part of a piece that is in a box to its place."""
-        piece = self._settled.get(number)
+        piece = self._pieces.get(number)
         if piece is None:
             unresolved = self._tensor.pieces[number]
             piece = resolve_pieces(self._folder, self._listing, unresolved, self._tensor.dtype)
-            self._settled[number] = piece
+            self._pieces[number] = piece
         if not _is_row_major(piece):
             room[_within(box, shared)] = self._whole(number, piece)[_within(piece.region, shared)]
             return

@@ -244,7 +244,7 @@ class SummaryAccumulator:
     def __init__(self) -> None:
         self._zeros = self._nans = self._infinite = self._count = 0
         self._low, self._high = math.inf, -math.inf
-        self._mean = self._spread = self._squares = 0.0
+        self._mean = self._squared_deviation = self._squares = 0.0
 
     def add(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
         """Add numbers, and return the finite ones."""
@@ -260,7 +260,7 @@ class SummaryAccumulator:
             middle = float(finite.mean())
             apart, own = middle - self._mean, float(((finite - middle) ** 2).sum())
             both = self._count + finite.size
-            self._spread += own + apart * apart * self._count * finite.size / both
+            self._squared_deviation += own + apart * apart * self._count * finite.size / both
             self._mean += apart * finite.size / both
             self._squares += float(finite @ finite)
         self._count += finite.size
@@ -271,7 +271,7 @@ class SummaryAccumulator:
         counts = (self._zeros, self._nans, self._infinite, head)
         if not self._count:
             return Summary(None, None, None, None, None, *counts)
-        deviation, norm = math.sqrt(self._spread / self._count), math.sqrt(self._squares)
+        deviation, norm = math.sqrt(self._squared_deviation / self._count), math.sqrt(self._squares)
         return Summary(self._low, self._high, self._mean, deviation, norm, *counts)
 
 

@@ -38,8 +38,8 @@ class ControlGroup:
     def __init__(self, kv_store: KVStore, world: World, scope: str) -> None:
         self.world = world
         self.scope = scope
-        self._board = kv_store
-        self._spoken: list[str] = []
+        self._kv_store = kv_store
+        self._published_keys: list[str] = []
         self._beats = 0
 
     def key(self, topic: str, author: int | str) -> str:
@@ -52,17 +52,17 @@ class ControlGroup:
 
     def apart(self, name: str, world: World) -> ControlGroup:
         """Return a group of another world on its own connection, for use by another thread."""
-        return ControlGroup(self._board.another(), world, f"{self.scope}/{name}")
+        return ControlGroup(self._kv_store.another(), world, f"{self.scope}/{name}")
 
     def close(self) -> None:
         """Close the connection that ``apart`` opened."""
-        if isinstance(self._board, Closeable):
-            self._board.close()
+        if isinstance(self._kv_store, Closeable):
+            self._kv_store.close()
 
     @property
     def here(self) -> str:
         """The address of this host as the other hosts reach it."""
-        return self._board.here()
+        return self._kv_store.here()
 
     def call(self, topic: str) -> None:
         """Announce that this rank waits at ``topic``, in case the others do not expect it.
@@ -70,7 +70,7 @@ class ControlGroup:
         Raises:
             PeerFailed: The key-value store is gone.
         """
-        self._board.post(self.key(topic, "call"), b"")
+        self._kv_store.post(self.key(topic, "call"), b"")
 
     def is_called(self, topic: str) -> bool:
         """Return whether a rank waits at ``topic``; never blocks.
@@ -78,7 +78,7 @@ class ControlGroup:
         Raises:
             PeerFailed: The key-value store is gone.
         """
-        return self._board.peek(self.key(topic, "call")) is not None
+        return self._kv_store.peek(self.key(topic, "call")) is not None
 
     def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
         """Post a failure on a topic without waiting; the coordinator decides with it.
@@ -96,7 +96,7 @@ class ControlGroup:
         shown = {
             key: value for key, value in failure.items() if key != "rank" or author == "ruling"
         }
-        self._board.post(self.key(topic, author), json.dumps(shown).encode())
+        self._kv_store.post(self.key(topic, author), json.dumps(shown).encode())
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
@@ -109,12 +109,12 @@ class ControlGroup:
 
         def beat() -> None:
             self._beats += 1
-            self._board.post(key, str(self._beats).encode())
+            self._kv_store.post(key, str(self._beats).encode())
 
         try:
             yield beat
         finally:
-            self._board.remove(key)
+            self._kv_store.remove(key)
 
     def gather(self, topic: str, value: Any, within_seconds: float) -> list[Any] | None:
         """Post ``value``; the coordinator gets the values of all ranks, in the order of ranks.
@@ -131,13 +131,13 @@ class ControlGroup:
         Raises:
             DeadlineExceeded: At the coordinator, with the names of the silent ranks.
         """
-        self._board.post(self.key(topic, self.world.rank), json.dumps(value).encode())
+        self._kv_store.post(self.key(topic, self.world.rank), json.dumps(value).encode())
         if not self.world.is_coordinator:
             return None
         keys = [self.key(topic, rank) for rank in range(self.world.size)]
         before: dict[int, bytes] = {}
-        while (shown := self._board.wait(keys, within_seconds)) is None:
-            absent = [rank for rank, key in enumerate(keys) if self._board.peek(key) is None]
+        while (shown := self._kv_store.wait(keys, within_seconds)) is None:
+            absent = [rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None]
             beats = self._beats_of(absent)
             silent = [rank for rank in absent if beats.get(rank) == before.get(rank)]
             if silent:
@@ -162,12 +162,12 @@ class ControlGroup:
         """
         key = self.key(topic, "ruling")
         if self.world.is_coordinator:
-            self._board.post(key, json.dumps(ruling).encode())
+            self._kv_store.post(key, json.dumps(ruling).encode())
             self._forget_older(key)
             self._forget_mine(topic)
             return ruling
         before: dict[int, bytes] = {}
-        while (received := self._board.wait([key], within_seconds)) is None:
+        while (received := self._kv_store.wait([key], within_seconds)) is None:
             # The coordinator may be waiting for any of the ranks.
             beats = self._beats_of(range(self.world.size))
             if beats == before:
@@ -182,7 +182,7 @@ class ControlGroup:
 
     def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return the last heartbeats of the ranks that are in ``at_work``."""
-        beats = {rank: self._board.peek(self.key("beat", rank)) for rank in ranks}
+        beats = {rank: self._kv_store.peek(self.key("beat", rank)) for rank in ranks}
         return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def _forget_mine(self, topic: str) -> None:
@@ -192,13 +192,13 @@ class ControlGroup:
         while all ranks wait. A value that remains is never read.
         """
         with suppress(PeerFailed):
-            self._board.remove(self.key(topic, self.world.rank))
+            self._kv_store.remove(self.key(topic, self.world.rank))
 
     def _forget_older(self, key: str) -> None:
         """Delete decisions that all ranks have read: a rank that gathers again read the last."""
-        self._spoken.append(key)
-        while len(self._spoken) > 2:  # noqa: PLR2004
-            self._board.remove(self._spoken.pop(0))
+        self._published_keys.append(key)
+        while len(self._published_keys) > 2:  # noqa: PLR2004
+            self._kv_store.remove(self._published_keys.pop(0))
 
 
 def _hint(within_seconds: float) -> str:

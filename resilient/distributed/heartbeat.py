@@ -134,7 +134,7 @@ class ProgressReporter:
         self._in_step_seconds = 0.0
         self._own_seconds: float | None = None
         self._loaded_seconds = 0.0
-        self._timed = 0
+        self._timed_steps = 0
         self._longest = [0.0] * len(Phase)
         self._write()
 
@@ -160,7 +160,9 @@ class ProgressReporter:
         # cost.
         self._signs = signs = self._signs + 1
         at = _HEAD.size if signs & 1 else 0
-        _WRITE_HEAD(self._memory, at, signs, self._step, phase, now_seconds, self._timed, signs)
+        _WRITE_HEAD(
+            self._memory, at, signs, self._step, phase, now_seconds, self._timed_steps, signs
+        )
 
     def again(self) -> None:
         """Publish that the current phase makes progress."""
@@ -199,17 +201,17 @@ class ProgressReporter:
         self._step = step
         self.enter(Phase.BETWEEN)
         if is_timed:
-            place = self._timed % RECENT_STEPS * _NUMBER.size
+            place = self._timed_steps % RECENT_STEPS * _NUMBER.size
             own_seconds = -1.0 if self._own_seconds is None else self._own_seconds
             _NUMBER.pack_into(self._memory, _RECENT_AT + place, self._in_step_seconds)
             _NUMBER.pack_into(self._memory, _OWN_AT + place, own_seconds)
-            self._timed += 1
+            self._timed_steps += 1
             self._write()
 
     def _write(self) -> None:
         self._signs = signs = self._signs + 1
         at = _HEAD.size if signs & 1 else 0
-        head = (signs, self._step, self._phase, self._since_seconds, self._timed, signs)
+        head = (signs, self._step, self._phase, self._since_seconds, self._timed_steps, signs)
         _WRITE_HEAD(self._memory, at, *head)
 
 

@@ -51,19 +51,19 @@ class HostLocalSum:
         self._pages = pages
         self._rank = rank
         self._within_seconds = within_seconds
-        self._turn = 0
+        self._round = 0
 
     def give(self, number: float) -> int:
         """Publish this rank's number of the next turn, and return the turn.
 
         Crash: the other ranks wait until they are killed, too.
         """
-        self._turn += 1
-        message = _SAID.pack(self._turn, number)
-        start = _start(self._turn)
+        self._round += 1
+        message = _SAID.pack(self._round, number)
+        start = _start(self._round)
         record = message + _CHECK.pack(zlib.crc32(message))
         self._pages[self._rank][start : start + _RECORD_BYTES] = record
-        return self._turn
+        return self._round
 
     def total(self, turn: int) -> float:
         """Return the sum of a turn, in the order of ranks, once each rank gave its number.

@@ -293,41 +293,41 @@ class InMemoryKVStore:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-        self._gone: PeerFailed | None = None
-        self._changed = threading.Condition()
+        self._failure: PeerFailed | None = None
+        self._condition = threading.Condition()
 
     def post(self, key: str, value: bytes) -> None:
         """Set ``key`` and wake all waiting threads."""
-        with self._changed:
+        with self._condition:
             self._values[key] = value
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def peek(self, key: str) -> bytes | None:
         """Return the value or None."""
-        with self._changed:
+        with self._condition:
             return self._values.get(key)
 
     def wait(self, keys: Sequence[str], within_seconds: float) -> list[bytes] | None:
         """Return all values once posted, or None after ``within_seconds``."""
-        with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._gone or all(key in self._values for key in keys), within_seconds
+        with self._condition:
+            if not self._condition.wait_for(
+                lambda: self._failure or all(key in self._values for key in keys), within_seconds
             ):
                 return None
-            if self._gone:
-                raise self._gone
+            if self._failure:
+                raise self._failure
             return [self._values[key] for key in keys]
 
     def remove(self, key: str) -> None:
         """Delete ``key``."""
-        with self._changed:
+        with self._condition:
             self._values.pop(key, None)
 
     def fail(self, error: PeerFailed) -> None:
         """Break the store permanently, as if the server's host died: all waits raise."""
-        with self._changed:
-            self._gone = error
-            self._changed.notify_all()
+        with self._condition:
+            self._failure = error
+            self._condition.notify_all()
 
     def another(self) -> InMemoryKVStore:
         """Return itself: it is safe for many threads."""
@@ -354,7 +354,7 @@ class KVStoreServer(TcpServer):
     """
 
     def __init__(self, listen: str = LOOPBACK, host: str = LOOPBACK) -> None:
-        self._board = InMemoryKVStore()
+        self._store = InMemoryKVStore()
         super().__init__(self._converse, listen, host)
 
     def _converse(self, lines: JsonLineSocket) -> None:
@@ -364,23 +364,23 @@ class KVStoreServer(TcpServer):
                 lines.send({"value": self._answer(request, notices)})
         finally:
             for key, value in notices.items():
-                self._board.post(key, value)
+                self._store.post(key, value)
 
     def _answer(self, request: dict[str, Any], notices: dict[str, bytes]) -> Any:
         verb, keys = request["verb"], [str(key) for key in request["keys"]]
         if verb == "wait":
             within_seconds = min(float(request["within_seconds"]), _SLICE_SECONDS)
-            values = self._board.wait(keys, within_seconds)
+            values = self._store.wait(keys, within_seconds)
             return None if values is None else [_text(value) for value in values]
         (key,) = keys
         if verb == "post":
             notices.pop(key, None)
-            self._board.post(key, _bytes(request["value"]))
+            self._store.post(key, _bytes(request["value"]))
         elif verb == "peek":
-            stored_value = self._board.peek(key)
+            stored_value = self._store.peek(key)
             return None if stored_value is None else _text(stored_value)
         elif verb == "remove":
-            self._board.remove(key)
+            self._store.remove(key)
         elif verb == "will":
             notices[key] = _bytes(request["value"])
         else:

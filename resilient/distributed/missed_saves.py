@@ -77,7 +77,7 @@ class MissedSaveDetector:
         steps: Callable[[], int],
     ) -> None:
         self._comms = comms.over(kv_store)
-        self._board = kv_store
+        self._kv_store = kv_store
         self._saves = saves
         self._steps = steps
         rank, size = comms.world.rank, comms.world.size
@@ -86,11 +86,11 @@ class MissedSaveDetector:
         self._shows = rank < 2  # noqa: PLR2004
         self._look_seconds = max(_LOOK_SECONDS, size / _LOOKS_PER_SECOND_MAX)
         self._trainer = threading.get_ident()
-        self._called = (0, 0)
-        self._shown = 0
+        self._save_call = (0, 0)
+        self._published_call = 0
         self._is_inside = False
-        self._suspected: tuple[int, str] | None = None
-        self._stopped = threading.Event()
+        self._suspicion: tuple[int, str] | None = None
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._run, name="missed-saves", daemon=True)
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class MissedSaveDetector:
         self._comms.close()
 
     def _end(self) -> None:
-        self._stopped.set()
+        self._stop_event.set()
         self._thread.join()
 
     @contextmanager
@@ -124,7 +124,7 @@ class MissedSaveDetector:
             save: Number of the save that the call begins.
         """
         if save:
-            self._called = (save, self._steps())
+            self._save_call = (save, self._steps())
         self._is_inside = True
         try:
             yield
@@ -132,7 +132,7 @@ class MissedSaveDetector:
             self._is_inside = False
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._look_seconds):
+        while not self._stop_event.wait(self._look_seconds):
             try:
                 self._look()
             except PeerFailed:
@@ -140,16 +140,16 @@ class MissedSaveDetector:
                 return
 
     def _look(self) -> None:
-        save, steps = self._called
-        if self._shows and save > self._shown:
-            self._shown = save
+        save, steps = self._save_call
+        if self._shows and save > self._published_call:
+            self._published_call = save
             call = json.dumps({"save": save, "steps": steps}).encode()
-            self._board.post(self._comms.key("saves", self._comms.world.rank), call)
-        seen = self._board.peek(self._comms.key("saves", self._peer))
+            self._kv_store.post(self._comms.key("saves", self._comms.world.rank), call)
+        seen = self._kv_store.peek(self._comms.key("saves", self._peer))
         missed = self._saves() + 1
         evidence = "" if seen is None else self._evidence(json.loads(seen), missed)
-        is_certain = bool(evidence) and self._suspected == (missed, evidence)
-        self._suspected = (missed, evidence)
+        is_certain = bool(evidence) and self._suspicion == (missed, evidence)
+        self._suspicion = (missed, evidence)
         if is_certain and not self._is_inside and self._saves() + 1 == missed:
             decline_save(self._comms, missed, evidence)
 

@@ -108,23 +108,23 @@ class ElasticAgent(SimpleElasticAgent):
     ) -> None:
         super().__init__(spec)
         self.comeback = NO_COMEBACK
-        self._wishes, self._patience = options, patience
+        self._worker_options, self._patience = options, patience
         self._progress = progress
         self._clock, self._emit = clock, emit
         self._stops = StopSignals(clock, patience.grace_seconds)
         self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
         again = name_command(options.resume)
         self._judge = RestartController(spec, patience.limits, progress, clock, emit, again)
-        self._owned = AgentDirectory(options.notes)
-        self._folder = self._owned.path
+        self._directory = AgentDirectory(options.notes)
+        self._folder = self._directory.path
         self._keeping = DaemonSupervisor(self._folder, options.keeper, patience.grace_seconds, emit)
         self._health = HealthMonitor(self._folder, patience.hang, clock, emit)
-        self._nursery = ForkServer(self._folder, emit, is_on=options.is_warm)
+        self._fork_server = ForkServer(self._folder, emit, is_on=options.is_warm)
         self._outputs = WorkerLogCapture(options.log_dir, self._folder, clock)
         self._cause, self._number = "start", 0
         self._beats: tuple[Beat, ...] = ()
         self._stop_seconds = self._met_seconds = 0.0
-        self._life: Attempt | None = None
+        self._attempt: Attempt | None = None
         self._roster = Roster(spec.rdzv_handler, None, emit)
         self._workers: WorkerGroup | None = None
 
@@ -145,9 +145,9 @@ class ElasticAgent(SimpleElasticAgent):
                 is_outlasted = leave_rendezvous(self._worker_group, self._roster, action, *within)
         finally:
             self._shutdown()
-            self._nursery.stop()
+            self._fork_server.stop()
             self._keeping.stop(self._stops.left_seconds())
-            self._owned.remove()
+            self._directory.remove()
         if is_outlasted:
             leave_round(self._worker_group.spec.rdzv_handler)
         ended = RunEnded if isinstance(action, Finish) else RunAborted
@@ -197,7 +197,7 @@ class ElasticAgent(SimpleElasticAgent):
             outcome, failures = self._watch()
         finally:
             self._stop_workers(group)
-        attempt, step = _name_of(self._life), self._health.last_step()
+        attempt, step = _name_of(self._attempt), self._health.last_step()
         self._emit(
             AttemptEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds)
         )
@@ -213,11 +213,11 @@ class ElasticAgent(SimpleElasticAgent):
         self._roster = Roster(handler, group.store, self._emit)
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
         barrier = ExitBarrier(group.store, group.group_rank, nodes, clock, patience.barrier_seconds)
-        stops, notes, attempt = self._stops, self._wishes.notes, _name_of(self._life)
+        stops, notes, attempt = self._stops, self._worker_options.notes, _name_of(self._attempt)
         peer_hangs = PeerHangExchange(
             group.store, group.group_rank, nodes, attempt, clock, self._emit
         )
-        tend = partial(_tend, self._nursery, self._beats, self._folder)
+        tend = partial(_tend, self._fork_server, self._beats, self._folder)
         seen = (stops, members, barrier, self._health, peer_hangs)
         around = MonitorContext(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
         watch = AttemptMonitor(self._workers, around)
@@ -245,24 +245,24 @@ class ElasticAgent(SimpleElasticAgent):
         super()._rendezvous(worker_group)
         if self._roster.is_of(worker_group.spec.rdzv_handler):
             self._judge.found_lost(self._roster.tell_missing())
-        number, cause, resume = self._number, self._cause, self._wishes.resume
-        self._life = self._registry.agree(worker_group, number, cause, resume)
+        number, cause, resume = self._number, self._cause, self._worker_options.resume
+        self._attempt = self._registry.agree(worker_group, number, cause, resume)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-        assert self._life is not None, "set by the rendezvous"  # noqa: S101
+        assert self._attempt is not None, "set by the rendezvous"  # noqa: S101
         self._keeping.ready()
         remove_dead_locks(os.environ, self._clock, self._emit)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        self._outputs.begin(self._life.attempt, self._life.cause, ranks)
+        self._outputs.begin(self._attempt.attempt, self._attempt.cause, ranks)
         commands = [self._command(worker_group, worker) for worker in worker_group.workers]
         self._health.begin(ranks)
         began_seconds = self._clock.monotonic_seconds()
-        self._workers = WorkerGroup(commands, self._clock, self._nursery)
+        self._workers = WorkerGroup(commands, self._clock, self._fork_server)
         self._emit(
             WorkerGroupStarted(
                 life=self._number,
-                attempt=self._life.attempt,
-                cause=self._life.cause,
+                attempt=self._attempt.attempt,
+                cause=self._attempt.cause,
                 world_size=worker_group.workers[0].world_size,
                 local_world_size=len(commands),
                 nodes=worker_group.group_world_size,
@@ -271,22 +271,24 @@ class ElasticAgent(SimpleElasticAgent):
                 start_seconds=self._clock.monotonic_seconds() - began_seconds,
             )
         )
-        self._nursery.keep(commands[0])
+        self._fork_server.keep(commands[0])
         return dict(self._workers.pids)
 
     def _command(self, worker_group: TorchGroup, worker: Any) -> WorkerCommand:
-        assert self._life is not None, "set by the rendezvous"  # noqa: S101
+        assert self._attempt is not None, "set by the rendezvous"  # noqa: S101
         spec = worker_group.spec
         error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
         host = HostEnv(self._keeping.path, self._patience.grace_seconds)
-        environ = worker_environ(os.environ, worker_group, worker, self._life, self._wishes, host)
+        environ = worker_environ(
+            os.environ, worker_group, worker, self._attempt, self._worker_options, host
+        )
         return WorkerCommand(
             rank=worker.global_rank,
             local_rank=worker.local_rank,
             argv=(str(spec.entrypoint), *map(str, spec.args)),
             environ={
                 **environ,
-                **self._nursery.told(worker.local_rank),
+                **self._fork_server.told(worker.local_rank),
                 **self._outputs.told(worker.local_rank),
                 "TORCHELASTIC_ERROR_FILE": str(error_file),
             },

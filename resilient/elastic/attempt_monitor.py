@@ -226,15 +226,15 @@ class AttemptMonitor:
         self._members = around.members
         self._barrier = around.barrier
         self._health = around.health
-        self._elsewhere = around.elsewhere
+        self._peer_hangs = around.elsewhere
         self._patience = around.patience
         self._clock = around.clock
         self._emit = around.emit
         self._notes, self._nodes = around.notes, around.nodes
         self._attempt = around.attempt
-        self._told: StopRequest | None = None
+        self._stop_request: StopRequest | None = None
         self._tend = around.tend
-        self._is_loss_told = False
+        self._is_loss_reported = False
 
     def observe(self) -> Outcome:
         """Wait for the end of the attempt, stop the remaining workers, and return the outcome."""
@@ -262,9 +262,9 @@ class AttemptMonitor:
         running = set(self._group.running_ranks)
         pids = self._group.pids
         hang = self._health.look(pids, running, self._barrier.is_begun)
-        self._elsewhere.tell(self._health.standing)
+        self._peer_hangs.tell(self._health.standing)
         # The culprit's agent kills the culprit and then joins this agent in the next rendezvous.
-        if hang is None or self._elsewhere.has_culprit(hang):
+        if hang is None or self._peer_hangs.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
         return replace(outcome, has_stepped=self._health.last_step() >= 0)
@@ -276,8 +276,8 @@ class AttemptMonitor:
                 return self._regroup()
             self._members.overlook()
         lost_for_seconds = self._members.lost_for_seconds()
-        if lost_for_seconds and not self._is_loss_told:
-            self._is_loss_told = True
+        if lost_for_seconds and not self._is_loss_reported:
+            self._is_loss_reported = True
             self._emit(RendezvousLost(self._patience.grace_seconds))
         # A node that saved and left takes the rendezvous with it while our workers still end.
         if lost_for_seconds > self._patience.grace_seconds:
@@ -312,7 +312,7 @@ class AttemptMonitor:
         if self._nodes > 1 and first.is_mere_echo and not asked_by:
             self.failures = []
             return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
-        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._elsewhere.is_to_blame)
+        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._peer_hangs.is_to_blame)
         outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
         return outcome.in_a_stop() if asked_by else outcome
 
@@ -398,7 +398,7 @@ class AttemptMonitor:
             and self._left_seconds(self._stops.request or grace) > 0
         ):
             self._group.wait(_TICK_SECONDS)
-            if is_told and self._stops.request is not self._told:
+            if is_told and self._stops.request is not self._stop_request:
                 # The request is new: less time is left, a stop follows a membership change, or
                 # the stop is now for all hosts.
                 self._tell()
@@ -420,10 +420,10 @@ class AttemptMonitor:
         return left_seconds
 
     def _tell(self) -> None:
-        self._told = self._stops.request
-        if self._told is not None:
-            self._members.part(self._told)
-            write_stop_request(self._notes, self._told)
+        self._stop_request = self._stops.request
+        if self._stop_request is not None:
+            self._members.part(self._stop_request)
+            write_stop_request(self._notes, self._stop_request)
         self._group.signal(signal.SIGTERM)
 
 

@@ -301,18 +301,18 @@ class HealthMonitor:
         self._notes = str(notes)
         self._rule = rule
         self._clock = clock
-        self._learned = LearnedDeadlines()
-        self._known = LearnedDeadlines()
+        self._learned_deadlines = LearnedDeadlines()
+        self._earlier_deadlines = LearnedDeadlines()
         self._ranks: Mapping[int, int] = {}
         self._began_seconds = 0.0
         self._ended_seconds: float | None = None
-        self._stopped: dict[int, float] = {}
+        self._stopped_at_seconds: dict[int, float] = {}
         self.standing: HostHangStatus | None = None
         self._hangs = 0
         self._steps = self._steps_at_hang = -1
         self._looked_at_seconds = 0.0
         self._sight = SuspendDetector()
-        self._corrected = SuspendCorrectedProgress(self._sight)
+        self._progress = SuspendCorrectedProgress(self._sight)
         self._told_at_seconds = -math.inf
         self._told_step = -1
 
@@ -328,14 +328,14 @@ class HealthMonitor:
         self._ranks = dict(ranks)
         self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
         self._sight.begin(self._began_seconds)
-        self._corrected.begin()
+        self._progress.begin()
         self.standing = None
-        self._stopped.clear()
+        self._stopped_at_seconds.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
         self._told_at_seconds, self._told_step = -math.inf, -1
         self._oom.begin()
-        self._known = self._learned
+        self._earlier_deadlines = self._learned_deadlines
 
     def look(
         self,
@@ -370,7 +370,9 @@ class HealthMonitor:
         self._tell_progress(vitals, now_seconds)
         if not self._rule.is_on:
             return None
-        self._learned = self._known.after([rank_vitals.signs for rank_vitals in vitals])
+        self._learned_deadlines = self._earlier_deadlines.after(
+            [rank_vitals.signs for rank_vitals in vitals]
+        )
         self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
@@ -404,7 +406,7 @@ class HealthMonitor:
         rule, shifted = self._rule.doubled(self._hangs), self._sight.shifted
         began_seconds, ended_seconds = shifted(self._began_seconds), self._ended_seconds
         ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
-        self.standing = standing_of(vitals, self._learned, rule, now_seconds)
+        self.standing = standing_of(vitals, self._learned_deadlines, rule, now_seconds)
         if find_starting(seen):
             # Ranks in training only wait for the starting ranks, except stopped ranks.
             vitals = [
@@ -413,7 +415,7 @@ class HealthMonitor:
                 if rank_vitals.stopped_since_seconds is not None
             ]
         return (
-            find_hang([*vitals], self._learned, rule, now_seconds)
+            find_hang([*vitals], self._learned_deadlines, rule, now_seconds)
             or find_stuck_start(seen, rule, began_seconds, now_seconds)
             or find_stuck_end(seen, rule, ended_seconds, now_seconds)
         )
@@ -454,7 +456,10 @@ class HealthMonitor:
         step, is_first = last.signs.step, last.signs.step >= 0 > self._told_step
         if is_first or now_seconds - self._told_at_seconds >= _TELL_SECONDS:
             self._told_at_seconds, self._told_step = now_seconds, step
-            phase, median_seconds = last.signs.phase.name.lower(), self._learned.median_seconds
+            phase, median_seconds = (
+                last.signs.phase.name.lower(),
+                self._learned_deadlines.median_seconds,
+            )
             self._emit(ProgressReported(step, last.rank, phase, median_seconds or 0.0))
 
     def _seen(
@@ -493,13 +498,13 @@ class HealthMonitor:
         shown = read_progress(progress_path(self._notes, local))
         if shown is None:
             return None
-        signs = self._corrected.signs(self._ranks[local], shown, away_seconds)
+        signs = self._progress.signs(self._ranks[local], shown, away_seconds)
         return self._at(local, state_of(pid), signs, now_seconds)
 
     def _at(self, local: int, state: str, signs: ProgressRecord, now_seconds: float) -> RankStatus:
         """Return the current status of a rank, with the time since which it is stopped."""
         if state != "T":
-            self._stopped.pop(local, None)
+            self._stopped_at_seconds.pop(local, None)
             return RankStatus(self._ranks[local], signs, state)
-        stopped_seconds = self._stopped.setdefault(local, now_seconds)
+        stopped_seconds = self._stopped_at_seconds.setdefault(local, now_seconds)
         return RankStatus(self._ranks[local], signs, state, self._sight.shifted(stopped_seconds))

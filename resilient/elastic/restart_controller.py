@@ -162,7 +162,7 @@ class RestartController:
         self._history: FailureHistory | None = None
         self._last_seconds = clock.monotonic_seconds()
         self._before_loss: FailureHistory | None = None
-        self._excused = 0
+        self._excused_count = 0
 
     def after(
         self, outcome: Outcome, nodes: int | None, request: StopRequest | None = None
@@ -185,7 +185,7 @@ class RestartController:
         # If an attempt trained without new progress, a lost host explains the end.
         is_open = progressed is None or (outcome.has_stepped and not progressed)
         self._before_loss = before if outcome.is_loss and is_open else None
-        self._excused = 0 if progressed else self._excused
+        self._excused_count = 0 if progressed else self._excused_count
         budget = self._history.budget(
             self._limits,
             now_seconds,
@@ -209,9 +209,9 @@ class RestartController:
 
     def found_lost(self, nodes: list[str]) -> None:
         """Excuse the last attempt if nodes of it are gone, since the loss explains its end."""
-        if nodes and self._before_loss and self._excused < _EXCUSED_MAX:
+        if nodes and self._before_loss and self._excused_count < _EXCUSED_MAX:
             self._history, self._before_loss = self._before_loss, None
-            self._excused += 1
+            self._excused_count += 1
 
     def with_late_news(self, outcome: Outcome, stops: StopSignals) -> Outcome:
         """Wait up to 1 s for a stop request if a rank was killed and no restart is left.

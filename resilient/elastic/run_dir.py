@@ -93,7 +93,7 @@ class EventFile:
     """
 
     def __init__(self, folder: str) -> None:
-        self._held: deque[tuple[Mapping[str, Any], Event]] = deque(maxlen=HELD_MAX)
+        self._pending_events: deque[tuple[Mapping[str, Any], Event]] = deque(maxlen=HELD_MAX)
         self._sink = json_lines(Path(folder) / AGENT_FILE) if folder else None
         self._notes = ""
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class EventFile:
     def __call__(self, record: Mapping[str, Any], event: Event) -> None:
         """Write an event after the earlier ones, or buffer it."""
         with self._lock:
-            self._held.append((record, event))
+            self._pending_events.append((record, event))
             self._write()
 
     def beat(self, notes: Path) -> None:
@@ -111,12 +111,12 @@ class EventFile:
             self._write()
 
     def _write(self) -> None:
-        if not self._held:
+        if not self._pending_events:
             return
         if self._sink is None:
             folder = read_published_event_file(self._notes)
             if folder is None:
                 return
             self._sink = json_lines(folder / AGENT_FILE)
-        while self._held:
-            self._sink(*self._held.popleft())
+        while self._pending_events:
+            self._sink(*self._pending_events.popleft())

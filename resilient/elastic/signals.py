@@ -52,7 +52,7 @@ class StopSignals:
         self.end_seconds: float | None = None
         self._clock = clock
         self._grace_seconds = grace_seconds
-        self._told: StopRequest | None = None
+        self._pending_request: StopRequest | None = None
         self._ordered_at_seconds: float | None = None
         self._may_interrupt = False
 
@@ -71,9 +71,9 @@ class StopSignals:
             if signal.getsignal(number) != signal.SIG_IGN or number in _NOTICES
         }
         for number in before:
-            signal.signal(number, self._heard)
+            signal.signal(number, self._handle_signal)
         for early in signals or ():
-            self._heard(early, None)
+            self._handle_signal(early, None)
         try:
             yield
         finally:
@@ -85,7 +85,7 @@ class StopSignals:
 
         The main thread receives the request as a signal, so it also ends a wait for other nodes.
         """
-        self._told = request
+        self._pending_request = request
         signal.pthread_kill(_main_thread(), signal.SIGUSR2)
 
     @contextmanager
@@ -119,21 +119,21 @@ class StopSignals:
             self._clock.sleep(min(_WAIT_SECONDS, seconds))
         return not self.asked_by
 
-    def _heard(self, number: int, _frame: Any) -> None:
+    def _handle_signal(self, number: int, _frame: Any) -> None:
         now_seconds = self._clock.monotonic_seconds()
         if number in _ORDERS:
             if self._ordered_at_seconds is None:
                 self._ordered_at_seconds = now_seconds
             elif now_seconds - self._ordered_at_seconds > _SAME_ORDER_SECONDS:
                 self.is_urgent = True
-        request = self._asked(number, now_seconds)
+        request = self._request_of(number, now_seconds)
         self.request = self.request.within(request) if self.request else request
         self.asked_by = self.asked_by or number
         self._interrupt_if_asked()
 
-    def _asked(self, number: int, now_seconds: float) -> StopRequest:
+    def _request_of(self, number: int, now_seconds: float) -> StopRequest:
         """Return the request of a signal; a notice may come long before the end of the host."""
-        pending, self._told = self._told, None
+        pending, self._pending_request = self._pending_request, None
         if pending is not None:
             return pending
         reason = signal.Signals(number).name

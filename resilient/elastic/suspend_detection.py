@@ -69,13 +69,13 @@ class SuspendCorrectedProgress:
         self._sight = sight
         self._last: dict[int, ProgressRecord] = {}
         self._away: dict[int, tuple[ProgressRecord, float]] = {}
-        self._spoiled: dict[tuple[int, int], tuple[float, float]] = {}
+        self._suspended: dict[tuple[int, int], tuple[float, float]] = {}
 
     def begin(self) -> None:
         """Forget the ranks of the previous attempt."""
         self._last.clear()
         self._away.clear()
-        self._spoiled.clear()
+        self._suspended.clear()
 
     def signs(self, rank: int, shown: ProgressRecord, away_seconds: float = 0.0) -> ProgressRecord:
         """Return a heartbeat as if its rank had never been suspended.
@@ -90,8 +90,8 @@ class SuspendCorrectedProgress:
         self._last[rank] = shown
         self._look_for_spoiled(rank, shown)
         longest = tuple(
-            self._spoiled[rank, phase][1]
-            if self._spoiled.get((rank, phase), (None,))[0] == seconds
+            self._suspended[rank, phase][1]
+            if self._suspended.get((rank, phase), (None,))[0] == seconds
             else seconds
             for phase, seconds in enumerate(shown.longest_seconds)
         )
@@ -108,4 +108,4 @@ class SuspendCorrectedProgress:
         before, away_seconds = self._away.pop(rank)
         known, now = (progress.longest_seconds[before.phase] for progress in (before, shown))
         if now > known and now >= away_seconds:
-            self._spoiled[rank, before.phase] = now, max(known, now - away_seconds)
+            self._suspended[rank, before.phase] = now, max(known, now - away_seconds)

@@ -76,23 +76,23 @@ class Splitter:
     """Incremental splitter of bytes into lines; it buffers at most one line."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
 
     def feed(self, data: bytes) -> list[str]:
         """Return the texts of the lines that ``data`` completes."""
-        *whole, rest = (self._rest + data).split(b"\n")
+        *whole, rest = (self._partial_line + data).split(b"\n")
         if len(rest) > TEXT_BYTES_MAX:
             # Keep only the newest state of a progress bar that was redrawn.
             rest = _shown(rest)
         while len(rest) > TEXT_BYTES_MAX:
             whole.append(rest[:TEXT_BYTES_MAX])
             rest = rest[TEXT_BYTES_MAX:]
-        self._rest = rest
+        self._partial_line = rest
         return [text for line in whole for text in _texts(_shown(line))]
 
     def last(self) -> list[str]:
         """Return the incomplete last line, if there is one."""
-        rest, self._rest = self._rest, b""
+        rest, self._partial_line = self._partial_line, b""
         return _texts(_shown(rest)) if rest else []
 
 

@@ -79,7 +79,7 @@ class Timeline:
 
     def __init__(self, began_ms: int, ended_ms: int) -> None:
         self._ended_ms = max(began_ms, ended_ms)
-        self._cuts = [began_ms]
+        self._boundaries = [began_ms]
         self._colours = [(TimeClass.DOWN, 0)]
 
     def paint(
@@ -91,7 +91,7 @@ class Timeline:
         only: Collection[TimeClass] = (),
     ) -> None:
         """Set the class between two moments; with ``only``, where the class is one of those."""
-        began_ms = max(began_ms, self._cuts[0])
+        began_ms = max(began_ms, self._boundaries[0])
         ended_ms = min(ended_ms, self._ended_ms)
         if began_ms >= ended_ms:
             return
@@ -104,7 +104,7 @@ class Timeline:
         """Return the intervals by time; neighbours differ in class or attempt."""
         found: list[TimelineInterval] = []
         for (began_ms, ended_ms), colour in zip(
-            pairwise([*self._cuts, self._ended_ms]), self._colours, strict=True
+            pairwise([*self._boundaries, self._ended_ms]), self._colours, strict=True
         ):
             if found and (found[-1].spent, found[-1].life) == colour:
                 found[-1] = TimelineInterval(found[-1].began_ms, ended_ms, *colour)
@@ -114,9 +114,11 @@ class Timeline:
 
     def _cut(self, at_ms: int) -> int:
         """Cut the timeline at a moment and return the index of the interval that begins there."""
-        nth = bisect_left(self._cuts, at_ms)
-        if at_ms < self._ended_ms and (nth == len(self._cuts) or self._cuts[nth] != at_ms):
-            self._cuts.insert(nth, at_ms)
+        nth = bisect_left(self._boundaries, at_ms)
+        if at_ms < self._ended_ms and (
+            nth == len(self._boundaries) or self._boundaries[nth] != at_ms
+        ):
+            self._boundaries.insert(nth, at_ms)
             self._colours.insert(nth, self._colours[nth - 1])
         return nth
 

@@ -85,19 +85,23 @@ class AcceleratorCheckpointer(Checkpointer):
         self.epoch = 0
         self._accelerator: Any = accelerator
         _require_supported(self._accelerator)
-        self._taken = 0
-        self._held = DeferredRandomState()
+        self._state_number = 0
+        self._random_state = DeferredRandomState()
         self._order = Order(self._accelerator)
-        self._hooked = HookFiles(self._accelerator)
-        self._known = _identities(self._accelerator)
+        self._hook_files = HookFiles(self._accelerator)
+        self._known_objects = _identities(self._accelerator)
         own = {
             # Hooks come first: models and optimizers are loaded over the state that a hook has
             # loaded.
-            **({"hooks": Part(self._hooked, optional=True)} if self._hooked.exists() else {}),
+            **(
+                {"hooks": Part(self._hook_files, optional=True)}
+                if self._hook_files.exists()
+                else {}
+            ),
             **_prepared(self._accelerator),
             "place": Part(StateField(self._place, self._put_place)),
             "order": Part(self._order, "rank"),
-            "rng_state": Part(self._held, "rank"),
+            "rng_state": Part(self._random_state, "rank"),
         }
         taken = sorted(set(own) & set(objects))
         if taken:
@@ -127,7 +131,7 @@ class AcceleratorCheckpointer(Checkpointer):
             )
         self._require_known("resume()")
         step = super().resume(ref)
-        self._held.restore()
+        self._random_state.restore()
         lost = [] if step is None else self._order.restore_generators()
         device = self._accelerator.device.type
         if device not in _RANDOM_DEVICES:
@@ -171,7 +175,7 @@ class AcceleratorCheckpointer(Checkpointer):
         Raises:
             ConfigError: The loader has no length, as with an IterableDataset without one.
         """
-        skipped = self._taken
+        skipped = self._state_number
         if not _has_length(loader):
             raise ConfigError(
                 "the loader has no length, so its data position cannot be restored",
@@ -185,20 +189,20 @@ class AcceleratorCheckpointer(Checkpointer):
             for number, batch in enumerate(left):
                 if skipped and not number:
                     # Skipping batches set the streams back to the start of the epoch.
-                    self._held.restore()
-                self._taken += 1
+                    self._random_state.restore()
+                self._state_number += 1
                 yield batch
-        self.epoch, self._taken = self.epoch + 1, 0
+        self.epoch, self._state_number = self.epoch + 1, 0
 
     @contextmanager
     def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
         """Return the context of a save, in which the save hooks have been called."""
         with super()._saving(engine):
-            if self._hooked.exists():
+            if self._hook_files.exists():
                 if self._accelerator.num_processes > 1:
                     # A hook may be collective; a rank that saves alone must not begin it.
                     engine.meet()
-                self._hooked.collect()
+                self._hook_files.collect()
             yield
 
     def _limit(self, tracked: Mapping[str, Any]) -> dict[str, int]:
@@ -212,7 +216,7 @@ class AcceleratorCheckpointer(Checkpointer):
         late = [
             name
             for name, identity in _identities(self._accelerator).items()
-            if identity not in self._known.values()
+            if identity not in self._known_objects.values()
         ]
         if late:
             raise ConfigError(
@@ -225,13 +229,13 @@ class AcceleratorCheckpointer(Checkpointer):
         project = self._accelerator.project_configuration
         return {
             "epoch": self.epoch,
-            "batches": self._taken,
+            "batches": self._state_number,
             "step": self._accelerator.step,
             "iteration": project.iteration,
         }
 
     def _put_place(self, state: Mapping[str, Any]) -> None:
-        self.epoch, self._taken = state["epoch"], state["batches"]
+        self.epoch, self._state_number = state["epoch"], state["batches"]
         self._accelerator.step = state["step"]
         project = self._accelerator.project_configuration
         project.iteration = max(project.iteration, state.get("iteration", 0))

@@ -77,13 +77,13 @@ class ResilientCheckpoint(Checkpoint):
         if every_n_steps < 0:
             raise ConfigError(f"every_n_steps={every_n_steps} is negative")
         self._url = url
-        self._every = every_n_steps
-        self._given = objects
+        self._save_interval = every_n_steps
+        self._extra_objects = objects
         self._saved_step = 0
         self._rng = DeferredRandomState()
         self._order = _EpochOrder()
         self._resume: _Resume | None = None
-        self._judged: JudgedCheckpoint | None = None
+        self._best_checkpoint: JudgedCheckpoint | None = None
         self._is_resumed_epoch = False
         self._seams: list[tuple[Any, str]] = []
         self._checkpointer: Checkpointer | None = None
@@ -93,7 +93,7 @@ class ResilientCheckpoint(Checkpoint):
         if stage != "fit":
             return
         self._remove_seams()
-        self._order, self._judged = _EpochOrder(), None
+        self._order, self._best_checkpoint = _EpochOrder(), None
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         seams: list[tuple[Any, str, Callable[..., None]]] = [
             (trainer._checkpoint_connector, "resume_start", self._load_theirs),  # noqa: SLF001
@@ -130,24 +130,24 @@ class ResilientCheckpoint(Checkpoint):
             "metrics": Part(metrics, "rank", optional=True),
             **({"hooks": Part(hooks, optional=True)} if hooks.exists() else {}),
         }
-        if taken := sorted(set(own) & set(self._given)):
+        if taken := sorted(set(own) & set(self._extra_objects)):
             raise ConfigError(
                 f"`{taken[0]}` is the name of a part that the trainer sets",
                 hint=f"give `{taken[0]}` another name",
             )
-        self._checkpointer = Checkpointer(self._url, rng=False, **{**self._given, **own})
+        self._checkpointer = Checkpointer(self._url, rng=False, **{**self._extra_objects, **own})
         self._saved_step = self._checkpointer.resume() or 0
         if self._checkpointer.resumed is not None:
             hooks.restore(callbacks.loaded)
             resume.begin()
             self._resume, self._is_resumed_epoch = resume, resume.is_within_epoch
             self._report_start(trainer, resume)
-        elif self._judged is not None:
-            if self._judged.refusal is not None:
-                raise self._judged.refusal
-            if self._judged.lost:
+        elif self._best_checkpoint is not None:
+            if self._best_checkpoint.refusal is not None:
+                raise self._best_checkpoint.refusal
+            if self._best_checkpoint.lost:
                 self._checkpointer.emit(
-                    CheckpointLossReported(self._judged.path, self._judged.lost)
+                    CheckpointLossReported(self._best_checkpoint.path, self._best_checkpoint.lost)
                 )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
@@ -180,7 +180,7 @@ class ResilientCheckpoint(Checkpoint):
         checkpointer, connector = self._checkpointer, trainer._checkpoint_connector  # noqa: SLF001
         if checkpointer is None:
             return
-        if connector._loaded_checkpoint or self._judged is not None:  # noqa: SLF001 - no public way
+        if connector._loaded_checkpoint or self._best_checkpoint is not None:  # noqa: SLF001 - no public way
             # Lightning would load its optimizers and loops over those of the repository.
             connector._loaded_checkpoint = {}  # noqa: SLF001 - no public way
             at = str(checkpointer.resumed)
@@ -200,10 +200,10 @@ class ResilientCheckpoint(Checkpoint):
         trusts = (rest[0] if rest else options.get("weights_only")) is False
         module = trainer.lightning_module
         buffers = () if module is None else {name for name, _ in module.named_buffers()}
-        self._judged = (
+        self._best_checkpoint = (
             judge_checkpoint(str(path), trusts_pickle=trusts, buffers=buffers) if path else None
         )
-        if self._judged is None or self._judged.refusal is None:
+        if self._best_checkpoint is None or self._best_checkpoint.refusal is None:
             original(path, *rest, **options)
             return
         # `on_fit_start` raises the refusal only if the repository holds no checkpoint.
@@ -284,7 +284,11 @@ class ResilientCheckpoint(Checkpoint):
         """Save a new step; several optimizers can skip step numbers."""
         step, saved = trainer.global_step, self._saved_step
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        is_due = self._every and not is_last and step // self._every > saved // self._every
+        is_due = (
+            self._save_interval
+            and not is_last
+            and step // self._save_interval > saved // self._save_interval
+        )
         if self._checkpointer is None or step == saved or not (is_epoch_over or is_due):
             return
         metrics = {name: float(metric) for name, metric in trainer.callback_metrics.items()}

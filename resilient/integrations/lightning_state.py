@@ -30,7 +30,7 @@ class HookState:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._loaded: Mapping[str, Any] | None = None
+        self._loaded_state: Mapping[str, Any] | None = None
 
     def exists(self) -> bool:
         """Return true if any of them overrides a checkpoint hook."""
@@ -55,7 +55,7 @@ class HookState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the changes until :meth:`restore`."""
-        self._loaded = state
+        self._loaded_state = state
 
     def restore(self, callback_states: Mapping[str, Any]) -> None:
         """Call the hooks as Lightning does when it loads; every part must have been loaded.
@@ -64,16 +64,16 @@ class HookState:
             callback_states: States of callbacks by their keys; callbacks load them here.
         """
         checkpoint: dict[str, Any] = {"callbacks": dict(callback_states)}
-        if self._loaded is not None:
+        if self._loaded_state is not None:
             checkpoint = self._call_hooks(callback_states)
         call._call_callbacks_load_state_dict(self._trainer, checkpoint)  # noqa: SLF001 - no public way
-        self._loaded = None
+        self._loaded_state = None
 
     def _call_hooks(self, callback_states: Mapping[str, Any]) -> dict[str, Any]:
         trainer = self._trainer
         base = host_copy(_checkpoint_without_hooks(trainer))
         base[_CALLBACKS] = dict(callback_states)
-        checkpoint = with_changes(base, self._loaded or {})
+        checkpoint = with_changes(base, self._loaded_state or {})
         outline_before = outline(checkpoint)
         trainer.precision_plugin.on_load_checkpoint(checkpoint)
         _call_module(trainer, "on_load_checkpoint", checkpoint)
@@ -102,7 +102,7 @@ class LoggedMetrics:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._loaded: Mapping[str, Any] | None = None
+        self._loaded_state: Mapping[str, Any] | None = None
         self._pending: dict[str, Mapping[str, Any]] = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class LoggedMetrics:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until :meth:`restore`."""
-        self._loaded = state
+        self._loaded_state = state
 
     def restore(self, *, is_within_epoch: bool) -> None:
         """Give the trainer its values back, after its own reset.
@@ -131,7 +131,7 @@ class LoggedMetrics:
         Args:
             is_within_epoch: Whether the sums of the epoch continue.
         """
-        state, self._loaded = self._loaded, None
+        state, self._loaded_state = self._loaded_state, None
         if state is None:
             return
         connector = self._trainer._logger_connector  # noqa: SLF001 - no public way

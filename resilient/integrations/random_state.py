@@ -108,7 +108,7 @@ class DeferredRandomState:
 
     def __init__(self) -> None:
         self._state = RandomState()
-        self._held: Mapping[str, Any] | None = None
+        self._saved_state: Mapping[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current state of the streams."""
@@ -116,12 +116,12 @@ class DeferredRandomState:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Keep the state for ``restore``."""
-        self._held = state_dict
+        self._saved_state = state_dict
 
     def restore(self) -> None:
         """Restore the streams, if a state was loaded."""
-        if self._held is not None:
-            self._state.load_state_dict(self._held)
+        if self._saved_state is not None:
+            self._state.load_state_dict(self._saved_state)
 
 
 class StateField:
@@ -136,7 +136,7 @@ class StateField:
         self, get: Callable[[], dict[str, Any]], put: Callable[[Mapping[str, Any]], None]
     ) -> None:
         self._get = get
-        self._put = put
+        self._set_value = put
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -144,4 +144,4 @@ class StateField:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state."""
-        self._put(state_dict)
+        self._set_value(state_dict)

@@ -86,16 +86,16 @@ class ResilientCallback(TrainerCallback):
         self._options = options
         self._rng = DeferredRandomState()
         self._best: CheckpointId | None = None
-        self._wanted: Any = None
+        self._resume_reference: Any = None
         self._saved_step = 0
         self._callbacks = _StatefulCallbacks(trainer)
         self._place = _Place()
         self._stopped_by = ""
         self._is_in_step = self._is_save_due = False
-        self._prepared: Any = None
-        self._gathered: Mapping[str, Any] | None = None
+        self._prepared_model: Any = None
+        self._gathered_state: Mapping[str, Any] | None = None
         self._checkpointer: Checkpointer | None = None
-        self._theirs = {name: getattr(trainer, name) for name in _STOOD_IN_FOR}
+        self._original_methods = {name: getattr(trainer, name) for name in _STOOD_IN_FOR}
         for name in _STOOD_IN_FOR:
             setattr(trainer, name, getattr(self, name.removeprefix("_")))
 
@@ -106,9 +106,9 @@ class ResilientCallback(TrainerCallback):
             NothingToResume: The argument is True and the repository holds no checkpoint.
             StartOverRefused: There are only checkpoints of the stock trainer.
         """
-        self._wanted = resume_from_checkpoint
+        self._resume_reference = resume_from_checkpoint
         reference = None if resume_from_checkpoint is True else resume_from_checkpoint
-        return self._theirs["train"](reference, *rest, **more)
+        return self._original_methods["train"](reference, *rest, **more)
 
     def init_training_state(
         self, max_steps: int, updates: int, epochs: int, resume: str | None, trial: Any
@@ -131,14 +131,16 @@ class ResilientCallback(TrainerCallback):
                 "continue",
                 hint="call train() without resume_from_checkpoint",
             )
-        self._theirs["_init_training_state"](max_steps, updates, epochs, None, trial)
-        self._prepared = self._theirs["_prepare_for_training"](max_steps, None, None)[0]
+        self._original_methods["_init_training_state"](max_steps, updates, epochs, None, trial)
+        self._prepared_model = self._original_methods["_prepare_for_training"](
+            max_steps, None, None
+        )[0]
         self._checkpointer = Checkpointer(self._url, rng=False, **self._things(), **self._kept())
         self._callbacks.begin()
-        requires = self._wanted is True and read_launch(os.environ).cause == "start"
+        requires = self._resume_reference is True and read_launch(os.environ).cause == "start"
         places = (os.fspath(trainer.args.output_dir),)
         self._checkpointer.guard = StartGuard(STOCK_TRAINER, places, requires_checkpoint=requires)
-        step = self._checkpointer.resume("never" if self._wanted is False else None)
+        step = self._checkpointer.resume("never" if self._resume_reference is False else None)
         self._saved_step = step or 0
         self._tell_limits()
         if step is None:
@@ -173,7 +175,7 @@ class ResilientCallback(TrainerCallback):
     def prepare_for_training(self, _max_steps: int, loader: Any, _resume: Any) -> tuple[Any, Any]:
         """Return the objects that were prepared before they were loaded."""
         self._trainer.callback_handler.train_dataloader = loader
-        return self._prepared, loader
+        return self._prepared_model, loader
 
     def run_epoch(self, **options: Any) -> None:
         """Train an epoch or its remaining batches; none after the last step or an early stop."""
@@ -190,7 +192,7 @@ class ResilientCallback(TrainerCallback):
         if is_trained:
             self._end_epoch(options)
             return
-        self._theirs["_run_epoch"](
+        self._original_methods["_run_epoch"](
             **{**options, "resume_from_checkpoint": _MARK if has_resumed else None}
         )
 
@@ -216,7 +218,7 @@ class ResilientCallback(TrainerCallback):
     ) -> None:
         """Log, evaluate and save; the end of an epoch logs the values of its last step again."""
         self._place.measured = {"grad_norm": grad_norm, "learning_rate": learning_rate}
-        self._theirs["_maybe_log_save_evaluate"](
+        self._original_methods["_maybe_log_save_evaluate"](
             loss, grad_norm, *rest, learning_rate=learning_rate
         )
 
@@ -231,7 +233,9 @@ class ResilientCallback(TrainerCallback):
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         if skip_scheduler and has_resumed:
             return None
-        return self._theirs["_evaluate"](trial, ignored_keys, *rest, skip_scheduler=skip_scheduler)
+        return self._original_methods["_evaluate"](
+            trial, ignored_keys, *rest, skip_scheduler=skip_scheduler
+        )
 
     def load_rng_state(self, _checkpoint: str | None) -> None:
         """Restore random state; the trainer calls this after it has skipped batches."""
@@ -265,8 +269,8 @@ class ResilientCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Restore the sums for the trainer's log, if more steps follow."""
-        if self._gathered is not None and state.global_step < state.max_steps:
-            trainer, gathered = self._trainer, self._gathered
+        if self._gathered_state is not None and state.global_step < state.max_steps:
+            trainer, gathered = self._trainer, self._gathered_state
             trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
@@ -350,7 +354,7 @@ class ResilientCallback(TrainerCallback):
 
     def _put_log(self, state: Mapping[str, Any]) -> None:
         # The trainer resets its log once more before it trains: kept until then.
-        self._gathered = state
+        self._gathered_state = state
 
 
 def _check(trainer: Any, url: str) -> None:
@@ -385,7 +389,7 @@ class _StatefulCallbacks:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._settings: dict[str, list[Any]] = {}
-        self._loaded: Mapping[str, Any] = {}
+        self._loaded_state: Mapping[str, Any] = {}
 
     def begin(self) -> None:
         """Note the settings that the script gave."""
@@ -400,7 +404,7 @@ class _StatefulCallbacks:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the settings of the run that saved."""
-        self._loaded = state["settings"]
+        self._loaded_state = state["settings"]
 
     def export(self, state: TrainerState) -> None:
         """Write the states of callbacks into the trainer's state, as the trainer does."""
@@ -443,7 +447,7 @@ class _StatefulCallbacks:
                 setattr(callback, name, value)
 
     def _settings_of(self, name: str, at: int) -> Any:
-        found = self._loaded.get(name, [])
+        found = self._loaded_state.get(name, [])
         return found[at] if at < len(found) else None
 
     def _exportable(self) -> dict[str, list[Any]]:
@@ -470,7 +474,7 @@ class _Place:
         self._batches_per_epoch = 0
         self._at: dict[str, int] = {}
         self._drawn_from = RandomPoint()
-        self._loaded: dict[str, int] = {}
+        self._loaded_state: dict[str, int] = {}
 
     def begin(self, state: Mapping[str, Any], *, is_resumed: bool) -> None:
         """Note the random state of a new epoch, or restore that of a resumed epoch.
@@ -482,7 +486,7 @@ class _Place:
         self._epoch, self._batches_per_epoch = state["epoch"], state["steps_in_epoch"]
         self.is_ended = False
         loaders = [state["train_dataloader"]]
-        if is_resumed and self._loaded:
+        if is_resumed and self._loaded_state:
             self._drawn_from.restore(loaders)
         else:
             self._drawn_from.note(loaders)
@@ -507,7 +511,7 @@ class _Place:
             step: The resumed step.
             updates: Optimizer steps per epoch.
         """
-        at = self._loaded
+        at = self._loaded_state
         if at.get("step") != step:
             epoch, steps = divmod(step, updates)
             return epoch, steps * trainer.args.gradient_accumulation_steps
@@ -525,7 +529,7 @@ class _Place:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the position and the random state."""
-        self._loaded, self.measured = state["at"], state["measured"]
+        self._loaded_state, self.measured = state["at"], state["measured"]
         self._drawn_from.load_state_dict(state["drawn_from"])
 
 

@@ -53,7 +53,7 @@ class RangeReader(io.RawIOBase):
         self._folder, self._name = folder, name
         self._start, self._size = start, size_bytes
         self._at = 0
-        self._kept, self._kept_at = b"", 0
+        self._block, self._block_start = b"", 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -83,15 +83,17 @@ class RangeReader(io.RawIOBase):
         """
         left = max(0, self._size - self._at)
         size = min(left if size < 0 else size, left, READ_MAX)
-        if not self._at >= self._kept_at or self._at + size > self._kept_at + len(self._kept):
+        if not self._at >= self._block_start or self._at + size > self._block_start + len(
+            self._block
+        ):
             # Zips are read from the end backwards, so the bytes near the end are read at once.
             begin = self._at if left > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)
             length = min(max(size, _AHEAD_BYTES), self._size - begin)
             length = max(length, self._at + size - begin)
-            self._kept = self._folder.read(self._name, self._start + begin, length)
-            self._kept_at = begin
-        offset = self._at - self._kept_at
-        found = self._kept[offset : offset + size]
+            self._block = self._folder.read(self._name, self._start + begin, length)
+            self._block_start = begin
+        offset = self._at - self._block_start
+        found = self._block[offset : offset + size]
         self._at += len(found)
         return found
 

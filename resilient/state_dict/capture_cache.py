@@ -172,7 +172,7 @@ class OptimizerChangeDetector:
     is_by_value = False
 
     def __init__(self, named: NamedOptimizer) -> None:
-        self._named = named
+        self._named_optimizer = named
         self._names = named.names
         self._parameters = [*named.optimizer.state]
         self._dicts: list[dict[str, Any]] = [*named.optimizer.state.values()]
@@ -180,7 +180,7 @@ class OptimizerChangeDetector:
 
     def is_same(self) -> bool:
         """Return whether no parameter and no tensor of the state was added, removed or replaced."""
-        named = self._named
+        named = self._named_optimizer
         state = named.optimizer.state
         return (
             named.is_asked_plainly()
@@ -192,7 +192,7 @@ class OptimizerChangeDetector:
 
     def rest(self) -> dict[str, Any]:
         """Return the groups: their numbers change without notice."""
-        return {"param_groups": self._named.groups()}
+        return {"param_groups": self._named_optimizer.groups()}
 
 
 class RngChangeDetector:
@@ -212,12 +212,12 @@ class RngChangeDetector:
         self, generators: RandomState, saved: Mapping[str, Any], cpu: torch.Tensor
     ) -> None:
         self._generators = generators
-        self._said = saved
+        self._saved_state = saved
         self._cpu = cpu
 
     def is_same(self) -> bool:
         """Return whether the other generators are unchanged; update the copy of torch's state."""
-        now, saved = self._generators.state_dict(), self._said
+        now, saved = self._generators.state_dict(), self._saved_state
         if [*now] != [*saved] or any(
             not _are_equal(now[number], saved[number]) for number in _NUMBERS
         ):
@@ -342,7 +342,7 @@ class CaptureCache:
     """State structure of parts at their last capture. It keeps their memory alive."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Known] = {}
+        self._records: dict[str, _Known] = {}
         self._looks: dict[str, _Look] = {}
         self._restless: set[str] = set()
         self._strange: set[str] = set()
@@ -397,7 +397,7 @@ class CaptureCache:
         return None if more else ({"state": look.constant, **tree}, look.tensors)
 
     def _is_still_there(self, part: str, look: _Look) -> bool:
-        known = self._known.get(part)
+        known = self._records.get(part)
         if look.glance.is_by_value:
             return True
         return known is not None and known.tensors is look.tensors and known.is_still_there()
@@ -414,7 +414,7 @@ class CaptureCache:
         """
         if part in self._strange:
             return flatten(part, value)
-        known = self._known.pop(part, None)
+        known = self._records.pop(part, None)
         walk = _Walk(known.constants if known else ())
         try:
             tree = walk.visit(value)
@@ -428,7 +428,7 @@ class CaptureCache:
                 return tree, tensors
             known = _Known(walk, tree, CachedTensors(tensors))
         known.live = walk.seen
-        self._known[part] = known
+        self._records[part] = known
         return tree, known.tensors
 
 
@@ -471,8 +471,10 @@ class _Known:
         self.tensors = tensors
         self.constants = tuple(map(CachedTree, _constants(tree)))
         self._places = walk.places
-        self._seen = [tensors[name] for constant in self.constants for name in _names(constant)]
-        self._dtypes = [*map(_dtype, self._seen)]
+        self._tensors_seen = [
+            tensors[name] for constant in self.constants for name in _names(constant)
+        ]
+        self._dtypes = [*map(_dtype, self._tensors_seen)]
 
     def is_like(self, walk: _Walk) -> bool:
         """Return whether the walk saw the same memory in the same places, in the same view."""
@@ -487,9 +489,9 @@ class _Known:
             return False
         try:
             # The same storage, offset, shape and strides, and neither conjugated nor negated.
-            is_same = all(map(torch.Tensor.is_set_to, live, self._seen))
+            is_same = all(map(torch.Tensor.is_set_to, live, self._tensors_seen))
             # Both tensors must share one counter of changes.
-            return is_same and [*map(_changes, live)] == [*map(_changes, self._seen)]
+            return is_same and [*map(_changes, live)] == [*map(_changes, self._tensors_seen)]
         except RuntimeError:
             # A tensor has no storage, or counts no changes.
             return False

@@ -159,7 +159,7 @@ class DeferredCopies:
 
     def __init__(self, work: Sequence[PendingCopy] = ()) -> None:
         self._work = [*work]
-        self._left = deque(work)
+        self._pending = deque(work)
         self._missing = len(work)
         self._lock = threading.Lock()
         self._whole = threading.Event()
@@ -208,7 +208,7 @@ class DeferredCopies:
     def _make_next(self, *, modestly: bool) -> bool:
         """Make one copy; return False if none is left to start."""
         try:
-            batch = self._left.popleft()
+            batch = self._pending.popleft()
         except IndexError:
             return False
         made = capture_failure(lambda: batch.make(modestly=modestly))

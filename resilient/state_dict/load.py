@@ -197,8 +197,8 @@ class LoadPlan:
 
     def __init__(self, parts: Mapping[str, Part], *, in_place: bool = False) -> None:
         self._parts = parts
-        self._berths = in_place_targets(parts) if in_place else {}
-        self._berthed: Berths = {}
+        self._targets = in_place_targets(parts) if in_place else {}
+        self._filled_targets: Berths = {}
         self._live: dict[str, torch.Tensor] = {}
         # Without a process group no tensor can be sharded over ranks.
         self._together = dist.is_available() and dist.is_initialized()
@@ -217,10 +217,10 @@ class LoadPlan:
         Raises:
             IncompatibleCheckpoint: A tensor is stored with another shape.
         """
-        self._berthed = matching_targets(self._berths, manifest)
+        self._filled_targets = matching_targets(self._targets, manifest)
         boxes: Boxes = {}
         for entry in manifest.tensors:
-            like = self._berthed.get(entry.name)
+            like = self._filled_targets.get(entry.name)
             like = self._like(entry) if like is None else like
             if like is not None and type(like) not in PLAIN:
                 boxes[entry.name] = tuple(box.region for box in _boxes_of(like))
@@ -231,10 +231,10 @@ class LoadPlan:
 
         From here until the next call, ``vessel`` returns the live tensors of matching parts.
         """
-        self._berthed = matching_targets(self._berths, manifest)
+        self._filled_targets = matching_targets(self._targets, manifest)
         found: dict[str, list[ReadTarget]] = defaultdict(list)
         for entry in manifest.tensors:
-            live = self._berthed.get(entry.name)
+            live = self._filled_targets.get(entry.name)
             if live is not None and live.nbytes >= IN_PLACE_BYTES_MIN:
                 for file, place in read_targets(entry, _boxes_of(live)):
                     found[file].append(place)
@@ -251,7 +251,7 @@ class LoadPlan:
         The target is the live tensor itself. If the live tensor does not exist yet or has another
         dtype, the target is a new tensor with the same layout.
         """
-        live = self._berthed.get(entry.name)
+        live = self._filled_targets.get(entry.name)
         if live is not None:
             return LoadTarget(live, _boxes_of(live))
         like = self._like(entry)
@@ -457,16 +457,16 @@ class _Reader:
         self._entries = entries
         self._files = files
         self._landing = landing
-        self._made: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
 
     def __call__(self, name: str) -> torch.Tensor:
         if name not in self._entries:
             raise IntegrityError(
                 f"a checkpoint's state names `{name}`, which the checkpoint does not hold"
             )
-        if name not in self._made:
-            self._made[name] = self._make(self._entries[name])
-        return self._made[name]
+        if name not in self._tensors:
+            self._tensors[name] = self._make(self._entries[name])
+        return self._tensors[name]
 
     def _make(self, entry: TensorEntry) -> torch.Tensor:
         buffer = self._landing.vessel(entry)

@@ -122,7 +122,7 @@ class NamedOptimizer:
         self._parameters: list[torch.Tensor] = []
         self._names: list[str] = []
         self._names_by_id: dict[int, str] = {}
-        self._held: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
         self._sizes: list[int] = []
         self._name()
 
@@ -154,7 +154,7 @@ class NamedOptimizer:
         self._parameters = members
         self._names = [names[id(parameter)] for parameter in members]
         self._names_by_id = dict(zip(map(id, members), self._names, strict=True))
-        self._held = dict(zip(map(escape, self._names), members, strict=True))
+        self._tensors = dict(zip(map(escape, self._names), members, strict=True))
         self._sizes = group_sizes(self._optimizer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,7 +250,7 @@ class NamedOptimizer:
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
         # torch keeps the number of steps whole, for any layout of the other state.
-        return self._held.get(name) if place == "state" and kind != "step" else None
+        return self._tensors.get(name) if place == "state" and kind != "step" else None
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
         """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.

@@ -157,7 +157,7 @@ class PipelineOptimizer:
         self._writes = writes
         self._exchange = exchange
         self._groups: list[list[str]] = []
-        self._own: list[str] = []
+        self._own_names: list[str] = []
         self._by_path: dict[str, torch.Tensor] = {}
         self._adopt()
 
@@ -187,7 +187,9 @@ class PipelineOptimizer:
         for parameter in [parameter for parameter in self._optimizer.state if parameter.is_meta]:
             del self._optimizer.state[parameter]
         self._groups += found
-        self._own += [names[id(parameter)] for group in groups for parameter in group["params"]]
+        self._own_names += [
+            names[id(parameter)] for group in groups for parameter in group["params"]
+        ]
         self._by_path |= {escape(name): named[name] for several in found for name in several}
 
     @property
@@ -212,7 +214,7 @@ class PipelineOptimizer:
         self._adopt()
         plain = self._optimizer.state_dict()
         own = {
-            self._own[number]: {kind: flatten_objects(value) for kind, value in kept.items()}
+            self._own_names[number]: {kind: flatten_objects(value) for kind, value in kept.items()}
             for number, kept in plain["state"].items()
         }
         shown: dict[str, Any] = {}
@@ -278,7 +280,7 @@ class PipelineOptimizer:
             {**saved_group, "params": group["params"]}
             for group, saved_group in zip(own, found, strict=True)
         ]
-        numbers = {name: number for number, name in enumerate(self._own)}
+        numbers = {name: number for number, name in enumerate(self._own_names)}
         state = {
             numbers[name]: {kind: restore_objects(value) for kind, value in kept.items()}
             for name, kept in state_dict["state"].items()

@@ -457,7 +457,7 @@ class SavePlanner:
     """
 
     def __init__(self) -> None:
-        self._own: dict[str, tuple[Any, str, _Shapes, _Plan]] = {}
+        self._own_plans: dict[str, tuple[Any, str, _Shapes, _Plan]] = {}
         self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
 
     def of(self, snapshot: Snapshot, world: World) -> list[PlannedFile]:
@@ -496,12 +496,12 @@ class SavePlanner:
 
     def _own_draft(self, part: FlattenedPart, rank: int) -> PlannedFile:
         name, shapes = own_file(part, rank), _shapes_of(part)
-        tree, text, before, plan = self._own.get(name, (None, "", None, None))
+        tree, text, before, plan = self._own_plans.get(name, (None, "", None, None))
         if plan is None or before != shapes:
             plan = _Plan.like(_own(part, name, text := tree_to_json(part.tree)))
         elif not is_same_json(tree, part.tree):
             plan = plan.saying(text := tree_to_json(part.tree))
-        self._own[name] = (part.tree, text, shapes, plan)
+        self._own_plans[name] = (part.tree, text, shapes, plan)
         return plan.of(part.tensors)
 
 

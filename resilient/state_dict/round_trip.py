@@ -41,8 +41,8 @@ class RoundTripCheck:
     """Flattener of parts that checks each new structure of a part against the loader."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, set[tuple[str, type]]] = {}
-        self._checked: dict[str, set[tuple[str, type]]] = {}
+        self._seen_types: dict[str, set[tuple[str, type]]] = {}
+        self._checked_types: dict[str, set[tuple[str, type]]] = {}
 
     def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state of a stateful as a tree, and the tensors in it.
@@ -60,16 +60,16 @@ class RoundTripCheck:
         state = fast_state_dict(stateful)
         kinds: set[tuple[str, type]] = set()
         tree, tensors = flatten(part, state, kinds)
-        seen = self._seen.get(part)
+        seen = self._seen_types.get(part)
         fresh = kinds if seen is None else kinds - seen
         if seen is None or fresh:
-            checked = self._checked.get(part, set())
+            checked = self._checked_types.get(part, set())
             crowded = _crowded(kinds)
             new = {(_folded(path, crowded), kind) for path, kind in fresh}
             if seen is None or not new <= checked:
                 _require_loadable(part, stateful, state, tree, tensors)
-            self._checked[part] = checked | new
-        self._seen[part] = kinds
+            self._checked_types[part] = checked | new
+        self._seen_types[part] = kinds
         return tree, tensors
 
 

@@ -82,7 +82,7 @@ class StableStorageCache:
     def __init__(self) -> None:
         self._layout: list[Any] = []
         self._alive: list[Any] = []
-        self._found = frozenset[int](), frozenset[int]()
+        self._storages = frozenset[int](), frozenset[int]()
 
     def of(
         self, parts: Mapping[str, Part], snapshot: Snapshot
@@ -96,10 +96,10 @@ class StableStorageCache:
         pairs = [*zip(parts.values(), (part.tensors for part in snapshot.parts), strict=True)]
         layout = [_layout_of(part.stateful, tensors) for part, tensors in pairs]
         if None in layout or layout != self._layout:
-            self._found = stable_storages(parts), state_memory(parts)
+            self._storages = stable_storages(parts), state_memory(parts)
             # An object's id identifies the object only while it lives.
             self._layout, self._alive = layout, [tensors for _, tensors in pairs]
-        return self._found
+        return self._storages
 
 
 def is_deferrable(
@@ -408,7 +408,7 @@ class CopyScheduleCache:
     """Cache of the copy schedules of planned files while the files are referenced."""
 
     def __init__(self) -> None:
-        self._known: WeakKeyDictionary[PlannedFile, CopySchedule] = WeakKeyDictionary()
+        self._schedules: WeakKeyDictionary[PlannedFile, CopySchedule] = WeakKeyDictionary()
 
     def of(
         self,
@@ -425,9 +425,9 @@ class CopyScheduleCache:
             steady: Addresses of storages that do not change for a while.
             small: Addresses in ``steady`` whose tensors wait at any size.
         """
-        known = self._known.get(file)
+        known = self._schedules.get(file)
         if known is None or (known.steady, known.small) != (steady, small):
-            known = self._known[file] = CopySchedule.of(file, into, steady, small)
+            known = self._schedules[file] = CopySchedule.of(file, into, steady, small)
             return known
         for copy in known.waiting:
             copy.renew()
@@ -435,8 +435,8 @@ class CopyScheduleCache:
 
     def forget(self, name: str) -> None:
         """Drop everything that points into the memory of a file of this name."""
-        for file in [known for known in self._known if known.name == name]:
-            del self._known[file]
+        for file in [known for known in self._schedules if known.name == name]:
+            del self._schedules[file]
 
 
 def has_idle_core(ranks: int, cores: float) -> bool:
@@ -473,7 +473,7 @@ class StagingBuffers:
         self._streams = streams or (lambda _: False)
         self._allocate = allocate or PrivateBuffers().get
         self._buffers: dict[str, memoryview] = {}
-        self._locked: dict[str, int] = {}
+        self._locked_bytes: dict[str, int] = {}
         self._targets: dict[str, tuple[FileLayout, tuple[torch.Tensor, ...]]] = {}
         self.drafts = SavePlanner()
         self.splits = CopyScheduleCache()
@@ -527,8 +527,8 @@ class StagingBuffers:
         # Only a process with a GPU pays for this import.
         from resilient.state_dict.host_copy import lock_pages
 
-        if name not in self._locked:
-            self._locked[name] = lock_pages(self._buffers[name])
+        if name not in self._locked_bytes:
+            self._locked_bytes[name] = lock_pages(self._buffers[name])
 
     def close(self) -> None:
         """Release all memory, which must not be in use."""
@@ -543,7 +543,7 @@ class StagingBuffers:
         self._unlock(name)
 
     def _unlock(self, name: str) -> None:
-        address = self._locked.pop(name, 0)
+        address = self._locked_bytes.pop(name, 0)
         if address:
             from resilient.state_dict.host_copy import unlock_pages
 

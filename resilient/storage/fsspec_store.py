@@ -194,7 +194,7 @@ class FsspecStore:
         self.url = redacted(url)
         protocol = protocol_of(url)
         self._parts = (parts or MultipartConfig()) if protocol in IN_PARTS else None
-        self._url, self._given = url, storage_options
+        self._url, self._storage_options = url, storage_options
         self._filesystem, root = connect(url, protocol, storage_options)
         self._root = root.rstrip("/")
         self._caught = errors_of(protocol)
@@ -309,7 +309,9 @@ class FsspecStore:
         """Abort unfinished uploads on S3; see :mod:`resilient.storage.s3_multipart`."""
         if self._parts is None:
             return ()
-        return abort_through_s3fs(self._url, self._given, is_ours, older_than_seconds, clock)
+        return abort_through_s3fs(
+            self._url, self._storage_options, is_ours, older_than_seconds, clock
+        )
 
     def _put_in_parts(self, path: str, view: memoryview, parts: MultipartConfig) -> None:
         # The library sends one PUT below twice the part size, and this PUT accepts only bytes.

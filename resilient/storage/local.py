@@ -145,8 +145,8 @@ class LocalStore(TempFileSweeper):
     def __init__(self, root: Path, files: FileSystem = _POSIX) -> None:
         self._root = root.resolve()
         self._files = files
-        self._anchored = False
-        self._settled = False
+        self._is_anchored = False
+        self._is_settled = False
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
@@ -227,14 +227,14 @@ class LocalStore(TempFileSweeper):
 
         Crash: no visible change.
         """
-        if self._settled:
+        if self._is_settled:
             return
         with self._errors("settle", ""):
             for folder in parent_dirs(self._files, self._root):
                 # A folder that does not exist yet, or not any more, has no entries to sync.
                 with suppress(FileNotFoundError, NotADirectoryError):
                     self._sync(lambda path=folder: self._files.sync_folder(path), "")  # type: ignore[misc]
-        self._settled = True
+        self._is_settled = True
 
     def free_bytes(self) -> int | None:
         """Return how many bytes may still be written here, None if unknown."""
@@ -279,7 +279,7 @@ class LocalStore(TempFileSweeper):
 
     def _make_folder(self, folder: Path) -> None:
         # A missing root is new, or was deleted with the whole store; the store then starts again.
-        self._anchored = self._anchored and folder != self._root
+        self._is_anchored = self._is_anchored and folder != self._root
         with suppress(FileExistsError):
             try:
                 self._files.make_folder(folder)
@@ -321,11 +321,11 @@ class LocalStore(TempFileSweeper):
 
     def _anchor(self, key: str) -> None:
         # No store deletes its root, so one sync of the path to the root is enough.
-        if self._anchored:
+        if self._is_anchored:
             return
         for parent in self._root.parents:
             self._sync(lambda path=parent: self._sync_if_allowed(path), key)  # type: ignore[misc]
-        self._anchored = True
+        self._is_anchored = True
 
     def _sync_if_allowed(self, folder: Path) -> None:
         # A folder without permission to open it existed before this run.

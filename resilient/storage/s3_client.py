@@ -107,7 +107,7 @@ class ChecksumSupport:
     def __init__(self, *, is_asked: bool) -> None:
         self._is_known, self._holds = not is_asked or crc32c is None, False
         self._is_tried = self._owes_signature = False
-        self._unanswered = 0
+        self._unanswered_count = 0
         self._lock = threading.Lock()
 
     def begin(self) -> bool:
@@ -131,8 +131,10 @@ class ChecksumSupport:
             self._is_tried = False
             if holds is None:
                 self._owes_signature = True
-                self._unanswered += 1
-                holds = False if self._unanswered >= _TRIALS_MAX and not self._is_known else None
+                self._unanswered_count += 1
+                holds = (
+                    False if self._unanswered_count >= _TRIALS_MAX and not self._is_known else None
+                )
             if holds is not None:
                 # If one of several servers does not verify, no body gets a checksum.
                 self._holds = holds and (self._holds or not self._is_known)
@@ -376,7 +378,7 @@ class S3Connection:
     def __init__(
         self, bucket: str, options: S3Options, credentials: Credentials, clock: Clock
     ) -> None:
-        self._who, self._clock, self._options = credentials, clock, options
+        self._credentials, self._clock, self._options = credentials, clock, options
         self._base = f"{endpoint_of(options, credentials.region)}/{quote(bucket)}"
         self._origin = self._base.removesuffix(urlsplit(self._base).path)
         # https without a context would not know the additional trusted certificates.
@@ -429,7 +431,7 @@ class S3Connection:
         target = url.removeprefix(self._origin)
         connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
         more = {**request.signed, **proof.headers}
-        headers = signed_headers(request.method, url, self._who, now, proof.digest, more)
+        headers = signed_headers(request.method, url, self._credentials, now, proof.digest, more)
         headers |= request.headers
         if request.body or request.method in ("PUT", "POST"):
             headers["content-length"] = str(len(request.body))

@@ -106,13 +106,13 @@ class PrivateBuffers:
     """Private memory by name, reused if it is long enough."""
 
     def __init__(self) -> None:
-        self._held: dict[str, memoryview] = {}
+        self._buffers: dict[str, memoryview] = {}
 
     def get(self, name: str, size_bytes: int) -> memoryview:
         """Return at least ``size_bytes`` of memory."""
-        buffer = self._held.get(name)
+        buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size_bytes:
-            buffer = self._held[name] = private(size_bytes)
+            buffer = self._buffers[name] = private(size_bytes)
         return buffer
 
 
@@ -155,7 +155,7 @@ class SharedFolder:
 
     def __init__(self, root: Path = ROOT) -> None:
         self._root = root
-        self._made = 0
+        self._segment_count = 0
         try:
             self.path, self._lock = _create(root)
             self._tell()
@@ -178,8 +178,8 @@ class SharedFolder:
                 f"bytes of memory left and {SPARE_BYTES} must stay",
                 hint="free -b; a container's is set by its memory limit",
             )
-        self._made += 1
-        path = self.path / f"{self._made:06d}"
+        self._segment_count += 1
+        path = self.path / f"{self._segment_count:06d}"
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         try:
             # Reserve now: a write to a hole in a full file system kills the writer with SIGBUS.

@@ -153,22 +153,22 @@ class TransferLimiter:
         # The next file starts before a large file ends, so the connections stay busy at its end.
         self._most = max(in_flight * 3 // 4, 1)
         self._least = max(in_flight // 4, 1)
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
 
     @contextmanager
     def take(self, size: int) -> Iterator[int]:
         """Wait until some parts are free and yield their number: ``size``, or fewer."""
         size = min(size, self._most)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= min(size, self._least))
+        with self._condition:
+            self._condition.wait_for(lambda: self._free >= min(size, self._least))
             taken = min(size, self._free)
             self._free -= taken
         try:
             yield taken
         finally:
-            with self._changed:
+            with self._condition:
                 self._free += taken
-                self._changed.notify_all()
+                self._condition.notify_all()
 
 
 class SlicedReader:
@@ -253,8 +253,8 @@ class _Lanes(Generic[Item, Result]):
 
     def __init__(self, work: Callable[[Item], Result], items: Iterable[Item]) -> None:
         self._work = work
-        self._left = iter(items)
-        self._taken = 0
+        self._pending = iter(items)
+        self._taken_count = 0
         self._lock = threading.Lock()
         self.done: dict[int, Result] = {}
         self.failed: dict[int, BaseException] = {}
@@ -264,8 +264,8 @@ class _Lanes(Generic[Item, Result]):
         is_left = True
         while is_left:
             with self._lock:
-                number = self._taken
-                self._taken += 1
+                number = self._taken_count
+                self._taken_count += 1
                 item = self._next(number)
             is_left = item is not None
             if item is not None:
@@ -274,7 +274,7 @@ class _Lanes(Generic[Item, Result]):
     def _next(self, number: int) -> tuple[Item] | None:
         """Return the next item in a tuple, None if there is none; the caller has the lock."""
         try:
-            return None if self.failed else (next(self._left),)
+            return None if self.failed else (next(self._pending),)
         except StopIteration:
             return None
         except BaseException as error:  # noqa: BLE001 - the caller raises it, in its own thread

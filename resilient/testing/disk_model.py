@@ -109,7 +109,7 @@ class RecordingFileSystem:
         self._inner = inner
         self._depth = len(top.parts)
         self._top = top.parts
-        self._turns = scheduler
+        self._scheduler = scheduler
         self._lock = threading.RLock()
         self._dead = False
         self._files = 0
@@ -199,18 +199,18 @@ class RecordingFileSystem:
     @contextmanager
     def _look(self) -> Iterator[None]:
         """Take a turn for a read too: later steps depend on whether the process is alive."""
-        with self._turns.turn() if self._turns else nullcontext():
+        with self._scheduler.turn() if self._scheduler else nullcontext():
             self._live()
             yield
 
     @contextmanager
     def _step(self) -> Iterator[None]:
-        if self._turns is None:
+        if self._scheduler is None:
             with self._lock:
                 self._live()
                 yield
             return
-        with self._turns.turn(), self._lock:
+        with self._scheduler.turn(), self._lock:
             self._live()
             yield
 
@@ -584,10 +584,10 @@ class ThreadScheduler:
 
     def __init__(self, draw: Random) -> None:
         self._draw = draw
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._members: list[int] = []
         self._next = -1
-        self._mine = threading.local()
+        self._thread_state = threading.local()
 
     def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run each function in its own thread; return the results, or raise the first error.
@@ -599,7 +599,7 @@ class ThreadScheduler:
         self._next = self._draw.choice(self._members)
 
         def main(number: int) -> Any:
-            self._mine.number = number
+            self._thread_state.number = number
             try:
                 return works[number]()
             finally:
@@ -612,7 +612,7 @@ class ThreadScheduler:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait for the turn of this thread, and pass the turn on after the block."""
-        number = getattr(self._mine, "number", None)
+        number = getattr(self._thread_state, "number", None)
         if number is None:
             yield
             return
@@ -623,16 +623,16 @@ class ThreadScheduler:
             self._pass_on()
 
     def _await(self, number: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._next == number)
+        with self._condition:
+            self._condition.wait_for(lambda: self._next == number)
 
     def _pass_on(self) -> None:
-        with self._changed:
+        with self._condition:
             self._next = self._draw.choice(self._members) if self._members else -1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _leave(self, number: int) -> None:
         self._await(number)
-        with self._changed:
+        with self._condition:
             self._members.remove(number)
         self._pass_on()

@@ -84,7 +84,7 @@ class ObjectServer:
         self.trace: list[tuple[str, str]] = []
         self._plan = {fault.at + more: fault for fault in mishaps for more in range(fault.lasting)}
         self._late: list[tuple[int, Callable[[], object]]] = []
-        self._begun = 0
+        self._upload_count = 0
         self._lock = threading.RLock()
 
     def request(self, verb: str, key: str, effect: Callable[[], Result]) -> Result:
@@ -122,9 +122,9 @@ class ObjectServer:
 
     def begin(self, key: str) -> int:
         """Begin an upload and return its number."""
-        self._begun += 1
-        self.uploads[self._begun] = (key, {})
-        return self._begun
+        self._upload_count += 1
+        self.uploads[self._upload_count] = (key, {})
+        return self._upload_count
 
     def take_part(self, upload: int, number: int, content: bytes) -> None:
         """Store one part of an upload."""

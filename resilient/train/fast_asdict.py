@@ -45,7 +45,7 @@ class CachedAsdict:
         self._convert = convert or _copy
         self._values: tuple[Any, ...] = ()
         self._names: tuple[str, ...] = ()
-        self._found: dict[str, Any] = {}
+        self._cached: dict[str, Any] = {}
         self._inside: list[tuple[int, str]] = []
 
     def of(self, item: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -53,11 +53,11 @@ class CachedAsdict:
         values = _getter(names)(item)
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
-            self._found = dict(zip(names, values, strict=True))
+            self._cached = dict(zip(names, values, strict=True))
             inside = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
-            self._found |= {names[at]: self._convert(values[at]) for at in inside}
-            self._inside = [(at, repr(self._found[names[at]])) for at in inside]
-        return self._found
+            self._cached |= {names[at]: self._convert(values[at]) for at in inside}
+            self._inside = [(at, repr(self._cached[names[at]])) for at in inside]
+        return self._cached
 
     def _are_known(self, values: tuple[Any, ...]) -> bool:
         """Return whether all values are identical objects and unchanged inside."""

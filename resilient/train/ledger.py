@@ -100,7 +100,7 @@ class PendingSegment:
     """Segment that the next save would write, extended by new rows at each call."""
 
     def __init__(self) -> None:
-        self._of: tuple[LedgerHead, list[Entry]] | None = None
+        self._source: tuple[LedgerHead, list[Entry]] | None = None
         self._rows: list[str] = []
         self._place = LedgerPosition()
         self._link = ""
@@ -124,8 +124,8 @@ class PendingSegment:
             losses: One loss for each step among the entries.
         """
         header = (run_id, checkpoint, chain.segment, chain.head, chain.place)
-        if self._of is None or self._of[0] is not chain or self._of[1] is not entries:
-            self._of, self._rows = (chain, entries), []
+        if self._source is None or self._source[0] is not chain or self._source[1] is not entries:
+            self._source, self._rows = (chain, entries), []
             self._entries = self._losses = 0
             self._place = chain.place
             self._link = Segment(*header, chain.place, chain.records, ()).opening

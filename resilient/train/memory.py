@@ -53,7 +53,7 @@ class MemoryMeter:
         self._device = device
         self._stage = ""
         self._before: dict[str, int] = {}
-        self._made: dict[str, float] = {}
+        self._figures: dict[str, float] = {}
 
     def start(self, stage: str) -> None:
         """Begin a stage; an evaluation inside another stage is not measured."""
@@ -64,7 +64,7 @@ class MemoryMeter:
         _forget_peak(self._module)
         self._before = self._now()
         if stage == "init":
-            self._made |= {
+            self._figures |= {
                 f"before_init_mem_{device}": size for device, size in self._before.items()
             }
 
@@ -75,13 +75,13 @@ class MemoryMeter:
         self._stage = ""
         peaks = _peaks(self._module, self._device)
         empty_cache(self._device, collect=True)
-        figures = dict(self._made)
-        self._made = {}
+        figures = dict(self._figures)
+        self._figures = {}
         for device, now in self._now().items():
             figures[f"{stage}_mem_{device}_alloc_delta"] = now - self._before[device]
             figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - now)
         if stage == "init":
-            self._made, figures = figures, {}
+            self._figures, figures = figures, {}
         return figures
 
     def leave(self) -> None:

@@ -58,13 +58,13 @@ class Meters:
         # On the CPU a Python number, which gives the same bits faster.
         self._is_number = device.type == "cpu"
         self._recent: Any = self._nothing(device)
-        self._logged = torch.zeros((), dtype=torch.float64, device=device)
+        self._logged_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norm = torch.zeros((), device=device)
         self.recent_steps = 0
         self.logged_steps = 0
         self.learning_rate = 0.0
         self._step_losses: list[Any] = []
-        self._begun: dict[int, _Begun] = {}
+        self._pending_reads: dict[int, _Begun] = {}
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
@@ -100,7 +100,7 @@ class Meters:
 
     def _recent_sum(self) -> torch.Tensor:
         """Return the sum since the last log, shape ()."""
-        return torch.full_like(self._logged, self._recent) if self._is_number else self._recent
+        return torch.full_like(self._logged_sum, self._recent) if self._is_number else self._recent
 
     def end_step(self, grad_norm: torch.Tensor, learning_rate: float | torch.Tensor) -> None:
         """Count a step; ``grad_norm`` (scalar, before clipping) is kept, not read.
@@ -133,13 +133,13 @@ class Meters:
             read = partial(near.total, near.give(total.item()))
         else:
             read = partial(_reduced, total, dist.all_reduce(total, async_op=True))
-        self._begun[id(losses)] = _Begun(losses, read)
+        self._pending_reads[id(losses)] = _Begun(losses, read)
 
     def means(self, steps: list[list[Any]]) -> list[float]:
         """Return each step's loss over all ranks, from ``take_step``'s results. Collective."""
         if self._ranks == 1 and self._is_number:
             return [float(sum(losses)) for losses in steps]
-        begun, self._begun = self._begun, {}
+        begun, self._pending_reads = self._pending_reads, {}
         rest = [losses for losses in steps if id(losses) not in begun]
         totals = iter(self._add_up(rest) if rest else ())
         found = [
@@ -156,7 +156,7 @@ class Meters:
 
     def _sums(self, steps: list[list[Any]]) -> torch.Tensor:
         """Return the loss of each step on this rank, shape (steps,)."""
-        sums, device = [sum(losses) for losses in steps], self._logged.device
+        sums, device = [sum(losses) for losses in steps], self._logged_sum.device
         if self._is_number:
             return torch.tensor(sums).double()
         return torch.stack([torch.as_tensor(value, device=device).double() for value in sums])
@@ -164,9 +164,9 @@ class Meters:
     def take(self) -> dict[str, float]:
         """Return the means since the last log and reset them. Collective."""
         loss = self._mean(self._recent_sum(), self.recent_steps)
-        self._logged += self._recent
+        self._logged_sum += self._recent
         self.logged_steps += self.recent_steps
-        self._recent = self._nothing(self._logged.device)
+        self._recent = self._nothing(self._logged_sum.device)
         self.recent_steps = 0
         return {
             "loss": loss,
@@ -176,7 +176,7 @@ class Meters:
 
     def training_loss(self) -> float:
         """Return the mean loss of all steps of the run, over all attempts. Collective."""
-        return self._mean(self._logged + self._recent, self.logged_steps + self.recent_steps)
+        return self._mean(self._logged_sum + self._recent, self.logged_steps + self.recent_steps)
 
     def _mean(self, total: torch.Tensor, steps: int) -> float:
         """Return the mean per step over all ranks; a new rank has no steps and no weight."""
@@ -190,7 +190,7 @@ class Meters:
         """Return the sums of this rank."""
         return {
             "recent": self._recent_sum(),
-            "logged": self._logged,
+            "logged": self._logged_sum,
             "grad_norm": self._grad_norm,
             "recent_steps": self.recent_steps,
             "logged_steps": self.logged_steps,
@@ -199,9 +199,9 @@ class Meters:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the sums."""
-        self.rewind(state_dict["recent"].to(self._logged))
-        self._logged.copy_(state_dict["logged"])
-        self._grad_norm = state_dict["grad_norm"].to(self._logged.device).clone()
+        self.rewind(state_dict["recent"].to(self._logged_sum))
+        self._logged_sum.copy_(state_dict["logged"])
+        self._grad_norm = state_dict["grad_norm"].to(self._logged_sum.device).clone()
         self.recent_steps = state_dict["recent_steps"]
         self.logged_steps = state_dict["logged_steps"]
         self.learning_rate = state_dict["learning_rate"]
@@ -299,7 +299,7 @@ class TokenCount:
         self._padding = padding
         self._emit = emit
         self._skips_padding = skips_padding
-        self._told = False
+        self._is_reported = False
 
     def __call__(self, inputs: Any) -> int:
         """Return the number of tokens; 0 without the main input."""
@@ -317,8 +317,8 @@ class TokenCount:
         return int(main.numel())
 
     def _tell(self, why: str) -> None:
-        if not self._told:
-            self._told = True
+        if not self._is_reported:
+            self._is_reported = True
             self._emit(TokensNotCounted(why))
 
 

@@ -115,26 +115,26 @@ class StopCoordinator:
         leave: Callable[[str, int], None] = leave_at_once,
     ) -> None:
         self._world = world
-        self._board = kv_store.another() if kv_store is not None else None
+        self._kv_store = kv_store.another() if kv_store is not None else None
         self._grace = grace
         self._clock = clock
         self._scope = scope
         self._leave = leave
-        self._changed = threading.Condition()
-        self._entered: Turn = (0, 0)
-        self._finished: Callable[[], int] = lambda: 0
+        self._condition = threading.Condition()
+        self._position: Turn = (0, 0)
+        self._finished_steps: Callable[[], int] = lambda: 0
         self._durable = -1
         self._request: StopRequest | None = None
-        self._agreed: Turn | None = None
-        self._closed = False
+        self._agreed_position: Turn | None = None
+        self._is_closed = False
         self._signal = 0
         self._signal_at_seconds = 0.0
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._threads = [threading.Thread(target=self._watch, name="stop-watch", daemon=True)]
-        if self._board is not None:
+        if self._kv_store is not None:
             talk = threading.Thread(
-                target=self._talk, args=(self._board,), name="stop-talk", daemon=True
+                target=self._talk, args=(self._kv_store,), name="stop-talk", daemon=True
             )
             self._threads.append(talk)
 
@@ -162,9 +162,9 @@ class StopCoordinator:
             step: Last finished step; it is durable, or there is nothing to save yet.
             finished: Returns the last finished step, from any thread.
         """
-        self._entered = (step, 0)
+        self._position = (step, 0)
         self._durable = step
-        self._finished = finished or (lambda: self._entered[0])
+        self._finished_steps = finished or (lambda: self._position[0])
         for thread in self._threads:
             thread.start()
 
@@ -182,7 +182,7 @@ class StopCoordinator:
 
     def enter_batch(self) -> bool:
         """Ask to begin the next batch of an evaluation; otherwise like ``enter``."""
-        step, batch = self._entered
+        step, batch = self._position
         return self._enter((step, batch + 1))
 
     def enter_gathering(self) -> bool:
@@ -190,16 +190,18 @@ class StopCoordinator:
 
         Ranks may differ by one batch, so the turns of the next dataset are counted from here.
         """
-        step, batch = self._entered
+        step, batch = self._position
         return self._enter((step, (batch // _BATCHES_MAX + 1) * _BATCHES_MAX))
 
     def _enter(self, turn: Turn) -> bool:
-        with self._changed:
+        with self._condition:
             if self._request is not None:
-                self._changed.wait_for(lambda: self._agreed is not None or self._closed)
-                if self._agreed is not None and turn > self._agreed:
+                self._condition.wait_for(
+                    lambda: self._agreed_position is not None or self._is_closed
+                )
+                if self._agreed_position is not None and turn > self._agreed_position:
                     return False
-            self._entered = turn
+            self._position = turn
             return True
 
     def ask(self, reason: str) -> None:
@@ -212,12 +214,12 @@ class StopCoordinator:
 
         A rank that misses the deadline is lost; later collectives fail without it.
         """
-        if self._board is None:
+        if self._kv_store is None:
             return value
         self._threads[-1].join()
         keys = [f"{self._scope}/met/{rank}" for rank in range(self._world.size)]
-        self._board.post(keys[self._world.rank], str(value).encode())
-        shown = self._board.wait(keys, max(0.0, self.left_seconds))
+        self._kv_store.post(keys[self._world.rank], str(value).encode())
+        shown = self._kv_store.wait(keys, max(0.0, self.left_seconds))
         return max(int(answer) for answer in shown) if shown else value
 
     def go(self, why: str) -> None:
@@ -226,9 +228,9 @@ class StopCoordinator:
 
     def close(self) -> None:
         """Stop the threads; callers waiting in ``enter`` continue."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
         os.write(self._wake_write, b"\0")
         for thread in self._threads:
             if thread.is_alive():
@@ -238,7 +240,7 @@ class StopCoordinator:
         os.close(self._wake_write)
 
     def _watch(self) -> None:
-        while not self._closed:
+        while not self._is_closed:
             self._read_signals()
             self._check_deadline()
 
@@ -255,18 +257,18 @@ class StopCoordinator:
             # Frozen: from here only the agreement lets `entered` advance.
             request = self._request.to_json(self._clock.monotonic_seconds())
             kv_store.post(f"{self._scope}/request", json.dumps(request).encode())
-            kv_store.post(self._key(self._world.rank), json.dumps(self._entered).encode())
+            kv_store.post(self._key(self._world.rank), json.dumps(self._position).encode())
             keys = [self._key(rank) for rank in range(self._world.size)]
             shown = None
-            while shown is None and not self._closed:
+            while shown is None and not self._is_closed:
                 shown = kv_store.wait(keys, _POLL_SECONDS)
             positions = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
             self._agree(max((step, batch) for step, batch in positions))
 
     def _wait_closed(self, is_reached: Callable[[], bool]) -> bool:
         """Wait one poll interval; return whether the gate closed or ``is_reached`` became true."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._closed or is_reached(), _POLL_SECONDS)
+        with self._condition:
+            return self._condition.wait_for(lambda: self._is_closed or is_reached(), _POLL_SECONDS)
 
     def _read_signals(self) -> None:
         ready, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)
@@ -293,7 +295,7 @@ class StopCoordinator:
         request = self._request
         if request is None or self.left_seconds > 0:
             return
-        if self._finished() <= self._durable:
+        if self._finished_steps() <= self._durable:
             # In the middle of a step: an exit loses no finished step.
             why = f"{request.reason}: the time is over, and all finished steps are durable"
             self._leave(why, Preempted.exit_code)
@@ -302,19 +304,19 @@ class StopCoordinator:
 
     def _hear(self, request: StopRequest) -> None:
         """Freeze; a later request can only shorten the time. A single rank agrees with itself."""
-        with self._changed:
+        with self._condition:
             if self._request is not None:
                 self._request = self._request.within(request)
                 return
             self._request = request
-            if self._board is None:
-                self._agreed = self._entered
-            self._changed.notify_all()
+            if self._kv_store is None:
+                self._agreed_position = self._position
+            self._condition.notify_all()
 
     def _agree(self, turn: Turn) -> None:
-        with self._changed:
-            self._agreed = turn
-            self._changed.notify_all()
+        with self._condition:
+            self._agreed_position = turn
+            self._condition.notify_all()
 
     def _key(self, rank: int) -> str:
         return f"{self._scope}/entered/{rank}"

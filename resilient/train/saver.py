@@ -255,12 +255,12 @@ class CheckpointSaver:
         self._about = about
         self._state = state
         self._is_coordinator = session.world.is_coordinator
-        self._has_keeper = bool(session.gang.launch.keeper)
+        self._has_daemon = bool(session.gang.launch.keeper)
         self._args = args
         self.ledger = ledger
         # Step 0 needs no save: a new attempt would begin the same way.
         self.took = SaveTimings()
-        self._saved: CheckpointId | None = None
+        self._last_checkpoint: CheckpointId | None = None
         self.begun: CheckpointId | None = None
         self._saved_step = 0
         self._updates = 0
@@ -303,7 +303,7 @@ class CheckpointSaver:
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resumed is None:
             return None
-        self._saved, self._saved_step = resumed.checkpoint, resumed.step
+        self._last_checkpoint, self._saved_step = resumed.checkpoint, resumed.step
         self.begun = resumed.checkpoint
         if resumed.absent:
             self.emit(PartsMissing(resumed.absent))
@@ -312,7 +312,7 @@ class CheckpointSaver:
     @property
     def has_saved(self) -> bool:
         """True if this attempt saved a checkpoint or began from one."""
-        return self._saved is not None
+        return self._last_checkpoint is not None
 
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
         """Begin another attempt from the newest checkpoint that all ranks can verify. Collective.
@@ -357,10 +357,10 @@ class CheckpointSaver:
         with self.took.stalling(self.emit.clock):
             self._measure()
             try:
-                self._saved = self._save_once(step)
+                self._last_checkpoint = self._save_once(step)
             except SaveFailed as error:
                 self._go_on_without(error)
-                self._saved = self._save_once(step)
+                self._last_checkpoint = self._save_once(step)
         self._saved_step = step
         return True
 
@@ -418,14 +418,14 @@ class CheckpointSaver:
 
     def note_broken_loss(self, broke: Sequence[Event], *, is_broken: bool) -> None:
         """Report broken losses; while the loss is broken, keep the last checkpoint before it."""
-        self.best.note_broken_loss(self._saved, begins=bool(broke), is_broken=is_broken)
+        self.best.note_broken_loss(self._last_checkpoint, begins=bool(broke), is_broken=is_broken)
         for reason in broke if self._is_coordinator else ():
             self.emit(reason, step=self.step)
 
     def found_best(self) -> None:
         """Record this step's model as the best, if a checkpoint already holds it."""
-        if self._saved is not None and self._saved_step == self._state.global_step:
-            self._name_best(self._saved)
+        if self._last_checkpoint is not None and self._saved_step == self._state.global_step:
+            self._name_best(self._last_checkpoint)
 
     def wait(self) -> None:
         """Wait until all saves are durable; with tiers, until the last save is in each of them.
@@ -444,7 +444,7 @@ class CheckpointSaver:
         if step == self._saved_step:
             return SaveDestination.DURABLE
         self._measure()
-        near, daemon = bool(self._args.near_repo), self._has_keeper
+        near, daemon = bool(self._args.near_repo), self._has_daemon
         own_tier = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=daemon)
         tier = SaveDestination(gate.meet(own_tier))
         self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.took.land_p95))
@@ -479,7 +479,7 @@ class CheckpointSaver:
             )
             return
         try:
-            if best != self._saved:
+            if best != self._last_checkpoint:
                 self._checkpointer.load_part(best, "model", self.parts["model"])
         except (IntegrityError, KeyNotFound, IncompatibleCheckpoint) as error:
             self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))

@@ -108,7 +108,7 @@ class TrainerHooks:
     processing_class: Any = None
     train_sampler: ResumableSampler | None = None
     _eval_loaders: Sequence[tuple[Any, tuple[int, Any], DataLoader[Any]]] = ()
-    _told_unused: bool = False
+    _is_unused_reported: bool = False
 
     compute_loss_func: Callable[..., torch.Tensor] | None = None
     label_smoother: losses.LabelSmoother | None = None
@@ -123,7 +123,7 @@ class TrainerHooks:
     lr_scheduler: LRScheduler | None
     optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None = None
     makes_scheduler: bool = True
-    _given: tuple[Any, Any] = (None, None)
+    _given_optimizers: tuple[Any, Any] = (None, None)
     _given_states: tuple[Any, Any] | None = None
 
     def get_train_dataloader(self) -> DataLoader[Any] | StreamLoader:
@@ -295,9 +295,9 @@ class TrainerHooks:
 
     def _tell_unused(self, unused: tuple[str, ...]) -> None:
         """Report once which columns the model does not get."""
-        if unused and not self._told_unused and self.session.world.is_coordinator:
+        if unused and not self._is_unused_reported and self.session.world.is_coordinator:
             self.session.emit(ColumnsUnused(unused))
-        self._told_unused |= bool(unused)
+        self._is_unused_reported |= bool(unused)
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device; an override also prepares evaluation batches."""
@@ -657,7 +657,7 @@ class TrainerHooks:
                 None
                 if optimizer_or_scheduler is None
                 else deepcopy(optimizer_or_scheduler.state_dict())
-                for optimizer_or_scheduler in self._given
+                for optimizer_or_scheduler in self._given_optimizers
             )
             self._given_states = (optimizer, scheduler)
 
@@ -667,9 +667,9 @@ class TrainerHooks:
         Objects that the trainer made are made again. Given objects return to their state before the
         first training.
         """
-        self.optimizer, self.lr_scheduler = self._given
+        self.optimizer, self.lr_scheduler = self._given_optimizers
         for optimizer_or_scheduler, state in zip(
-            self._given, self._given_states or (), strict=False
+            self._given_optimizers, self._given_states or (), strict=False
         ):
             if optimizer_or_scheduler is not None:
                 optimizer_or_scheduler.load_state_dict(deepcopy(state))
@@ -679,7 +679,7 @@ class TrainerHooks:
         optimizers: tuple[Optimizer | None, LRScheduler | None],
         optimizer_class: tuple[type[Optimizer], dict[str, Any]] | None,
     ) -> None:
-        self.optimizer, self.lr_scheduler = self._given = optimizers
+        self.optimizer, self.lr_scheduler = self._given_optimizers = optimizers
         self.makes_scheduler = self.lr_scheduler is None
         if optimizer_class is not None and self.optimizer is not None:
             raise ConfigError(

@@ -37,7 +37,7 @@ class Host:
         self.left = math.inf
         self.rank = open_one(self, self.url)
         self.rank.resume({})
-        (self.seat,) = self.keeper._seats
+        (self.seat,) = self.keeper._sessions
         self.seat.pacer.pacing = resting(BYTES, REST_SECONDS)
 
     def left_seconds(self) -> float:
@@ -130,7 +130,7 @@ def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
         one = open_one(host, url, board=board, world=world, scope="both", **bound)
         one.resume({})
         if rank == 1:
-            (seat,) = [seat for seat in host.keeper._seats if seat._guest.world.rank == 1]
+            (seat,) = [seat for seat in host.keeper._sessions if seat._guest.world.rank == 1]
             seat.pacer.pacing = resting(BYTES, REST_SECONDS)
         one.save(1, weight(1, SIZE), CheckpointInfo())
         if rank == 1:

@@ -102,7 +102,7 @@ class Trainer:
         self.checkpointer._persister._talk.close()
         self.checkpointer._persister._fallback.close()
         self.checkpointer._overlap.close()
-        self.checkpointer._desk.close()
+        self.checkpointer._context.close()
 
 
 def unbroken(until) -> list[int]:
@@ -125,7 +125,7 @@ def test_the_keeper_saves_near_and_promotes_what_is_due_and_the_last(machines, u
 def test_the_keeper_is_asked_to_finish_what_it_saved(machines, url, monkeypatch):
     trainer = Trainer(machines[0], url)
     trainer.train(2)
-    own = trainer.checkpointer._desk.promoter._own
+    own = trainer.checkpointer._context.promoter._promoter
     monkeypatch.setattr(own, "finish", lambda *_: pytest.fail("the trainer did it by itself"))
     trainer.checkpointer.close()
     assert steps(url) == [2, 1]

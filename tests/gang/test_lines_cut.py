@@ -74,7 +74,7 @@ def test_a_host_whose_line_is_cut_keeps_the_files_of_what_may_be_committed():
                 checkpointer.wait()
         checkpointer._overlap.close()
         checkpointer._persister.close()
-        checkpointer._desk.close()
+        checkpointer._context.close()
 
     run_ranks(2, rank_main)
     manifest = read_manifest(nears[0], SECOND)

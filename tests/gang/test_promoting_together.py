@@ -111,7 +111,7 @@ def test_no_host_brings_an_older_one_while_the_other_rotates_after_a_newer(nears
 
     def before_save(world, checkpointer, step) -> None:
         if step < 4:
-            checkpointer._desk.promoter._settle()
+            checkpointer._context.promoter._settle()
         if step == 3 and world.is_coordinator:
             armed.set()
 
@@ -145,7 +145,7 @@ def test_no_host_ends_well_while_what_the_run_protects_is_damaged(nears, durable
     """The newest is durable, and of the best a host has lost its files."""
 
     def before_save(world, checkpointer, step) -> None:
-        checkpointer._desk.promoter._settle()
+        checkpointer._context.promoter._settle()
         if step == 4 and world.rank == 1:
             for key in [one for one in nears[1].objects if one.startswith("checkpoint-2-g1/model")]:
                 del nears[1].objects[key]

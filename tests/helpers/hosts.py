@@ -123,13 +123,13 @@ def _train(checkpointer, world, until, run, board, cut) -> list[int]:
     finally:
         checkpointer._overlap.close()
         checkpointer._persister.close()
-        checkpointer._desk.close()
+        checkpointer._context.close()
     return [*state.ending(), *own.ending()]
 
 
 def _promoted(checkpointer, cut) -> None:
     """Wait until no host has anything on its way; what else there is stays as the save left it."""
-    while checkpointer._desk.promoter.is_busy:
+    while checkpointer._context.promoter.is_busy:
         time.sleep(0.001)
     with suppress(BrokenBarrierError):
         cut.wait(60)

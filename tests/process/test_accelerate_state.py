@@ -65,7 +65,7 @@ class Run:
                 if self.schedule is not None:
                     self.schedule.step()
                 seen.append(rows[0, 0].item())
-                checkpointer.save(checkpointer.epoch * 100 + checkpointer._taken)
+                checkpointer.save(checkpointer.epoch * 100 + checkpointer._state_number)
                 if len(seen) == stop_after:
                     return seen
         return seen

@@ -64,7 +64,7 @@ def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp
             hold(holding, 6)
         else:
             # This one was lost while it copied step 6.
-            holding._holder.invalidate(holding._turns % 2)
+            holding._holder.invalidate(holding._step_count % 2)
         lose(checkpointer, holding)
 
     run_ranks(2, rank_main)
@@ -233,7 +233,7 @@ def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
-    holding._holder.invalidate((holding._turns - 1) % 2)
+    holding._holder.invalidate((holding._step_count - 1) % 2)
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
 

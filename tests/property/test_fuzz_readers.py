@@ -218,7 +218,7 @@ SERVER = KVStoreServer.__new__(KVStoreServer)
 def read_any_request(value: Any) -> object:
     from resilient.distributed.kv_store import InMemoryKVStore
 
-    SERVER._board = InMemoryKVStore()
+    SERVER._store = InMemoryKVStore()
     # A key that nobody posts would be waited for, which is right and slow.
     if isinstance(value, dict) and value.get("verb") == "wait" and value.get("keys"):
         return None

@@ -157,8 +157,8 @@ class Rank:
         self.gate = gate = StopCoordinator(
             self.world, board, StopDeadline(_GRACE_SECONDS), self.loop
         )
-        gate._changed = _Freeze(self.loop)
-        gate._entered = (self.step, 0)
+        gate._condition = _Freeze(self.loop)
+        gate._position = (self.step, 0)
         talk = self.loop.spawn(f"talk-{self.world.rank}", lambda: gate._talk(board))
         try:
             while self.step < self.plan.steps:

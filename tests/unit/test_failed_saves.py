@@ -115,7 +115,7 @@ def test_a_foreign_error_after_the_commit_makes_no_failure_of_it():
 
 def test_a_foreign_error_after_the_commit_is_not_told_as_a_deletion_that_failed():
     told = []
-    desk = open_one(Strange())._desk
+    desk = open_one(Strange())._context
     emit = Emitter(SystemClock(), (lambda _, event: told.append(event),))
     checkpointer = CheckpointEngine(replace(desk, emit=emit))
     checkpointer.resume({})
@@ -144,7 +144,7 @@ class Refusing(ThreadSaveExecutor):
 @pytest.mark.parametrize("refused", [1, 2])
 def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(refused):
     store = MemoryStore()
-    checkpointer = CheckpointEngine(open_one(store)._desk, Refusing(refused))
+    checkpointer = CheckpointEngine(open_one(store)._context, Refusing(refused))
     checkpointer.resume({})
     for step in (1, 2, 3):
         if step == refused:
@@ -160,7 +160,7 @@ def test_a_save_that_nobody_took_is_told_as_failed_and_never_counted_as_saved(re
 
 def test_the_save_after_one_that_nobody_took_refers_to_the_one_before():
     store = MemoryStore()
-    desk = open_one(store, save_unchanged="refer")._desk
+    desk = open_one(store, save_unchanged="refer")._context
     checkpointer = CheckpointEngine(desk, Refusing(2))
     checkpointer.resume({})
     checkpointer.save(1, weight(2), CheckpointInfo())
@@ -176,7 +176,7 @@ def test_the_save_after_one_that_nobody_took_refers_to_the_one_before():
 
 
 def test_a_step_that_nobody_took_may_be_saved_again():
-    checkpointer = CheckpointEngine(open_one(MemoryStore())._desk, Refusing(1))
+    checkpointer = CheckpointEngine(open_one(MemoryStore())._context, Refusing(1))
     checkpointer.resume({})
     with pytest.raises(SaveFailed):
         save(checkpointer, 5)

@@ -69,11 +69,11 @@ class RenderQueue:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._turn = threading.Lock()
+        self._render_lock = threading.Lock()
         self._jobs: dict[Key, _Job] = {}
-        self._kept: OrderedDict[Key, str] = OrderedDict()
+        self._parts: OrderedDict[Key, str] = OrderedDict()
         self._once: set[Key] = set()
-        self._closed = False
+        self._is_closed = False
 
     def ask(self, key: Key, work: Work, *, is_once: bool = False) -> tuple[int, str]:
         """Return 200 and the HTML, 202 and the progress, or 503 and the reason for a failure.
@@ -85,11 +85,11 @@ class RenderQueue:
             is_once: Deliver the HTML once, and make the part again for later requests.
         """
         with self._lock:
-            if key in self._kept:
+            if key in self._parts:
                 return 200, self._hand_out(key)
             job = self._jobs.get(key)
             if job is None:
-                if self._closed or len(self._jobs) >= _WAITING_MAX:
+                if self._is_closed or len(self._jobs) >= _WAITING_MAX:
                     return 503, "too many parts are being rendered: try again"
                 job = self._jobs[key] = _Job(self._clock.monotonic_seconds())
                 thread = threading.Thread(
@@ -100,29 +100,29 @@ class RenderQueue:
         if not job.done.wait(_AT_ONCE_SECONDS):
             return 202, job.said
         with self._lock:
-            if key in self._kept:
+            if key in self._parts:
                 return 200, self._hand_out(key)
         return 503, "the part was not rendered: try again"
 
     def close(self) -> None:
         """Refuse new parts, and wait up to 10 s for each one in work."""
         with self._lock:
-            self._closed = True
+            self._is_closed = True
             waiting = list(self._jobs.values())
         for job in waiting:
             job.done.wait(_END_SECONDS)
 
     def _hand_out(self, key: Key) -> str:
-        self._kept.move_to_end(key)
+        self._parts.move_to_end(key)
         if key not in self._once:
-            return self._kept[key]
+            return self._parts[key]
         self._once.discard(key)
-        return self._kept.pop(key)
+        return self._parts.pop(key)
 
     def _make(self, key: Key, job: _Job, work: Work, is_once: bool) -> None:  # noqa: FBT001
         answer = None
         try:
-            with self._turn:
+            with self._render_lock:
                 self._look(job)
                 job.said = "reading"
                 answer = work(lambda position, total: self._record_progress(job, position, total))
@@ -139,11 +139,11 @@ class RenderQueue:
             job.done.set()
 
     def _keep(self, key: Key, answer: str, *, is_once: bool) -> None:
-        self._kept[key] = answer
+        self._parts[key] = answer
         if is_once:
             self._once.add(key)
-        while len(self._kept) > _KEPT_MAX:
-            oldest, _ = self._kept.popitem(last=False)
+        while len(self._parts) > _KEPT_MAX:
+            oldest, _ = self._parts.popitem(last=False)
             self._once.discard(oldest)
 
     def _record_progress(self, job: _Job, position: int, total: int) -> None:
@@ -152,7 +152,7 @@ class RenderQueue:
 
     def _look(self, job: _Job) -> None:
         waited_seconds = self._clock.monotonic_seconds() - job.asked_seconds
-        if self._closed or waited_seconds > _PATIENCE_SECONDS:
+        if self._is_closed or waited_seconds > _PATIENCE_SECONDS:
             raise _LeftError
 
 
@@ -166,11 +166,11 @@ class LazyParts:
 
     def __init__(self, store: Callable[[], Store | None], clock: Clock) -> None:
         self._store = store
-        self._desk = RenderQueue(clock)
+        self._queue = RenderQueue(clock)
 
     def close(self) -> None:
         """Make no more parts."""
-        self._desk.close()
+        self._queue.close()
 
     def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Return a status and HTML, or None if there is no such part.
@@ -204,7 +204,7 @@ class LazyParts:
         key = (name, *(query[field] for field in fields))
         # Committed content does not change, but its bytes may get damaged.
         is_once = make is _verify
-        return self._desk.ask(
+        return self._queue.ask(
             key, lambda progress: make(store, progress, *checkpoints, *names), is_once=is_once
         )
 

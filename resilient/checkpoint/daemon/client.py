@@ -156,7 +156,7 @@ class ResultListener:
         left_seconds: Callable[[], float],
         clock: Clock,
     ) -> None:
-        self._to, self._job, self._slots, self._clock = to, job, slots, clock
+        self._connection, self._job, self._slots, self._clock = to, job, slots, clock
         self._left_seconds = left_seconds
         self._is_awaited = False
         self.heard: Any = None
@@ -207,7 +207,7 @@ class ResultListener:
             PeerFailed: The daemon did not accept it, or is gone.
             ResilientError: The failure that the daemon reported.
         """
-        talk = self._to()
+        talk = self._connection()
         try:
             talk.receive()
         except ResilientError as error:
@@ -313,8 +313,8 @@ class DaemonSaveExecutor:
         self._url, self._why_not = "", "no verdict was requested yet"
         self._is_announced = False
         self.leased = LeasedBuffers(lambda verb, **message: self._to().request(verb, **message))
-        self._handed: tuple[CheckpointContext, SaveJob] | None = None
-        self._ended: Any = None
+        self._current_save: tuple[CheckpointContext, SaveJob] | None = None
+        self._result: Any = None
         self._listener: ResultListener | None = None
         self._is_last_kept = self._is_mute = False
         self.took_seconds = self.rested_seconds = 0.0
@@ -394,7 +394,7 @@ class DaemonSaveExecutor:
             self._fallback.submit(context, job)
             return
         shared, slots = shared
-        self._handed = (context, shared)
+        self._current_save = (context, shared)
         # If the daemon is gone, the peers learn it from the key-value store, and this rank at
         # `wait`.
         capture_failure(lambda: self._to().send("save", **_handover(context, shared, slots)))
@@ -402,7 +402,7 @@ class DaemonSaveExecutor:
             self._to, job, slots, self.address.left_seconds, context.clock
         )
         if way["streams"]:
-            self._ended = capture_failure(self._see_to_its_end)
+            self._result = capture_failure(self._see_to_its_end)
 
     def wait(self) -> None:
         """Return when the job handed over is durable.
@@ -415,7 +415,7 @@ class DaemonSaveExecutor:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
             Fenced: A newer generation exists, so nothing was committed.
         """
-        ended, self._ended = self._ended, None
+        ended, self._result = self._result, None
         if isinstance(ended, RankFailure):
             raise ended.cause or ended.to_error(1)
         self._see_to_its_end()
@@ -427,7 +427,7 @@ class DaemonSaveExecutor:
         self._process.close()
 
     def _see_to_its_end(self) -> None:
-        handed, self._handed = self._handed, None
+        handed, self._current_save = self._current_save, None
         listener = self._listener
         if handed is None or listener is None:
             self._fallback.wait()

@@ -77,12 +77,12 @@ class FileStream:
     def __init__(self, slots: Sequence[StreamBuffer], within_seconds: float) -> None:
         self._free = deque(slots)
         self._within_seconds = within_seconds
-        self._wanted: deque[_Wanted] = deque()
-        self._asked: dict[int, _Wanted] = {}
+        self._queue: deque[_Wanted] = deque()
+        self._requests: dict[int, _Wanted] = {}
         self._count = 0
         self._failure: RankFailure | None = None
         self._is_over = False
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
 
     @contextmanager
     def lend(self, file: str, size_bytes: int) -> Iterator[memoryview]:
@@ -98,50 +98,50 @@ class FileStream:
             self._ask(_Wanted(self._number(), file, slot))
             yield slot.memory[:size_bytes]
         finally:
-            with self._changed:
+            with self._condition:
                 self._free.append(slot)
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def next(self, within_seconds: float) -> _Wanted | None:
         """Return the next file for the rank to copy; None if none is wanted within the time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._wanted or self._is_over, within_seconds)
-            if not self._wanted:
+        with self._condition:
+            self._condition.wait_for(lambda: self._queue or self._is_over, within_seconds)
+            if not self._queue:
                 return None
-            request = self._wanted.popleft()
-            self._asked[request.number] = request
+            request = self._queue.popleft()
+            self._requests[request.number] = request
             return request
 
     def came(self, number: int) -> None:
         """Record that a file is in its slot."""
-        with self._changed:
-            request = self._asked.pop(number, None)
+        with self._condition:
+            request = self._requests.pop(number, None)
         if request is not None:
             request.is_there.set()
 
     def fail(self, failure: RankFailure) -> None:
         """Make all requests for files fail, because no more files will arrive."""
-        with self._changed:
+        with self._condition:
             self._failure = self._failure or failure
-            for request in (*self._wanted, *self._asked.values()):
+            for request in (*self._queue, *self._requests.values()):
                 request.is_there.set()
-            self._wanted.clear()
-            self._changed.notify_all()
+            self._queue.clear()
+            self._condition.notify_all()
 
     def close(self) -> None:
         """Stop the rank's wait for further requests."""
-        with self._changed:
+        with self._condition:
             self._is_over = True
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _number(self) -> int:
-        with self._changed:
+        with self._condition:
             self._count += 1
             return self._count
 
     def _take(self) -> StreamBuffer:
-        with self._changed:
-            if not self._changed.wait_for(
+        with self._condition:
+            if not self._condition.wait_for(
                 lambda: self._free or self._failure, self._within_seconds
             ):
                 raise DeadlineExceeded("no slot of the saver daemon's memory became free in time")
@@ -149,10 +149,10 @@ class FileStream:
             return self._free.popleft()
 
     def _ask(self, request: _Wanted) -> None:
-        with self._changed:
+        with self._condition:
             self._require()
-            self._wanted.append(request)
-            self._changed.notify_all()
+            self._queue.append(request)
+            self._condition.notify_all()
         if not request.is_there.wait(self._within_seconds):
             raise DeadlineExceeded(f"`{request.file}` was not copied in time")
         self._require()
@@ -279,8 +279,8 @@ class DaemonConnection:
         self._connection = _unix_socket()
         self._connection.settimeout(SILENCE_SECONDS)
         self._lines = JsonLineSocket(self._connection)
-        self._there = select.poll()
-        self._there.register(self._connection, select.POLLIN)
+        self._poll = select.poll()
+        self._poll.register(self._connection, select.POLLIN)
         self._unread = 0
         self.is_over = self.is_silent = False
         try:
@@ -339,7 +339,7 @@ class DaemonConnection:
         """
         try:
             # No request is outstanding, so there is nothing to read but the end of the connection.
-            if not self._there.poll(0) or self._connection.recv(1, socket.MSG_PEEK):
+            if not self._poll.poll(0) or self._connection.recv(1, socket.MSG_PEEK):
                 return
         except OSError as error:
             raise self._gone(str(error)) from error

@@ -30,7 +30,7 @@ class DaemonPromoter:
     """
 
     def __init__(self, own: Promoter, finish: Callable[[float], bool]) -> None:
-        self._own = own
+        self._promoter = own
         self._finish = finish
 
     def begin(
@@ -40,7 +40,7 @@ class DaemonPromoter:
 
         Crash: nothing changed.
         """
-        self._own.begin(context, generation, parent)
+        self._promoter.begin(context, generation, parent)
 
     def plan(
         self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
@@ -49,7 +49,7 @@ class DaemonPromoter:
 
         Crash: nothing changed.
         """
-        return self._own.plan(context, checkpoint, keep)
+        return self._promoter.plan(context, checkpoint, keep)
 
     def committed(
         self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
@@ -58,14 +58,14 @@ class DaemonPromoter:
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
-        self._own.committed(context, checkpoint, orders)
+        self._promoter.committed(context, checkpoint, orders)
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Record the daemon's commit as newest.
 
         Crash: nothing changed.
         """
-        self._own.note(checkpoint, keep)
+        self._promoter.note(checkpoint, keep)
 
     def finish(self, context: CheckpointContext, within_seconds: float) -> None:
         """Return when the last commit is durable, by either promoter.
@@ -77,14 +77,14 @@ class DaemonPromoter:
             SaveFailed: Only the near tier has it.
         """
         if not self._finish(within_seconds):
-            self._own.finish(context, within_seconds)
+            self._promoter.finish(context, within_seconds)
 
     def close(self) -> None:
         """Stop the thread.
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
-        self._own.close()
+        self._promoter.close()
 
 
 def use_daemon_promotion(

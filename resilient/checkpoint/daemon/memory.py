@@ -113,7 +113,7 @@ class LeasedBuffers:
     def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
         self._ask = ask
         self.make_room: Callable[[int], bool] | None = None
-        self._held: dict[str, memoryview] = {}
+        self._buffers: dict[str, memoryview] = {}
         self._paths: dict[str, str] = {}
         self.share = MemoryQuota()
 
@@ -124,11 +124,11 @@ class LeasedBuffers:
             ConfigError: The limit is too small.
             ResilientError: There is none.
         """
-        buffer = self._held.get(name)
+        buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size_bytes:
             # Whether the new request succeeds or not, the daemon no longer has what there was.
-            self._held.pop(name, None)
-            buffer = self._held[name] = self._reserve(name, size_bytes, is_new=buffer is None)
+            self._buffers.pop(name, None)
+            buffer = self._buffers[name] = self._reserve(name, size_bytes, is_new=buffer is None)
         return buffer[:size_bytes]
 
     def path_of(self, name: str) -> Path:
@@ -138,7 +138,7 @@ class LeasedBuffers:
     @property
     def size_bytes(self) -> int:
         """Bytes that this rank has leased."""
-        return sum(map(len, self._held.values()))
+        return sum(map(len, self._buffers.values()))
 
     def release_all(self) -> None:
         """Give all memory back.
@@ -146,11 +146,11 @@ class LeasedBuffers:
         Raises:
             ResilientError: The daemon is gone.
         """
-        self._release([*self._held])
+        self._release([*self._buffers])
 
     def with_memory(self, file: StagedFile) -> StagedFile:
         """Return a file in shared memory; it is copied now if it is not there yet."""
-        buffer = self._held.get(file.name)
+        buffer = self._buffers.get(file.name)
         data = memoryview(file.data)
         if buffer is not None and buffer.obj is data.obj:
             return file
@@ -164,9 +164,9 @@ class LeasedBuffers:
         Args:
             sizes: Bytes by name.
         """
-        lengths = {name: len(self._held.get(name, b"")) for name in sizes}
+        lengths = {name: len(self._buffers.get(name, b"")) for name in sizes}
         fits = self.share.has_room(sum(max(_rounded(sizes[size]), lengths[size]) for size in sizes))
-        self._release([name for name in self._held if not fits or name not in sizes])
+        self._release([name for name in self._buffers if not fits or name not in sizes])
         return fits
 
     def slots(self, files: Sequence[FileContent]) -> dict[str, memoryview]:
@@ -178,7 +178,7 @@ class LeasedBuffers:
         if not files:
             return {}
         slot_bytes = _rounded(max(file.size_bytes for file in files))
-        others_bytes = sum(len(value) for name, value in self._held.items() if _SLOT not in name)
+        others_bytes = sum(len(value) for name, value in self._buffers.items() if _SLOT not in name)
         count = (self.share.size_bytes - others_bytes) // slot_bytes
         if count < 1:
             raise self.share.refuse((slot_bytes + others_bytes) * self.share.ranks)
@@ -192,13 +192,13 @@ class LeasedBuffers:
 
     def forget(self) -> None:
         """Never write to the memory again, because a suspended daemon may still read it."""
-        self._held = {}
+        self._buffers = {}
 
     def _release(self, names: Sequence[str]) -> None:
         if names:
             self._ask("release", names=list(names))
             for name in names:
-                self._held.pop(name, None)
+                self._buffers.pop(name, None)
 
     def _reserve(self, name: str, size_bytes: int, *, is_new: bool) -> memoryview:
         # A file that grows by a few bytes from save to save must not need a request each time.

@@ -165,15 +165,15 @@ class SessionTiers:
     def __init__(self, info: SessionInfo, near: Store) -> None:
         self._guest = info
         self._near = near
-        self._desk: CheckpointContext | None = None
+        self._context: CheckpointContext | None = None
 
     @property
     def is_busy(self) -> bool:
         """Whether a promotion is in progress."""
-        promoter = self._desk.promoter if self._desk else None
+        promoter = self._context.promoter if self._context else None
         return isinstance(promoter, TierPromoter) and promoter.is_busy
 
-    def desk(
+    def context_for(
         self,
         context: CheckpointContext,
         request: Mapping[str, Any],
@@ -190,10 +190,10 @@ class SessionTiers:
             generation: Generation number.
             parent: Checkpoint from which the generation began.
         """
-        before = self._desk
+        before = self._context
         if before is not None:
-            self._desk = replace(before, emit=context.emit)
-            return self._desk
+            self._context = replace(before, emit=context.emit)
+            return self._context
         tiered = add_near_tier(context, self._near, self._guest.tiering)
         groups = tuple(tuple(int(rank) for rank in group) for group in request["groups"])
         tiered = replace(tiered, places=NearTierGroups(groups))
@@ -201,7 +201,7 @@ class SessionTiers:
         tiered.store.peers = tuple(_peers(tiered.store, request["peers"], context.clock))
         if tiered.promoter and tiered.leads:
             tiered.promoter.begin(tiered, generation, parent)
-        self._desk = tiered
+        self._context = tiered
         return tiered
 
     def finish(self, within_seconds: float) -> None:
@@ -213,7 +213,7 @@ class SessionTiers:
             Fenced: A newer generation exists.
             SaveFailed: Only the near tier has it.
         """
-        context = self._desk
+        context = self._context
         if context and context.promoter and context.leads:
             context.promoter.finish(context, within_seconds)
 
@@ -222,8 +222,8 @@ class SessionTiers:
 
         Crash: either tier is consistent.
         """
-        if self._desk is not None:
-            self._desk.close()
+        if self._context is not None:
+            self._context.close()
 
 
 def _peers(tiers: TieredStore, peers: list[Any], clock: Clock) -> Iterator[PeerStore]:

@@ -72,10 +72,10 @@ class SaverDaemon:
     def __init__(
         self, path: Path, room: SharedMemoryPool, kv_store: KVStoreServer, clock: Clock
     ) -> None:
-        self._room = room
-        self._board = kv_store
+        self._quota = room
+        self._kv_store = kv_store
         self._clock = clock
-        self._seats: list[RankSession] = []
+        self._sessions: list[RankSession] = []
         self._lock = threading.Lock()
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
@@ -93,7 +93,7 @@ class SaverDaemon:
         with ExitStack() as marks:
             for url in {session.url for session in self._holding()}:
                 # The next agent's daemon must wait for these saves too.
-                marks.enter_context(self._room.saving(url))
+                marks.enter_context(self._quota.saving(url))
             while self._is_at_work():
                 if self._clock.monotonic_seconds() > deadline_seconds:
                     return False
@@ -105,7 +105,7 @@ class SaverDaemon:
         return bool(
             self._holding()
             or self._busy("")
-            or any(session.is_promoting for session in self._seats)
+            or any(session.is_promoting for session in self._sessions)
         )
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class SaverDaemon:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._board.close()
+        self._kv_store.close()
 
     def _accept(self) -> None:
         while True:
@@ -126,13 +126,13 @@ class SaverDaemon:
             ).start()
 
     def _converse(self, connection: socket.socket) -> None:
-        session = self._seated(RankSession(self._room, self._vacate))
+        session = self._seated(RankSession(self._quota, self._vacate))
         lines = JsonLineSocket(connection)
         try:
             while (request := lines.receive()) is not None:
                 if request.get("verb") == "hold_hello":
                     session = self._seated(
-                        StepCacheSession(self._room, self._settled), in_place_of=session
+                        StepCacheSession(self._quota, self._settled), in_place_of=session
                     )
                 answer = self._answer(session, request)
                 # A rank that died sent more than it waited for, and all that it sent counts.
@@ -151,8 +151,8 @@ class SaverDaemon:
         self, new_session: RankSession, in_place_of: RankSession | None = None
     ) -> RankSession:
         with self._lock:
-            self._seats = [session for session in self._seats if session is not in_place_of]
-            self._seats.append(new_session)
+            self._sessions = [session for session in self._sessions if session is not in_place_of]
+            self._sessions.append(new_session)
         return new_session
 
     def _answer(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class SaverDaemon:
         return {"held": {key: value.to_json() for key, value in self._held(session.url).items()}}
 
     def _missing(self, _: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"size_bytes": self._room.missing_bytes(int(request["size_bytes"]))}
+        return {"size_bytes": self._quota.missing_bytes(int(request["size_bytes"]))}
 
     def _welcome(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
         """Answer all questions of a new attempt at once: one request, not three."""
@@ -181,7 +181,7 @@ class SaverDaemon:
         if "failure" in answer:
             return answer
         is_busy = self._is_busy_for_a_slice(session)
-        return {"share": answer, "board": self._board.address.to_json(), "is_busy": is_busy}
+        return {"share": answer, "board": self._kv_store.address.to_json(), "is_busy": is_busy}
 
     def _is_busy_for_a_slice(self, info: RankSession) -> bool:
         """Wait a little; return whether saves to the repository of ``info`` are in flight here.
@@ -200,7 +200,7 @@ class SaverDaemon:
         return False
 
     def _is_saving(self, url: str) -> bool:
-        return bool(self._busy(url)) or self._room.is_saved_elsewhere(url)
+        return bool(self._busy(url)) or self._quota.is_saved_elsewhere(url)
 
     def _holding_before(self, info: RankSession) -> list[StepCacheSession]:
         """Return the sessions of older attempts whose ranks still cache steps."""
@@ -213,7 +213,9 @@ class SaverDaemon:
     def _holding(self) -> list[StepCacheSession]:
         """Return the sessions whose ranks are connected and may cache a step."""
         with self._lock:
-            sessions = [session for session in self._seats if isinstance(session, StepCacheSession)]
+            sessions = [
+                session for session in self._sessions if isinstance(session, StepCacheSession)
+            ]
         return [session for session in sessions if session.is_holding]
 
     def _settled(self, holding: StepCacheSession) -> bool:
@@ -225,7 +227,7 @@ class SaverDaemon:
         deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
         while True:
             with self._lock:
-                saving = [session for session in self._seats if session.scope == holding.scope]
+                saving = [session for session in self._sessions if session.scope == holding.scope]
             saving = [session for session in saving if not isinstance(session, StepCacheSession)]
             if any(session.is_busy for session in saving):
                 deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
@@ -244,13 +246,13 @@ class SaverDaemon:
 
     def _saving_to(self, url: str) -> list[RankSession]:
         with self._lock:
-            return [session for session in self._seats if not url or session.url == url]
+            return [session for session in self._sessions if not url or session.url == url]
 
     def _held(self, url: str) -> dict[str, Any]:
         with self._lock:
             return {
                 key: record
-                for session in self._seats
+                for session in self._sessions
                 if session.url == url
                 for key, record in session.held.items()
             }
@@ -258,9 +260,11 @@ class SaverDaemon:
     def _vacate(self) -> None:
         """Release the memory of past attempts, because a new one begins to stage."""
         with self._lock:
-            past = [session for session in self._seats if session.is_left and not session.is_busy]
-            self._seats = [
-                session for session in self._seats if session not in past or session.is_promoting
+            past = [
+                session for session in self._sessions if session.is_left and not session.is_busy
+            ]
+            self._sessions = [
+                session for session in self._sessions if session not in past or session.is_promoting
             ]
         for past_session in past:
             past_session.forget()

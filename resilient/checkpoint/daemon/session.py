@@ -69,15 +69,15 @@ class RankSession:
     """
 
     def __init__(self, room: SharedMemoryPool, vacate: Callable[[], None]) -> None:
-        self._room = room
+        self._quota = room
         self._vacate = vacate
         self._guest: SessionInfo | None = None
         self.url = self.scope = ""
         self._onwards: SessionTiers | None = None
-        self._board: SocketKVStore | None = None
+        self._kv_store: SocketKVStore | None = None
         self._segments: dict[str, SharedBuffer] = {}
         self.held: Mapping[str, StagedFileRecord] = {}
-        self._known = SaveHistory()
+        self._history = SaveHistory()
         self.pacer = SessionThrottle()
         self._verdict: Any = None
         self._stream: FileStream | None = None
@@ -134,10 +134,10 @@ class RankSession:
         info = self._guest = parse_hello(request)
         self.url, self.scope = info.url, info.scope
         self._onwards = SessionTiers(info, info.near) if info.near else None
-        return self._room.share.to_json()
+        return self._quota.share.to_json()
 
     def _join(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        self._board = SocketKVStore(Address.from_json(request["board"]))
+        self._kv_store = SocketKVStore(Address.from_json(request["board"]))
         return {}
 
     def _reserve(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,8 +146,8 @@ class RankSession:
         segment = self._segments.get(name)
         if segment is None or segment.size_bytes < size_bytes:
             if segment is not None:
-                self._room.give_back(self._segments.pop(name))
-            segment = self._segments[name] = self._room.take(size_bytes)
+                self._quota.give_back(self._segments.pop(name))
+            segment = self._segments[name] = self._quota.take(size_bytes)
         return {"path": str(segment.path), "size_bytes": segment.size_bytes}
 
     def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class RankSession:
         for name in request["names"]:
             segment = self._segments.pop(str(name), None)
             if segment is not None:
-                self._room.give_back(segment)
+                self._quota.give_back(segment)
         # The memory kept for the next attempt may be among it.
         self.held = {}
         return {}
@@ -166,8 +166,8 @@ class RankSession:
         self._vacate()
         self.held = {}
         _, comms = self._at_work()
-        assert self._board is not None, "joined"  # noqa: S101
-        register_disconnect_failure(self._board, comms, str(request["topic"]))
+        assert self._kv_store is not None, "joined"  # noqa: S101
+        register_disconnect_failure(self._kv_store, comms, str(request["topic"]))
         return {}
 
     def _save(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ class RankSession:
         info, comms = self._at_work()
         rank, limits = info.world.rank, info.limits
         job, stream = decode_job(request["job"], self._memory_of, rank, limits.within_seconds)
-        job = _bounded(job, self._room.share, self._segments)
+        job = _bounded(job, self._quota.share, self._segments)
         emit = emitter_of(info, request["context"])
         context = CheckpointContext(
             with_retry_events(info.store, emit),
@@ -192,7 +192,7 @@ class RankSession:
         )
         if self._onwards:
             generation, parent = job.about.checkpoint.generation, job.about.parent
-            context = self._onwards.desk(context, request["tiers"], generation, parent)
+            context = self._onwards.context_for(context, request["tiers"], generation, parent)
         self._start(lambda: self._run(context, job), stream)
 
     def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class RankSession:
             return {"is_pending": True}
         if isinstance(self._verdict, RankFailure):
             return self._verdict.to_json()
-        return {"rested_seconds": self._known.rested_seconds}
+        return {"rested_seconds": self._history.rested_seconds}
 
     def _run(self, context: CheckpointContext, job: SaveJob) -> None:
         pace = self.pacer.begin(
@@ -237,8 +237,8 @@ class RankSession:
             job.began_seconds,
             0.0 if job.streamed else context.limits.rested_seconds_max,
         )
-        with self._room.saving(self.url):
-            verdict = capture_failure(lambda: persist(context, job, self._known, pace))
+        with self._quota.saving(self.url):
+            verdict = capture_failure(lambda: persist(context, job, self._history, pace))
         self.pacer.end()
         if not isinstance(verdict, RankFailure):
             self.held = _held_of(verdict, job, self._segments)
@@ -258,15 +258,15 @@ class RankSession:
         if self._onwards is not None:
             # A promotion may take long, and no caller here waits for it.
             threading.Thread(target=self._onwards.close, name="onwards", daemon=True).start()
-        if self._board is not None:
-            self._board.close()
-            self._board = None
+        if self._kv_store is not None:
+            self._kv_store.close()
+            self._kv_store = None
         if not self.held:
             self._give_back()
 
     def _give_back(self) -> None:
         while self._segments:
-            self._room.give_back(self._segments.popitem()[1])
+            self._quota.give_back(self._segments.popitem()[1])
 
     def _memory_of(self, name: str, size_bytes: int) -> memoryview:
         segment = self._segments.get(name)
@@ -275,9 +275,9 @@ class RankSession:
         return segment.memory[:size_bytes]
 
     def _at_work(self) -> tuple[SessionInfo, ControlGroup]:
-        if self._guest is None or self._board is None:
+        if self._guest is None or self._kv_store is None:
             raise UsageError("hello and join must come first")
-        return self._guest, ControlGroup(self._board, self._guest.world, self._guest.scope)
+        return self._guest, ControlGroup(self._kv_store, self._guest.world, self._guest.scope)
 
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
@@ -348,7 +348,7 @@ class StepCacheSession(RankSession):
 
     def __init__(self, room: SharedMemoryPool, settled: Callable[[StepCacheSession], bool]) -> None:
         super().__init__(room, lambda: None)
-        self._settled = settled
+        self._on_settled = settled
         self._whole: dict[int, StoredStep] = {}
         self._is_ending = False
         self.verbs = {
@@ -374,7 +374,7 @@ class StepCacheSession(RankSession):
 
     def _end_it(self, *, is_gone: bool) -> None:
         with self._lock:
-            if self._is_ending or self._board is None:
+            if self._is_ending or self._kv_store is None:
                 return
             # The order counts: an observer that sees no cached step any more must see the save.
             self._is_idle.clear()
@@ -387,7 +387,7 @@ class StepCacheSession(RankSession):
         """Agree on a step with the other daemons' sessions, and save it."""
         if is_gone:
             self._whole = self._read()
-        if self._whole and not self._settled(self):
+        if self._whole and not self._on_settled(self):
             self._whole = {}
         slot = capture_failure(self._choose)
         if not isinstance(slot, int):
@@ -426,8 +426,8 @@ class StepCacheSession(RankSession):
         whole = self._whole[slot]
         info, comms = self._at_work()
         job = whole.job(info.world.rank, f"hold/{whole.checkpoint.step}")
-        assert self._board is not None, "joined"  # noqa: S101
-        register_disconnect_failure(self._board, comms, job["topic"])
+        assert self._kv_store is not None, "joined"  # noqa: S101
+        register_disconnect_failure(self._kv_store, comms, job["topic"])
         self._keep_only(slot)
         self._begin_to_save({"job": job, "context": whole.context, "tiers": {}})
 
@@ -435,7 +435,7 @@ class StepCacheSession(RankSession):
         """Release all other memory; the files get their names in a save."""
         prefix = f"{slot}/"
         for name in [segment for segment in self._segments if not segment.startswith(prefix)]:
-            self._room.give_back(self._segments.pop(name))
+            self._quota.give_back(self._segments.pop(name))
         self._segments = {
             name.removeprefix(prefix): segment for name, segment in self._segments.items()
         }

@@ -51,9 +51,9 @@ class StepCacheClient:
         self._talk.request("join", board=kv_store.to_json())
         self._using = threading.RLock()
         self._is_released = False
-        self._leased = LeasedBuffers(self._ask)
+        self._buffers = LeasedBuffers(self._ask)
         context = context_of(commit_context.emit.context)
-        self._slates = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
+        self._slots = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
     def invalidate(self, slot: int) -> None:
         """Mark a slot as empty, before anything is copied there.
@@ -65,7 +65,7 @@ class StepCacheClient:
         """
         with self._using:
             self._talk.require_there()
-            self._slates[slot].invalidate()
+            self._slots[slot].invalidate()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
         """Return shared memory for a file in a slot, usually the same again.
@@ -75,7 +75,7 @@ class StepCacheClient:
             ResilientError: There is none.
         """
         with self._using:
-            return self._leased.get(f"{slot}/{name}", size_bytes)
+            return self._buffers.get(f"{slot}/{name}", size_bytes)
 
     def page(self, size_bytes: int) -> tuple[Path, memoryview]:
         """Return zeroed memory that the ranks of this host may read, and its path.
@@ -86,8 +86,8 @@ class StepCacheClient:
             ResilientError: There is none.
         """
         with self._using:
-            memory = self._leased.get(_PAGE, size_bytes)
-            return self._leased.path_of(_PAGE), memory
+            memory = self._buffers.get(_PAGE, size_bytes)
+            return self._buffers.path_of(_PAGE), memory
 
     def hold(self, slot: int, job: SaveJob) -> None:
         """Mark a slot as holding all bytes of ``job``; it is persisted only after the rank is gone.
@@ -99,14 +99,14 @@ class StepCacheClient:
         """
         for file in job.files:
             self._bring(slot, file)
-        self._slates[slot].publish(job)
+        self._slots[slot].publish(job)
 
     def drop(self) -> None:
         """Empty all slots.
 
         Crash: a cached step may still be committed.
         """
-        for slots in self._slates:
+        for slots in self._slots:
             slots.invalidate()
 
     def release(self, needed_bytes: int) -> bool:
@@ -125,17 +125,17 @@ class StepCacheClient:
         """
         # A save may request the memory while a step is still being marked.
         with self._using:
-            if self._is_released or self._leased.size_bytes < needed_bytes:
+            if self._is_released or self._buffers.size_bytes < needed_bytes:
                 return False
             self._is_released = True
             self.drop()
-            self._leased.release_all()
+            self._buffers.release_all()
         return True
 
     def close(self) -> None:
         """Disconnect; the daemon commits a cached step that is newer than the last save."""
-        self._slates = []
-        self._leased.forget()
+        self._slots = []
+        self._buffers.forget()
         self._talk.close()
 
     def _bring(self, slot: int, file: StagedFile) -> None:
@@ -152,7 +152,7 @@ class StepCacheClient:
 
     def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
         with self._using:
-            return self._leased.get(slate_name(slot, name), size_bytes)
+            return self._buffers.get(slate_name(slot, name), size_bytes)
 
 
 def holder_for(persister: SaveExecutor, context: CheckpointContext) -> StepCacheClient | str:

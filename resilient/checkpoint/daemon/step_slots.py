@@ -152,7 +152,7 @@ class PlainConfigCache:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._texts: tuple[list[bool], list[Any]] = ([], [])
-        self._others: tuple[list[bool], list[Any]] = ([], [])
+        self._other_values: tuple[list[bool], list[Any]] = ([], [])
         self._loose: list[str] = []
         self.note: tuple[object, Callable[[Any], bytes]] = (self, lambda _: b"{}")
 
@@ -163,7 +163,7 @@ class PlainConfigCache:
             is_text = [type(value) is str for value in values]
             is_other = [type(value) in _PLAIN for value in values]
             self._texts = (is_text, [*compress(values, is_text)])
-            self._others = (is_other, [*compress(values, is_other)])
+            self._other_values = (is_other, [*compress(values, is_other)])
             self._loose = [
                 name
                 for name, *is_plain in zip(fields, is_text, is_other, strict=True)
@@ -175,7 +175,7 @@ class PlainConfigCache:
 
     def _knows(self, fields: Mapping[str, Any]) -> bool:
         values = [*fields.values()]
-        (is_text, texts), (is_other, others) = self._texts, self._others
+        (is_text, texts), (is_other, others) = self._texts, self._other_values
         return (
             [*fields] == self._names
             and [*compress(values, is_text)] == texts
@@ -353,7 +353,7 @@ class StepSlot:
     def __init__(self, reserve: Callable[[str, int], memoryview], context: str) -> None:
         self._reserve = reserve
         self._context = context
-        self._said = memoryview(b"")
+        self._message = memoryview(b"")
         self._notes = _Notes(self._roomier)
         self._rows = _Rows(self._roomier)
         self._plain = PlainConfigCache()
@@ -363,8 +363,8 @@ class StepSlot:
 
         Crash: the slot holds what it held, or nothing.
         """
-        if len(self._said):
-            self._said[:_WORD_BYTES] = _VOID
+        if len(self._message):
+            self._message[:_WORD_BYTES] = _VOID
 
     def publish(self, job: SaveJob) -> None:
         """Mark the slot as holding all bytes of ``job``.
@@ -385,11 +385,11 @@ class StepSlot:
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
         message = message_of(job, spots, loose, rows_bytes, self._context)
         end = _HEAD_BYTES + len(message)
-        if len(self._said) < end:
-            self._said = self._roomier("said", end)
-        self._said[_HEAD_BYTES:end] = message
-        self._said[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(notes_by_file))
-        self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
+        if len(self._message) < end:
+            self._message = self._roomier("said", end)
+        self._message[_HEAD_BYTES:end] = message
+        self._message[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(notes_by_file))
+        self._message[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
 
     def _roomier(self, name: str, size_bytes: int) -> memoryview:
         """Return more memory for a value that grew and will grow again; the slot is void."""
@@ -411,43 +411,43 @@ class _Notes:
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve
         self._memory = memoryview(b"")
-        self._used = 0
-        self._known: dict[str, _Put] = {}
+        self._used_bytes = 0
+        self._puts: dict[str, _Put] = {}
 
     def put(self, notes_by_file: _Wanted) -> dict[str, NoteOffset]:
         """Return the places of the notes of these values, by name."""
         new = self._differing(notes_by_file)
         behind = [self._behind(name, note) for name, note in new.items()]
-        if self._used + sum(behind) > len(self._memory):
-            self._known, self._used, self._memory = {}, 0, memoryview(b"")
+        if self._used_bytes + sum(behind) > len(self._memory):
+            self._puts, self._used_bytes, self._memory = {}, 0, memoryview(b"")
             new = self._differing(notes_by_file)
             self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
         for name, note in new.items():
             self._put(name, notes_by_file[name][0], note)
-        return {name: self._known[name].spot for name in notes_by_file}
+        return {name: self._puts[name].spot for name in notes_by_file}
 
     def digests(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yield the SHA-256 of the notes with these names."""
-        return (self._known[name].digest for name in names)
+        return (self._puts[name].digest for name in names)
 
     def _put(self, name: str, value: object, note: bytes) -> None:
-        start, room_bytes = self._used, self._behind(name, note)
+        start, room_bytes = self._used_bytes, self._behind(name, note)
         if room_bytes:
-            self._used += room_bytes
+            self._used_bytes += room_bytes
         else:
-            _, (start, _), _, room_bytes = self._known[name]
+            _, (start, _), _, room_bytes = self._puts[name]
         end = start + len(note)
         self._memory[start:end] = note
         digest = hashlib.sha256(note).digest()
-        self._known[name] = _Put(value, NoteOffset(start, len(note)), digest, room_bytes)
+        self._puts[name] = _Put(value, NoteOffset(start, len(note)), digest, room_bytes)
 
     def _behind(self, name: str, note: bytes) -> int:
         """Return how many bytes a note takes behind all others: 0 if it fits at its old place."""
-        fits = name in self._known and len(note) <= self._known[name].room_bytes
+        fits = name in self._puts and len(note) <= self._puts[name].room_bytes
         return 0 if fits else _room_bytes(note)
 
     def _differing(self, notes_by_file: _Wanted) -> dict[str, bytes]:
-        known = self._known
+        known = self._puts
         return {
             name: note_of(value)
             for name, (value, note_of) in notes_by_file.items()
@@ -461,23 +461,23 @@ class _Rows:
     def __init__(self, reserve: Callable[[str, int], memoryview]) -> None:
         self._reserve = reserve
         self._memory = memoryview(b"")
-        self._used = self._count = 0
+        self._used_bytes = self._count = 0
         self._last = ""
-        self._of: tuple[Any, ...] = ()
+        self._source: tuple[Any, ...] = ()
 
     def put(self, segment: Segment) -> int:
         """Store the rows of a segment and return their length in bytes."""
         if not self._goes_on(segment):
-            self._used = self._count = 0
+            self._used_bytes = self._count = 0
         data = _lines(segment.rows[self._count :])
-        if self._used + len(data) > len(self._memory):
-            self._used = self._count = 0
+        if self._used_bytes + len(data) > len(self._memory):
+            self._used_bytes = self._count = 0
             data = _lines(segment.rows)
             self._memory = memoryview(b"")
             self._memory = self._reserve("rows", len(data))
-        end = self._used + len(data)
-        self._memory[self._used : end] = data
-        self._of, self._used, self._count = _beginning(segment), end, len(segment.rows)
+        end = self._used_bytes + len(data)
+        self._memory[self._used_bytes : end] = data
+        self._source, self._used_bytes, self._count = _beginning(segment), end, len(segment.rows)
         self._last = segment.rows[-1] if segment.rows else ""
         return end
 
@@ -485,7 +485,7 @@ class _Rows:
         """Return whether the stored rows are the first ones of the segment."""
         count = self._count
         return (
-            self._of == _beginning(segment)
+            self._source == _beginning(segment)
             and count <= len(segment.rows)
             and (not count or segment.rows[count - 1] == self._last)
         )

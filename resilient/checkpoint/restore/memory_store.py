@@ -41,13 +41,13 @@ class MemoryCachedStore:
         self, store: Store, record: Mapping[str, StagedFileRecord], emit: Callable[[str], None]
     ) -> None:
         self._store = store
-        self._held = dict(record)
-        self._told = emit
+        self._files = dict(record)
+        self._emit = emit
         self.url = store.url
         self.exclusive = store.exclusive
         self.ranges = max_ranges(store)
         self.recalled_bytes = 0
-        self._remembered: set[str] = set()
+        self._cached_names: set[str] = set()
         self._lock = threading.Lock()
 
     @property
@@ -57,7 +57,7 @@ class MemoryCachedStore:
         The stored copies of these keys are not verified.
         """
         from_tiers = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
-        return self._remembered | from_tiers
+        return self._cached_names | from_tiers
 
     def doubt(self, key: str) -> bool:
         """Stop using the near copy of an object, if the store has tiers."""
@@ -65,7 +65,7 @@ class MemoryCachedStore:
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if it is intact there."""
-        record = self._held.get(key)
+        record = self._files.get(key)
         data = _recall(record) if record else None
         if data is None:
             self._distrust(key)
@@ -83,7 +83,7 @@ class MemoryCachedStore:
         The callback verifies each chunk once: ``arrived`` raises IntegrityError for wrong bytes.
         For bytes from memory that error only makes the reader use the store.
         """
-        record = self._held.get(key)
+        record = self._files.get(key)
         if record is None or not _is_chunks(record, start, start + len(room)):
             return read_into(self._store, key, start, room, arrived)
         if not _is_recalled(record, start, room, arrived):
@@ -110,18 +110,18 @@ class MemoryCachedStore:
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the store's entry of an object, or the length of a file in memory."""
-        record = self._held.get(key)
+        record = self._files.get(key)
         return ObjectInfo(key, record.proof.size_bytes) if record else self._store.stat(key)
 
     def _distrust(self, key: str) -> None:
         with self._lock:
-            record = self._held.pop(key, None)
+            record = self._files.pop(key, None)
         if record is not None:
-            self._told(key)
+            self._emit(key)
 
     def _count(self, key: str, size_bytes: int) -> None:
         with self._lock:
-            self._remembered.add(key)
+            self._cached_names.add(key)
             self.recalled_bytes += size_bytes
 
 

@@ -223,7 +223,7 @@ class _Proving:
 
     def __init__(self, manifest: Manifest, span: _Range) -> None:
         self._manifest = manifest
-        self._one = span
+        self._span = span
         self._at = 0
         self._running = RunningDigest()
 
@@ -238,7 +238,7 @@ class _Proving:
 
     def _go_on(self, stop: int) -> None:
         """Digest bytes up to ``stop``, or up to the end of the current chunk."""
-        span, first = self._one, self._at // CHUNK_BYTES * CHUNK_BYTES
+        span, first = self._span, self._at // CHUNK_BYTES * CHUNK_BYTES
         last = min(first + CHUNK_BYTES, len(span.room))
         here = min(stop, last)
         self._running.add(span.room.cut(self._at, here))

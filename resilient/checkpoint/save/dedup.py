@@ -128,7 +128,7 @@ class RegionFingerprints:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, Region], str] = {}
+        self._fingerprints: dict[tuple[str, Region], str] = {}
 
     def changed(self, file: StagedFile) -> set[int]:
         """Return the start offsets of the changed regions of ``file``; remember all regions."""
@@ -136,9 +136,9 @@ class RegionFingerprints:
         for tensor in file.tensors:
             for region in tensor.regions:
                 glimpse = digest_bytes(_few(data, region))
-                if self._seen.get((tensor.name, region.region), glimpse) != glimpse:
+                if self._fingerprints.get((tensor.name, region.region), glimpse) != glimpse:
                     found.add(region.start)
-                self._seen[tensor.name, region.region] = glimpse
+                self._fingerprints[tensor.name, region.region] = glimpse
         return found
 
 

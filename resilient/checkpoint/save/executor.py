@@ -46,7 +46,7 @@ class MemoryBudget:
             )
         self._bytes_max = bytes_max
         self._lent_bytes = 0
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
 
     def is_exceeded_by(self, sizes: Mapping[str, int]) -> bool:
         """Return whether files of these lengths do not fit together.
@@ -75,15 +75,15 @@ class MemoryBudget:
 
         Crash: memory is gone with the process.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_left(size_bytes))
+        with self._condition:
+            self._condition.wait_for(lambda: self._has_left(size_bytes))
             self._lent_bytes += size_bytes
         try:
             yield
         finally:
-            with self._changed:
+            with self._condition:
                 self._lent_bytes -= size_bytes
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _has_left(self, size_bytes: int) -> bool:
         return self._bytes_max is None or self._lent_bytes + size_bytes <= self._bytes_max
@@ -178,11 +178,11 @@ class ThreadSaveExecutor:
     """
 
     def __init__(self, bound: MemoryBudget | None = None) -> None:
-        self._bound = bound or MemoryBudget()
+        self._budget = bound or MemoryBudget()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
         # A daemon that is gone may have owed the mark. To mark again costs one file.
-        self._known = SaveHistory(owes_mark=True)
+        self._history = SaveHistory(owes_mark=True)
         self._pacing = ThrottleHistory()
         self._pace: SaveThrottle | None = None
         self._memory = PrivateBuffers()
@@ -205,7 +205,7 @@ class ThreadSaveExecutor:
         Raises:
             ConfigError: One of them alone exceeds it.
         """
-        is_exceeded = self._bound.is_exceeded_by(sizes)
+        is_exceeded = self._budget.is_exceeded_by(sizes)
         if is_exceeded:
             self._memory = PrivateBuffers()
         return is_exceeded
@@ -216,7 +216,7 @@ class ThreadSaveExecutor:
         With streamed files training waits, so the job ends before this method returns.
         """
         seconds_max = context.limits.rested_seconds_max
-        job = replace(job, streamed=tuple(map(self._bound.of, job.streamed)))
+        job = replace(job, streamed=tuple(map(self._budget.of, job.streamed)))
         pace = self._pace = self._pacing.begin(job.size_bytes, job.began_seconds, seconds_max)
         self._in_flight = self._thread.submit(self._persist, context, job, pace)
         if job.streamed:
@@ -233,10 +233,10 @@ class ThreadSaveExecutor:
 
     def _persist(self, context: CheckpointContext, job: SaveJob, pace: SaveThrottle) -> Receipt:
         try:
-            return persist(context, job, self._known, pace)
+            return persist(context, job, self._history, pace)
         finally:
             self.took_seconds = context.clock.monotonic_seconds() - job.began_seconds
-            self.rested_seconds = self._known.rested_seconds
+            self.rested_seconds = self._history.rested_seconds
             self._pacing.end()
 
     def close(self) -> None:

@@ -67,9 +67,9 @@ class TieredStore:
         self.exclusive = durable.exclusive
         self.ranges = max_ranges(near)
         self.recalled: set[str] = set()
-        self._told = on_doubt
-        self._shared_lives: set[tuple[str, int]] = set()
-        self._doubted: set[tuple[str, str]] = set()
+        self._on_doubt = on_doubt
+        self._shared_generations: set[tuple[str, int]] = set()
+        self._doubts: set[tuple[str, str]] = set()
         self._holders: dict[str, Store] = {}
         self._closing: list[Callable[[], None]] = []
         self._lock = threading.Lock()
@@ -125,9 +125,9 @@ class TieredStore:
         if not holders or not (len(holders) > 1 or _holds(self.durable, key)):
             return False
         with self._lock:
-            self._doubted.add((holders[0].url, key))
+            self._doubts.add((holders[0].url, key))
             self._holders.pop(key, None)
-        self._told(key, holders[0].url)
+        self._on_doubt(key, holders[0].url)
         return True
 
     def on_close(self, let_go: Callable[[], None]) -> None:
@@ -213,16 +213,16 @@ class TieredStore:
         """Return the near repositories that may have ``key``, the likeliest first."""
         holder = self._holders.get(key)
         order = [self.near, *sorted(self.peers, key=lambda peer: peer is not holder)]
-        return [source for source in order if (source.url, key) not in self._doubted]
+        return [source for source in order if (source.url, key) not in self._doubts]
 
     def _counts(self, source: Store, key: str) -> bool:
         """Return whether a near copy of ``key`` counts: its place knows the writing generation."""
         number = _generation_of(key)
-        if not number or (source.url, number) in self._shared_lives:
+        if not number or (source.url, number) in self._shared_generations:
             return number > 0
         if not has_record(source, self.durable, number):
             return False
-        self._shared_lives.add((source.url, number))
+        self._shared_generations.add((source.url, number))
         return True
 
 

@@ -226,9 +226,9 @@ class RankFigures:
 
     def __init__(self, registry_of_metrics: MetricsRegistry) -> None:
         self.notes = ""
-        self._board = registry_of_metrics
-        self._life = 0.0
-        self._done: dict[int, int] = {}
+        self._registry = registry_of_metrics
+        self._attempt_number = 0.0
+        self._steps_done: dict[int, int] = {}
         self._recent: deque[tuple[float, int]] = deque()
 
     def look(self, monotonic_seconds: float, unix_seconds: float) -> None:
@@ -238,7 +238,7 @@ class RankFigures:
             monotonic_seconds: Current time on the clock of the heartbeats.
             unix_seconds: Current time, Unix seconds.
         """
-        size = self._board.value(registry.LOCAL_WORLD_SIZE)
+        size = self._registry.value(registry.LOCAL_WORLD_SIZE)
         if not self.notes or size is None:
             return
         self._forget_others()
@@ -248,27 +248,27 @@ class RankFigures:
             if signs is None or signs.step < 0:
                 continue
             found[local] = signs.step
-            if self._done.get(local) != signs.step:
+            if self._steps_done.get(local) != signs.step:
                 # The rank entered its current phase at the end of the step, or a little later.
                 ago_seconds = max(0.0, monotonic_seconds - signs.since_seconds)
-                self._board.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
-            self._board.put(registry.RANK_STEP, signs.step, str(local))
-        self._done = found
+                self._registry.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
+            self._registry.put(registry.RANK_STEP, signs.step, str(local))
+        self._steps_done = found
         if found and len(found) == min(int(size), RANKS_MAX):
             self._note_step(min(found.values()), monotonic_seconds)
 
     def _forget_others(self) -> None:
         """Forget the ranks of the previous attempt: the new one may have fewer."""
-        attempt = self._board.value(registry.LIVES) or 0.0
-        if attempt != self._life:
-            self._life = attempt
-            self._done.clear()
+        attempt = self._registry.value(registry.LIVES) or 0.0
+        if attempt != self._attempt_number:
+            self._attempt_number = attempt
+            self._steps_done.clear()
             self._recent.clear()
             for metric in (registry.RANK_STEP, registry.RANK_STEP_TIME, registry.STEP_RATE):
-                self._board.drop(metric)
+                self._registry.drop(metric)
 
     def _note_step(self, step: int, now_seconds: float) -> None:
-        registry_of_metrics, recent = self._board, self._recent
+        registry_of_metrics, recent = self._registry, self._recent
         registry_of_metrics.put(registry.STEP, step)
         if recent and step < recent[-1][1]:
             recent.clear()
@@ -325,7 +325,7 @@ class GoodputFigures:
 
     def __init__(self, registry_of_metrics: MetricsRegistry, clock: Clock) -> None:
         self.is_full = False
-        self._board = registry_of_metrics
+        self._registry = registry_of_metrics
         self._clock = clock
         self._records: list[EventRecord] = []
         self._apart_ms = 1000
@@ -353,9 +353,9 @@ class GoodputFigures:
         took_seconds = self._clock.monotonic_seconds() - began_seconds
         self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
         for spent, spent_ms in found.spent_ms.items():
-            self._board.put(registry.SPENT, spent_ms / 1000, spent.value)
-        self._board.put(registry.GOODPUT, found.goodput)
-        self._board.put(registry.LOST_STEPS, found.lost_steps)
+            self._registry.put(registry.SPENT, spent_ms / 1000, spent.value)
+        self._registry.put(registry.GOODPUT, found.goodput)
+        self._registry.put(registry.LOST_STEPS, found.lost_steps)
 
     def _thin(self) -> None:
         """Join frequent records; if there are still too many, drop all records."""
@@ -366,7 +366,7 @@ class GoodputFigures:
         if self.is_full:
             self._records = []
             for metric in (registry.SPENT, registry.GOODPUT, registry.LOST_STEPS):
-                self._board.drop(metric)
+                self._registry.drop(metric)
 
 
 def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
@@ -434,34 +434,36 @@ class Metrics:
     def __init__(
         self, options: MetricsOptions, events: str, grace_seconds: float, clock: Clock
     ) -> None:
-        self._wishes = options
+        self._options = options
         self._clock = clock
         self._patience_seconds = grace_seconds + _STILL_SECONDS
-        self._board = MetricsRegistry()
-        self._ranks = RankFigures(self._board)
-        self._spending = GoodputFigures(self._board, clock)
+        self._registry = MetricsRegistry()
+        self._ranks = RankFigures(self._registry)
+        self._spending = GoodputFigures(self._registry, clock)
         self._following = EventFileTail(Path(events)) if events else None
-        self._heard: deque[EventRecord] = deque(maxlen=_HEARD_MAX)
+        self._new_records: deque[EventRecord] = deque(maxlen=_HEARD_MAX)
         self._emit: Emitter | None = None
         self._agent = ""
         self._is_watching = self._is_lost = False
         self._moved_seconds = clock.monotonic_seconds()
         self._began_seconds = unix_seconds(clock)
         self._written_seconds = clock.monotonic_seconds()
-        self._failed: set[str] = set()
+        self._failures: set[str] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name="metrics", daemon=True)
-        begin(self._board, __version__, self._began_seconds)
+        begin(self._registry, __version__, self._began_seconds)
         self._server = None
         if options.file:
             self._try_file()
         if options.port is not None:
-            self._server = MetricsServer(options.host, options.port, self._board.page, self.health)
+            self._server = MetricsServer(
+                options.host, options.port, self._registry.page, self.health
+            )
 
     @contextmanager
     def running(self, emit: Emitter) -> Iterator[None]:
         """Collect and serve metrics inside the block, and write the file once more at its end."""
-        if not self._wishes.is_on:
+        if not self._options.is_on:
             yield
             return
         self._emit = emit
@@ -479,10 +481,10 @@ class Metrics:
 
     def hear(self, record: Mapping[str, Any], event: Event) -> None:
         """Record an event of the agent, as an event sink. Any thread."""
-        if not self._wishes.is_on:
+        if not self._options.is_on:
             return
         name = type(event).__name__
-        record_agent_event(EventRecord(0, name, AGENT_FILE, record), self._board)
+        record_agent_event(EventRecord(0, name, AGENT_FILE, record), self._registry)
         if name in ("WorkerGroupStarted", "AttemptEnded"):
             self._moved_seconds = self._clock.monotonic_seconds()
             self._is_watching = name == "WorkerGroupStarted"
@@ -491,7 +493,7 @@ class Metrics:
             event_record := parse_line(json.dumps(record, default=str), AGENT_FILE)
         ):
             self._agent = event_record.agent
-            self._heard.append(event_record)
+            self._new_records.append(event_record)
 
     def beat(self, notes: Path) -> None:
         """Record that the agent runs, and the folder of the ranks' heartbeats."""
@@ -509,10 +511,10 @@ class Metrics:
 
     def _try_file(self) -> None:
         try:
-            write_textfile(Path(self._wishes.file), self._board.page())
+            write_textfile(Path(self._options.file), self._registry.page())
         except OSError as error:
             raise ConfigError(
-                f"--metrics-file: cannot write `{self._wishes.file}`: {error.strerror}",
+                f"--metrics-file: cannot write `{self._options.file}`: {error.strerror}",
                 hint="give a file in the folder of node_exporter's --collector.textfile.directory",
             ) from error
 
@@ -524,15 +526,15 @@ class Metrics:
     def _look(self, *, is_last: bool) -> None:
         self._attempt("ranks", self._look_at_ranks)
         self._attempt("events", self._look_at_events)
-        weigh(self._board)
+        weigh(self._registry)
         now_ms = round(1000 * unix_seconds(self._clock))
         self._attempt("account", lambda: self._spending.tell(now_ms, is_last=is_last))
         now_seconds = self._clock.monotonic_seconds()
-        is_due = now_seconds - self._written_seconds >= self._wishes.every_seconds
-        if self._wishes.file and (is_due or is_last):
+        is_due = now_seconds - self._written_seconds >= self._options.every_seconds
+        if self._options.file and (is_due or is_last):
             self._written_seconds = now_seconds
             self._attempt(
-                "file", lambda: write_textfile(Path(self._wishes.file), self._board.page())
+                "file", lambda: write_textfile(Path(self._options.file), self._registry.page())
             )
 
     def _attempt(self, where: str, look: Callable[[], None]) -> None:
@@ -540,19 +542,19 @@ class Metrics:
         try:
             look()
         except Exception as error:  # noqa: BLE001 - no figure is worth a run
-            self._board.add(registry.METRICS_ERRORS)
+            self._registry.add(registry.METRICS_ERRORS)
             reason = f"{type(error).__name__}: {error}"
-            if reason not in self._failed and len(self._failed) < _REASONS_MAX:
-                self._failed.add(reason)
+            if reason not in self._failures and len(self._failures) < _REASONS_MAX:
+                self._failures.add(reason)
                 assert self._emit is not None, "it runs"  # noqa: S101
                 self._emit(MetricsFailed(where, reason))
 
     def _look_at_ranks(self) -> None:
         self._ranks.look(self._clock.monotonic_seconds(), unix_seconds(self._clock))
-        self._board.put(registry.SHARED_MEMORY, used_bytes())
+        self._registry.put(registry.SHARED_MEMORY, used_bytes())
 
     def _look_at_events(self) -> None:
-        self._spending.take(self._heard.popleft() for _ in range(len(self._heard)))
+        self._spending.take(self._new_records.popleft() for _ in range(len(self._new_records)))
         self._following = self._following or self._find()
         if self._following is None:
             return
@@ -560,7 +562,7 @@ class Metrics:
         # Events of this agent are already recorded; other agents write to the same file.
         records = [record for record in records if record.agent != self._agent or not record.agent]
         for record in records:
-            hear_rank(record, self._board, is_new=record.at_ms >= 1000 * self._began_seconds)
+            hear_rank(record, self._registry, is_new=record.at_ms >= 1000 * self._began_seconds)
         self._spending.take(records)
 
     def _find(self) -> EventFileTail | None:

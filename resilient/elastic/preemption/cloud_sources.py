@@ -183,7 +183,7 @@ class AzureSource:
         self._seconds = seconds
         self._machine: str | None = None
         self._is_on = False
-        self._heard: list[str] = []
+        self._event_ids: list[str] = []
 
     def look(self) -> Notice | None:
         """Return the earliest event of this machine.
@@ -205,7 +205,7 @@ class AzureSource:
             raise SourceGarbled(f"there is no list of events: {answer.text[:60]!r}")
         self._is_on = True
         own_events = [event for event in events if isinstance(event, dict) and self._is_mine(event)]
-        self._heard = [str(event["EventId"]) for event in own_events if event.get("EventId")]
+        self._event_ids = [str(event["EventId"]) for event in own_events if event.get("EventId")]
         notices = [_notice(event) for event in own_events]
         return min(notices, key=lambda notice: notice.at_seconds or 0.0, default=None)
 
@@ -215,9 +215,11 @@ class AzureSource:
         Raises:
             SourceLost: The request failed.
         """
-        if not self._acknowledges or not self._heard:
+        if not self._acknowledges or not self._event_ids:
             return
-        body = json.dumps({"StartRequests": [{"EventId": event} for event in self._heard]}).encode()
+        body = json.dumps(
+            {"StartRequests": [{"EventId": event} for event in self._event_ids]}
+        ).encode()
         answer = http_get(
             MetadataRequest(self._endpoint + _EVENTS, "POST", _AZURE_HEADERS, body, self._seconds)
         )
@@ -290,7 +292,7 @@ class GcpSource:
         self._endpoint = endpoint
         self._wait_seconds = wait_seconds
         self._etag = ""
-        self._heard: Notice | None = None
+        self._last_notice: Notice | None = None
 
     @property
     def name(self) -> str:
@@ -312,10 +314,10 @@ class GcpSource:
             raise SourceGarbled("the answer did not come from the metadata server")
         self._etag = answer.headers.get("etag", "")
         notice = self._meaning(answer.text)
-        if notice is None or self._heard is None or notice.reason != self._heard.reason:
-            self._heard = notice
+        if notice is None or self._last_notice is None or notice.reason != self._last_notice.reason:
+            self._last_notice = notice
         # A repeated value is the same notice, and not a new one with another deadline.
-        return self._heard
+        return self._last_notice
 
     def acknowledge(self) -> None:
         """Do nothing: Compute Engine has no acknowledgement."""

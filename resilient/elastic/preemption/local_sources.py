@@ -63,7 +63,7 @@ class HookSource:
 
     def __init__(self, clock: Clock, host: str, port: int, token: str = "") -> None:
         self._clock = clock
-        self._heard: Notice | None = None
+        self._notice: Notice | None = None
         try:
             self._server = _Server((host, port), self._take, token)
         except (OSError, OverflowError) as error:
@@ -86,7 +86,7 @@ class HookSource:
 
     def look(self) -> Notice | None:
         """Return the notice of the last call."""
-        return self._heard
+        return self._notice
 
     def acknowledge(self) -> None:
         """Do nothing: the caller already has its answer."""
@@ -98,7 +98,7 @@ class HookSource:
         self._thread.join()
 
     def _take(self, document: dict[str, Any]) -> None:
-        self._heard = notice_of(document, "http", unix_seconds(self._clock))
+        self._notice = notice_of(document, "http", unix_seconds(self._clock))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -175,7 +175,7 @@ class SlurmSource:
 
     def __init__(self, environ: Mapping[str, str], scontrol: str | None = None) -> None:
         self._job = environ.get("SLURM_JOB_ID", "")
-        self._planned = environ.get("SLURM_JOB_END_TIME", "")
+        self._job_end = environ.get("SLURM_JOB_END_TIME", "")
         self._scontrol = (shutil.which("scontrol") or "") if scontrol is None else scontrol
         if not self._job:
             raise ConfigError(
@@ -195,16 +195,16 @@ class SlurmSource:
             try:
                 at_seconds = self._ask()
             except SourceLost:
-                if not self._planned:
+                if not self._job_end:
                     raise
             else:
                 return None if at_seconds is None else Notice(reason, at_seconds, is_for_all=True)
-        if not self._planned:
+        if not self._job_end:
             return None
         try:
-            return Notice(reason, float(self._planned), is_for_all=True)
+            return Notice(reason, float(self._job_end), is_for_all=True)
         except ValueError as error:
-            raise SourceGarbled(f"SLURM_JOB_END_TIME is {self._planned[:40]!r}") from error
+            raise SourceGarbled(f"SLURM_JOB_END_TIME is {self._job_end[:40]!r}") from error
 
     def acknowledge(self) -> None:
         """Do nothing: SLURM sees the exit code."""

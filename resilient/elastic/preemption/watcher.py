@@ -73,7 +73,7 @@ class Watcher:
         self._lead_seconds = max(LEAD_SECONDS, grace_seconds)
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._heard: list[NoticeSource] = []
+        self._sources_started: list[NoticeSource] = []
         self._threads = [
             threading.Thread(target=self._watch, args=(source,), name="notice", daemon=True)
             for source in sources
@@ -95,7 +95,7 @@ class Watcher:
 
     def acknowledge(self) -> None:
         """Report to the source that requested the stop that all is saved."""
-        for source in self._heard:
+        for source in self._sources_started:
             try:
                 source.acknowledge()
             except SourceLost as error:
@@ -142,9 +142,9 @@ class Watcher:
         may_take_seconds: float,
     ) -> None:
         with self._lock:
-            if self._closing.is_set() or self._heard:
+            if self._closing.is_set() or self._sources_started:
                 return
-            self._heard.append(source)
+            self._sources_started.append(source)
             self._emit(events.NoticeReceived(notice.reason, left_seconds, 0.0))
             deadline_seconds = self._clock.monotonic_seconds() + may_take_seconds
             self._ear.tell(StopRequest(notice.reason, deadline_seconds, notice.is_for_all))
@@ -158,7 +158,7 @@ class _Listening:
         self.pending: Notice | None = None
         self.pause_seconds_max = _PAUSE_SECONDS_MAX
         self._emit = emit
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._failures = 0
         self._random = Random(source.name)  # noqa: S311 - jitter
 
@@ -179,18 +179,18 @@ class _Listening:
             return max(every_seconds, 0.5)
         if self._failures:
             self._failures = 0
-            self._told.discard("lost")
+            self._reported.discard("lost")
             self._emit(events.NoticeSourceFound(self.source.name))
         consider(self, notice)
         return min(every_seconds, self.pause_seconds_max)
 
     def tell(self, key: str, event: Event) -> None:
         """Emit an event once per key."""
-        if key not in self._told and len(self._told) < _TOLD_MAX:
-            self._told.add(key)
+        if key not in self._reported and len(self._reported) < _TOLD_MAX:
+            self._reported.add(key)
             self._emit(event)
 
     def tell_anew(self, event: Event) -> None:
         """Emit an event, and allow earlier events to be emitted again."""
-        self._told.clear()
+        self._reported.clear()
         self._emit(event)

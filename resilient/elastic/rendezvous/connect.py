@@ -278,7 +278,7 @@ class SkewTolerantBackend(RendezvousBackend):
         self._last_call_seconds = last_call_seconds
         self._seconds = seconds
         self._sight = SuspendDetector(away_seconds)
-        self._seen: dict[Any, _Seen] = {}
+        self._last_state: dict[Any, _Seen] = {}
 
     @property
     def name(self) -> str:
@@ -302,15 +302,15 @@ class SkewTolerantBackend(RendezvousBackend):
         self._sight.close(self._seconds())
         beats = state.last_heartbeats
         moments = {**beats, None: state.deadline} if state.deadline else dict(beats)
-        self._seen = {key: self._look(key, moment) for key, moment in moments.items()}
+        self._last_state = {key: self._look(key, moment) for key, moment in moments.items()}
         for node in beats:
-            beats[node] = self._seen[node].ours
+            beats[node] = self._last_state[node].ours
         if state.deadline:
-            state.deadline = self._seen[None].ours
+            state.deadline = self._last_state[None].ours
         return pickle.dumps(state)
 
     def _look(self, key: Any, moment: datetime) -> _Seen:
-        before, now_seconds = self._seen.get(key), self._seconds()
+        before, now_seconds = self._last_state.get(key), self._seconds()
         is_new = before is None or before.raw != moment
         at_seconds = now_seconds if is_new or before is None else before.at_seconds
         lasts_seconds = self._last_call_seconds if key is None else 0.0
@@ -328,7 +328,7 @@ class SkewTolerantBackend(RendezvousBackend):
 
     def _raw(self, key: Any, moment: datetime) -> datetime:
         """Return a time as its node wrote it; a time just set by this node is unchanged."""
-        seen = self._seen.get(key)
+        seen = self._last_state.get(key)
         return seen.raw if seen and seen.ours == moment else moment
 
 

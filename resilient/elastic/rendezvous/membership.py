@@ -47,7 +47,7 @@ class MembershipWatch:
         self._interval_seconds = interval_seconds
         self._clock = clock
         self._sight = SuspendDetector()
-        self._done = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="membership", daemon=True)
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class MembershipWatch:
 
     def stop(self) -> None:
         """Stop the thread, and wait for its current query."""
-        self._done.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -130,7 +130,7 @@ class MembershipWatch:
         return now_seconds - self._sight.shifted(self.lost_at_seconds)
 
     def _watch(self) -> None:
-        while not self._done.wait(self._interval_seconds):
+        while not self._stop_event.wait(self._interval_seconds):
             if not self.is_changed and self.lost_at_seconds is None:
                 self.look()
 

@@ -89,18 +89,18 @@ class PeerHangExchange:
         self._store = store
         self._key = f"resilient/standing/{attempt}"
         self._node = node
-        self._others = [number for number in range(nodes) if number != node]
-        self._written: list[int] = []
+        self._peers = [number for number in range(nodes) if number != node]
+        self._published: list[int] = []
         self._clock = clock
         self._emit = emit
-        self._own: HostHangStatus | None = None
+        self._status: HostHangStatus | None = None
         self._number = 0
         self._place: tuple[int, int, int] | None = None
         self._asked_at_seconds = 0.0
         self._accused_at_seconds: float | None = None
-        self._heard: dict[int, tuple[int, HostHangStatus, float | None]] = {}
+        self._peer_statuses: dict[int, tuple[int, HostHangStatus, float | None]] = {}
         self._is_asking = False
-        self._done = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._exchange, name="standings", daemon=True)
 
     @property
@@ -110,12 +110,12 @@ class PeerHangExchange:
 
     def start(self) -> None:
         """Start the exchange, if there are other hosts."""
-        if self._others:
+        if self._peers:
             self._thread.start()
 
     def stop(self) -> None:
         """Stop the exchange; a blocked query is left to itself."""
-        self._done.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(_LEAVE_SECONDS)
 
@@ -124,10 +124,10 @@ class PeerHangExchange:
 
         An overdue status stays as first seen, so that all hosts compare the same values.
         """
-        status = self._own
+        status = self._status
         is_known = status is not None and status.is_overdue and own is not None and own.is_overdue
         if not (is_known and status is not None and own is not None and status.place == own.place):
-            self._own = own
+            self._status = own
         if own is None or not own.is_overdue:
             self._is_asking, self._accused_at_seconds = False, None
 
@@ -137,15 +137,15 @@ class PeerHangExchange:
         Args:
             hang: Hang of this host's ranks; call again while the hang lasts.
         """
-        own, first, now_seconds = self._own, hang.first, self._clock.monotonic_seconds()
-        if not self._others or own is None or first.edge or first.state in _SURE_STATES:
+        own, first, now_seconds = self._status, hang.first, self._clock.monotonic_seconds()
+        if not self._peers or own is None or first.edge or first.state in _SURE_STATES:
             return False
         if own.place != self._place or not self._is_asking:
             self._place, self._asked_at_seconds = own.place, now_seconds
-            self._heard, self._accused_at_seconds, self._is_asking = {}, None, True
+            self._peer_statuses, self._accused_at_seconds, self._is_asking = {}, None, True
         statuses = self._fresh(now_seconds)
         waited_seconds = now_seconds - self._asked_at_seconds
-        culprit, is_missing = find_culprit(own, statuses), len(statuses) < len(self._others)
+        culprit, is_missing = find_culprit(own, statuses), len(statuses) < len(self._peers)
         if culprit is None and is_missing and self._accused_at_seconds is not None:
             # The blamed host is silent because it acts. If it stays silent too long, it does not
             # act.
@@ -171,13 +171,13 @@ class PeerHangExchange:
         """Return the records that were rewritten since the query began, and not long ago."""
         return [
             standing
-            for _, standing, at_seconds in [*self._heard.values()]
+            for _, standing, at_seconds in [*self._peer_statuses.values()]
             if at_seconds is not None and now_seconds - at_seconds < _ANSWER_SECONDS
         ]
 
     def _exchange(self) -> None:
         store = None
-        while not self._done.wait(_EXCHANGE_SECONDS):
+        while not self._stop_event.wait(_EXCHANGE_SECONDS):
             with suppress(dist.DistError):
                 store = store or self._store.clone()
                 self._post(store)
@@ -185,7 +185,7 @@ class PeerHangExchange:
                     self._listen(store)
 
     def _post(self, store: Any) -> None:
-        own = self._own
+        own = self._status
         if own is not None:
             self._number += 1
             store.set(f"{self._key}/{self._node}", own.dump(self._number))
@@ -196,15 +196,15 @@ class PeerHangExchange:
         The read is one query once all hosts have written. Each query is a round trip, and on a
         lossy network many slow round trips would delay this host's own heartbeats.
         """
-        statuses = self._heard
-        self._written += [
+        statuses = self._peer_statuses
+        self._published += [
             other
-            for other in self._others
-            if other not in self._written and store.check([f"{self._key}/{other}"])
+            for other in self._peers
+            if other not in self._published and store.check([f"{self._key}/{other}"])
         ]
-        keys = [f"{self._key}/{node}" for node in self._written]
+        keys = [f"{self._key}/{node}" for node in self._published]
         texts = store.multi_get(keys) if keys else []
-        for node, text in zip(self._written, texts, strict=True):
+        for node, text in zip(self._published, texts, strict=True):
             with suppress(ValueError):
                 number, standing = parse_standing(text.decode())
                 known, _, at_seconds = statuses.get(node, (number, standing, None))

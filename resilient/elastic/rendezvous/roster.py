@@ -257,8 +257,8 @@ class Roster:
         )
         self._missing_since_seconds: dict[Any, float] = {}
         self._emit = emit
-        self._is_told = False
-        self._parted: frozenset[Any] = frozenset()
+        self._is_reported = False
+        self._left_nodes: frozenset[Any] = frozenset()
 
     @property
     def nodes(self) -> int:
@@ -326,7 +326,7 @@ class Roster:
 
         Nodes that were asked to leave do not count. The store of the round is gone with its host.
         """
-        return [str(node.addr) for node in self._missing() if node not in self._parted]
+        return [str(node.addr) for node in self._missing() if node not in self._left_nodes]
 
     def tell_missing(self) -> list[str]:
         """Report the nodes that are absent after another rendezvous, and return their addresses."""
@@ -336,9 +336,9 @@ class Roster:
 
     def tell(self, addresses: list[str]) -> None:
         """Report the loss of these nodes once, and whether their hosts answer."""
-        if not addresses or self._is_told:
+        if not addresses or self._is_reported:
             return
-        self._is_told = True
+        self._is_reported = True
         agents, hosts = who_answers(addresses)
         self._emit(NodesLost(agents, hosts, self.nodes - len(addresses)))
 
@@ -351,7 +351,7 @@ class Roster:
         """
         own: Any = getattr(self._handler, "_this_node", None)
         others = [str(node.addr) for node in self._nodes if node != own]
-        if own not in self._nodes or not others or self._is_told:
+        if own not in self._nodes or not others or self._is_reported:
             return
         there, silent = who_answers(others)
         server = _served_at(self._handler)
@@ -360,7 +360,7 @@ class Roster:
         # If no host answers, this host may be the one that is cut off.
         hosts = silent if there else [agent for agent in silent if found[server] & found[agent]]
         if agents or hosts:
-            self._is_told = True
+            self._is_reported = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
 
     def say_goodbye(self, node: int | None) -> None:
@@ -405,7 +405,7 @@ class Roster:
             leaving = {node: scope.decode() for node, scope in scope_by_node.items() if scope}
             left = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
             if left:
-                self._parted = frozenset(leaving)
+                self._left_nodes = frozenset(leaving)
                 self._store.set(_goodbye_key(self._place), _STAYS)
                 hosts = sorted(str(member.addr) for member in leaving)
                 self._emit(HostsReleased(hosts, left, settings.min_nodes, settings.max_nodes))

@@ -68,7 +68,7 @@ class TreeAccumulator(Generic[T]):
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
         self._leaves = leaves
         self._add = add
-        self._held: list[tuple[Node, T]] = []
+        self._nodes: list[tuple[Node, T]] = []
 
     def take(self, node: Node, value: T) -> None:
         """Add the value of a node, and join it as far as possible.
@@ -76,22 +76,22 @@ class TreeAccumulator(Generic[T]):
         Raises:
             ValueError: The node does not follow the previous node, so leaves would be missing.
         """
-        if self._held and self._held[-1][0].stop != node.start:
-            raise ValueError(f"leaf {node.start} does not follow {self._held[-1][0].stop - 1}")
-        while self._held:
-            whole = parent(self._held[-1][0], node, self._leaves)
+        if self._nodes and self._nodes[-1][0].stop != node.start:
+            raise ValueError(f"leaf {node.start} does not follow {self._nodes[-1][0].stop - 1}")
+        while self._nodes:
+            whole = parent(self._nodes[-1][0], node, self._leaves)
             if whole is None:
                 break
-            node, value = whole, self._add(self._held.pop()[1], value)
-        self._held.append((node, value))
+            node, value = whole, self._add(self._nodes.pop()[1], value)
+        self._nodes.append((node, value))
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes that could not be joined further."""
-        return tuple(node for node, _ in self._held)
+        return tuple(node for node, _ in self._nodes)
 
     def values(self) -> list[T]:
         """Return the values of :meth:`nodes`."""
-        return [value for _, value in self._held]
+        return [value for _, value in self._nodes]
 
     def root(self) -> T:
         """Return the value of the whole tree.
@@ -101,7 +101,7 @@ class TreeAccumulator(Generic[T]):
         """
         if self.nodes() != (Node(0, self._leaves),):
             raise ValueError(f"{self.nodes()} are not all of {self._leaves} leaves")
-        return self._held[0][1]
+        return self._nodes[0][1]
 
 
 def cover(run: Node, leaves: int) -> tuple[Node, ...]:
@@ -201,7 +201,7 @@ class TreeReduce:
     like: torch.Tensor
     window_bytes: int = WINDOW_BYTES
     windows: list[ExchangeWindow] = field(init=False)
-    _room: dict[str, torch.Tensor] = field(default_factory=dict)
+    _buffers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.windows = self.line.windows(self.window_bytes // self.like.element_size())
@@ -286,9 +286,9 @@ class TreeReduce:
 
     def _buffer(self, name: str, elements: int) -> torch.Tensor:
         """Return memory that is kept between steps: fresh pages cost more than the exchange."""
-        room = self._room.get(name)
+        room = self._buffers.get(name)
         if room is None or room.numel() < elements:
-            room = self._room[name] = torch.empty(
+            room = self._buffers[name] = torch.empty(
                 elements, dtype=self.like.dtype, device=self.like.device
             )
         return room[:elements]

@@ -258,12 +258,12 @@ class StageModules:
 
     def __init__(self, model: nn.Module, cut: StageSplit) -> None:
         self._model = model
-        self._cut = cut
+        self._stage_cut = cut
         self._alike = {name: likeness(model.get_submodule(name)) for name in cut.units}
 
     def stage(self, number: int) -> tuple[nn.Module, StageEntry | None]:
         """Return the tree of one stage, and its first module."""
-        cut = self._cut
+        cut = self._stage_cut
         stands: dict[str, nn.Module] = {}
         for name, stage in cut.units.items():
             if stage < number:
@@ -283,8 +283,8 @@ class StageModules:
             name: EarlierStageStub(name, alike) for name, alike in self._alike.items()
         }
         entries: list[Planner] = []
-        for name in self._cut.entries:
-            kind = LastPlanner if name == self._cut.entries[-1] else Planner
+        for name in self._stage_cut.entries:
+            kind = LastPlanner if name == self._stage_cut.entries[-1] else Planner
             entries.append(kind(name, stands[name]))
             stands[name] = entries[-1]
         return StageShapes(tree_with(self._model, stands), entries)
@@ -305,7 +305,7 @@ class StageShapes:
     def __init__(self, tree: nn.Module, entries: list[Planner]) -> None:
         self.tree = tree
         self._entries = entries
-        self._known: dict[Any, Shapes] = {}
+        self._shapes: dict[Any, Shapes] = {}
 
     def shapes(self, run: Callable[[nn.Module], Any], batch: Any) -> Shapes:
         """Return the shapes for a micro-batch.
@@ -320,11 +320,11 @@ class StageShapes:
         key = _shapes_of((batch, self.tree.training))
         if key is None:
             return self._plan(run)
-        if key not in self._known:
-            if len(self._known) >= _ANSWERS_MAX:
-                self._known.clear()
-            self._known[key] = self._plan(run)
-        return self._known[key]
+        if key not in self._shapes:
+            if len(self._shapes) >= _ANSWERS_MAX:
+                self._shapes.clear()
+            self._shapes[key] = self._plan(run)
+        return self._shapes[key]
 
     def _plan(self, run: Callable[[nn.Module], Any]) -> Shapes:
         seen: list[torch.Tensor] = []

@@ -161,7 +161,7 @@ class FaultInjector:
         self._job = job
         self._clock = clock
         self._within_seconds = within_seconds
-        self._ways: dict[FaultKind, Callable[[InjectionResult], InjectionResult]] = {
+        self._injectors: dict[FaultKind, Callable[[InjectionResult], InjectionResult]] = {
             FaultKind.KILL: self._kill,
             FaultKind.STOP: self._stop,
             FaultKind.SLOW: self._slow,
@@ -187,7 +187,7 @@ class FaultInjector:
         result = InjectionResult(
             strike, str(strike.fault.kind), job.highest, before=job.newest(), host=host
         )
-        struck = self._ways[strike.fault.kind](result)
+        struck = self._injectors[strike.fault.kind](result)
         # Ranks may have finished steps during the fault. Ranks of another attempt do not count.
         return replace(struck, step=job.last_step(ranks) or struck.step)
 

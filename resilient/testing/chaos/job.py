@@ -152,7 +152,7 @@ class JobEvents:
         self._folders = tuple(folders)
         self._paths = [folder / "rank-0.jsonl" for folder in folders]
         self._read_bytes = [0] * len(self._paths)
-        self._told: list[dict[str, Any]] = []
+        self._events: list[dict[str, Any]] = []
 
     def facts(self) -> list[dict[str, Any]]:
         """Return all events without an incomplete last line; earlier results keep their order."""
@@ -166,8 +166,8 @@ class JobEvents:
                 lines = whole.decode("utf-8", "replace").splitlines()
                 fresh += [json.loads(line) for line in lines if line.endswith("}")]
         # Sort only the new events, so that a clock jump disturbs no more than these.
-        self._told += sorted(fresh, key=lambda event: str(event.get("at", "")))
-        return list(self._told)
+        self._events += sorted(fresh, key=lambda event: str(event.get("at", "")))
+        return list(self._events)
 
     def worlds(self) -> tuple[int, ...]:
         """Return the world sizes of all attempts by the agents' events, without repetition."""

@@ -63,7 +63,7 @@ class FaultedRun:
         self._within_seconds = within_seconds
         self._patience_seconds = patience_seconds
         self._striker = FaultInjector(job, clock, within_seconds)
-        self._struck: list[InjectionResult] = []
+        self._injected: list[InjectionResult] = []
 
     def through(
         self, strikes: Sequence[Injection], calm: RunResult, tell: Callable[[str], None]
@@ -88,25 +88,25 @@ class FaultedRun:
                 if code is not None:
                     missed = tuple(strikes[number:])
                     break
-                self._struck.append(self._strike(strike))
-                tell(f"{number + 1}/{len(strikes)}  {self._struck[-1].what}")
-                if self._struck[-1].problem:
-                    problem = self._struck[-1].problem
+                self._injected.append(self._strike(strike))
+                tell(f"{number + 1}/{len(strikes)}  {self._injected[-1].what}")
+                if self._injected[-1].problem:
+                    problem = self._injected[-1].problem
                     missed = tuple(strikes[number + 1 :])
                     break
             if not problem and code is None:
                 code = self._job.wait(self._patience_seconds)
         except JobFailed as error:
             problem, code = str(error), error.code
-            missed = tuple(strikes[len(self._struck) :])
+            missed = tuple(strikes[len(self._injected) :])
         self._job.kill()
         ended = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
-        return ExperimentResult(calm, ended, tuple(self._struck), missed)
+        return ExperimentResult(calm, ended, tuple(self._injected), missed)
 
     def _reach(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
-        last = next((result for result in reversed(self._struck) if result.is_new_life), None)
+        last = next((result for result in reversed(self._injected) if result.is_new_life), None)
 
         def is_due() -> bool:
             return (

@@ -28,7 +28,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     beside: Mapping[str, Any] | None = None
     """Numbers to show beside the bar at its next redraw."""
     max_str_len: int | None = None
-    _said: str = ""
+    _last_text: str = ""
     _said_at: float = 0.0
 
     def __str__(self) -> str:
@@ -37,8 +37,8 @@ class _Bar(tqdm):  # type: ignore[type-arg]
             if self.beside is not None:
                 self.set_postfix(_short(self.beside, self.max_str_len), refresh=False)
                 self.beside = None
-            self._said, self._said_at = str(super().__str__()), now
-        return self._said
+            self._last_text, self._said_at = str(super().__str__()), now
+        return self._last_text
 
     @staticmethod
     def status_printer(file: Any) -> Callable[[str], None]:

@@ -124,9 +124,9 @@ class StepTimes:
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._costs: deque[float] = deque(maxlen=_COSTS)
-        self._slowed: deque[float] = deque(maxlen=_COSTS)
+        self._slow_times: deque[float] = deque(maxlen=_COSTS)
         self._after_save: deque[float] = deque(maxlen=_STEPS_AFTER_SAVE)
-        self._since: tuple[float, float] | None = None
+        self._start: tuple[float, float] | None = None
         self._is_first = True
         self._stalled_seconds = 0.0
 
@@ -135,12 +135,12 @@ class StepTimes:
 
         A device executes asynchronously, so the end of the last step is the better mark.
         """
-        if self._since is None:
-            self._since = (now_seconds, stalled_seconds)
+        if self._start is None:
+            self._start = (now_seconds, stalled_seconds)
 
     def end(self, now_seconds: float, stalled_seconds: float) -> None:
         """Record the end of a step."""
-        since, self._since = self._since, (now_seconds, stalled_seconds)
+        since, self._start = self._start, (now_seconds, stalled_seconds)
         if self._is_first or since is None:
             self._is_first = False
             return
@@ -151,7 +151,7 @@ class StepTimes:
 
     def disturb(self) -> None:
         """Record that other work followed the last step."""
-        self._since = None
+        self._start = None
 
     def save(self, land_seconds: float | None) -> None:
         """Record the start of a save.
@@ -161,7 +161,7 @@ class StepTimes:
         """
         self.disturb()
         if land_seconds is not None:
-            self._slowed.append(slowed_seconds(self._after_save, land_seconds))
+            self._slow_times.append(slowed_seconds(self._after_save, land_seconds))
         self._after_save.clear()
 
     def settle(self, stalled_seconds: float) -> None:
@@ -177,7 +177,7 @@ class StepTimes:
         """
         if not self._recent:
             return None
-        slowed = median(self._slowed) if self._slowed else 0.0
+        slowed = median(self._slow_times) if self._slow_times else 0.0
         cost = median(self._costs) + slowed if self._costs else None
         return SaveMeasurements(fmean(self._recent), cost, land_seconds)
 
@@ -298,14 +298,14 @@ class CadenceCallback(TrainerCallback):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._life: _Life | None = None
+        self._attempt: _Life | None = None
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Read the run's failure history."""
         session, step = self._session, state.global_step
         schedule = parse_every(args.save_every, "`save_every`")
         knows = schedule.is_auto and session.world.is_coordinator
-        self._life = _Life(
+        self._attempt = _Life(
             every=schedule,
             comms=session.comms(f"cadence/{session.next_topic()}"),
             history=history_of(session) if knows else FailureObservations(),
@@ -316,13 +316,13 @@ class CadenceCallback(TrainerCallback):
 
     def on_step_begin(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Record the start of a step."""
-        if self._life is not None:
+        if self._attempt is not None:
             now_seconds = self._session.clock.monotonic_seconds()
-            self._life.steps.begin(now_seconds, kwargs["took"].stalled_seconds)
+            self._attempt.steps.begin(now_seconds, kwargs["took"].stalled_seconds)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Record the end of a step, plan from new measurements, and request a save that is due."""
-        attempt, step, took = self._life, state.global_step, kwargs["took"]
+        attempt, step, took = self._attempt, state.global_step, kwargs["took"]
         if attempt is None:
             return
         attempt.steps.end(self._session.clock.monotonic_seconds(), took.stalled_seconds)
@@ -339,7 +339,7 @@ class CadenceCallback(TrainerCallback):
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Count from this save, no matter what requested it."""
-        attempt = self._life
+        attempt = self._attempt
         if attempt is not None:
             attempt.steps.save(kwargs["took"].spread_seconds)
             step = state.global_step
@@ -348,19 +348,19 @@ class CadenceCallback(TrainerCallback):
 
     def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Leave the time of an evaluation out of the measurements."""
-        if self._life is not None:
-            self._life.steps.disturb()
+        if self._attempt is not None:
+            self._attempt.steps.disturb()
 
     def on_epoch_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Leave the time between two epochs out of the measurements."""
-        if self._life is not None:
-            self._life.steps.disturb()
+        if self._attempt is not None:
+            self._attempt.steps.disturb()
 
     def close(self) -> None:
         """Close the connection."""
-        if self._life is not None:
-            self._life.comms.close()
-            self._life = None
+        if self._attempt is not None:
+            self._attempt.comms.close()
+            self._attempt = None
 
     def _plan(self, attempt: _Life, measured: SaveMeasurements, step: int, emit: Any) -> None:
         """Agree on the step of the next save. Collective."""

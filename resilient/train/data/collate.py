@@ -53,12 +53,12 @@ class PruningCollator:
         tell: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
         self._collate = collate
-        self._taken = taken
+        self._accepted_columns = taken
         self._model = model
         self._tell = tell
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PruningCollator, (self._collate, self._taken, self._model)
+        return PruningCollator, (self._collate, self._accepted_columns, self._model)
 
     def __call__(self, features: Sequence[Any]) -> Any:
         """Collate samples; samples that are no mappings have no names and stay unchanged.
@@ -68,16 +68,16 @@ class PruningCollator:
         """
         if not isinstance(features[0], Mapping):
             return self._collate(features)
-        if self._taken.issuperset(chain.from_iterable(features)):
+        if self._accepted_columns.issuperset(chain.from_iterable(features)):
             return self._collate(features)
         kept = [
-            {name: value for name, value in feature.items() if name in self._taken}
+            {name: value for name, value in feature.items() if name in self._accepted_columns}
             for feature in features
         ]
         if not kept[0]:
-            raise _nothing_left(features[0], self._taken, self._model)
+            raise _nothing_left(features[0], self._accepted_columns, self._model)
         if self._tell is not None and get_worker_info() is None:
-            self._tell(tuple(name for name in features[0] if name not in self._taken))
+            self._tell(tuple(name for name in features[0] if name not in self._accepted_columns))
         return self._collate(kept)
 
 

@@ -347,14 +347,14 @@ class KeyedDataset(Dataset[Any]):
     def __init__(self, dataset: Any, *, always: bool = False) -> None:
         self.dataset = dataset
         self._always = always
-        self._fetch_many = getattr(dataset, "__getitems__", None)
+        self._fetch_batch = getattr(dataset, "__getitems__", None)
 
     def __getitems__(self, batch: MicroBatch) -> Any:
         """Return the samples of ``batch``."""
         if self._always or get_worker_info() is not None:
             seed_worker(batch.key)
-        if self._fetch_many is not None:
-            return self._fetch_many(batch.indices)
+        if self._fetch_batch is not None:
+            return self._fetch_batch(batch.indices)
         dataset = self.dataset
         return [dataset[index] for index in batch.indices]
 

@@ -290,14 +290,14 @@ class MicroBatchPrefetch:
     def __init__(self, rounds: Iterator[tuple[Any, int, Any]], place: int, what: str) -> None:
         self.place = place
         self._rounds = rounds
-        self._what = what
-        self._fetched: deque[tuple[Any, int, Any]] = deque()
-        self._given: deque[tuple[int, Any]] = deque()
+        self._source_name = what
+        self._batches: deque[tuple[Any, int, Any]] = deque()
+        self._handed_out: deque[tuple[int, Any]] = deque()
 
     def fill(self, batch_count: int) -> int:
         """Fetch up to ``batch_count`` micro-batches and return their number."""
-        self._fetched.extend(islice(self._rounds, max(0, batch_count - len(self._fetched))))
-        return len(self._fetched)
+        self._batches.extend(islice(self._rounds, max(0, batch_count - len(self._batches))))
+        return len(self._batches)
 
     def require_any(self) -> None:
         """Refuse a stream without training data.
@@ -307,13 +307,13 @@ class MicroBatchPrefetch:
         """
         if not self.fill(1):
             raise ConfigError(
-                f"train_dataset `{self._what}` is empty, or holds less than one round with "
+                f"train_dataset `{self._source_name}` is empty, or holds less than one round with "
                 "`dataloader_drop_last`"
             )
 
     def trained(self) -> tuple[int, Any]:
         """Return (samples, state) of the oldest micro-batch handed out and not yet counted."""
-        taken, state = self._given.popleft()
+        taken, state = self._handed_out.popleft()
         self.place += taken
         return taken, state
 
@@ -323,8 +323,8 @@ class MicroBatchPrefetch:
     def __next__(self) -> Any:
         if not self.fill(1):
             raise StopIteration
-        batch, taken, state = self._fetched.popleft()
-        self._given.append((taken, state))
+        batch, taken, state = self._batches.popleft()
+        self._handed_out.append((taken, state))
         return batch
 
 
@@ -361,7 +361,7 @@ class StreamLoader:
         self._reader = reader
         self._cursor = cursor
         self._deal = deal
-        self._what = what
+        self._source_name = what
         self._rounds: Iterator[Any] | None = None
 
     def close(self) -> None:
@@ -373,7 +373,7 @@ class StreamLoader:
     def __iter__(self) -> MicroBatchPrefetch:
         end_workers(self._rounds)
         self._rounds = iter(self.loader)
-        ahead = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._what)
+        ahead = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
         if not self._cursor.samples:
             ahead.require_any()
         self._deal.ahead = ahead

@@ -150,15 +150,15 @@ class BatchMetrics:
         self._compute = compute
         self._share = share
         self._include = include
-        self._seen = 0
+        self._sample_count = 0
         self._last: EvalPrediction | None = None
 
     def add(self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any) -> None:
         """Process one batch of each rank. Collective."""
         batch_loss = None
-        if self._share.counts(self._seen) and not self._share.is_stand_in:
+        if self._share.counts(self._sample_count) and not self._share.is_stand_in:
             batch_loss = nested(_on_host, (predictions, labels, inputs, loss))
-        self._seen += 1
+        self._sample_count += 1
         for value in gather_objects(batch_loss, self._share.world.size):
             if value is not None:
                 self._take(*value)

@@ -76,40 +76,44 @@ class OutputColumn:
     def __init__(self, share: EvalShard, joining: OutputJoin) -> None:
         self._share = share
         self._joining = joining
-        self._held: list[Any] = []
+        self._batches_held: list[Any] = []
         self._empty: Any = None
-        self._spilled: list[Any] = []
+        self._spilled_batches: list[Any] = []
 
     def add(self, value: Any) -> None:
         """Keep the value of one more batch; its first dimension is samples."""
-        self._held.append(nested(torch.Tensor.detach, value))
+        self._batches_held.append(nested(torch.Tensor.detach, value))
 
     def spill(self) -> None:
         """Move the kept values off the device; tensors are gathered with other ranks. Collective.
 
         Every rank must spill all of its columns as often as the others, even if it keeps none.
         """
-        batches, self._held = self._held, []
+        batches, self._batches_held = self._batches_held, []
         if self._joining.by_pickle:
-            self._spilled += (
+            self._spilled_batches += (
                 [] if self._share.is_stand_in else [nested(to_numpy, x) for x in batches]
             )
             return
         if batches:
             self._empty = zipped(batches[:1], _nothing_of)
         if (together := zipped(batches or [self._empty], self._gathered)) is not None:
-            self._spilled.append(together)
+            self._spilled_batches.append(together)
 
     def result(self) -> Any:
         """Return the spilled values: arrays in the dataset's order, or a list of its batches.
 
         Collective.
         """
-        return self._batches() if self._joining.by_pickle else zipped(self._spilled, self._ordered)
+        return (
+            self._batches()
+            if self._joining.by_pickle
+            else zipped(self._spilled_batches, self._ordered)
+        )
 
     def _batches(self) -> Any:
         """Gather the batches of all ranks as objects and put them in order."""
-        by_rank = gather_objects(self._spilled, self._share.world.size)
+        by_rank = gather_objects(self._spilled_batches, self._share.world.size)
         batch_numbers = range(self._share.batches)
         ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers]
         if any(item is None for item in ordered):
@@ -340,7 +344,7 @@ class EvalAccumulator:
         self._columns = [
             OutputColumn(share, self._joining) for _ in ("predictions", "labels", "inputs")
         ]
-        self._seen = 0
+        self._sample_count = 0
         self._spills = 0
 
     def add(
@@ -351,14 +355,14 @@ class EvalAccumulator:
         Batches after this rank's share only keep ranks in step, and are dropped. Collective after
         every ``joining.every`` batches.
         """
-        if self._share.counts(self._seen):
+        if self._share.counts(self._sample_count):
             if loss is not None:
                 self._losses.append(loss.detach().double())
             if self._keep:
                 for column, value in zip(self._columns, (predictions, labels, inputs), strict=True):
                     column.add(value)
-        self._seen += 1
-        if self._joining.every and self._seen % self._joining.every == 0:
+        self._sample_count += 1
+        if self._joining.every and self._sample_count % self._joining.every == 0:
             self._spill()
 
     def losses(self) -> list[float] | None:

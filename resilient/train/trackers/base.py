@@ -65,7 +65,7 @@ class StepFilter:
     """
 
     def __init__(self, logged: LoggedSteps | None) -> None:
-        self._held = logged
+        self._logged_step = logged
         self._last: dict[str, tuple[int, float | str]] = {}
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:
@@ -73,7 +73,7 @@ class StepFilter:
         fresh = {
             name: value
             for name, value in points.items()
-            if not (self._held is not None and self._held.has(name, step))
+            if not (self._logged_step is not None and self._logged_step.has(name, step))
             and not _same(self._last.get(name), (step, value))
         }
         self._last |= {name: (step, value) for name, value in fresh.items()}

@@ -29,14 +29,14 @@ class ClearML(LocalStateTracker):
     def __init__(self) -> None:
         super().__init__()
         self._task: Any = None
-        self._is_ours = True
+        self._is_own_run = True
         self._before: dict[str, int] | None = None
 
     def open(self, opening: TrackerContext) -> None:
         """Create or continue the task."""
         task = load("clearml").Task
         found = task.current_task()
-        self._is_ours = found is None
+        self._is_own_run = found is None
         if task.is_offline() and opening.run_id:
             self._before = _written(opening.run_id)
         self._task = found or task.init(
@@ -69,7 +69,7 @@ class ClearML(LocalStateTracker):
 
     def finish(self, *, completed: bool) -> None:
         """Send the remaining points; an interrupted task is marked as stopped."""
-        if not self._is_ours:
+        if not self._is_own_run:
             return
         self._task.flush(wait_for_uploads=True)
         if not completed and not load("clearml").Task.is_offline():

@@ -40,7 +40,7 @@ class MLflow(Tracker):
 
     def __init__(self) -> None:
         self._client: Any = None
-        self._kept: set[str] = set()
+        self._logged_params: set[str] = set()
         # An error in the tracker's thread would not end training, so read the variables here.
         self._tags = _read_tags()
         self._is_flat = read_flag(os.environ, "MLFLOW_FLATTEN_PARAMS")
@@ -86,9 +86,9 @@ class MLflow(Tracker):
     def log_model(self, model: SavedModel) -> None:
         """Log a model's files, and tag the final model of the training."""
         path = f"checkpoint-{model.checkpoint.step}"
-        if model.checkpoint.folder not in self._kept:
+        if model.checkpoint.folder not in self._logged_params:
             self._client.log_artifacts(self.run_id, str(model.folder), path)
-            self._kept.add(model.checkpoint.folder)
+            self._logged_params.add(model.checkpoint.folder)
         if model.is_final:
             self._client.set_tag(self.run_id, "final_model", path)
 

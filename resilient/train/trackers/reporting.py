@@ -90,12 +90,12 @@ class TrackerWorker:
         self._tell = tell
         self._inbox: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue(_INBOX)
         self._curve = StepFilter(None)
-        self._landed = int(saved.get("step", 0))
+        self._logged_step = int(saved.get("step", 0))
         self._run_id = str(saved.get("run_id", ""))
-        self._uploaded = str(saved.get("model", began))
+        self._uploaded_model = str(saved.get("model", began))
         self._is_open = False
-        self._failed = threading.Lock()
-        self._started, self._finished = threading.Event(), threading.Event()
+        self._failure_lock = threading.Lock()
+        self._start_event, self._finish_event = threading.Event(), threading.Event()
         thread = threading.Thread(target=self._work, name=f"tracker-{tracker.name}", daemon=True)
         thread.start()
 
@@ -106,14 +106,14 @@ class TrackerWorker:
         tracker resumed from. The next attempt sends the models that were committed since then.
         """
         run_id = self._tracker.run_id or self._run_id
-        return {"run_id": run_id, "step": self._landed, "model": self._uploaded}
+        return {"run_id": run_id, "step": self._logged_step, "model": self._uploaded_model}
 
     def open(
         self, opening: TrackerContext, history: Sequence[Mapping[str, Any]], within_seconds: float
     ) -> None:
         """Open the run and send the missing part of ``history``; wait up to ``within_seconds``."""
         self._put(self._start, opening, history)
-        self._started.wait(within_seconds)
+        self._start_event.wait(within_seconds)
 
     def post(self, logs: Mapping[str, Any], step: int) -> None:
         """Send one log entry; return at once."""
@@ -148,7 +148,7 @@ class TrackerWorker:
     def close(self, within_seconds: float, *, completed: bool) -> None:
         """Wait until all entries are sent and the run is closed, at most ``within_seconds``."""
         self._put(self._finish, completed)
-        if not self._finished.wait(within_seconds):
+        if not self._finish_event.wait(within_seconds):
             self._fail(f"it was not done {within_seconds:g} s after training")
 
     def _put(self, action: Callable[..., None], *arguments: Any) -> None:
@@ -158,7 +158,7 @@ class TrackerWorker:
             self._fail(f"it is {_INBOX} entries behind, and the newest are dropped")
 
     def _work(self) -> None:
-        while not self._finished.is_set():
+        while not self._finish_event.is_set():
             action, arguments = self._inbox.get()
             try:
                 action(*arguments)
@@ -170,8 +170,8 @@ class TrackerWorker:
                     self._fail(reason)
             finally:
                 if action == self._finish:
-                    self._finished.set()
-                self._started.set()
+                    self._finish_event.set()
+                self._start_event.set()
 
     def _start(self, opening: TrackerContext, history: Sequence[Mapping[str, Any]]) -> None:
         logged = self._tracker.start(opening)
@@ -189,8 +189,8 @@ class TrackerWorker:
         points = self._curve.new(points_of(logs, self._tracker.spell), step)
         if points:
             self._tracker.log(points, step)
-        if not self._failed.locked():
-            self._landed = max(self._landed, step)
+        if not self._failure_lock.locked():
+            self._logged_step = max(self._logged_step, step)
 
     def _upload(
         self,
@@ -203,7 +203,7 @@ class TrackerWorker:
             return
         final = saved_models.final(best=best) if before is None else None
         models = (
-            saved_models.since(self._uploaded)
+            saved_models.since(self._uploaded_model)
             if self._tracker.wants_models() == "checkpoint"
             else []
         )
@@ -221,7 +221,7 @@ class TrackerWorker:
                 self._tracker.log_model(model)
         except KeyNotFound:
             return
-        self._uploaded = checkpoint.folder
+        self._uploaded_model = checkpoint.folder
 
     def _finish(self, completed: bool) -> None:  # noqa: FBT001 - it comes through the inbox
         if self._is_open:
@@ -229,7 +229,7 @@ class TrackerWorker:
 
     def _fail(self, reason: str) -> None:
         """Report the first failure; after it the tool may lack later steps."""
-        if self._failed.acquire(blocking=False):
+        if self._failure_lock.acquire(blocking=False):
             self._tell(TrackerFailed(self._tracker.name, reason))
 
 
@@ -250,7 +250,7 @@ class Reporting(TrainerCallback):
     def __init__(self, *trackers: Tracker) -> None:
         self._trackers = trackers
         self._couriers: dict[str, TrackerWorker] = {}
-        self._saved: dict[str, dict[str, Any]] = {}
+        self._saved_states: dict[str, dict[str, Any]] = {}
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Continue the runs that the checkpoint names, or begin new ones."""
@@ -286,14 +286,14 @@ class Reporting(TrainerCallback):
     def state_dict(self) -> dict[str, Any]:
         """Return each tracker's run and the last step that its tool has."""
         return {
-            **self._saved,
+            **self._saved_states,
             **{name: worker.state_dict() for name, worker in self._couriers.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the runs to continue."""
         self._end(_END_SECONDS, completed=False)
-        self._saved = {name: dict(value) for name, value in state_dict.items()}
+        self._saved_states = {name: dict(value) for name, value in state_dict.items()}
 
     def _post(
         self, logs: Mapping[str, Any], args: Any, state: Any, context: Mapping[str, Any]
@@ -313,7 +313,7 @@ class Reporting(TrainerCallback):
         begun = getattr(context.get("shelf"), "begun", None)
         began = begun.folder if begun is not None else ""
         for tracker in self._trackers:
-            saved = self._saved.get(tracker.name, {})
+            saved = self._saved_states.get(tracker.name, {})
             worker = TrackerWorker(tracker, saved, context["emit"], began)
             opening = TrackerContext(
                 args,
@@ -329,7 +329,7 @@ class Reporting(TrainerCallback):
     def _end(self, within_seconds: float, *, completed: bool) -> None:
         for worker in self._couriers.values():
             worker.close(within_seconds / len(self._couriers), completed=completed)
-        self._saved = self.state_dict()
+        self._saved_states = self.state_dict()
         self._couriers = {}
 
 

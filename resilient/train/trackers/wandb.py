@@ -106,7 +106,7 @@ class WeightsAndBiases(Tracker):
 
     def __init__(self) -> None:
         self._run: Any = None
-        self._is_ours = True
+        self._is_own_run = True
         self._model_name = ""
         # An error in the tracker's thread would not end training, so read the variables here.
         self._logs_models = read_choice(
@@ -119,7 +119,7 @@ class WeightsAndBiases(Tracker):
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
         """Open or continue the run; W&B rejects steps that it already has."""
         wandb = load("wandb")
-        self._is_ours = wandb.run is None
+        self._is_own_run = wandb.run is None
         self.run_id = opening.run_id or os.environ.get("WANDB_RUN_ID") or _new_id()
         self._run = wandb.run or wandb.init(
             project=os.environ.get("WANDB_PROJECT", "huggingface"),
@@ -175,7 +175,7 @@ class WeightsAndBiases(Tracker):
 
     def finish(self, *, completed: bool) -> None:
         """Upload the remaining points; an interrupted run is marked as preempting."""
-        if not self._is_ours:
+        if not self._is_own_run:
             return
         if not completed:
             self._run.mark_preempting()

@@ -84,7 +84,7 @@ class Process:
 
     def heard(self, number: int) -> None:
         """Hear a signal, in the main thread."""
-        self.stops._heard(number, None)
+        self.stops._handle_signal(number, None)
 
     def end(self) -> None:
         """Be no more: what it served ends with it, and so do its threads and ranks."""

@@ -74,16 +74,16 @@ def opened(clock, durable, told=None):
 def train(checkpointer, clock, count, every_seconds):
     for step in range(1, count + 1):
         save(checkpointer, step)
-        checkpointer._desk.promoter._settle()
+        checkpointer._context.promoter._settle()
         clock.sleep(every_seconds)
     checkpointer._persister.close()
-    checkpointer._desk.close()
+    checkpointer._context.close()
 
 
 def test_saves_go_on_when_it_pays(clock):
     durable = Slow(clock, 10.0)
     checkpointer = opened(clock, durable)
-    pace = checkpointer._desk.promoter._pace
+    pace = checkpointer._context.promoter._pace
     train(checkpointer, clock, 12, 300.0)
     best = best_seconds(10.0, DAY)
     assert 1200 < best < 1400

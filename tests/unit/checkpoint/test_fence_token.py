@@ -167,7 +167,7 @@ def test_fence_rotation_of_old_claim_deletes_nothing(place):
         save_one(new, step, step)
     before = place.content()
     with pytest.raises(Fenced, match="belongs to another process"):
-        collect_garbage(place.open(), Retention(1), 2, token=old._life.token)
+        collect_garbage(place.open(), Retention(1), 2, token=old._generation.token)
     assert place.content() == before
 
 

@@ -179,7 +179,7 @@ def test_the_keeper_uses_a_host_that_did_not_answer_when_it_was_named(server, di
     onwards = SessionTiers(guest, MemoryStore("test://near"))
     named = {"groups": [[0], [1]], "peers": [["host b", server.address.to_json()]]}
     line.is_cut = True
-    store = onwards.desk(desk, named, 1, None).store
+    store = onwards.context_for(desk, named, 1, None).store
     durable.objects[LIFE] = disk.objects[LIFE]
     with pytest.raises(StoreUnavailable, match="host b does not answer"):
         store.get(KEY)

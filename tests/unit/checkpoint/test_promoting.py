@@ -61,7 +61,7 @@ class Held(MemoryStore):
 def test_the_first_every_nth_and_the_last_save_are_durable(near, durable):
     checkpointer = checkpointer_of(near, durable, every=3, retention=Retention())
     save(checkpointer, 1, 2, 3, 4)
-    checkpointer._desk.promoter._settle()
+    checkpointer._context.promoter._settle()
     save(checkpointer, 5)
     assert steps(durable) == [3, 1]
     checkpointer.close()
@@ -73,7 +73,7 @@ def test_what_the_run_protects_is_durable(near, durable):
     checkpointer = checkpointer_of(near, durable, every=9, retention=Retention())
     save(checkpointer, 1, 2)
     save(checkpointer, 3, keep=[CheckpointId(1, 2)])
-    checkpointer._desk.promoter._settle()
+    checkpointer._context.promoter._settle()
     assert steps(durable) == [2, 1]
     checkpointer.close()
 
@@ -81,8 +81,8 @@ def test_what_the_run_protects_is_durable(near, durable):
 def test_an_older_life_cannot_promote(near, durable):
     checkpointer = checkpointer_of(near, durable, every=9)
     save(checkpointer, 1, 2)
-    checkpointer._desk.promoter._settle()
-    claim(durable, None, cause="test", clock=checkpointer._desk.clock)
+    checkpointer._context.promoter._settle()
+    claim(durable, None, cause="test", clock=checkpointer._context.clock)
     with pytest.raises(Fenced):
         checkpointer.close()
     assert steps(durable) == [1]
@@ -96,13 +96,13 @@ def test_a_failed_promotion_fails_no_save_and_is_owed_by_the_next(near):
     checkpointer.resume({})
     durable.is_down = True
     save(checkpointer, 1)
-    checkpointer._desk.promoter._settle()
+    checkpointer._context.promoter._settle()
     failed = [one for one in told if isinstance(one, events.PromotionFailed)]
     assert [one.checkpoint for one in failed] == ["checkpoint-1-g1"]
     assert "only in the near tier" in failed[0].message()
     durable.is_down = False
     save(checkpointer, 2)
-    checkpointer._desk.promoter._settle()
+    checkpointer._context.promoter._settle()
     assert steps(durable) == [2]
     checkpointer.close()
 
@@ -132,7 +132,7 @@ def failing_at(durable, *cut, every=9):
     for step in range(1, 5):
         durable.is_down = step in cut
         save(checkpointer, step, keep=[CheckpointId(1, 2)] if step >= 2 else [])
-        checkpointer._desk.promoter._settle()
+        checkpointer._context.promoter._settle()
     return checkpointer, told
 
 
@@ -159,7 +159,7 @@ def test_a_run_whose_best_is_near_alone_does_not_end_well():
 def test_one_that_is_damaged_near_holds_up_no_other_and_is_told_and_stays():
     durable = Failing()
     checkpointer, told = failing_at(durable, 2, 3, 4)
-    promoter = checkpointer._desk.promoter
+    promoter = checkpointer._context.promoter
     near, best = promoter._tiers.near, CheckpointId(1, 2)
     key = best.key(read_manifest(near, best).files[0].name)
     whole = near.objects[key]
@@ -236,10 +236,10 @@ def test_time_and_count_each_ask_for_what_is_durable(tiering, at, near, durable)
     checkpointer.resume({})
     for step in range(1, 7):
         save(checkpointer, step)
-        checkpointer._desk.promoter._settle()
+        checkpointer._context.promoter._settle()
         clock.sleep(29 if step < 4 else 31)
     checkpointer._persister.close()
-    checkpointer._desk.close()
+    checkpointer._context.close()
     assert steps(durable) == at[::-1]
 
 

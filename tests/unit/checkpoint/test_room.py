@@ -130,7 +130,7 @@ def test_what_is_in_the_way_of_a_save_goes_once(room):
     steps.get("b", 2 * PAGE)
     saves.get("a", 4 * PAGE)
     assert needed == [2 * PAGE]
-    assert not steps._held
+    assert not steps._buffers
     with pytest.raises(ConfigError):
         saves.get("c", PAGE)
 

@@ -291,7 +291,7 @@ def test_the_key_is_shown_nowhere(caplog):
     with pytest.raises(SignatureRefused) as caught:
         read(store, CheckpointId(2, 2), signing=SIGNING)
     everything = [*map(repr, store.objects.items()), *told, repr(SIGNING), str(caught.value)]
-    everything += [repr(open_one(store, SIGNING)._desk), caplog.text, caught.value.hint]
+    everything += [repr(open_one(store, SIGNING)._context), caplog.text, caught.value.hint]
     everything += [repr(write_launch(LaunchEnv(World(), require_signature=True)))]
     for form in (SECRET, SECRET.encode().hex(), repr(SECRET.encode())):
         assert [one for one in everything if form in one] == []

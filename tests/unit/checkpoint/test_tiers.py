@@ -117,7 +117,7 @@ def test_damage_of_what_is_near_alone_costs_the_steps_since_the_one_before(near,
     again = CheckpointEngine(desk_over(near, durable))
     assert again.resume({}).step == 1
     again.close()
-    checkpointer._desk.close()
+    checkpointer._context.close()
 
 
 def test_damage_near_is_never_promoted(near, durable):
@@ -134,7 +134,7 @@ def test_damage_near_is_never_promoted(near, durable):
 def test_without_its_near_tier_a_run_goes_on_from_the_durable_one(near, durable):
     expected = train(near, durable).final
     checkpointer = checkpointer_of(MemoryStore("test://gone"), durable, every=9)
-    checkpointer._desk.close()
+    checkpointer._context.close()
     checkpointer._persister.close()
     life = train(MemoryStore("test://new"), durable, until=6)
     assert life.started_at == 4
@@ -155,7 +155,7 @@ def test_what_an_older_life_left_near_does_not_outrank_a_newer_life_elsewhere(ne
     """This host's life 1 got to step 4 near; life 2 ran on another host, from step 2."""
     checkpointer = checkpointer_of(near, durable, every=2)
     save(checkpointer, 1, 2, 3)
-    checkpointer._desk.promoter._settle()
+    checkpointer._context.promoter._settle()
     elsewhere = checkpointer_of(MemoryStore("test://elsewhere"), durable, every=1)
     save(elsewhere, 3)
     elsewhere.close()
@@ -203,7 +203,7 @@ def test_what_a_prune_took_for_leftovers_of_an_older_one_is_brought_again(near):
     second = CheckpointId(1, 2)
     for step, keep in ((1, ()), (2, ()), (3, [CheckpointId(1, 3)]), (4, [second])):
         save(checkpointer, step, keep=keep)
-        checkpointer._desk.promoter._settle()
+        checkpointer._context.promoter._settle()
     manifest = read_manifest(durable, second)
     names = {one.name for one in manifest.files if not one.origin}
     names.add(signature_name(manifest.root))

@@ -169,7 +169,7 @@ def test_standings_of_many_hosts_are_one_question(hosts):
         other.elsewhere.tell(WAITING)
     elsewhere, store = mine.elsewhere, Counted(mine.elsewhere._store)
     deadline = time.monotonic() + 20
-    while len(elsewhere._heard) < len(others):
+    while len(elsewhere._peer_statuses) < len(others):
         elsewhere._listen(store)
         assert time.monotonic() < deadline
     asked.clear()

@@ -67,7 +67,7 @@ def heard(tmp_path):
 
 
 def page(metrics):
-    return figures(metrics._board.page())
+    return figures(metrics._registry.page())
 
 
 def test_restarts_are_counted_by_the_cause_of_the_failure_and_preemptions_apart(heard):
@@ -119,7 +119,7 @@ def test_work_at_risk_is_weighed_by_what_is_durable_now():
 def test_what_is_no_cause_of_ours_is_no_label(heard):
     metrics, _ = heard(*(reaction("failed", f"token-{n}", "Restart") for n in range(50)))
     assert page(metrics)['resilient_restarts_total{cause="other"}'] == 50
-    assert "token" not in metrics._board.page()
+    assert "token" not in metrics._registry.page()
 
 
 def test_it_is_well_while_the_agent_moves_and_not_when_it_stands_or_gave_up(heard, tmp_path):

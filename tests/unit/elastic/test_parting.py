@@ -281,7 +281,7 @@ def test_a_request_for_all_stays_one_whatever_else_comes():
 @pytest.mark.parametrize(("number", "is_for_all"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
 def test_who_sits_at_a_terminal_means_the_whole_run(number, is_for_all):
     stops = StopSignals(OwnClock())
-    stops._heard(number, None)
+    stops._handle_signal(number, None)
     assert stops.request.is_for_all is is_for_all
 
 

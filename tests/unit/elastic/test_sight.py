@@ -121,7 +121,7 @@ def test_what_a_suspension_made_long_is_not_learned(host):
     host.pulse.begin_step()
     assert host.look() is None
     assert host.health.look({0: os.getpid()}, [0]) is None
-    learned = host.health._learned.longest_seconds[Phase.STEP]
+    learned = host.health._learned_deadlines.longest_seconds[Phase.STEP]
     assert learned < 5
     # A step that really took longer than any is.
     host.look(for_seconds=FLOOR_SECONDS - 1)
@@ -130,7 +130,7 @@ def test_what_a_suspension_made_long_is_not_learned(host):
     host.look()
     host.pulse.begin_step()
     host.look(for_seconds=1)
-    assert host.health._learned.longest_seconds[Phase.STEP] == learned
+    assert host.health._learned_deadlines.longest_seconds[Phase.STEP] == learned
 
 
 def test_a_longer_one_that_nobody_missed_counts_again():

@@ -276,9 +276,9 @@ def test_nothing_is_remembered_of_memory_that_a_file_no_longer_has():
     trained.step()
     trained.files(arena, World(), recall)
     trained.files(arena, World(), recall)
-    assert len(arena.splits._known) > 0
+    assert len(arena.splits._schedules) > 0
     arena.close()
-    assert len(arena.splits._known) == 0
+    assert len(arena.splits._schedules) == 0
     assert trained.files(arena, World(), recall) == trained.files(StagingBuffers(), World())
 
 
