@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "signals before the agent's start are forgotten",
         "resilient/elastic/signals.py",
-        "            self._heard(early, None)\n",
+        "            self._handle_signal(early, None)\n",
         "            pass\n",
         "tests/unit/elastic/test_stops.py",
         promise="Stops and hangs",
@@ -258,7 +258,7 @@ MUTANTS = [
     Mutant(
         "a host whose ranks wait for another host is charged",
         "resilient/elastic/attempt_monitor.py",
-        "if hang is None or self._elsewhere.has_culprit(hang):",
+        "if hang is None or self._peer_hangs.has_culprit(hang):",
         "if hang is None:",
         "tests/process/test_hang_of_two_hosts.py",
     ),
@@ -325,14 +325,14 @@ MUTANTS = [
         "the ranks of a leaving host inform the others before the agent",
         "resilient/elastic/attempt_monitor.py",
         (
-            "            self._members.part(self._told)\n"
-            "            write_stop_request(self._notes, self._told)\n"
+            "            self._members.part(self._stop_request)\n"
+            "            write_stop_request(self._notes, self._stop_request)\n"
             "        self._group.signal(signal.SIGTERM)\n"
         ),
         (
-            "            write_stop_request(self._notes, self._told)\n"
+            "            write_stop_request(self._notes, self._stop_request)\n"
             "        self._group.signal(signal.SIGTERM)\n"
-            "        self._members.part(self._told or self._stops.request)\n"
+            "        self._members.part(self._stop_request or self._stops.request)\n"
         ),
         "tests/unit/elastic/test_parting.py",
     ),
@@ -353,7 +353,7 @@ MUTANTS = [
     Mutant(
         "a later stop of all hosts is not passed on",
         "resilient/elastic/attempt_monitor.py",
-        "            if is_told and self._stops.request is not self._told:\n",
+        "            if is_told and self._stops.request is not self._stop_request:\n",
         "            if False:\n",
         "tests/unit/elastic/test_parting.py",
     ),

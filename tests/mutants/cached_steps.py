@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(
         "a slot counts as valid while it is overwritten",
         "resilient/checkpoint/daemon/step_slots.py",
-        "            self._said[:_WORD_BYTES] = _VOID\n",
+        "            self._message[:_WORD_BYTES] = _VOID\n",
         "            pass\n",
         "tests/process/test_held_steps.py -k overwritten",
         promise="Failures of processes",
@@ -31,7 +31,7 @@ MUTANTS = [
     Mutant(
         "an invalidated step is committed",
         "resilient/checkpoint/daemon/step_cache.py",
-        "        for slots in self._slates:\n            slots.invalidate()\n",
+        ("        for slots in self._slots:\n            slots.invalidate()\n"),
         "        pass\n",
         "tests/process/test_held_steps.py -k given_up",
         promise="Failures of processes",
@@ -47,10 +47,10 @@ MUTANTS = [
     Mutant(
         "a cached step is published before it is complete",
         "resilient/checkpoint/daemon/step_slots.py",
-        "        self._said[_HEAD_BYTES:end] = message\n",
+        "        self._message[_HEAD_BYTES:end] = message\n",
         (
-            '        self._said[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")\n'
-            "        self._said[_HEAD_BYTES:end] = message\n"
+            '        self._message[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")\n'
+            "        self._message[_HEAD_BYTES:end] = message\n"
         ),
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",
@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant(
         "ledger rows continue those of another segment",
         "resilient/checkpoint/daemon/step_slots.py",
-        "            self._of == _beginning(segment)\n            and ",
+        ("            self._source == _beginning(segment)\n            and "),
         "            ",
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",
@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant(
         "a longer note overwrites the next one",
         "resilient/checkpoint/daemon/step_slots.py",
-        "len(note) <= self._known[name].room_bytes",
+        "len(note) <= self._puts[name].room_bytes",
         "bool(note)",
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",

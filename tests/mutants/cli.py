@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "ckpt prune checks only the generation number",
         "cli/resilient_cli/commands/prune.py",
-        "apply_plan(store, found, mine, token)",
-        "apply_plan(store, found, mine)",
+        "apply_plan(store, scan, claim, token)",
+        "apply_plan(store, scan, claim)",
         "tests/unit/checkpoint/test_fence_token.py -k prune_planned",
     ),
     Mutant(
@@ -75,8 +75,8 @@ MUTANTS = [
     Mutant(
         "a writer on a silent host counts as dead",
         "cli/resilient_cli/liveness.py",
-        "    return LivenessReport(LivenessState.UNKNOWN, why, agent, told_ms)\n",
-        "    return LivenessReport(LivenessState.DEAD, why, agent, told_ms)\n",
+        "    return LivenessReport(LivenessState.UNKNOWN, reason, agent, told_ms)\n",
+        "    return LivenessReport(LivenessState.DEAD, reason, agent, told_ms)\n",
         "tests/cli/test_unlocking.py -k elsewhere",
         promise="Writer lockout",
     ),
@@ -99,7 +99,7 @@ MUTANTS = [
     Mutant(
         "an answer shows the signature of a URL",
         "cli/resilient_cli/output.py",
-        "    if not answer.is_verbatim:\n        answer = _cleared(answer)\n",
+        ("    if not answer.is_verbatim:\n        answer = _redact(answer)\n"),
         "",
         "tests/cli/test_canary.py -k no_signature",
         promise="Storage",

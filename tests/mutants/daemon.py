@@ -15,15 +15,15 @@ MUTANTS = [
     Mutant(
         "a rank's death before the hand-over is not reported to its peers",
         "resilient/checkpoint/daemon/session.py",
-        "        kv_store.will(comms.key(agreement, who), json.dumps(value).encode())\n",
+        "        kv_store.will(comms.key(agreement, author), json.dumps(value).encode())\n",
         "        pass\n",
         "tests/process/test_keeper_alone.py -k heard_of_at_once",
     ),
     Mutant(
         "the coordinator's death before the hand-over is reported under an unread key",
         "resilient/checkpoint/daemon/session.py",
-        'who, value = "ruling", value | {"rank": 0}',
-        "who = 0",
+        'author, value = "ruling", value | {"rank": 0}',
+        "author = 0",
         "tests/process/test_keeper_alone.py -k heard_of_at_once",
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "training does not wait while state is streamed",
         "resilient/checkpoint/daemon/client.py",
-        "            self._ended = capture_failure(self._see_to_its_end)\n",
+        "            self._result = capture_failure(self._see_to_its_end)\n",
         "            pass\n",
         "tests/process/test_keeper_streams.py -k one_moment",
     ),
@@ -136,11 +136,11 @@ MUTANTS = [
         "a streamed file that was not copied in time counts as received",
         "resilient/checkpoint/daemon/connection.py",
         (
-            "        if not wanted.is_there.wait(self._within_seconds):\n"
-            '            raise DeadlineExceeded(f"`{wanted.file}` was not copied in time")\n'
+            "        if not request.is_there.wait(self._within_seconds):\n"
+            '            raise DeadlineExceeded(f"`{request.file}` was not copied in time")\n'
             "        self._require()\n"
         ),
-        "        wanted.is_there.wait(self._within_seconds)\n",
+        "        request.is_there.wait(self._within_seconds)\n",
         "tests/unit/checkpoint/test_stream.py",
         promise="Saver daemon",
     ),
@@ -234,7 +234,7 @@ MUTANTS = [
     Mutant(
         "the daemon exits without its save in flight",
         "resilient/checkpoint/daemon/server.py",
-        "    is_done = daemon.settle(given.linger_seconds)\n",
+        "    is_done = daemon.settle(options.linger_seconds)\n",
         "    is_done = True\n",
         "tests/process/test_keeper_alone.py -k lets_the_save_in_flight_land",
         promise="Saver daemon",
@@ -332,9 +332,9 @@ MUTANTS = [
         "resilient/storage/shared_memory.py",
         (
             "        if buffer is None or len(buffer) < size_bytes:\n"
-            "            buffer = self._held[name] = private(size_bytes)\n"
+            "            buffer = self._buffers[name] = private(size_bytes)\n"
         ),
-        '        held = self._held[f"{name} {len(self._held)}"] = private(size_bytes)\n',
+        '        buffer = self._buffers[f"{name} {len(self._buffers)}"] = private(size_bytes)\n',
         "tests/gang/test_field_bugs_elastic.py -k 104143",
     ),
     Mutant(
@@ -415,7 +415,7 @@ MUTANTS = [
     Mutant(
         "other processes do not see that a step is cached",
         "resilient/checkpoint/daemon/server.py",
-        "                marks.enter_context(self._room.saving(url))\n",
+        "                marks.enter_context(self._quota.saving(url))\n",
         "                pass\n",
         "tests/process/test_held_steps.py -k agent_was_killed",
         promise="Failures of processes",
@@ -431,7 +431,7 @@ MUTANTS = [
     Mutant(
         "memory that the daemon gave to a save is used",
         "resilient/checkpoint/daemon/memory.py",
-        "no longer has what there was.\n            self._held.pop(name, None)\n",
+        ("no longer has what there was.\n            self._buffers.pop(name, None)\n"),
         "no longer has what there was.\n",
         "tests/unit/checkpoint/test_room.py",
         promise="Failures of processes",
@@ -463,7 +463,7 @@ MUTANTS = [
     Mutant(
         "a cached step is committed before the save in flight",
         "resilient/checkpoint/daemon/session.py",
-        "if self._whole and not self._settled(self):",
+        "if self._whole and not self._on_settled(self):",
         "if False:",
         "tests/process/test_held_steps.py -k newest_save",
         promise="Failures of processes",
@@ -479,7 +479,7 @@ MUTANTS = [
     Mutant(
         "a check of the daemon waits for it",
         "resilient/checkpoint/daemon/connection.py",
-        "if not self._there.poll(0) or ",
+        "if not self._poll.poll(0) or ",
         "if ",
         "tests/unit/checkpoint/test_conversation.py",
     ),

@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant(
         "a step whose commit is in doubt can be saved again",
         "resilient/checkpoint_engine.py",
-        "            self._handed.add(checkpoint)\n",
+        "            self._saved_steps.add(checkpoint)\n",
         "",
         "tests/unit/test_failed_saves.py",
         promise="Storage",
@@ -52,8 +52,8 @@ MUTANTS = [
     Mutant(
         "resume does not require a signature",
         "resilient/checkpoint_engine.py",
-        "self._desk.read_request(names, ",
-        "replace(self._desk, signing=type(self._desk.signing)()).read_request(names, ",
+        "self._context.read_request(names, ",
+        "replace(self._context, signing=type(self._context.signing)()).read_request(names, ",
         "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py",
     ),
     Mutant(
@@ -117,14 +117,14 @@ MUTANTS = [
     Mutant(
         "random state is not saved",
         "resilient/checkpointer.py",
-        "self._given, rank_group.world.size, rng=self._rng)",
-        "self._given, rank_group.world.size, rng=False)",
+        "self._objects, rank_group.world.size, rng=self._rng)",
+        "self._objects, rank_group.world.size, rng=False)",
         "tests/unit/test_loop.py",
     ),
     Mutant(
         "replicas are saved without aligned buffers",
         "resilient/checkpointer.py",
-        "        tracked.align()\n",
+        "                tracked.align()\n",
         "",
         "tests/process/test_loop_killed.py -k layout",
     ),
@@ -187,8 +187,8 @@ MUTANTS = [
     Mutant(
         "an optimizer in a part does not wait for the copy",
         "resilient/checkpointer.py",
-        "for optimizer in map(unwrap, self._given.values())\n            if",
-        "for optimizer in self._given.values() if",
+        ("for optimizer in map(unwrap, self._objects.values())\n            if"),
+        "for optimizer in self._objects.values() if",
         "tests/unit/test_loop_misuse.py -k waits_for",
         promise="Failures of processes",
     ),
@@ -203,14 +203,14 @@ MUTANTS = [
     Mutant(
         "any value of retention is accepted",
         "resilient/engine_factory.py",
-        "    if isinstance(wished, Mapping):\n        return parse_retention(wished)\n",
-        "    if isinstance(wished, Mapping):\n        return wished\n",
+        ("    if isinstance(option, Mapping):\n        return parse_retention(option)\n"),
+        ("    if isinstance(option, Mapping):\n        return option\n"),
         "tests/unit/test_options.py -k limit",
     ),
     Mutant(
         "the last checkpoint is not promoted",
         "resilient/checkpoint_engine.py",
-        "            self._desk.finish(is_closing=True)\n",
+        "            self._context.finish(is_closing=True)\n",
         "",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
@@ -225,7 +225,7 @@ MUTANTS = [
         "an attempt that failed to start can save",
         "resilient/checkpoint_engine.py",
         "        generation, began_seconds = self._begun(), ",
-        "        generation, began_seconds = self._life or start_generation(self._desk, ResumeChoice(None, ()), 'x'), ",
+        "        generation, began_seconds = self._generation or start_generation(self._context, ResumeChoice(None, ()), 'x'), ",
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(

@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "a store with several winners of a create counts as exclusive",
         "resilient/checkpoint/fencing.py",
-        "    return len(won) == 1 and kept == won[0]\n",
-        "    return bool(won) and kept in won\n",
+        "    return len(winners) == 1 and kept == winners[0]\n",
+        "    return bool(winners) and kept in winners\n",
         "tests/unit/checkpoint/test_abilities.py",
     ),
     Mutant(

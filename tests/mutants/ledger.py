@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "steps of a former ledger chain are reported",
         "resilient/train/ledger.py",
-        "self._of is None or self._of[0] is not chain or self._of[1] is not entries",
-        "self._of is None",
+        "self._source is None or self._source[0] is not chain or self._source[1] is not entries",
+        "self._source is None",
         "tests/unit/train/test_peeking.py",
         promise="Sample ledger and loss guard",
     ),

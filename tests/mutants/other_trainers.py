@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "the optimizer state of another model is imported",
         "resilient/train/hf_interop/conversion.py",
-        "    if held != trained:\n",
+        "    if parameter_names != trained:\n",
         "    if False:\n",
         "tests/unit/train/interop/test_sharded_folders.py",
         promise="Start and resume",
@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "Transformers forgets accumulated losses at resume",
         "resilient/integrations/transformers.py",
-        "        self._gathered = state\n",
-        "        self._gathered = None\n",
+        "        self._gathered_state = state\n",
+        "        self._gathered_state = None\n",
         "tests/process/test_adapters.py -k every_checkpoint",
     ),
     Mutant(
@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "Lightning saves the last batch of an epoch before validation",
         "resilient/integrations/lightning.py",
-        "is_due = self._every and not is_last and ",
-        "is_due = self._every and ",
+        "            and not is_last\n",
+        "",
         "tests/process/test_adapters.py -k every_checkpoint",
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = [
     Mutant(
         "Lightning loads a damaged checkpoint named by fit()",
         "resilient/integrations/lightning.py",
-        "        if self._judged is None or self._judged.refusal is None:\n",
+        "        if self._best_checkpoint is None or self._best_checkpoint.refusal is None:\n",
         "        if True:\n",
         "tests/process/test_lightning_judge.py -k passed_over",
     ),

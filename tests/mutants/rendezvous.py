@@ -24,7 +24,7 @@ MUTANTS = [
     Mutant(
         "a last message is sent although its key was already posted",
         "resilient/distributed/kv_store.py",
-        "            wills.pop(key, None)\n",
+        "            notices.pop(key, None)\n",
         "",
         "tests/contract/test_comms.py",
         promise="Saver daemon",
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "a host's heartbeat is judged by its own clock",
         "resilient/elastic/rendezvous/connect.py",
-        "            beats[node] = self._seen[node].ours\n",
+        "            beats[node] = self._last_state[node].ours\n",
         "            pass\n",
         "tests/unit/elastic/test_heartbeats_seen.py -k change",
         promise="Simulator",
@@ -279,15 +279,15 @@ MUTANTS = [
     Mutant(
         "hosts continue without a known stop request",
         "resilient/elastic/rendezvous/roster.py",
-        "bool(asked) and all(",
+        "bool(scopes) and all(",
         "all(",
         "tests/unit/elastic/test_parting.py",
     ),
     Mutant(
         "hosts continue although the whole run must stop",
         "resilient/elastic/rendezvous/roster.py",
-        "how == LeaveScope.ALONE.value for how in asked",
-        "bool(how) for how in asked",
+        "scope == LeaveScope.ALONE.value for scope in scopes",
+        "bool(scope) for scope in scopes",
         "tests/unit/elastic/test_parting.py",
     ),
     Mutant(
@@ -295,7 +295,7 @@ MUTANTS = [
         "resilient/elastic/rendezvous/roster.py",
         (
             "        if is_served_here(self._handler):\n"
-            "            how = LeaveScope.WITH_RENDEZVOUS\n"
+            "            scope = LeaveScope.WITH_RENDEZVOUS\n"
         ),
         "",
         "tests/unit/elastic/test_parting.py",
@@ -331,7 +331,7 @@ MUTANTS = [
     Mutant(
         "a host that left as requested is reported as lost",
         "resilient/elastic/rendezvous/roster.py",
-        " for node in self._missing() if node not in self._parted]",
+        " for node in self._missing() if node not in self._left_nodes]",
         " for node in self._missing()]",
         "tests/unit/elastic/test_parting.py",
     ),

@@ -54,15 +54,15 @@ MUTANTS = [
     Mutant(
         "damaged parity counts as whole",
         "resilient/checkpoint/restore/reconstruct.py",
-        "    hit = sum(number in damaged.get(share, ()) for share in group.shares)",
-        "    hit = sum(number in damaged.get(share, ()) for share in group.files)",
+        "    damaged_shares = sum(number in damaged.get(share, ()) for share in group.shares)",
+        "    damaged_shares = sum(number in damaged.get(share, ()) for share in group.files)",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),
     Mutant(
         "losses are counted per file, not per chunk",
         "resilient/checkpoint/restore/reconstruct.py",
-        "    hit = sum(number in damaged.get(share, ()) for share in group.shares)",
-        "    hit = sum(bool(damaged.get(share, ())) for share in group.shares)",
+        "    damaged_shares = sum(number in damaged.get(share, ()) for share in group.shares)",
+        "    damaged_shares = sum(bool(damaged.get(share, ())) for share in group.shares)",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "a deep verify compares no region digests",
         "resilient/checkpoint/verify.py",
-        "            if region.file == entry.name and digest_bytes(held) != region.digest:\n",
+        "            if region.file == entry.name and digest_bytes(region_bytes) != region.digest:\n",
         "            if False:\n",
         "tests/unit/checkpoint/test_deep.py",
     ),
@@ -188,15 +188,15 @@ MUTANTS = [
     Mutant(
         "ckpt verify --sample reads the same chunks each time",
         "resilient/checkpoint/verify.py",
-        "chosen = random.sample(chunks, min(len(chunks), int(wanted)))",
-        "chosen = chunks[: min(len(chunks), int(wanted))]",
+        "selected = random.sample(chunks, min(len(chunks), int(chunk_count)))",
+        "selected = chunks[: min(len(chunks), int(chunk_count))]",
         "tests/unit/checkpoint/test_verify_sampling.py -k others_each_time",
     ),
     Mutant(
         "ckpt verify --sample of few chunks reads none",
         "resilient/checkpoint/verify.py",
-        "wanted = -(-len(chunks) * share // 1)",
-        "wanted = len(chunks) * share // 1",
+        "chunk_count = -(-len(chunks) * share // 1)",
+        "chunk_count = len(chunks) * share // 1",
         "tests/unit/checkpoint/test_verify_sampling.py -k others_each_time",
     ),
     Mutant(

@@ -142,8 +142,8 @@ MUTANTS = [
     Mutant(
         "the agent rejects the --resume folder of a job that has saved",
         "resilient/elastic/resume_check.py",
-        "if wish in (AUTO, NEVER) or _may_continue(start):",
-        "if wish in (AUTO, NEVER):",
+        "if resume_option in (AUTO, NEVER) or _may_continue(start):",
+        "if resume_option in (AUTO, NEVER):",
         "tests/unit/elastic/test_resume_check.py -k continued_job",
     ),
     Mutant(

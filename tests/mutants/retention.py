@@ -107,8 +107,8 @@ MUTANTS = [
     Mutant(
         "save_total_limit=0 means no limit",
         "resilient/checkpoint/retention.py",
-        "    if keep_last is not None:\n        given",
-        "    if keep_last:\n        given",
+        ("    if keep_last is not None:\n        policies"),
+        ("    if keep_last:\n        policies"),
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Field bugs",
     ),
@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "a damaged best checkpoint is not reported",
         "resilient/checkpoint/retention.py",
-        "            if problem and whole < wanted.count:",
+        "            if problem and whole < policy.count:",
         "            if False:",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
@@ -147,8 +147,8 @@ MUTANTS = [
     Mutant(
         "keep_best keeps the worst checkpoints",
         "resilient/checkpoint/retention.py",
-        "sign = -1 if wanted.rises else 1",
-        "sign = 1 if wanted.rises else -1",
+        "sign = -1 if policy.rises else 1",
+        "sign = 1 if policy.rises else -1",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
     ),
@@ -171,8 +171,8 @@ MUTANTS = [
     Mutant(
         "retention deletes the newest checkpoint first",
         "resilient/checkpoint/retention.py",
-        "for checkpoint in reversed(everything) if checkpoint not in reasons\n        )",
-        "for checkpoint in everything if checkpoint not in reasons)",
+        ("for checkpoint in reversed(checkpoints) if checkpoint not in reasons\n        )"),
+        "for checkpoint in checkpoints if checkpoint not in reasons)",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
     ),

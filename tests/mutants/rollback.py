@@ -93,7 +93,7 @@ MUTANTS = [
         "an undo returns to the start of the attempt before",
         "resilient/checkpoint/reflog.py",
         "            if own:\n",
-        "            if own and self._lives[number].parent:\n",
+        "            if own and self._generations[number].parent:\n",
         "tests/unit/checkpoint/test_going_back.py -k one_after_the_other",
     ),
     Mutant(
@@ -153,10 +153,10 @@ MUTANTS = [
     Mutant(
         "ckpt cp copies the manifest before the files",
         "resilient/checkpoint/replicate.py",
-        "    for entry in shipment.missing:\n        _carry(",
+        ("    for entry in plan.missing:\n        _carry("),
         (
-            "    put_manifest(target, manifest.checkpoint.manifest_key, shipment.data)\n"
-            "    for entry in shipment.missing:\n"
+            "    put_manifest(target, manifest.checkpoint.manifest_key, plan.data)\n"
+            "    for entry in plan.missing:\n"
             "        _carry("
         ),
         "tests/unit/checkpoint/test_mirroring.py -k whenever_it_dies",
@@ -164,15 +164,15 @@ MUTANTS = [
     Mutant(
         "ckpt cp leaves out the ledger",
         "resilient/checkpoint/replicate.py",
-        "    for segment in shipment.segments:\n",
+        "    for segment in plan.segments:\n",
         "    for segment in ():\n",
         "tests/unit/checkpoint/test_mirroring.py -k ledger",
     ),
     Mutant(
         "ckpt cp copies only the records of the line of descent",
         "resilient/checkpoint/replicate.py",
-        "(*shipment.lives, *shipment.others)",
-        "shipment.lives",
+        "(*plan.lives, *plan.others)",
+        "plan.lives",
         "tests/cli/test_audited_lives.py -k elsewhere",
     ),
 ]

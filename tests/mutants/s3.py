@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "the checksum header is not signed",
         "resilient/storage/s3_client.py",
-        "        more = {**asked.signed, **proof.headers}\n",
-        "        more = {**asked.signed}\n",
+        "        more = {**request.signed, **proof.headers}\n",
+        "        more = {**request.signed}\n",
         "tests/unit/storage/test_s3_checksums.py --timeout 30 -k says_again",
         promise="S3",
     ),
@@ -110,8 +110,8 @@ MUTANTS = [
     Mutant(
         "a body is sent without its signed digest",
         "resilient/storage/s3_client.py",
-        "summed(asked.body) if asked.is_summed else signed(asked.body)",
-        "summed(asked.body)",
+        "summed(request.body) if request.is_summed else signed(request.body)",
+        "summed(request.body)",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k its_digest",
         promise="S3",
     ),

@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint refers to any number of folders",
         "resilient/checkpoint/save/dedup.py",
-        "kept = [match for match in matches if origin_of(match.place.file) in few]",
+        "kept = [match for match in matches if origin_of(match.place.file) in largest]",
         "kept = matches",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),

@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         "moments of sharded parameters are loaded whole",
         "resilient/state_dict/optimizer.py",
-        'return self._held.get(name) if place == "state" and kind != "step" else None',
+        'return self._tensors.get(name) if place == "state" and kind != "step" else None',
         "return None",
         "tests/unit/state_dict/test_optimizer.py",
     ),
@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "parts that share memory are read in place",
         "resilient/state_dict/load.py",
-        "            found |= {part, whose}\n",
+        "            found |= {part, owner}\n",
         "            pass\n",
         "tests/unit/state_dict/test_berths.py",
     ),
@@ -353,7 +353,7 @@ MUTANTS = [
         "a stage saves only its own names of optimizer groups",
         "resilient/state_dict/pipeline.py",
         '            {**group, "params": names}\n',
-        '            {**group, "params": [one for one in names if one in held]}\n',
+        '            {**group, "params": [one for one in names if one in mapped_state]}\n',
         "tests/unit/state_dict/test_staged.py",
     ),
     Mutant(

@@ -196,8 +196,8 @@ MUTANTS = [
     Mutant(
         "threads continue after an error",
         "resilient/storage/transfer.py",
-        "return None if self.failed else (next(self._left),)",
-        "return (next(self._left),)",
+        "return None if self.failed else (next(self._pending),)",
+        "return (next(self._pending),)",
         "tests/unit/storage/test_pool.py tests/unit/checkpoint/test_write.py",
     ),
     Mutant(

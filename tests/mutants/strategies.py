@@ -137,7 +137,7 @@ MUTANTS = [
         "gradient ranges are cut at any sample",
         "resilient/strategies/canonical/tree_reduce.py",
         "        cuts.append(max(cuts[-1], nearest))\n",
-        "        cuts.append(int(wanted))\n",
+        "        cuts.append(int(target))\n",
         "tests/property/test_canonical_tree.py",
     ),
     Mutant(

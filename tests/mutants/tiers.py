@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint in promotion is deleted from the near tier",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._on_its_way)",
-        "(*owed, *self._on_its_way[1:])",
+        "(*owed, *self._pending_ids)",
+        "(*owed, *self._pending_ids[1:])",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "near files of another host are used for any attempt",
         "resilient/checkpoint/tiers/tiered_store.py",
-        "        if not number or (source.url, number) in self._shared_lives:\n",
+        "        if not number or (source.url, number) in self._shared_generations:\n",
         "        if not number or source is not self.near:\n",
         "tests/gang/test_near_per_host.py",
     ),
@@ -201,29 +201,29 @@ MUTANTS = [
     Mutant(
         "a run succeeds with its best checkpoint in the near tier only",
         "resilient/checkpoint/promotion.py",
-        "sorted({newest, *self._keep} - self._done)",
-        "sorted({newest} - self._done)",
+        "sorted({newest, *self._keep} - self._promoted)",
+        "sorted({newest} - self._promoted)",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
         "one damaged checkpoint stops all later promotions",
         "resilient/checkpoint/promotion.py",
-        "                self._damaged[checkpoint] = error\n",
-        "                self._damaged[checkpoint] = error\n                break\n",
+        "                self._errors[checkpoint] = error\n",
+        ("                self._errors[checkpoint] = error\n                break\n"),
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
         "one damaged checkpoint starts a promotion at each save",
         "resilient/checkpoint/promotion.py",
-        "if any(candidate not in self._damaged for candidate in owed):",
+        "if any(candidate not in self._errors for candidate in owed):",
         "if owed:",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
         "a damaged checkpoint is deleted from the near tier before its repair",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._on_its_way)",
-        "tuple(self._on_its_way)",
+        "(*owed, *self._pending_ids)",
+        "tuple(self._pending_ids)",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(

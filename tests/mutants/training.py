@@ -23,8 +23,8 @@ MUTANTS = [
     Mutant(
         "a rank stops at its own step instead of the agreed one (simulator)",
         "resilient/train/preemption.py",
-        "self._agree(max((step, batch) for step, batch in turns))",
-        "self._agree(self._entered)",
+        "self._agree(max((step, batch) for step, batch in positions))",
+        "self._agree(self._position)",
         "tests/simulation -k slice",
         promise="Simulator",
     ),
@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(
         "prefetched micro-batches are counted in reverse order",
         "resilient/train/data/streaming.py",
-        "self._given.append((taken, state))",
-        "self._given.appendleft((taken, state))",
+        "self._handed_out.append((taken, state))",
+        "self._handed_out.appendleft((taken, state))",
         "tests/process/test_tensor_streams.py -k killed_in_a_stream",
     ),
     Mutant(
@@ -268,7 +268,7 @@ MUTANTS = [
     Mutant(
         "rows of one tensor-parallel group replace those of others",
         "resilient/train/evaluation/gather.py",
-        "torch.cat(cut[:: everyone // ranks])",
+        "torch.cat(cut[:: rank_count // ranks])",
         "torch.cat(cut[:ranks])",
         "tests/process/test_tensor_streams.py -k all_agree",
     ),
@@ -351,7 +351,7 @@ MUTANTS = [
     Mutant(
         "a rank that stops in its first step reports lost work",
         "resilient/train/preemption.py",
-        "if self._finished() <= self._durable:",
+        "if self._finished_steps() <= self._durable:",
         "if False:",
         "tests/gang/test_stop_agreement.py",
     ),
