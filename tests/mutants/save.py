@@ -20,7 +20,7 @@ MUTANTS = [
         (
             "        from resilient.format.manifest import encode\n"
             "        context.store.put(checkpoint.manifest_key, encode(job.about))\n"
-            "        mine = capture_failure(lambda: _write(context, job"
+            "        receipt = capture_failure(lambda: _write(context, job"
         ),
         "tests/crash/test_sweep.py -k one_crash",
     ),

@@ -135,7 +135,7 @@ MUTANTS = [
         "ranks take the answer of a rank without the study",
         "resilient/train/search/study.py",
         "answer = gather_objects(shown, ranks)[0]",
-        "heard = gather_objects(shown, ranks)[-1]",
+        "answer = gather_objects(shown, ranks)[-1]",
         "tests/process/test_search_together.py",
     ),
     Mutant(
