@@ -35,8 +35,8 @@ class Net(nn.Module):
 def worst_near(model: nn.Module, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the pixels moved by ``REACH`` in the direction in which the loss grows."""
     with torch.enable_grad():
-        moved = pixels.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(model(moved, labels)["loss"], moved)
+        attacked_pixels = pixels.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(attacked_pixels, labels)["loss"], attacked_pixels)
     return (pixels + REACH * slope.sign()).clamp(0, 1)
 
 
@@ -48,8 +48,8 @@ class Hardened(Trainer):
     ) -> Any:
         """Return the loss under attack; in training, its mean with the loss of the clean batch."""
         pixels, labels = inputs
-        attacked = (worst_near(model, pixels, labels), labels)
-        loss, outputs = super().compute_loss(model, attacked, return_outputs=True)
+        inputs_attacked = (worst_near(model, pixels, labels), labels)
+        loss, outputs = super().compute_loss(model, inputs_attacked, return_outputs=True)
         if model.training:
             loss = (loss + super().compute_loss(model, inputs)) / 2
         return (loss, outputs) if return_outputs else loss
@@ -65,11 +65,11 @@ def main(folder: str, steps: int) -> Trainer:
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
     torch.manual_seed(0)
-    how = {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "save_steps": 20}
-    args = TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=32, **how)
-    train, held = (Subset(data, range(*one)) for one in ((1400,), (1400, 1797)))
-    given = {"train_dataset": train, "eval_dataset": held, "compute_metrics": right}
-    trainer = Hardened(Net(), args, **given)
+    settings = {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "save_steps": 20}
+    args = TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=32, **settings)
+    train, evaluation = (Subset(data, range(*bounds)) for bounds in ((1400,), (1400, 1797)))
+    datasets = {"train_dataset": train, "eval_dataset": evaluation, "compute_metrics": right}
+    trainer = Hardened(Net(), args, **datasets)
     trainer.train()
     print(f"under attack {trainer.evaluate()['eval_accuracy']:.3f} of the digits are right")
     return trainer

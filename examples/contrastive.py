@@ -33,8 +33,8 @@ class Pairs(Dataset):
     def view(self, index: int) -> torch.Tensor:
         """Return an image shifted by at most one pixel; random numbers resume with the run."""
         moves = torch.randint(-1, 2, (2,)).tolist()
-        moved = torch.roll(self.images[index], moves, (0, 1))
-        return (moved + 0.1 * torch.randn(8, 8)).flatten()
+        shifted = torch.roll(self.images[index], moves, (0, 1))
+        return (shifted + 0.1 * torch.randn(8, 8)).flatten()
 
 
 class Encoder(nn.Module):
@@ -48,10 +48,10 @@ class Encoder(nn.Module):
         """Return vectors of length one, shape (batch, 32)."""
         return nn.functional.normalize(self.layers(pixels), dim=-1)
 
-    def forward(self, one: torch.Tensor, other: torch.Tensor) -> dict[str, torch.Tensor]:
+    def forward(self, first: torch.Tensor, second: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the loss of finding the partner of each view in the batch, in both directions."""
-        alike = self.embed(one) @ self.embed(other).T / TEMPERATURE
-        partner = torch.arange(len(one))
+        alike = self.embed(first) @ self.embed(second).T / TEMPERATURE
+        partner = torch.arange(len(first))
         loss = nn.functional.cross_entropy(alike, partner)
         return {"loss": (loss + nn.functional.cross_entropy(alike.T, partner)) / 2}
 
@@ -61,14 +61,16 @@ def main(folder: str, steps: int) -> Trainer:
     digits = load_digits()
     images = torch.tensor(digits.images / 16).float()
     torch.manual_seed(0)
-    how = {"learning_rate": 3e-3, "lr_scheduler_type": "constant", "save_steps": 20}
-    args = TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=128, **how)
+    settings = {"learning_rate": 3e-3, "lr_scheduler_type": "constant", "save_steps": 20}
+    args = TrainingArguments(folder, max_steps=steps, per_device_train_batch_size=128, **settings)
     trainer = Trainer(Encoder(), args, train_dataset=Pairs(images[:1400]))
     trainer.train()
     with torch.no_grad():
-        embedded = trainer.model.eval().embed(images.flatten(1)).numpy()
-    near = KNeighborsClassifier(5).fit(embedded[:1400], digits.target[:1400])
-    print(f"neighbours tell {near.score(embedded[1400:], digits.target[1400:]):.3f} of the digits")
+        embeddings = trainer.model.eval().embed(images.flatten(1)).numpy()
+    near = KNeighborsClassifier(5).fit(embeddings[:1400], digits.target[:1400])
+    print(
+        f"neighbours tell {near.score(embeddings[1400:], digits.target[1400:]):.3f} of the digits"
+    )
     return trainer
 
 

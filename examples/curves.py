@@ -54,9 +54,9 @@ class Curves(TrainerCallback):
         self.state = state_dict
 
 
-def right(told: Any) -> dict[str, float]:
+def right(prediction: Any) -> dict[str, float]:
     """Return the share of digits that are recognised."""
-    return {"accuracy": float((told.predictions.argmax(-1) == told.label_ids).mean())}
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 def main(folder: str, steps: int) -> Trainer:
@@ -64,11 +64,13 @@ def main(folder: str, steps: int) -> Trainer:
     torch.manual_seed(0)
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
-    train, held = (Subset(data, range(*one)) for one in ((1400,), (1400, 1797)))
-    how = {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "logging_steps": 10}
-    args = TrainingArguments(folder, max_steps=steps, eval_strategy="steps", save_steps=20, **how)
-    given = {"train_dataset": train, "eval_dataset": held, "compute_metrics": right}
-    trainer = Trainer(Net(64, 10), args, callbacks=[Curves()], **given)
+    train, evaluation = (Subset(data, range(*bounds)) for bounds in ((1400,), (1400, 1797)))
+    settings = {"learning_rate": 1e-2, "lr_scheduler_type": "constant", "logging_steps": 10}
+    args = TrainingArguments(
+        folder, max_steps=steps, eval_strategy="steps", save_steps=20, **settings
+    )
+    datasets = {"train_dataset": train, "eval_dataset": evaluation, "compute_metrics": right}
+    trainer = Trainer(Net(64, 10), args, callbacks=[Curves()], **datasets)
     trainer.train()
     return trainer
 

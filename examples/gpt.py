@@ -31,7 +31,9 @@ def read_source(limit_bytes: int = TEXT_BYTES_MAX) -> bytes:
     """Return the standard library's source in the order of file names, cut at a limit."""
     root = Path(sysconfig.get_path("stdlib"))
     parts: list[bytes] = []
-    for path in sorted(root.rglob("*.py"), key=lambda one: one.relative_to(root).as_posix()):
+    for path in sorted(
+        root.rglob("*.py"), key=lambda source_file: source_file.relative_to(root).as_posix()
+    ):
         inner = path.relative_to(root).parts
         if "site-packages" in inner or "test" in inner:
             continue
@@ -76,10 +78,10 @@ class Block(nn.Module):
         heads = (
             self.qkv(self.norm_1(x_btd)).view(batch, time, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         )
-        mixed = functional.scaled_dot_product_attention(
+        attended = functional.scaled_dot_product_attention(
             *heads, dropout_p=self.dropout if self.training else 0.0, is_causal=True
         )
-        x_btd = x_btd + self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        x_btd = x_btd + self.out(attended.transpose(1, 2).reshape(batch, time, width))
         return x_btd + self.mlp(self.norm_2(x_btd))
 
 
@@ -94,17 +96,17 @@ class Gpt(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.Sequential(*(Block(width, 4, dropout) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
-        for one in self.modules():
-            if isinstance(one, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(one.weight, std=0.02)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
 
     def forward(
         self, input_ids: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """Map int64 (batch, time) to logits (batch, time, 256), and the mean loss in nats."""
         places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        hidden = self.dropout(self.bytes(input_ids) + self.places(places))
-        logits = self.norm(self.blocks(hidden)) @ self.bytes.weight.T
+        activations = self.dropout(self.bytes(input_ids) + self.places(places))
+        logits = self.norm(self.blocks(activations)) @ self.bytes.weight.T
         if labels is None:
             return {"logits": logits}
         return {

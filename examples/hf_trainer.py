@@ -55,7 +55,9 @@ def main(folder: str, steps: int) -> None:
     trainer.add_callback(ResilientCallback(trainer, f"{folder}/checkpoints"))
     trainer.train()
     losses = [(entry["step"], entry["loss"]) for entry in trainer.state.log_history[:-1]]
-    bits = b"".join(one.detach().numpy().tobytes() for one in trainer.model.state_dict().values())
+    bits = b"".join(
+        tensor.detach().numpy().tobytes() for tensor in trainer.model.state_dict().values()
+    )
     print(f"losses {losses}, weights {hashlib.sha256(bits).hexdigest()}")
 
 

@@ -53,8 +53,8 @@ def main(folder: str, steps: int) -> Trainer:
     base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
     Trainer(base, arguments(f"{folder}/base", 60), train_dataset=Windows("argparse.py")).train()
     torch.manual_seed(1)
-    wanted = LoraConfig(r=8, lora_dropout=0.05, target_modules=["c_attn"], fan_in_fan_out=True)
-    model, text = get_peft_model(base, wanted), Windows("textwrap.py")
+    lora_config = LoraConfig(r=8, lora_dropout=0.05, target_modules=["c_attn"], fan_in_fan_out=True)
+    model, text = get_peft_model(base, lora_config), Windows("textwrap.py")
     trainer = Trainer(
         model, arguments(f"{folder}/lora", steps), train_dataset=text, eval_dataset=text
     )

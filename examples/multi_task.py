@@ -44,13 +44,19 @@ class TwoHeads(nn.Module):
         self, pixels: torch.Tensor, digit: torch.Tensor, ink: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Return the weighted loss and both predictions."""
-        seen = self.trunk(pixels)
-        told, guessed = self.heads["digit"](seen), self.heads["ink"](seen).squeeze(-1)
+        features = self.trunk(pixels)
+        digit_scores, ink_guess = (
+            self.heads["digit"](features),
+            self.heads["ink"](features).squeeze(-1),
+        )
         losses = torch.stack(
-            [nn.functional.cross_entropy(told, digit), nn.functional.mse_loss(guessed, ink)]
+            [
+                nn.functional.cross_entropy(digit_scores, digit),
+                nn.functional.mse_loss(ink_guess, ink),
+            ]
         )
         loss = (losses * torch.exp(-self.doubt) + self.doubt).sum()
-        return {"loss": loss, "digit": told, "ink": guessed}
+        return {"loss": loss, "digit": digit_scores, "ink": ink_guess}
 
 
 def main(folder: str, steps: int) -> Trainer:
@@ -65,12 +71,12 @@ def main(folder: str, steps: int) -> Trainer:
         save_steps=20,
         label_names=["digit", "ink"],
     )
-    held = Digits(1400, 1797)
-    trainer = Trainer(TwoHeads(), args, train_dataset=Digits(0, 1400), eval_dataset=held)
+    evaluation = Digits(1400, 1797)
+    trainer = Trainer(TwoHeads(), args, train_dataset=Digits(0, 1400), eval_dataset=evaluation)
     trainer.train()
-    told, guessed = trainer.predict(held).predictions
-    right = (told.argmax(-1) == held.digit.numpy()).mean()
-    off = abs(guessed - held.pixels.mean(1).numpy()).mean()
+    digits, ink = trainer.predict(evaluation).predictions
+    right = (digits.argmax(-1) == evaluation.digit.numpy()).mean()
+    off = abs(ink - evaluation.pixels.mean(1).numpy()).mean()
     print(f"{right:.3f} of the digits are right, ink is off by {off:.4f}")
     return trainer
 

@@ -39,13 +39,17 @@ def main(folder: str, steps: int) -> Trainer:
     torch.manual_seed(0)
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
-    train, held = (Subset(data, range(*one)) for one in ((1400,), (1400, 1797)))
+    train, evaluation = (Subset(data, range(*bounds)) for bounds in ((1400,), (1400, 1797)))
     model = Net(64, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.CyclicLR(optimizer, 0.02, 0.2, step_size_up=25)
     args = TrainingArguments(folder, max_steps=steps, save_steps=20)
-    given = {"train_dataset": train, "eval_dataset": held, "optimizers": (optimizer, schedule)}
-    trainer = Noisy(model, args, **given)
+    options = {
+        "train_dataset": train,
+        "eval_dataset": evaluation,
+        "optimizers": (optimizer, schedule),
+    }
+    trainer = Noisy(model, args, **options)
     trainer.train()
     print(f"eval_loss {trainer.evaluate()['eval_loss']:.3f}")
     return trainer

@@ -54,9 +54,9 @@ def main(folder: str, steps: int) -> None:
     torch.manual_seed(int(os.environ.get("RANK", "0")))  # each rank draws its own samples
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    seen = {"samples": 0}
+    progress = {"samples": 0}
     with Checkpointer(
-        folder, model=model, optimizer=optimizer, scheduler=scheduler, seen=seen, keep_last=3
+        folder, model=model, optimizer=optimizer, scheduler=scheduler, seen=progress, keep_last=3
     ) as checkpointer:
         for step in range((checkpointer.resume() or 0) + 1, steps + 1):
             before, after = draw(text, 64)
@@ -65,11 +65,11 @@ def main(folder: str, steps: int) -> None:
             loss.backward()
             optimizer.step()
             scheduler.step()
-            seen["samples"] += len(after)
+            progress["samples"] += len(after)
             if step % 20 == 0 or step == steps:
                 checkpointer.save(step, metrics={"loss": loss})
-    bits = b"".join(one.detach().numpy().tobytes() for one in model.state_dict().values())
-    print(f"{seen['samples']} samples, weights {hashlib.sha256(bits).hexdigest()}")
+    bits = b"".join(tensor.detach().numpy().tobytes() for tensor in model.state_dict().values())
+    print(f"{progress['samples']} samples, weights {hashlib.sha256(bits).hexdigest()}")
 
 
 if __name__ == "__main__":

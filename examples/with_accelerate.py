@@ -54,7 +54,7 @@ def main(folder: str, epochs: int) -> None:
                 losses.append(accelerator.reduce(loss.detach(), reduction="mean").item())
                 if step % 10 == 0:
                     checkpointer.save(step, metrics={"loss": losses[-1]})
-    bits = [one.detach().numpy().tobytes() for one in model.parameters()]
+    bits = [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
     bits.append(str(losses).encode())
     print(f"{step} steps, weights {hashlib.sha256(b''.join(bits)).hexdigest()}")
 

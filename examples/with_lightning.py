@@ -61,7 +61,7 @@ def main(folder: str, epochs: int) -> None:
         callbacks=[ResilientCheckpoint(folder, every_n_steps=10, keep_last=3)],
     )
     trainer.fit(module, DataLoader(train, 32, shuffle=True), DataLoader(held_out, 297))
-    bits = b"".join(one.detach().numpy().tobytes() for one in module.state_dict().values())
+    bits = b"".join(tensor.detach().numpy().tobytes() for tensor in module.state_dict().values())
     print(f"{trainer.global_step} steps, weights {hashlib.sha256(bits).hexdigest()}")
 
 

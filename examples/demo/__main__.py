@@ -38,10 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"seed of the faults: {seed}   (again: make demo DEMO='--seed {seed}')")
     runs = options.folder / "calm", options.folder / "struck"
-    clear(options.folder, {one.name for one in runs})
-    every = options.steps // SAVES
-    script = ["--steps", str(options.steps), "--save-steps", str(every), "--save-total-limit", "3"]
-    script += ["--logging-steps", "1", "--eval-steps", str(3 * every)]
+    clear(options.folder, {run.name for run in runs})
+    interval = options.steps // SAVES
+    script = [
+        "--steps",
+        str(options.steps),
+        "--save-steps",
+        str(interval),
+        "--save-total-limit",
+        "3",
+    ]
+    script += ["--logging-steps", "1", "--eval-steps", str(3 * interval)]
     began_seconds = time.monotonic()
     with progress_bar() as bar, ExitStack() as ends:
         task = bar.add_task("undisturbed", total=options.steps)
@@ -52,24 +59,26 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RuntimeError(f"the run without faults failed; see {calm.folder / 'said.txt'}")
         bar.update(task, completed=options.steps)
         task = bar.add_task("struck", total=options.steps)
-        struck = Job(runs[1], script, lambda step: bar.update(task, completed=step))
-        ends.callback(struck.end)
-        outcomes = strike(struck, Random(seed), every)
+        faulted_job = Job(runs[1], script, lambda step: bar.update(task, completed=step))
+        ends.callback(faulted_job.end)
+        outcomes = strike(faulted_job, Random(seed), interval)
         bar.update(task, completed=options.steps)
     console.print(table(outcomes))
-    every_bit = show_verdict(console, calm, struck)
+    every_bit = show_verdict(console, calm, faulted_job)
     took_seconds = time.monotonic() - began_seconds
     end = (
         "identical to the bit" if every_bit else "DIFFERENT: this is a bug, please report the seed"
     )
-    trained = len(struck.steps())
-    console.print(f"{options.steps} steps, {trained} trained in all, {took_seconds:.0f} s: {end}")
+    steps_trained = len(faulted_job.steps())
+    console.print(
+        f"{options.steps} steps, {steps_trained} trained in all, {took_seconds:.0f} s: {end}"
+    )
     return 0 if every_bit else 1
 
 
-def show_verdict(console: Console, calm: Job, struck: Job) -> bool:
+def show_verdict(console: Console, calm: Job, faulted_job: Job) -> bool:
     """Print the aspects that are the same in both runs; return True if all are."""
-    verdict = compare(calm.store, struck.store)
+    verdict = compare(calm.store, faulted_job.store)
     for aspect, identical in verdict.items():
         mark = "[green]identical[/]" if identical else "[red]DIFFERENT[/]"
         console.print(f"{aspect:13} {mark}")
@@ -78,17 +87,19 @@ def show_verdict(console: Console, calm: Job, struck: Job) -> bool:
 
 def clear(folder: Path, runs: set[str]) -> None:
     """Remove the output of an earlier demo from its folder, and nothing else."""
-    others = sorted({one.name for one in folder.iterdir()} - runs) if folder.is_dir() else []
-    if others:
-        raise SystemExit(f"`{folder}` holds `{others[0]}`, which no demo made: name another folder")
+    other_names = sorted({path.name for path in folder.iterdir()} - runs) if folder.is_dir() else []
+    if other_names:
+        raise SystemExit(
+            f"`{folder}` holds `{other_names[0]}`, which no demo made: name another folder"
+        )
     for name in runs:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-def strike(job: Job, random: Random, every: int) -> list[Outcome]:
+def strike(job: Job, random: Random, interval: int) -> list[Outcome]:
     """Start the job, apply every fault, and wait for the end of the job."""
     job.start()
-    outcomes = [fault(job, random, every) for fault in FAULTS]
+    outcomes = [fault(job, random, interval) for fault in FAULTS]
     code = job.wait()
     if code != 0:
         raise RuntimeError(f"the struck run ended with {code}; see {job.folder / 'said.txt'}")
@@ -108,14 +119,16 @@ def progress_bar() -> Progress:
 
 def table(outcomes: Sequence[Outcome]) -> Table:
     """Return the faults and their results as a table."""
-    shown = Table(title="what happened")
+    outcome_table = Table(title="what happened")
     for name in ("fault", "exit", "steps lost", "seconds to the next step", "resumed from", "why"):
-        shown.add_column(name, overflow="fold")
-    for one in outcomes:
-        seconds = f"{one.seconds:.1f}"
-        code = "-" if one.exit_code is None else str(one.exit_code)
-        shown.add_row(one.fault, code, str(one.lost_steps), seconds, one.checkpoint, one.why)
-    return shown
+        outcome_table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        seconds = f"{outcome.seconds:.1f}"
+        code = "-" if outcome.exit_code is None else str(outcome.exit_code)
+        outcome_table.add_row(
+            outcome.fault, code, str(outcome.lost_steps), seconds, outcome.checkpoint, outcome.why
+        )
+    return outcome_table
 
 
 def read_options(argv: Sequence[str] | None) -> argparse.Namespace:

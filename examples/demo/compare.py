@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 
-def compare(one: Store, other: Store) -> dict[str, bool]:
+def compare(left: Store, right: Store) -> dict[str, bool]:
     """Return True for each aspect of two runs that is the same in every bit."""
-    a, b = ending(one), ending(other)
+    a, b = ending(left), ending(right)
     ranks = sorted(name for name in a if name.startswith(("samples_", "rng_state_")))
     aspects = {
         "weights": ["model"],

@@ -37,9 +37,9 @@ class Outcome:
     why: str
 
 
-def kill_a_rank(job: Job, random: Random, every: int) -> Outcome:
+def kill_a_rank(job: Job, random: Random, interval: int) -> Outcome:
     """Send SIGKILL to a random rank at a random step; the agent restarts the group by itself."""
-    step, rank = random.randrange(every + 1, 2 * every), random.randrange(2)
+    step, rank = random.randrange(interval + 1, 2 * interval), random.randrange(2)
     job.until(lambda: job.last_step() >= step)
 
     def strike() -> tuple[str, int | None]:
@@ -49,9 +49,9 @@ def kill_a_rank(job: Job, random: Random, every: int) -> Outcome:
     return _observe(job, strike)
 
 
-def ask_to_stop(job: Job, random: Random, every: int) -> Outcome:
+def ask_to_stop(job: Job, random: Random, interval: int) -> Outcome:
     """Send SIGTERM to the job: all ranks agree on a step, save it, and the command exits 75."""
-    step = random.randrange(2 * every + 1, 3 * every)
+    step = random.randrange(2 * interval + 1, 3 * interval)
     job.until(lambda: job.last_step() >= step)
 
     def strike() -> tuple[str, int]:
@@ -64,31 +64,31 @@ def ask_to_stop(job: Job, random: Random, every: int) -> Outcome:
     return _observe(job, strike)
 
 
-def kill_in_a_save(job: Job, random: Random, every: int) -> Outcome:
+def kill_in_a_save(job: Job, random: Random, interval: int) -> Outcome:
     """Send SIGKILL to every process while the files of a checkpoint are being written."""
-    step = random.randrange(3 * every + 1, 4 * every)
+    step = random.randrange(3 * interval + 1, 4 * interval)
     job.until(lambda: job.last_step() >= step)
     job.until(job.saving, every_seconds=0.0)
 
     def strike() -> tuple[str, int]:
         code = job.strike_all()
         cut_short = job.saving()
-        when = f"while it wrote {cut_short}" if cut_short else "just after a save"
-        return f"SIGKILL to the job {when}", code
+        moment = f"while it wrote {cut_short}" if cut_short else "just after a save"
+        return f"SIGKILL to the job {moment}", code
 
     return _observe(job, strike)
 
 
-def flip_a_bit(job: Job, random: Random, every: int) -> Outcome:
+def flip_a_bit(job: Job, random: Random, interval: int) -> Outcome:
     """Send SIGKILL to the job, then change one bit of the newest checkpoint on the disk."""
-    step = random.randrange(4 * every + 1, 5 * every)
+    step = random.randrange(4 * interval + 1, 5 * interval)
     job.until(lambda: job.last_step() >= step)
 
     def strike() -> tuple[str, int]:
         code = job.strike_all()
         newest = job.newest()
         files = sorted((job.folder / newest.folder).iterdir())
-        path = random.choice([one for one in files if one.suffix in {".json", ".safetensors"}])
+        path = random.choice([file for file in files if file.suffix in {".json", ".safetensors"}])
         content = bytearray(path.read_bytes())
         bit = random.randrange(8 * len(content))
         content[bit // 8] ^= 1 << bit % 8
@@ -100,22 +100,27 @@ def flip_a_bit(job: Job, random: Random, every: int) -> Outcome:
 
 def _observe(job: Job, strike: Callable[[], tuple[str, int | None]]) -> Outcome:
     """Apply a fault, start the same command again if it ended, and observe where it continues."""
-    told, logged = len(job.facts()), len(job.steps())
+    fact_count, logged_steps = len(job.facts()), len(job.steps())
     fault, exit_code = strike()
-    reached = job.last_step()
-    logged = max(logged, len(job.steps()))
+    last_step = job.last_step()
+    logged_steps = max(logged_steps, len(job.steps()))
     began_seconds = time.monotonic()
     if exit_code is not None:
         job.start()
-    job.until(lambda: len(job.steps()) > logged)
+    job.until(lambda: len(job.steps()) > logged_steps)
     seconds = time.monotonic() - began_seconds
-    facts = job.facts()[told:]
-    restored = next(one for one in facts if one["event"] == "CheckpointRestored")
-    passed = [one for one in facts if one["event"] == "CheckpointSkipped"]
-    why = "; ".join(f"{one['checkpoint']}: {_short(one['reason'])}" for one in passed)
-    lost_steps = reached - restored["step"]
+    facts = job.facts()[fact_count:]
+    restoration = next(fact for fact in facts if fact["event"] == "CheckpointRestored")
+    skips = [fact for fact in facts if fact["event"] == "CheckpointSkipped"]
+    reasons = "; ".join(f"{fact['checkpoint']}: {_short(fact['reason'])}" for fact in skips)
+    lost_steps = last_step - restoration["step"]
     return Outcome(
-        fault, exit_code, lost_steps, seconds, restored["checkpoint"], why or "the newest one"
+        fault,
+        exit_code,
+        lost_steps,
+        seconds,
+        restoration["checkpoint"],
+        reasons or "the newest one",
     )
 
 

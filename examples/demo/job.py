@@ -49,8 +49,8 @@ class Job:
 
     def start(self) -> None:
         """Run the command in the background, and append its output to ``said.txt``."""
-        with (self.folder / "said.txt").open("ab") as said:
-            self._process = subprocess.Popen(self._command, stdout=said, stderr=subprocess.STDOUT)
+        with (self.folder / "said.txt").open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
 
     @property
     def agent(self) -> psutil.Process:
@@ -61,16 +61,16 @@ class Job:
     def rank(self, number: int) -> psutil.Process:
         """Return the process of one rank."""
         return next(
-            one for one in self.agent.children() if one.environ().get("RANK") == str(number)
+            child for child in self.agent.children() if child.environ().get("RANK") == str(number)
         )
 
     def strike_all(self) -> int:
         """Send SIGKILL to the command and every process under it; return its exit code."""
         victims = [self.agent, *self.agent.children(recursive=True)]
-        for one in victims:
-            one.suspend()
-        for one in victims:
-            one.kill()
+        for victim in victims:
+            victim.suspend()
+        for victim in victims:
+            victim.kill()
         return self.wait()
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class Job:
 
     def steps(self) -> list[int]:
         """Return every logged step in the order of time, including repeated steps."""
-        return [one["step"] for one in self.lines("log.jsonl") if "loss" in one]
+        return [line["step"] for line in self.lines("log.jsonl") if "loss" in line]
 
     def last_step(self) -> int:
         """Return the newest step."""
@@ -129,9 +129,11 @@ class Job:
         """Return a checkpoint that is being written now: it has files, but no manifest yet."""
         newest = max(committed(self.store), default=None)
         bare = (
-            one for one, names in folders_of(self.store).items() if "manifest.json" not in names
+            folder
+            for folder, names in folders_of(self.store).items()
+            if "manifest.json" not in names
         )
-        return next((one for one in bare if newest is None or one > newest), None)
+        return next((folder for folder in bare if newest is None or folder > newest), None)
 
     def terminate(self) -> None:
         """Send SIGTERM to the command."""

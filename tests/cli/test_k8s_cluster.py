@@ -18,7 +18,7 @@ from tests.services.apiserver import CORE, Fault
 
 BUG = condition("Failed", "PodFailurePolicy", "Container train failed with exit code 78")
 BACKOFF = condition("Failed", "BackoffLimitExceeded", "Job has reached the backoff limit")
-PREEMPTED_TWICE = (pod(0, 1, code=143, disrupted=True), pod(0, 3, code=75), pod(0, 5))
+PREEMPTED_TWICE = (pod(0, 1, code=143, is_disrupted=True), pod(0, 3, code=75), pod(0, 5))
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_run_in_a_queue_waits_and_is_not_suspended(cluster, seen, call):
         ((holder("pytorchjob", runPolicy={"suspend": True}),), 75),
         ((holder("job", BACKOFF), pod(0, 1, code=137), pod(0, 3, code=1), pod(0, 5, code=75)), 1),
         ((holder("job", BACKOFF), pod(0, 1, code=1), pod(1, 3, code=137)), 137),
-        ((holder("job", BACKOFF), pod(0, 1, code=1), pod(1, 3, code=137, disrupted=True)), 1),
+        ((holder("job", BACKOFF), pod(0, 1, code=1), pod(1, 3, code=137, is_disrupted=True)), 1),
         ((holder("job", BUG), pod(0, 1, code=70), pod(1, 3, code=69)), 70),
         ((holder("job", condition("Failed", "DeadlineExceeded")), pod(0, 1, code=1),
           pod(0, 3, code=75)), 75),

@@ -127,7 +127,7 @@ def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
 
     def main(rank):
         world, bound = World(rank, 2, rank), {"pace_seconds_max": rank * 60.0}
-        one = open_one(host, url, board=board, world=world, scope="both", **bound)
+        one = open_one(host, url, kv_store=board, world=world, scope="both", **bound)
         one.resume({})
         if rank == 1:
             (seat,) = [seat for seat in host.keeper._sessions if seat._guest.world.rank == 1]

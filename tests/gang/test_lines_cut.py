@@ -58,7 +58,7 @@ def test_a_host_whose_line_is_cut_keeps_the_files_of_what_may_be_committed():
     def rank_main(world, _):
         near = nears[world.rank]
         desk = desk_over(
-            near, durable, tiering=TieringOptions(durable_every=99), board=board, world=world
+            near, durable, tiering=TieringOptions(durable_every=99), kv_store=board, world=world
         )
         checkpointer, state = CheckpointEngine(desk), Folded(0, is_large=True)
         parts = {"model": Part(state), "rng_state": Part(Folded(world.rank), "rank")}

@@ -120,7 +120,7 @@ def test_the_coordinators_host_may_be_the_one_that_lost_its_disk(nears, durable)
 
 
 def test_a_lost_file_is_read_from_the_durable_tier_and_all_others_near(nears, durable):
-    live(nears, durable, every=1)
+    live(nears, durable, durable_every=1)
     newest = committed(durable)[0]
     del nears[1].objects[shared_key(durable, newest)]
     run = live(nears, durable, until=6, attempt="1")
@@ -129,7 +129,7 @@ def test_a_lost_file_is_read_from_the_durable_tier_and_all_others_near(nears, du
 
 
 def test_a_damaged_near_copy_of_another_host_is_read_from_the_durable_tier_and_told(nears, durable):
-    live(nears, durable, every=1)
+    live(nears, durable, durable_every=1)
     key = shared_key(durable, CheckpointId(1, 4))
     data = bytearray(nears[1].objects[key])
     data[-1] ^= 1
@@ -228,7 +228,11 @@ def test_a_host_that_lacks_a_manifest_lets_nothing_go(nears, durable):
     del nears[1].objects[CheckpointId(1, 2).manifest_key]
     before = dict(nears[1].objects)
     desk = desk_over(
-        nears[1], durable, tiering=TieringOptions(99, 1), world=World(1, 2), board=InMemoryKVStore()
+        nears[1],
+        durable,
+        tiering=TieringOptions(99, 1),
+        world=World(1, 2),
+        kv_store=InMemoryKVStore(),
     )
     due = PostCommitPlan((CheckpointId(1, 1),), ())
     for step in (2, 3):
@@ -239,7 +243,9 @@ def test_a_host_that_lacks_a_manifest_lets_nothing_go(nears, durable):
 
 def test_leaders_of_hosts_do_not_wait_for_one_that_is_gone(nears, durable):
     live(nears, durable, until=2, tiering=SELDOM, is_cut=True)
-    desk = desk_over(nears[0], durable, tiering=SELDOM, world=World(0, 2), board=InMemoryKVStore())
+    desk = desk_over(
+        nears[0], durable, tiering=SELDOM, world=World(0, 2), kv_store=InMemoryKVStore()
+    )
     desk = replace(desk, places=NearTierGroups(((0,), (1,))))
     server = PeerServer(nears[1], "127.0.0.1")
     peer = PeerStore(server.address, "host b")

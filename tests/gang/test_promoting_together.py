@@ -79,7 +79,7 @@ def run(nears, views, board, before_save, every=99, within_seconds=20.0) -> list
         desk = desk_over(
             nears[world.rank],
             views[world.rank],
-            board=board,
+            kv_store=board,
             world=world,
             tiering=TieringOptions(every, 9),
             within_seconds=within_seconds,

@@ -52,10 +52,10 @@ def run(nears, views, board, last_step, heard=lambda _: None, within_seconds=20.
         desk = desk_over(
             nears[world.rank],
             views[world.rank],
-            board=board,
+            kv_store=board,
             world=world,
             tiering=TieringOptions(1, 9),
-            told=lambda _, event: heard(event),
+            on_event=lambda _, event: heard(event),
             within_seconds=within_seconds,
         )
         checkpointer = CheckpointEngine(desk)

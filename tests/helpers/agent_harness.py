@@ -78,12 +78,14 @@ class Agent:
                 os.kill(int(line), signal.SIGKILL)
 
 
-def wait_until(holds, what, agent=None, seconds=WAIT_SECONDS):
+def wait_until(holds, expectation, agent=None, seconds=WAIT_SECONDS):
     deadline = time.monotonic() + seconds
     while not holds():
         detail = agent.err if agent else ""
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{detail}"
-        assert agent is None or agent.process.poll() is None, f"ended before {what}\n{detail}"
+        assert time.monotonic() < deadline, f"waited {seconds} s for {expectation}\n{detail}"
+        assert agent is None or agent.process.poll() is None, (
+            f"ended before {expectation}\n{detail}"
+        )
         time.sleep(0.01)
 
 

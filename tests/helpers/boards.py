@@ -16,8 +16,8 @@ class Timed:
         last: how the key ends that one thread waits for.
     """
 
-    def __init__(self, board, last) -> None:
-        self._board, self._last = board, last
+    def __init__(self, kv_store, last) -> None:
+        self._board, self._last = kv_store, last
         self._seconds, self._came = Queue(), threading.Semaphore(0)
 
     def __getattr__(self, name):

@@ -39,15 +39,15 @@ class TickingClock:
 
 
 def write_run(
-    folder: Path, lives: list[tuple[CheckpointId | None, list[int]]], parity: int = 0
+    folder: Path, attempts: list[tuple[CheckpointId | None, list[int]]], parity: int = 0
 ) -> None:
-    """Write a run of ``lives``: where each began, and the steps that it saved."""
+    """Write a run of ``attempts``: where each began, and the steps that it saved."""
     store = open_store(str(folder))
     clock = TickingClock()
-    for parent, steps in lives:
-        life = claim(store, parent, cause="restart" if parent else "start", clock=clock)
+    for parent, steps in attempts:
+        generation = claim(store, parent, cause="restart" if parent else "start", clock=clock)
         for step in steps:
-            checkpoint = CheckpointId(life.number, step)
+            checkpoint = CheckpointId(generation.number, step)
             receipt = write(store, checkpoint, 0, _files(step), _PARTS, parity)
             about = Manifest(
                 "a-run", checkpoint, parent, clock.now_iso(), {"size": 1, "strategy": "none"},
@@ -67,16 +67,16 @@ def write_usual_run(folder: Path, parity: int = 0) -> None:
 def write_two_ranks(folder: Path) -> CheckpointId:
     """Write one checkpoint: the model and the documents by rank 0, the optimizer by rank 1."""
     store = open_store(str(folder))
-    life = claim(store, None, cause="start", clock=TickingClock())
-    checkpoint = CheckpointId(life.number, 10)
+    generation = claim(store, None, cause="start", clock=TickingClock())
+    checkpoint = CheckpointId(generation.number, 10)
     model, _, documents = _files(10)
-    mine = write(store, checkpoint, 0, [model, documents], _PARTS)
-    theirs = write(store, checkpoint, 1, [_tensor_file("optimizer", 10, rank=1)])
+    files_of_rank_0 = write(store, checkpoint, 0, [model, documents], _PARTS)
+    files_of_rank_1 = write(store, checkpoint, 1, [_tensor_file("optimizer", 10, rank=1)])
     about = Manifest(
         "a-run", checkpoint, None, TickingClock().now_iso(), {"size": 2, "strategy": "none"},
         (), (), (), {}, {"torch": "2.13.0"}, {"epoch": 0, "samples": 80}, {},
     )  # fmt: skip
-    commit(store, gather_receipts(about, [mine, theirs]))
+    commit(store, gather_receipts(about, [files_of_rank_0, files_of_rank_1]))
     return checkpoint
 
 

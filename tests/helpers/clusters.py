@@ -31,33 +31,33 @@ def metadata(name, **more):
 def holder(flavor="job", *conditions, **spec):
     """Return what holds the pods, in a state."""
     version, kind = HOLDERS[flavor]
-    made = {"apiVersion": version, "kind": kind, "metadata": metadata("gpt2"), "spec": spec}
+    manifest = {"apiVersion": version, "kind": kind, "metadata": metadata("gpt2"), "spec": spec}
     if flavor == "kueue":
-        made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "training"
-    return {**made, "status": {"conditions": list(conditions)}}
+        manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "training"
+    return {**manifest, "status": {"conditions": list(conditions)}}
 
 
-def pod(index, minute, *, code=None, phase="", node="n1", disrupted=False, flavor=""):  # noqa: PLR0913 - what pods differ in
+def pod(index, minute, *, code=None, phase="", node="n1", is_disrupted=False, flavor=""):  # noqa: PLR0913 - what pods differ in
     """Return a pod of an index that was made in a minute, and ended a minute later with a code."""
-    ended = {"exitCode": code, "finishedAt": at(minute + 1)}
-    state = {"running": {}} if code is None else {"terminated": ended}
-    told = {"name": "train", "restartCount": 0, "state": state}
-    conditions = [condition("DisruptionTarget", "EvictionByEvictionAPI")] if disrupted else []
-    made = metadata(f"gpt2-{index}-{minute:03d}", creationTimestamp=at(minute))
+    termination = {"exitCode": code, "finishedAt": at(minute + 1)}
+    state = {"running": {}} if code is None else {"terminated": termination}
+    container = {"name": "train", "restartCount": 0, "state": state}
+    conditions = [condition("DisruptionTarget", "EvictionByEvictionAPI")] if is_disrupted else []
+    pod_metadata = metadata(f"gpt2-{index}-{minute:03d}", creationTimestamp=at(minute))
     label = "training.kubeflow.org/replica-index"
     if flavor != "pytorchjob":
         label = "batch.kubernetes.io/job-completion-index"
-    made["labels"][label] = str(index)
+    pod_metadata["labels"][label] = str(index)
     usual = "Running" if code is None else "Failed" if code else "Succeeded"
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": made,
+        "metadata": pod_metadata,
         "spec": {"nodeName": node, "containers": [{"name": "train", "args": ARGUMENTS}]},
         "status": {
             "phase": phase or usual,
             "conditions": conditions,
-            "containerStatuses": [told] if phase != "Pending" else [],
+            "containerStatuses": [container] if phase != "Pending" else [],
         },
     }
 
@@ -79,14 +79,14 @@ def warning(name, reason, message, about="Pod", count=1):
 
 def workload(job, *conditions):
     """Return Kueue's Workload of a Job."""
-    made = {"name": "job-gpt2-1a2b3", "namespace": NAMESPACE}
-    made["labels"] = {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}
+    workload_metadata = {"name": "job-gpt2-1a2b3", "namespace": NAMESPACE}
+    workload_metadata["labels"] = {"kueue.x-k8s.io/job-uid": job["metadata"]["uid"]}
     status = {"conditions": list(conditions)}
     version = "kueue.x-k8s.io/v1beta2"
     return {
         "apiVersion": version,
         "kind": "Workload",
-        "metadata": made,
+        "metadata": workload_metadata,
         "spec": {},
         "status": status,
     }

@@ -118,7 +118,7 @@ def draw(number: int, seed: int) -> Configuration:
     if options["dataloader_drop_last"]:
         # Transformers leaves out samples of evaluations too: docs/parity.md.
         eval_size *= options["per_device_eval_batch_size"]
-    found = Configuration(
+    configuration = Configuration(
         seed=random.randrange(1000),
         options=options,
         ours={"random_numbers": "transformers"} if dropout else {},
@@ -128,9 +128,9 @@ def draw(number: int, seed: int) -> Configuration:
         acts=_draw_acts(random, evaluates=options["eval_strategy"] != "no"),
         metrics=options.get("metric_for_best_model") == "accuracy" or random.random() < 0.3,
     )
-    _draw_more(random, found)
-    found.kills = [_draw_kill(random) for _ in range(random.choice((1, 1, 2, 3)))]
-    return found
+    _draw_more(random, configuration)
+    configuration.kills = [_draw_kill(random) for _ in range(random.choice((1, 1, 2, 3)))]
+    return configuration
 
 
 def _draw_length(random: Random, options: dict[str, Any]) -> None:
@@ -142,41 +142,47 @@ def _draw_length(random: Random, options: dict[str, Any]) -> None:
         options["num_train_epochs"] = random.choice((1, 1.5, 2, 3))
 
 
-def _draw_more(random: Random, found: Configuration) -> None:
-    options = found.options
+def _draw_more(random: Random, configuration: Configuration) -> None:
+    options = configuration.options
     if options["eval_strategy"] != "no" and random.random() < 0.2:
-        _split_evaluation(found)
+        _split_evaluation(configuration)
     if random.random() < 0.2:
-        found.given = True
+        configuration.given = True
     # With random numbers of Transformers ours takes no stream.
-    if random.random() < 0.1 and "max_steps" in options and not found.ours:
-        _make_stream(found)
+    if random.random() < 0.1 and "max_steps" in options and not configuration.ours:
+        _make_stream(configuration)
     # Differs by design of models that do not count labels: docs/transformers.md.
-    if random.random() < 0.3 and found.model["counts"]:
+    if random.random() < 0.3 and configuration.model["counts"]:
         options["label_smoothing_factor"] = 0.1
     if random.random() < 0.15:
         options["include_num_input_tokens_seen"] = random.choice(("all", "non_padding"))
     if random.random() < 0.05:
         # Kept workers draw other random numbers in Transformers: docs/transformers.md.
-        options |= {"dataloader_num_workers": 1, "dataloader_persistent_workers": not found.ours}
+        options |= {
+            "dataloader_num_workers": 1,
+            "dataloader_persistent_workers": not configuration.ours,
+        }
 
 
-def _split_evaluation(one: Configuration) -> None:
-    one.sets = 2
-    if "metric_for_best_model" in one.options or one.options["lr_scheduler_type"] in FED:
-        metric = one.options.get("metric_for_best_model", "loss")
-        one.options["metric_for_best_model"] = f"b_{metric}"
-        one.options["greater_is_better"] = metric == "accuracy"
+def _split_evaluation(configuration: Configuration) -> None:
+    configuration.sets = 2
+    if (
+        "metric_for_best_model" in configuration.options
+        or configuration.options["lr_scheduler_type"] in FED
+    ):
+        metric = configuration.options.get("metric_for_best_model", "loss")
+        configuration.options["metric_for_best_model"] = f"b_{metric}"
+        configuration.options["greater_is_better"] = metric == "accuracy"
 
 
-def _make_stream(one: Configuration) -> None:
-    one.stream = True
-    one.options.pop("data_seed", None)
-    one.options |= {"train_sampling_strategy": "random", "dataloader_drop_last": False}
+def _make_stream(configuration: Configuration) -> None:
+    configuration.stream = True
+    configuration.options.pop("data_seed", None)
+    configuration.options |= {"train_sampling_strategy": "random", "dataloader_drop_last": False}
     # Transformers loses a step that the end of a stream cuts short: docs/transformers.md.
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    step = one.options[names[0]] * one.options[names[1]]
-    one.data = (step * max(1, round(one.data[0] / step)), one.data[1])
+    step = configuration.options[names[0]] * configuration.options[names[1]]
+    configuration.data = (step * max(1, round(configuration.data[0] / step)), configuration.data[1])
 
 
 def _draw_optimizer(random: Random, options: dict[str, Any]) -> None:
@@ -191,22 +197,22 @@ def _draw_optimizer(random: Random, options: dict[str, Any]) -> None:
 def _draw_evaluation(random: Random, options: dict[str, Any]) -> int:
     """Draw when to evaluate and to save; return the patience of early stopping."""
     is_fed = options["lr_scheduler_type"] in FED
-    how = random.choice(("steps", "epoch") if is_fed else ("no", "steps", "steps", "epoch"))
-    options["eval_strategy"] = how
-    if how == "steps":
+    strategy = random.choice(("steps", "epoch") if is_fed else ("no", "steps", "steps", "epoch"))
+    options["eval_strategy"] = strategy
+    if strategy == "steps":
         options["eval_steps"] = random.choice((1, 2, 3, 0.4))
-    if how != "no":
+    if strategy != "no":
         options["eval_delay"] = random.choice((0, 0, 2))
         options["eval_on_start"] = random.random() < 0.2
     saves = random.choice(("steps", "steps", "epoch", "no", "best"))
-    saves = "steps" if how == "no" and saves == "best" else saves
+    saves = "steps" if strategy == "no" and saves == "best" else saves
     options["save_strategy"] = saves
     options["save_steps"] = random.choice((1, 2, 3, 0.5))
     patience = 0
-    if how != "no" and (saves == "best" or random.random() < 0.6):
+    if strategy != "no" and (saves == "best" or random.random() < 0.6):
         options["metric_for_best_model"] = random.choice(("loss", "accuracy"))
         patience = random.choice((0, 1, 2))
-        if saves == how and random.random() < 0.6:
+        if saves == strategy and random.random() < 0.6:
             options["load_best_model_at_end"] = True
             options["save_steps"] = options.get("eval_steps", 1)
     return patience
@@ -238,18 +244,18 @@ class Model(nn.Module):
         self.config = transformers.PretrainedConfig(use_cache=False)
         self.main_input_name = "x"
         with torch.no_grad():
-            for one in self.parameters():
-                one.copy_(torch.randn(one.shape, generator=generator) * 0.5)
+            for parameter in self.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.5)
 
     def forward(self, x, labels=None, num_items_in_batch=None):
         logits = self.outer(self.dropout(torch.tanh(self.norm(self.inner(x)))))
-        found = {"logits": logits}
+        output = {"logits": logits}
         if labels is not None and num_items_in_batch is not None:
             whole = nn.functional.cross_entropy(logits, labels, reduction="sum")
-            found = {"loss": whole / num_items_in_batch, **found}
+            output = {"loss": whole / num_items_in_batch, **output}
         elif labels is not None:
-            found = {"loss": nn.functional.cross_entropy(logits, labels), **found}
-        return found
+            output = {"loss": nn.functional.cross_entropy(logits, labels), **output}
+        return output
 
 
 class Samples(Dataset):
@@ -276,8 +282,8 @@ class Stream(IterableDataset):
 
 
 def accuracy(prediction):
-    found = prediction.predictions.argmax(-1) == prediction.label_ids
-    return {"accuracy": np.mean(found)}
+    hits = prediction.predictions.argmax(-1) == prediction.label_ids
+    return {"accuracy": np.mean(hits)}
 
 
 class Acts:
@@ -295,8 +301,8 @@ class Acts:
 class Counts:
     """Has a state."""
 
-    def __init__(self, counted=0):
-        self.counted = counted
+    def __init__(self, count=0):
+        self.counted = count
 
     def on_step_end(self, args, state, control, **_):
         self.counted += 1
@@ -306,9 +312,9 @@ class Counts:
 
     @classmethod
     def from_state(cls, state):
-        made = cls()
-        made.counted = state["attributes"]["counted"]
-        return made
+        counts = cls()
+        counts.counted = state["attributes"]["counted"]
+        return counts
 
 
 class OurActs(Acts, resilient.TrainerCallback):
@@ -341,43 +347,47 @@ class Kills(resilient.TrainerCallback):
         setattr(self, event, at_event)
 
 
-def our_trainer(one: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
+def our_trainer(configuration: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
     """Return our trainer of a configuration."""
-    callbacks = [OurActs(one.acts), OurCounts()]
-    if one.patience:
-        callbacks.append(resilient.EarlyStoppingCallback(one.patience))
+    callbacks = [OurActs(configuration.acts), OurCounts()]
+    if configuration.patience:
+        callbacks.append(resilient.EarlyStoppingCallback(configuration.patience))
     if kill is not None:
         callbacks.append(Kills(*kill))
-    args = resilient.TrainingArguments(str(folder), disable_tqdm=True, **one.options, **one.ours)
-    return _trainer(resilient.Trainer, one, args, callbacks)
-
-
-def their_trainer(one: Configuration, folder: Path) -> Any:
-    """Return the trainer of Transformers of a configuration."""
-    callbacks = [TheirActs(one.acts), TheirCounts()]
-    if one.patience:
-        callbacks.append(transformers.EarlyStoppingCallback(one.patience))
-    args = transformers.TrainingArguments(
-        str(folder), disable_tqdm=True, report_to=[], use_cpu=True, **one.options
+    args = resilient.TrainingArguments(
+        str(folder), disable_tqdm=True, **configuration.options, **configuration.ours
     )
-    return _trainer(transformers.Trainer, one, args, callbacks)
+    return _trainer(resilient.Trainer, configuration, args, callbacks)
 
 
-def _trainer(kind: Any, one: Configuration, args: Any, callbacks: list[Any]) -> Any:
-    size, eval_size = one.data
-    model = Model(one.seed, **one.model)
+def their_trainer(configuration: Configuration, folder: Path) -> Any:
+    """Return the trainer of Transformers of a configuration."""
+    callbacks = [TheirActs(configuration.acts), TheirCounts()]
+    if configuration.patience:
+        callbacks.append(transformers.EarlyStoppingCallback(configuration.patience))
+    args = transformers.TrainingArguments(
+        str(folder), disable_tqdm=True, report_to=[], use_cpu=True, **configuration.options
+    )
+    return _trainer(transformers.Trainer, configuration, args, callbacks)
+
+
+def _trainer(kind: Any, configuration: Configuration, args: Any, callbacks: list[Any]) -> Any:
+    size, eval_size = configuration.data
+    model = Model(configuration.seed, **configuration.model)
     sets: Any = Samples(eval_size, 2) if args.eval_strategy != "no" else None
-    if one.sets > 1:
+    if configuration.sets > 1:
         drops = args.dataloader_drop_last
         sets = {"a": Samples(args.per_device_eval_batch_size if drops else 3, 3), "b": sets}
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.5) if one.given else None
+    optimizer = (
+        torch.optim.SGD(model.parameters(), 0.05, momentum=0.5) if configuration.given else None
+    )
     return kind(
         model,
         args,
-        train_dataset=(Stream if one.stream else Samples)(size, 1),
+        train_dataset=(Stream if configuration.stream else Samples)(size, 1),
         eval_dataset=sets,
         optimizers=(optimizer, None),
-        compute_metrics=accuracy if one.metrics else None,
+        compute_metrics=accuracy if configuration.metrics else None,
         callbacks=callbacks,
     )
 
@@ -387,14 +397,14 @@ def seen_of(trainer: Any, output: Any) -> dict[str, Any]:
     state = trainer.state
     counts = next(o for o in trainer.callback_handler.callbacks if isinstance(o, Counts))
     moments = [
-        {name: value for name, value in held.items() if torch.is_tensor(value)}
-        for held in trainer.optimizer.state.values()
+        {name: value for name, value in parameter_state.items() if torch.is_tensor(value)}
+        for parameter_state in trainer.optimizer.state.values()
     ]
     return {
-        "weights": {name: one.clone() for name, one in trainer.model.state_dict().items()},
+        "weights": {name: entry.clone() for name, entry in trainer.model.state_dict().items()},
         "moments": moments,
         "rates": [group["lr"] for group in trainer.optimizer.param_groups],
-        "history": [dict(one) for one in state.log_history],
+        "history": [dict(entry) for entry in state.log_history],
         "step": state.global_step,
         "epoch": state.epoch,
         "max_steps": state.max_steps,
@@ -405,25 +415,25 @@ def seen_of(trainer: Any, output: Any) -> dict[str, Any]:
     }
 
 
-def in_fork(work: Any, told: Path) -> tuple[int, Any]:
+def in_fork(work: Any, path: Path) -> tuple[int, Any]:
     """Run ``work`` in a fork; return its status, and its result or what it said."""
     sys.stdout.flush()
     pid = os.fork()
     if not pid:
-        _in_child(work, told)
+        _in_child(work, path)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if status == 0:
-        return status, pickle.loads(told.read_bytes())  # noqa: S301 - of our own child
-    return status, told.with_suffix(".log").read_text()[-3000:]
+        return status, pickle.loads(path.read_bytes())  # noqa: S301 - of our own child
+    return status, path.with_suffix(".log").read_text()[-3000:]
 
 
-def _in_child(work: Any, told: Path) -> None:
+def _in_child(work: Any, path: Path) -> None:
     signal.alarm(_SECONDS_MAX)
-    log = os.open(told.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
-        told.write_bytes(pickle.dumps(work()))
+        path.write_bytes(pickle.dumps(work()))
     except BaseException:  # noqa: BLE001 - told to the parent, whatever it is
         traceback.print_exc()
         sys.stderr.flush()
@@ -431,22 +441,24 @@ def _in_child(work: Any, told: Path) -> None:
     os._exit(0)
 
 
-def train_ours(one: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
-    trainer = our_trainer(one, folder, kill)
+def train_ours(configuration: Configuration, folder: Path, kill: tuple[str, int] | None) -> Any:
+    trainer = our_trainer(configuration, folder, kill)
     return seen_of(trainer, trainer.train())
 
 
-def train_theirs(one: Configuration, folder: Path) -> Any:
-    trainer = their_trainer(one, folder)
+def train_theirs(configuration: Configuration, folder: Path) -> Any:
+    trainer = their_trainer(configuration, folder)
     return seen_of(trainer, trainer.train())
 
 
-def resumed(one: Configuration, folder: Path) -> tuple[int, Any, int]:
+def resumed(configuration: Configuration, folder: Path) -> tuple[int, Any, int]:
     """Return how a training ended whose first lives were killed, and how many were."""
-    for killed, kill in enumerate((*one.kills, None)):
-        status, found = in_fork(lambda kill=kill: train_ours(one, folder, kill), folder / "told")
+    for kills, kill in enumerate((*configuration.kills, None)):
+        status, result = in_fork(
+            lambda kill=kill: train_ours(configuration, folder, kill), folder / "told"
+        )
         if status != KILLED:
-            return status, found, killed
+            return status, result, kills
     raise AssertionError("the last life has no kill")
 
 
@@ -454,68 +466,83 @@ def resumed(one: Configuration, folder: Path) -> tuple[int, Any, int]:
 _SPEEDS = ("_runtime", "_per_second", "total_flos")
 
 
-def compared(one: Configuration, place: Path) -> dict[str, Any]:
+def compared(configuration: Configuration, place: Path) -> dict[str, Any]:
     """Run a configuration three times; return what differs."""
     folders = [place / name for name in ("unbroken", "resumed", "theirs")]
     for folder in folders:
         folder.mkdir(parents=True)
-    first, ours = in_fork(lambda: train_ours(one, folders[0], None), folders[0] / "told")
-    status, theirs = in_fork(lambda: train_theirs(one, folders[2]), folders[2] / "told")
+    first, our_result = in_fork(
+        lambda: train_ours(configuration, folders[0], None), folders[0] / "told"
+    )
+    status, their_result = in_fork(
+        lambda: train_theirs(configuration, folders[2]), folders[2] / "told"
+    )
     if first or status:
-        return {"failed": {"ours": ours if first else "", "theirs": theirs if status else ""}}
-    ended, again, killed = resumed(one, folders[1])
-    report: dict[str, Any] = {"killed": killed, "steps": ours["step"]}
-    if ended:
+        return {
+            "failed": {
+                "ours": our_result if first else "",
+                "theirs": their_result if status else "",
+            }
+        }
+    status_after_kills, again, kills = resumed(configuration, folders[1])
+    report: dict[str, Any] = {"killed": kills, "steps": our_result["step"]}
+    if status_after_kills:
         return {**report, "failed": {"resumed": again}}
     return {
         **report,
-        "resumed": list(differences(ours, again, exact=True)),
-        "theirs": list(differences(as_theirs(one, ours), as_theirs(one, theirs), exact=False)),
+        "resumed": list(differences(our_result, again, exact=True)),
+        "theirs": list(
+            differences(
+                as_theirs(configuration, our_result),
+                as_theirs(configuration, their_result),
+                exact=False,
+            )
+        ),
     }
 
 
-def as_theirs(one: Configuration, seen: dict[str, Any]) -> dict[str, Any]:
+def as_theirs(configuration: Configuration, state: dict[str, Any]) -> dict[str, Any]:
     """Return what both trainers should end with: all but speeds, and the epoch of a stream."""
-    left_out = {"epoch"} if one.stream else set()
+    left_out = {"epoch"} if configuration.stream else set()
     history = [
         {
             name: value
             for name, value in entry.items()
             if not name.endswith(_SPEEDS) and name not in left_out
         }
-        for entry in seen["history"]
+        for entry in state["history"]
     ]
-    kept = {name: value for name, value in seen.items() if name not in left_out}
-    return {**kept, "history": history}
+    fields = {name: value for name, value in state.items() if name not in left_out}
+    return {**fields, "history": history}
 
 
-def differences(one: Any, other: Any, path: str = "", *, exact: bool) -> Any:
+def differences(left: Any, right: Any, path: str = "", *, exact: bool) -> Any:
     """Yield where two results differ; numbers may by rounding unless ``exact``."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in sorted(one.keys() ^ other.keys()):
-            yield f"{path}/{name} is in {'the first' if name in one else 'the second'} only"
-        pairs = {name: (one[name], other[name]) for name in one if name in other}
-    elif isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        if len(one) != len(other):
-            yield f"{path}: {len(one)} and {len(other)} entries: {one!r:.600} {other!r:.600}"
-        pairs = {str(nth): pair for nth, pair in enumerate(zip(one, other, strict=False))}
+    if isinstance(left, dict) and isinstance(right, dict):
+        for name in sorted(left.keys() ^ right.keys()):
+            yield f"{path}/{name} is in {'the first' if name in left else 'the second'} only"
+        pairs = {name: (left[name], right[name]) for name in left if name in right}
+    elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
+        if len(left) != len(right):
+            yield f"{path}: {len(left)} and {len(right)} entries: {left!r:.600} {right!r:.600}"
+        pairs = {str(nth): pair for nth, pair in enumerate(zip(left, right, strict=False))}
     else:
         pairs = {}
-        if not _is_same(one, other, exact=exact):
-            yield f"{path}: {one!r:.80} {other!r:.80}"
+        if not _is_same(left, right, exact=exact):
+            yield f"{path}: {left!r:.80} {right!r:.80}"
     for name, pair in pairs.items():
         yield from differences(*pair, f"{path}/{name}", exact=exact)
 
 
-def _is_same(one: Any, other: Any, *, exact: bool) -> bool:
-    if torch.is_tensor(one) and torch.is_tensor(other):
-        return torch.equal(one, other) or (
-            not exact and one.shape == other.shape and torch.allclose(one, other, 1e-4, 1e-6)
+def _is_same(left: Any, right: Any, *, exact: bool) -> bool:
+    if torch.is_tensor(left) and torch.is_tensor(right):
+        return torch.equal(left, right) or (
+            not exact and left.shape == right.shape and torch.allclose(left, right, 1e-4, 1e-6)
         )
-    if one == other or (one != one and other != other):  # noqa: PLR0124 - NaN is not itself
+    if left == right or (left != left and right != right):  # noqa: PLR0124 - NaN is not itself
         return True
-    numbers = isinstance(one, int | float) and isinstance(other, int | float)
-    return bool(not exact and numbers and abs(one - other) <= 1e-6 + 2e-4 * abs(one))
+    numbers = isinstance(left, int | float) and isinstance(right, int | float)
+    return bool(not exact and numbers and abs(left - right) <= 1e-6 + 2e-4 * abs(left))
 
 
 def main() -> int:
@@ -526,26 +553,30 @@ def main() -> int:
     parser.add_argument("--begin", type=int, default=0)
     parser.add_argument("--only", type=int)
     parser.add_argument("--shows", action="store_true")
-    said = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     # Imported once, and not in each fork.
     for name in ("Trainer", "TrainingArguments", "EarlyStoppingCallback"):
         getattr(resilient, name)
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108, PTH112 - to be quick
-    numbers = range(said.begin, said.begin + said.count) if said.only is None else [said.only]
+    numbers = (
+        range(options.begin, options.begin + options.count)
+        if options.only is None
+        else [options.only]
+    )
     differ = 0
     for number in numbers:
         place = Path(tempfile.mkdtemp(prefix="configuration-", dir=memory))
         try:
-            one = draw(number, said.seed)
-            report = compared(one, place)
+            configuration = draw(number, options.seed)
+            report = compared(configuration, place)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         is_odd = any(report.get(name) for name in ("failed", "resumed", "theirs"))
         differ += is_odd
-        shown = vars(one) if is_odd or said.shows else {}
-        line = {"number": number, **report, **shown}
+        fields = vars(configuration) if is_odd or options.shows else {}
+        line = {"number": number, **report, **fields}
         sys.stdout.write(json.dumps(line, default=repr) + "\n")
         sys.stdout.flush()
     return int(differ > 0)

@@ -34,14 +34,14 @@ def keys_of(store) -> list[str]:
     return [CHECKPOINT.key(entry.name) for entry in read_manifest(store, CHECKPOINT).files]
 
 
-def repair(store, *others, **options):
+def repair(store, *stores, **options):
     """Repair, and take away what it kept of damaged files, once that is what they were."""
     before = dict(store.objects)
-    plan = plan_repair(store, CHECKPOINT, others, **options)
-    kept = apply_repair(store, plan, others)
-    replaced = {key for key, data in before.items() if store.objects[key] != data}
-    of_files = {CHECKPOINT.key(name): aside for name, aside in kept.items() if plan.manifest}
-    assert set(of_files) == replaced
+    plan = plan_repair(store, CHECKPOINT, stores, **options)
+    copies = apply_repair(store, plan, stores)
+    replaced_keys = {key for key, data in before.items() if store.objects[key] != data}
+    of_files = {CHECKPOINT.key(name): aside for name, aside in copies.items() if plan.manifest}
+    assert set(of_files) == replaced_keys
     for key, aside in of_files.items():
         assert store.objects.pop(aside) == before[key]
     return plan

@@ -33,28 +33,28 @@ def write_drifting_run(folder):
     optimizer = torch.optim.Adam(model.parameters(), lr=0.5)
     fill(model, optimizer, 10)
     log = [{"step": 10, "loss": 2.5}]
-    things = collect_parts({"model": model, "optimizer": optimizer, "log": log}, 1, rng=True)
+    objects = collect_parts({"model": model, "optimizer": optimizer, "log": log}, 1, rng=True)
     checkpointer = open_engine(str(folder), emit=Emitter(SystemClock()))
     checkpointer.resume({})
     about = CheckpointInfo(config={"seed": 5, "optim": {"lr": 0.5}}, data={"samples": 80})
-    checkpointer.save(10, things.parts, about)
+    checkpointer.save(10, objects.parts, about)
     checkpointer.wait()
     fill(model, optimizer, 20)
     optimizer.param_groups[0]["lr"] = 0.25
     random.getrandbits(32)
     torch.rand(100)
     about = CheckpointInfo(config={"seed": 5, "optim": {"lr": 0.25}}, data={"samples": 160})
-    checkpointer.save(20, things.parts, about)
+    checkpointer.save(20, objects.parts, about)
     checkpointer.close()
 
 
 def fill(model, optimizer, step):
     with torch.no_grad():
-        for number, one in enumerate(model.parameters()):
-            place = torch.arange(1, one.numel() + 1).view_as(one)
-            one.copy_(place + (step / 64 if number else 0))
-            optimizer.state[one] = {
+        for number, parameter in enumerate(model.parameters()):
+            place = torch.arange(1, parameter.numel() + 1).view_as(parameter)
+            parameter.copy_(place + (step / 64 if number else 0))
+            optimizer.state[parameter] = {
                 "step": torch.tensor(float(step)),
                 "exp_avg": place * step / 64,
-                "exp_avg_sq": torch.zeros_like(one),
+                "exp_avg_sq": torch.zeros_like(parameter),
             }

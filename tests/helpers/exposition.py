@@ -12,11 +12,11 @@ def figures(text):
     """Return the samples of a page, and fail on a line that is none."""
     assert text.endswith("\n")
     rows = [line for line in text.splitlines() if not line.startswith(("# HELP ", "# TYPE "))]
-    found = [_LINE.fullmatch(row) for row in rows]
-    assert all(found), [row for row, match in zip(rows, found, strict=True) if not match]
-    names = [match[1] for match in found]
+    matches = [_LINE.fullmatch(row) for row in rows]
+    assert all(matches), [row for row, match in zip(rows, matches, strict=True) if not match]
+    names = [match[1] for match in matches]
     assert len(names) == len(set(names))
-    return {match[1]: float(match[2]) for match in found}
+    return {match[1]: float(match[2]) for match in matches}
 
 
 def scrape(url):

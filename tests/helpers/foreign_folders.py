@@ -34,10 +34,14 @@ def write_titan(run, step=STEP, files=1):
         "layers.0.weight": weight,
         "norm.weight": torch.ones(3),
         "optimizer": {
-            **{f"state.{one}.step": torch.tensor(float(step)) for one in NAMES},
-            **{f"state.{one}.exp_avg": torch.ones(shape) for one, shape in NAMES.items()},
-            **{f"state.{one}.exp_avg_sq": torch.ones(shape) for one, shape in NAMES.items()},
-            **{f"param_groups.{one}.{key}": it for one in NAMES for key, it in options.items()},
+            **{f"state.{name}.step": torch.tensor(float(step)) for name in NAMES},
+            **{f"state.{name}.exp_avg": torch.ones(shape) for name, shape in NAMES.items()},
+            **{f"state.{name}.exp_avg_sq": torch.ones(shape) for name, shape in NAMES.items()},
+            **{
+                f"param_groups.{name}.{key}": value
+                for name in NAMES
+                for key, value in options.items()
+            },
         },
         "lr_scheduler": {"last_epoch": step, "_last_lr": [0.25], "base_lrs": [0.25]},
         "dataloader": {"dp_rank_0": b"\x80\x04N.", "dp_rank_1": b"\x80\x04N.", "world_size": 2},
@@ -56,23 +60,23 @@ NAMES = {"layers.0.weight": (5, 3), "norm.weight": (3,)}
 def write_megatron(run, step=STEP, files=1):
     """Leave what Megatron-Core leaves: layers stacked, and one file that is common to all ranks."""
     folder = Path(run) / f"iter_{step:07d}"
-    name, stacked = (
+    name, tensor = (
         "decoder.layers.mlp.linear_fc1.weight",
         torch.arange(24.0).view(2, 4, 3) + STEP - step,
     )
     state = {
-        name: stacked,
-        **{f"optimizer.state.{kind}.{name}": stacked + 1 for kind in ("exp_avg", "fp32_param")},
+        name: tensor,
+        **{f"optimizer.state.{kind}.{name}": tensor + 1 for kind in ("exp_avg", "fp32_param")},
         **{f"rng_state/shard_{rank}.0_2.1": b"states" for rank in range(2)},
     }
     write_slices(state, folder, files)
-    told = argparse.Namespace(
+    arguments = argparse.Namespace(
         world_size=2, tensor_model_parallel_size=2, consumed_train_samples=72, train_iters=100
     )
     groups = [{"lr": 0.25, "step": step, "params": []}]
     common = {
         "iteration": step,
-        "args": told,
+        "args": arguments,
         "checkpoint_version": 3.0,
         "optimizer": {"optimizer": {"param_groups": groups}},
         "opt_param_scheduler": {"num_steps": 72, "max_lr": 0.5},
@@ -100,9 +104,9 @@ def accelerate_run():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(6, 4)), 2)
-    prepared = accelerator.prepare(model, optimizer, schedule, data)
+    objects = accelerator.prepare(model, optimizer, schedule, data)
     accelerator.register_for_checkpointing(Counted())
-    return accelerator, *prepared
+    return accelerator, *objects
 
 
 def write_accelerate(folder, beside=None):
@@ -183,7 +187,7 @@ def verdict(path):
 
 
 def shapes(contents, part):
-    return {one.name: one.shape for one in contents.tensors if one.part == part}
+    return {tensor.name: tensor.shape for tensor in contents.tensors if tensor.part == part}
 
 
 def saved(path, change):

@@ -67,15 +67,15 @@ class Texts(Dataset):
 
 
 def pad(samples):
-    longest = max(len(one["input_ids"]) for one in samples)
+    longest = max(len(sample["input_ids"]) for sample in samples)
 
     def filled(row, value):
         return torch.nn.functional.pad(row, (0, longest - len(row)), value=value)
 
     return {
-        "input_ids": torch.stack([filled(one["input_ids"], 0) for one in samples]),
-        "labels": torch.stack([filled(one["labels"], -100) for one in samples]),
-        "idx": torch.tensor([one["idx"] for one in samples]),
+        "input_ids": torch.stack([filled(sample["input_ids"], 0) for sample in samples]),
+        "labels": torch.stack([filled(sample["labels"], -100) for sample in samples]),
+        "idx": torch.tensor([sample["idx"] for sample in samples]),
     }
 
 
@@ -118,7 +118,8 @@ class Line(nn.Module):
 
 def stack(samples):
     return {
-        name: torch.stack([torch.as_tensor(one[name]) for one in samples]) for name in samples[0]
+        name: torch.stack([torch.as_tensor(sample[name]) for sample in samples])
+        for name in samples[0]
     }
 
 
@@ -139,9 +140,9 @@ def recording(trainer):
             self.seen.append((indices, float(loss).hex()))
             return loss
 
-        def prediction_step(self, model, inputs, *more, **named):
+        def prediction_step(self, model, inputs, *more, **kwargs):
             inputs.pop("idx", None)
-            return super().prediction_step(model, inputs, *more, **named)
+            return super().prediction_step(model, inputs, *more, **kwargs)
 
     return Recorder
 
@@ -210,15 +211,15 @@ CASES = {
 
 def make(case, folder, *, kind=Recorder, arguments=TrainingArguments, callbacks=(), **options):
     """Return a trainer, of ours if nothing else is said, with what a recorded run had."""
-    (size, held), given = CASES[case]
+    (size, evaluation_size), model_options = CASES[case]
     is_gpt2 = case.startswith("gpt2")
     data = Tokens if is_gpt2 else Numbers
     seeds = (1, 2) if is_gpt2 else (3, 4)
     return kind(
         gpt2() if is_gpt2 else Line(),
-        arguments(**{**BASE, **given, "output_dir": str(folder), **options}),
+        arguments(**{**BASE, **model_options, "output_dir": str(folder), **options}),
         train_dataset=data(size, seeds[0]),
-        eval_dataset=data(held, seeds[1]) if held else None,
+        eval_dataset=data(evaluation_size, seeds[1]) if evaluation_size else None,
         data_collator=stack,
         compute_metrics=_within if case == "reg_earlystop" else None,
         callbacks=list(callbacks),
@@ -233,11 +234,11 @@ def _within(prediction):
 def recorded(case, rank=None):
     """Return what a run did, as it was recorded."""
     name = "expected.json" if rank is None else f"expected.rank{rank}.json"
-    found = json.loads((folder_of(case) / name).read_text())
-    found["seen"] = [
-        (one["idx"], one["loss_hex"]) for step in found["steps"] for one in step["micro"]
+    record = json.loads((folder_of(case) / name).read_text())
+    record["seen"] = [
+        (batch["idx"], batch["loss_hex"]) for step in record["steps"] for batch in step["micro"]
     ]
-    return found
+    return record
 
 
 def stock_file(folder, case, step, rank=0):
@@ -246,7 +247,7 @@ def stock_file(folder, case, step, rank=0):
 
 
 def folder_of(case):
-    return next((one / case for one in (SHARED, HERE) if (one / case).is_dir()), SHARED / case)
+    return next((root / case for root in (SHARED, HERE) if (root / case).is_dir()), SHARED / case)
 
 
 def checkpoint_of(case, step):

@@ -55,7 +55,7 @@ def host(name) -> MemoryStore:
 
 
 def live(  # noqa: PLR0913 - what tests vary
-    nears, durable, until=STEPS, every=2, *, attempt="0", is_cut=False, tiering=None
+    nears, durable, until=STEPS, durable_every=2, *, attempt="0", is_cut=False, tiering=None
 ) -> Run:
     """Resume, train to ``until`` saving every step, and end; one rank for each of ``nears``.
 
@@ -63,30 +63,30 @@ def live(  # noqa: PLR0913 - what tests vary
         nears: of each rank the near repository of its host; ranks of one host have the same.
         durable: the durable repository; a list has one view of it for each rank.
         until: the last step.
-        every: how many saves to one promotion.
+        durable_every: how many saves to one promotion.
         attempt: names the life.
         is_cut: end as if all processes were killed once every host has seen to the last save,
             and what was due is durable.
-        tiering: in place of ``every``.
+        tiering: in place of ``durable_every``.
     """
     run = Run()
     together = Barrier(len(nears))
 
-    def rank_main(world, board):
+    def rank_main(world, kv_store):
         view = durable[world.rank] if isinstance(durable, list) else durable
-        desk = desk_over(
+        context = desk_over(
             nears[world.rank],
             view,
-            every,
-            board=board,
+            durable_every,
+            kv_store=kv_store,
             world=world,
             scope=attempt,
             tiering=tiering,
-            told=lambda _, event: run.told.append(event),
+            on_event=lambda _, event: run.told.append(event),
         )
         try:
-            checkpointer = CheckpointEngine(desk)
-            return _train(checkpointer, world, until, run, board, together if is_cut else None)
+            checkpointer = CheckpointEngine(context)
+            return _train(checkpointer, world, until, run, kv_store, together if is_cut else None)
         except (Crash, ResilientError) as error:
             run.died = run.died or isinstance(error, Crash)
             if run.error is None or isinstance(run.error, PeerFailed):
@@ -97,39 +97,39 @@ def live(  # noqa: PLR0913 - what tests vary
     return run
 
 
-def _train(checkpointer, world, until, run, board, cut) -> list[int]:
-    state, own = Folded(0, is_large=True), Folded(world.rank)
-    parts = {"model": Part(state), "rng_state": Part(own, "rank")}
+def _train(checkpointer, world, until, run, kv_store, cut_at) -> list[int]:
+    state, rank_state = Folded(0, is_large=True), Folded(world.rank)
+    parts = {"model": Part(state), "rng_state": Part(rank_state, "rank")}
     try:
-        resumed = checkpointer.resume(parts)
-        run.started_at[world.rank] = resumed.step if resumed else 0
+        result = checkpointer.resume(parts)
+        run.started_at[world.rank] = result.step if result else 0
         while state.steps < until:
             state.step()
-            own.step()
+            rank_state.step()
             checkpoint = checkpointer.save(state.steps, parts, CheckpointInfo())
             checkpointer.wait()
             if world.is_coordinator:
                 run.acknowledged.append(checkpoint)
-            if cut:
-                _promoted(checkpointer, cut)
-        if not cut:
+            if cut_at:
+                _promoted(checkpointer, cut_at)
+        if not cut_at:
             checkpointer.wait(in_every_tier=True)
     except (Crash, ResilientError):
         # Before anything waits for a thread that waits for the others.
-        if cut:
-            cut.abort()
-        board.fail(PeerFailed("a rank died"))
+        if cut_at:
+            cut_at.abort()
+        kv_store.fail(PeerFailed("a rank died"))
         raise
     finally:
         checkpointer._overlap.close()
         checkpointer._persister.close()
         checkpointer._context.close()
-    return [*state.ending(), *own.ending()]
+    return [*state.ending(), *rank_state.ending()]
 
 
-def _promoted(checkpointer, cut) -> None:
+def _promoted(checkpointer, cut_at) -> None:
     """Wait until no host has anything on its way; what else there is stays as the save left it."""
     while checkpointer._context.promoter.is_busy:
         time.sleep(0.001)
     with suppress(BrokenBarrierError):
-        cut.wait(60)
+        cut_at.wait(60)

@@ -29,39 +29,39 @@ class Handler(SimpleHTTPRequestHandler):
         self._answer(is_head=False)
 
     def _answer(self, *, is_head):
-        how, _, rest = self.path.lstrip("/").partition("/")
-        if how in CODES:
-            self.send_error(CODES[how], "said \x1b[2Jno")
-        elif how in ("moved", "around"):
+        mode, _, path = self.path.lstrip("/").partition("/")
+        if mode in CODES:
+            self.send_error(CODES[mode], "said \x1b[2Jno")
+        elif mode in ("moved", "around"):
             self.send_response(302)
-            self.send_header("Location", f"/{'ranged' if how == 'moved' else how}/{rest}")
+            self.send_header("Location", f"/{'ranged' if mode == 'moved' else mode}/{path}")
             self.send_header("Content-Length", "0")
             self.end_headers()
         else:
-            self.path = f"/{rest}"
-            self._file(how, is_head=is_head)
+            self.path = f"/{path}"
+            self._file(mode, is_head=is_head)
 
-    def _file(self, how, *, is_head):
+    def _file(self, mode, *, is_head):
         path = self.translate_path(self.path)
         try:
             with open(path, "rb") as file:  # noqa: PTH123 - as the server does
                 data = file.read()
         except IsADirectoryError:
-            return self._folder(how)
+            return self._folder(mode)
         except OSError:
             return self.send_error(404)
-        part = self._part(len(data)) if how in ("ranged", "bare") else None
+        part = self._part(len(data)) if mode in ("ranged", "bare") else None
         self.send_response(200 if part is None else 206)
         if part is not None:
             first, last = part
             self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
             data = data[first : last + 1]
-        if how == "chunked":
+        if mode == "chunked":
             self.send_header("Transfer-Encoding", "chunked")
         else:
             self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        if how == "chunked":
+        if mode == "chunked":
             data = b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
         if not is_head:
             self.wfile.write(data)
@@ -69,20 +69,20 @@ class Handler(SimpleHTTPRequestHandler):
 
     def _part(self, size):
         """Return the first and the last byte that are asked for; None where all are."""
-        asked = self.headers.get("Range")
-        if not asked:
+        span = self.headers.get("Range")
+        if not span:
             return None
-        first, _, last = asked.removeprefix("bytes=").partition("-")
+        first, _, last = span.removeprefix("bytes=").partition("-")
         if not first:
             return max(0, size - int(last)), size - 1
         return int(first), min(int(last or size), size - 1)
 
-    def _folder(self, how):
-        if how == "bare":
+    def _folder(self, mode):
+        if mode == "bare":
             return self.send_error(403)
-        found = self.list_directory(self.translate_path(self.path))
-        if found and self.command != "HEAD":
-            self.copyfile(found, self.wfile)
+        listing = self.list_directory(self.translate_path(self.path))
+        if listing and self.command != "HEAD":
+            self.copyfile(listing, self.wfile)
         return None
 
 

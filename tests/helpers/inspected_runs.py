@@ -43,20 +43,20 @@ def write_inspected_run(folder):
     (folder / "events" / "agent.jsonl").write_text(text, encoding="utf-8")
     torch.manual_seed(3)
     net = Net()
-    trained = [one for one in net.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=3e-4)
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=3e-4)
     for steps in ((10, 20, 30), (40, 50)):
-        things = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
+        objects = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
         checkpointer = open_engine(str(folder), emit=Emitter(SystemClock()))
-        checkpointer.resume(things.parts)
+        checkpointer.resume(objects.parts)
         for step in steps:
             _train(net, optimizer, step)
-            told = {"seed": 5, "optim": {"lr": 3e-4 / step}, EVIL: f"{EVIL} {step}"}
-            things = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
+            config = {"seed": 5, "optim": {"lr": 3e-4 / step}, EVIL: f"{EVIL} {step}"}
+            objects = collect_parts({"model": net, "optimizer": optimizer}, 1, rng=True)
             about = CheckpointInfo(
-                config=told, data={"samples": step * 8}, metrics={"loss": 4 / step}
+                config=config, data={"samples": step * 8}, metrics={"loss": 4 / step}
             )
-            checkpointer.save(step, things.parts, about)
+            checkpointer.save(step, objects.parts, about)
             checkpointer.wait()
         checkpointer.close()
     return folder
@@ -69,8 +69,8 @@ def spoil(folder):
 
 
 def _train(net, optimizer, step):
-    for one in optimizer.param_groups[0]["params"]:
-        one.grad = torch.randn_like(one) / step
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.randn_like(parameter) / step
     optimizer.step()
     if step == 50:
         with torch.no_grad():

@@ -13,27 +13,27 @@ FIRST_DELAY_SECONDS = 10.0
 LONGEST_DELAY_SECONDS = 600.0
 
 
-def action_for(rules, code, *, disrupted):
+def action_for(rules, code, *, is_disrupted):
     """Return what a podFailurePolicy makes of a pod that failed: the first rule that matches.
 
     Args:
         rules: of the policy.
         code: of its one container, not 0.
-        disrupted: whether the pod has the condition DisruptionTarget.
+        is_disrupted: whether the pod has the condition DisruptionTarget.
     """
     for rule in rules:
         codes = rule.get("onExitCodes")
         if codes:
             if (code in codes["values"]) == (codes["operator"] == "In"):
                 return rule["action"]
-        elif disrupted and _is_of_disruptions(rule):
+        elif is_disrupted and _is_of_disruptions(rule):
             return rule["action"]
     return "Count"
 
 
 def _is_of_disruptions(rule):
-    wanted = {"type": "DisruptionTarget", "status": "True"}
-    return wanted in rule["onPodConditions"]
+    condition = {"type": "DisruptionTarget", "status": "True"}
+    return condition in rule["onPodConditions"]
 
 
 @dataclass
@@ -67,8 +67,8 @@ class Controller:
         if "podFailurePolicy" in self.spec:
             pods = self.spec["template"]["spec"]
             self._refuse(pods.get("restartPolicy") != "Never", "needs restartPolicy Never")
-            replaced = self.spec.get("podReplacementPolicy", "Failed")
-            self._refuse(replaced != "Failed", "needs podReplacementPolicy Failed")
+            policy = self.spec.get("podReplacementPolicy", "Failed")
+            self._refuse(policy != "Failed", "needs podReplacementPolicy Failed")
 
     @property
     def delay(self):
@@ -82,16 +82,16 @@ class Controller:
         self._refuse(self.spec["completions"] != self.spec["parallelism"], "cannot be scaled")
         self.spec["completions"] = self.spec["parallelism"] = size
 
-    def ended(self, index, code, now, *, disrupted=False):
+    def ended(self, index, code, now, *, is_disrupted=False):
         """Take note of a pod that is gone: not of one that is about to go.
 
         Args:
             index: of the pod.
             code: of its container.
             now: seconds on any clock that runs on.
-            disrupted: whether it has the condition DisruptionTarget.
+            is_disrupted: whether it has the condition DisruptionTarget.
         """
-        action = self._judge(index, code, now, disrupted=disrupted)
+        action = self._judge(index, code, now, is_disrupted=is_disrupted)
         self.ends.append((index, code, action))
         if self.state:
             return
@@ -102,25 +102,27 @@ class Controller:
         elif self._is_complete():
             self.state, self.reason = "Complete", "SuccessPolicy"
 
-    def due(self, there, now):
+    def due(self, pods, now):
         """Return the indexes that get a pod now.
 
         Args:
-            there: indexes whose pods are not gone, those that are about to go too.
+            pods: indexes whose pods are not gone, those that are about to go too.
             now: as for `ended`.
         """
         if self.state or now < self._failed_at + self.delay:
             return []
-        left = self.spec["completions"] - len(self._succeeded)
-        room = min(self.spec["parallelism"], left) - len(there)
-        every = range(self.spec["completions"])
-        return [one for one in every if one not in {*there, *self._succeeded}][: max(room, 0)]
+        incomplete = self.spec["completions"] - len(self._succeeded)
+        free_slots = min(self.spec["parallelism"], incomplete) - len(pods)
+        indexes = range(self.spec["completions"])
+        return [index for index in indexes if index not in {*pods, *self._succeeded}][
+            : max(free_slots, 0)
+        ]
 
-    def surplus(self, there):
+    def surplus(self, pods):
         """Return the indexes whose pods are to be deleted."""
-        return [one for one in there if self.state or one >= self.spec["completions"]]
+        return [pod for pod in pods if self.state or pod >= self.spec["completions"]]
 
-    def _judge(self, index, code, now, *, disrupted):
+    def _judge(self, index, code, now, *, is_disrupted):
         if code == 0:
             self._succeeded.add(index)
             self._in_a_row = 0
@@ -128,7 +130,7 @@ class Controller:
         if self.state:
             return "Ended"
         rules = self.spec.get("podFailurePolicy", {"rules": []})["rules"]
-        action = action_for(rules, code, disrupted=disrupted)
+        action = action_for(rules, code, is_disrupted=is_disrupted)
         if index >= self.spec["completions"] and action != "FailJob":
             return "Surplus"
         self._in_a_row += 1
@@ -138,11 +140,11 @@ class Controller:
 
     def _is_complete(self):
         policy = self.spec.get("successPolicy", {"rules": []})
-        wanted = [one["succeededIndexes"] for one in policy["rules"]]
-        enough = (set(map(int, one.split(","))) <= self._succeeded for one in wanted)
+        index_lists = [rule["succeededIndexes"] for rule in policy["rules"]]
+        enough = (set(map(int, rule.split(","))) <= self._succeeded for rule in index_lists)
         return any(enough) or len(self._succeeded) >= self.spec["completions"]
 
     @staticmethod
-    def _refuse(wrong, why):
+    def _refuse(wrong, reason):
         if wrong:
-            raise ValueError(f"an API server refuses the Job: {why}")
+            raise ValueError(f"an API server refuses the Job: {reason}")

@@ -34,29 +34,29 @@ def documents(text: str) -> Iterator[dict[str, Any]]:
 
 def name_of(document: dict[str, Any]) -> str:
     """Return the name of the schema that a document is of."""
-    named = _NAMED.fullmatch(document["schema"])
-    assert named, document["schema"]
-    return named[1]
+    match = _NAMED.fullmatch(document["schema"])
+    assert match, document["schema"]
+    return match[1]
 
 
 def check(document: dict[str, Any]) -> str:
     """Fail unless a document is as its schema says; return the name of the schema."""
     name = name_of(document)
-    found = [
-        f"{'/'.join(map(str, one.absolute_path)) or '(top)'}: {one.message[:400]}"
+    problems = [
+        f"{'/'.join(map(str, detail.absolute_path)) or '(top)'}: {detail.message[:400]}"
         for error in validator(name).iter_errors(document)
-        for one in (_nearest(error.context) if error.context else [error])
+        for detail in (_nearest(error.context) if error.context else [error])
     ]
-    assert not found, f"{name} is not as `resilient help json {name}` says: {found}"
+    assert not problems, f"{name} is not as `resilient help json {name}` says: {problems}"
     return name
 
 
 def check_output(text: str) -> set[str]:
     """Fail unless every document of an output is as its schema says; return their names."""
-    return {check(one) for one in documents(text)}
+    return {check(document) for document in documents(text)}
 
 
 def _nearest(errors: list[Any]) -> list[Any]:
     """Return the errors of the kind that has this ``type``, of all kinds if none has."""
-    wrong = {one.schema_path[0] for one in errors if list(one.absolute_path) == ["type"]}
-    return [one for one in errors if one.schema_path[0] not in wrong] or errors
+    wrong = {error.schema_path[0] for error in errors if list(error.absolute_path) == ["type"]}
+    return [error for error in errors if error.schema_path[0] not in wrong] or errors

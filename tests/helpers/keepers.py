@@ -64,36 +64,36 @@ class Keeper:
         return connection
 
 
-def open_one(keeper, url, *, board=None, world=None, scope="life", **limits):
+def open_one(daemon, url, *, kv_store=None, world=None, scope="life", **limits):
     world = world or World()
-    seen = []
-    emit = Emitter(SystemClock(), (lambda _, event: seen.append(event),))
-    comms = ControlGroup(board or InMemoryKVStore(), world, scope)
-    desk = CheckpointContext(
+    events = []
+    emit = Emitter(SystemClock(), (lambda _, event: events.append(event),))
+    comms = ControlGroup(kv_store or InMemoryKVStore(), world, scope)
+    context = CheckpointContext(
         open_store(str(url)), comms, CheckpointOptions(**limits), SystemClock(), emit
     )
-    left_seconds = getattr(keeper, "left_seconds", no_deadline)
-    address = DaemonAddress(str(keeper.path), url=str(url), left_seconds=left_seconds)
+    left_seconds = getattr(daemon, "left_seconds", no_deadline)
+    address = DaemonAddress(str(daemon.path), url=str(url), left_seconds=left_seconds)
     persister = DaemonSaveExecutor(address, ThreadSaveExecutor())
-    checkpointer = CheckpointEngine(desk, persister)
-    checkpointer.seen = seen
+    checkpointer = CheckpointEngine(context, persister)
+    checkpointer.seen = events
     return checkpointer
 
 
-def begun(keeper, url, **options):
+def begun(daemon, url, **options):
     """Open a checkpointer that begins a life of a run and takes nothing over."""
-    checkpointer = open_one(keeper, url, **options)
+    checkpointer = open_one(daemon, url, **options)
     checkpointer.resume({})
     return checkpointer
 
 
-def resumed_from(keeper, url, scope="next"):
+def resumed_from(daemon, url, scope="next"):
     """Begin another life; return which checkpoint it takes, its model's state, and the events."""
     target = Values()
-    checkpointer = open_one(keeper, url, scope=scope)
-    found = checkpointer.resume({"model": Part(target)})
+    checkpointer = open_one(daemon, url, scope=scope)
+    result = checkpointer.resume({"model": Part(target)})
     checkpointer.close()
-    return found.checkpoint, target.state, checkpointer.seen
+    return result.checkpoint, target.state, checkpointer.seen
 
 
 def weight(value, size=5000):
@@ -101,10 +101,10 @@ def weight(value, size=5000):
     return {"model": Part(Values(weight=torch.full((size,), float(value))))}
 
 
-def resumed_weight(keeper, url, scope="next"):
+def resumed_weight(daemon, url, scope="next"):
     """Begin another life; return which checkpoint it takes, its weight, and the events."""
-    checkpoint, state, seen = resumed_from(keeper, url, scope)
-    return checkpoint, float(state["weight"][0]), seen
+    checkpoint, state, events = resumed_from(daemon, url, scope)
+    return checkpoint, float(state["weight"][0]), events
 
 
 def names(events):

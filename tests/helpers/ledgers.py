@@ -55,8 +55,8 @@ class Run:
         self.life = claim(self.store, parent, cause="test", clock=self.clock)
         self.ledger, self.step, self.cursor = Ledger(is_kept=True, ranks=ranks), step, cursor
         self.deal = SimpleNamespace(batch=self.batch, ranks=ranks)
-        resumed = ResumeResult(parent, step, {}, ranks, (), data) if parent else None
-        self.ledger.begin(resumed, step, cursor)
+        result = ResumeResult(parent, step, {}, ranks, (), data) if parent else None
+        self.ledger.begin(result, step, cursor)
         self.see_order()
 
     def see_order(self, seed: int = SEED) -> None:
@@ -81,7 +81,7 @@ class Run:
     def save(self, *, commits: bool = True) -> CheckpointId:
         """Put the segment, and commit a checkpoint that holds nothing else."""
         checkpoint = CheckpointId(self.life.number, self.step)
-        self.ledger.settle(lambda steps: [sum(one) for one in steps])
+        self.ledger.settle(lambda steps: [sum(step_of_save) for step_of_save in steps])
         segment = self.ledger.close(checkpoint, self.life.run_id)
         put_segment(self.store, segment)
         if commits:
@@ -119,7 +119,7 @@ class Forger:
         self.folder = folder
 
     def keys(self) -> list[str]:
-        return sorted(f"ledger/{one.name}" for one in self.folder.glob("ledger/*.json"))
+        return sorted(f"ledger/{path.name}" for path in self.folder.glob("ledger/*.json"))
 
     def read(self, key: str) -> dict:
         return json.loads((self.folder / key).read_text())
@@ -131,11 +131,11 @@ class Forger:
 
     def rechain(self, fields: dict) -> None:
         """Make the links of a segment fit its records."""
-        rows = [json.dumps(one, separators=(",", ":")) for one in fields["records"]]
+        rows = [json.dumps(record, separators=(",", ":")) for record in fields["records"]]
         start = LedgerPosition(*(fields["start"][name] for name in ("step", "epoch", "samples")))
         opening = fields["opens"] or beginning(fields["run_id"], start)
         links = list(extend_chain(opening, fields["generation"], rows))
-        fields["checks"] = [one[:CHECK_LENGTH] for one in links]
+        fields["checks"] = [record[:CHECK_LENGTH] for record in links]
         fields["head"] = links[-1]
 
     def forge(self, key: str, change) -> None:
@@ -148,7 +148,9 @@ class Forger:
             self.rechain(fields)
             self.write(key, fields)
             self.anchor(fields)
-            after = [one for one in self.keys() if self.read(one)["previous"] == key]
+            after = [
+                object_key for object_key in self.keys() if self.read(object_key)["previous"] == key
+            ]
             if not after:
                 return
             # Where two lives go on from here, the later one is what became of the run.

@@ -24,13 +24,13 @@ _CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 
 def amount(text):
     """Return the number that a quantity says, or None."""
-    found = _QUANTITY.fullmatch(str(text))
-    if not found or found[1].count(".") > 1:
+    match = _QUANTITY.fullmatch(str(text))
+    if not match or match[1].count(".") > 1:
         return None
-    suffix = found[2]
+    suffix = match[2]
     if suffix[:1] in ("e", "E") and suffix[1:]:
-        return Decimal(found[1]) * Decimal(10) ** int(suffix[1:])
-    return Decimal(found[1]) * _SUFFIXES[suffix]
+        return Decimal(match[1]) * Decimal(10) ** int(suffix[1:])
+    return Decimal(match[1]) * _SUFFIXES[suffix]
 
 
 def pods(value):
@@ -39,47 +39,49 @@ def pods(value):
         spec = value.get("spec")
         if isinstance(spec, dict) and isinstance(spec.get("containers"), list):
             yield value
-        for one in value.values():
-            yield from pods(one)
+        for child in value.values():
+            yield from pods(child)
     elif isinstance(value, list):
-        for one in value:
-            yield from pods(one)
+        for child in value:
+            yield from pods(child)
 
 
 def jobs(value):
     """Yield the spec of every Job in a manifest, also of those that others make."""
     if isinstance(value, dict):
-        for name, one in value.items():
+        for name, child in value.items():
             is_job = (
-                name == "spec" and isinstance(one, dict) and isinstance(one.get("template"), dict)
+                name == "spec"
+                and isinstance(child, dict)
+                and isinstance(child.get("template"), dict)
             )
             if (
                 is_job
-                and "containers" in (one["template"].get("spec") or {})
-                and not one.get("selector")
+                and "containers" in (child["template"].get("spec") or {})
+                and not child.get("selector")
             ):
-                yield one
-            yield from jobs(one)
+                yield child
+            yield from jobs(child)
     elif isinstance(value, list):
-        for one in value:
-            yield from jobs(one)
+        for child in value:
+            yield from jobs(child)
 
 
 def check_rules(document):
     """Return what an API server would refuse, one line each."""
-    found = [*_check_names(document), *_check_selector(document)]
+    problems = [*_check_names(document), *_check_selector(document)]
     for pod in pods(document):
-        found += _check_pod(pod["spec"])
+        problems += _check_pod(pod["spec"])
     if document.get("kind") in ("Job", "CronJob", "JobSet"):
         for job in jobs(document):
-            found += _check_job(job)
+            problems += _check_job(job)
     checks = {"CronJob": _check_cron, "ClusterQueue": _check_queue, "Service": _check_ports}
-    found += checks.get(document.get("kind"), lambda _: [])(document.get("spec", {}))
+    problems += checks.get(document.get("kind"), lambda _: [])(document.get("spec", {}))
     if "Runtime" in document.get("kind", ""):
         policy = document["spec"].get("mlPolicy", {}).keys() & {"torch", "mpi", "jax", "xgboost"}
-        found += [f"spec.mlPolicy: only one of {sorted(policy)}"] if len(policy) > 1 else []
-    found += _check_tolerations(document.get("spec", {}).get("tolerations", []))
-    return found
+        problems += [f"spec.mlPolicy: only one of {sorted(policy)}"] if len(policy) > 1 else []
+    problems += _check_tolerations(document.get("spec", {}).get("tolerations", []))
+    return problems
 
 
 def _check_names(document):
@@ -88,7 +90,7 @@ def _check_names(document):
     pattern = _LABEL if kind == "Service" else _SUBDOMAIN
     if not pattern.fullmatch(name):
         yield f"metadata.name: {name!r} is no name"
-    metas = [metadata, *(one.get("metadata", {}) for one in pods(document))]
+    metas = [metadata, *(pod.get("metadata", {}) for pod in pods(document))]
     for meta in metas:
         for key, value in (meta.get("labels") or {}).items():
             if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
@@ -97,33 +99,33 @@ def _check_names(document):
 
 def _check_selector(document):
     spec = document.get("spec", {})
-    wanted = (spec.get("selector") or {}).get("matchLabels") if "template" in spec else None
+    match_labels = (spec.get("selector") or {}).get("matchLabels") if "template" in spec else None
     labels = (spec.get("template", {}).get("metadata") or {}).get("labels") or {}
-    if wanted and not wanted.items() <= labels.items():
-        yield f"spec.selector: {wanted} does not select {labels}"
+    if match_labels and not match_labels.items() <= labels.items():
+        yield f"spec.selector: {match_labels} does not select {labels}"
 
 
 def _check_pod(spec):
     containers = [*spec.get("initContainers", []), *spec["containers"]]
-    volumes = [one["name"] for one in spec.get("volumes", [])]
+    volumes = [item["name"] for item in spec.get("volumes", [])]
     yield from _twice("volumes", volumes)
-    yield from _twice("containers", [one["name"] for one in containers])
+    yield from _twice("containers", [item["name"] for item in containers])
     yield from _check_tolerations(spec.get("tolerations", []))
-    for one in containers:
-        mounts = one.get("volumeMounts", [])
+    for item in containers:
+        mounts = item.get("volumeMounts", [])
         yield from _twice("mountPath", [mount["mountPath"] for mount in mounts])
         yield from (
             f"volumeMounts: no volume {m['name']}" for m in mounts if m["name"] not in volumes
         )
-        yield from _check_resources(one.get("resources", {}))
+        yield from _check_resources(item.get("resources", {}))
         for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-            handlers = _HANDLERS & one.get(probe, {"exec": 0}).keys()
+            handlers = _HANDLERS & item.get(probe, {"exec": 0}).keys()
             if len(handlers) != 1:
                 yield f"{probe}: {sorted(handlers)} is not one handler"
 
 
-def _twice(what, names):
-    return [f"{what}: {one} twice" for one in sorted({n for n in names if names.count(n) > 1})]
+def _twice(noun, names):
+    return [f"{noun}: {name} twice" for name in sorted({n for n in names if names.count(n) > 1})]
 
 
 def _check_resources(resources):
@@ -135,17 +137,21 @@ def _check_resources(resources):
         elif name not in _OWN and not name.startswith("hugepages-") and number % 1:
             yield f"resources: {name}: {text!r} is no whole number"
     for name in limits.keys() & requests.keys():
-        asked, most = amount(requests[name]), amount(limits[name])
-        if asked is not None and most is not None and asked > most:
+        requested_amount, most = amount(requests[name]), amount(limits[name])
+        if requested_amount is not None and most is not None and requested_amount > most:
             yield f"resources: {name}: asks for {requests[name]}, limit {limits[name]}"
 
 
 def _check_tolerations(tolerations):
-    for one in tolerations:
-        if one.get("operator", "Equal") not in ("Equal", "Exists", "Lt", "Gt"):
-            yield f"tolerations: operator {one['operator']!r}"
-        if one.get("effect", "NoSchedule") not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
-            yield f"tolerations: effect {one['effect']!r}"
+    for toleration in tolerations:
+        if toleration.get("operator", "Equal") not in ("Equal", "Exists", "Lt", "Gt"):
+            yield f"tolerations: operator {toleration['operator']!r}"
+        if toleration.get("effect", "NoSchedule") not in (
+            "NoSchedule",
+            "PreferNoSchedule",
+            "NoExecute",
+        ):
+            yield f"tolerations: effect {toleration['effect']!r}"
 
 
 def _check_ports(spec):
@@ -168,8 +174,8 @@ def _check_job(job):
         yield "podFailurePolicy: needs restartPolicy Never"
     if rules and job.get("podReplacementPolicy", "Failed") != "Failed":
         yield "podReplacementPolicy: has to be Failed beside a podFailurePolicy"
-    names = {one["name"] for one in pod["containers"]}
-    for codes in filter(None, (one.get("onExitCodes") for one in rules)):
+    names = {entry["name"] for entry in pod["containers"]}
+    for codes in filter(None, (entry.get("onExitCodes") for entry in rules)):
         yield from _check_codes(codes, names)
 
 
@@ -197,7 +203,7 @@ def _check_queue(spec):
         yield "preemption: borrows and never reclaims"
     for group in spec.get("resourceGroups", []):
         for flavor in group["flavors"]:
-            if [one["name"] for one in flavor["resources"]] != group["coveredResources"]:
+            if [resource["name"] for resource in flavor["resources"]] != group["coveredResources"]:
                 yield f"resourceGroups: flavor {flavor['name']} does not cover what its group does"
 
 
@@ -206,15 +212,23 @@ def check_restricted(pod):
     for key in ("hostNetwork", "hostPID", "hostIPC"):
         if pod.get(key):
             yield f"{key}: true"
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "projected", "secret"}
+    volume_kinds = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "projected",
+        "secret",
+    }
     for volume in pod.get("volumes", []):
-        if not (volume.keys() - {"name"}) <= allowed | {"persistentVolumeClaim"}:
+        if not (volume.keys() - {"name"}) <= volume_kinds | {"persistentVolumeClaim"}:
             yield f"volumes: {volume}"
-    for one in [*pod.get("initContainers", []), *pod["containers"]]:
-        if any("hostPort" in port for port in one.get("ports", [])):
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        if any("hostPort" in port for port in container.get("ports", [])):
             yield "hostPort"
         yield from _check_context(
-            {**pod.get("securityContext", {}), **one.get("securityContext", {})}
+            {**pod.get("securityContext", {}), **container.get("securityContext", {})}
         )
 
 
@@ -227,6 +241,6 @@ def _check_context(context):
     if context.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
         yield "seccompProfile: is not RuntimeDefault"
     capabilities = context.get("capabilities", {})
-    added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
-    if "ALL" not in capabilities.get("drop", []) or added:
+    capabilities_added = set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
+    if "ALL" not in capabilities.get("drop", []) or capabilities_added:
         yield "capabilities: are not dropped"

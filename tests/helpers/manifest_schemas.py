@@ -25,10 +25,10 @@ def check_schema(document, version=VERSIONS[-1]):
     if custom is None:
         return _check_core(json.dumps(document, sort_keys=True), version)
     strict, scope, schema = custom
-    found = [f"{_path(one)}: {one.message[:200]}" for one in strict.iter_errors(document)]
+    problems = [f"{_path(error)}: {error.message[:200]}" for error in strict.iter_errors(document)]
     if scope == "Cluster" and "namespace" in document.get("metadata", {}):
-        found.append("metadata.namespace: it is of the whole cluster")
-    return found + list(_check_lists(schema, document, ""))
+        problems.append("metadata.namespace: it is of the whole cluster")
+    return problems + list(_check_lists(schema, document, ""))
 
 
 @cache
@@ -48,14 +48,14 @@ def _path(error):
 
 @cache
 def _custom():
-    found = {}
+    schemas = {}
     for path in SCHEMAS.glob("*.json"):
         crd = json.loads(path.read_text())
         for version, schema in crd["versions"].items():
             validator = jsonschema.Draft7Validator(_strict(schema, is_root=True))
             key = (f"{crd['group']}/{version}", crd["kind"])
-            found[key] = (validator, crd["scope"], schema)
-    return found
+            schemas[key] = (validator, crd["scope"], schema)
+    return schemas
 
 
 def _strict(schema, *, is_root=False):
@@ -63,57 +63,59 @@ def _strict(schema, *, is_root=False):
     if schema.get("x-kubernetes-int-or-string"):
         text = {"type": "string", **{k: schema[k] for k in ("pattern",) if k in schema}}
         return {"anyOf": [{"type": "integer"}, text]}
-    made = _combined(schema)
+    strict_schema = _combined(schema)
     if "type" in schema:
-        made["type"] = [schema["type"], "null"] if schema.get("nullable") else schema["type"]
+        strict_schema["type"] = (
+            [schema["type"], "null"] if schema.get("nullable") else schema["type"]
+        )
     if "items" in schema:
-        made["items"] = _strict(schema["items"])
-    return made | _members(schema, is_root=is_root)
+        strict_schema["items"] = _strict(schema["items"])
+    return strict_schema | _members(schema, is_root=is_root)
 
 
 def _members(schema, *, is_root):
-    known = {name: _strict(one) for name, one in schema.get("properties", {}).items()}
+    properties = {name: _strict(child) for name, child in schema.get("properties", {}).items()}
     if is_root or schema.get("x-kubernetes-embedded-resource"):
-        known = {"apiVersion": {}, "kind": {}, **known, "metadata": _METADATA}
-    made = {"properties": known} if known else {}
+        properties = {"apiVersion": {}, "kind": {}, **properties, "metadata": _METADATA}
+    members = {"properties": properties} if properties else {}
     more = schema.get("additionalProperties")
     if isinstance(more, dict):
-        made["additionalProperties"] = _strict(more)
-    elif known and not more and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        made["additionalProperties"] = False
-    return made
+        members["additionalProperties"] = _strict(more)
+    elif properties and not more and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        members["additionalProperties"] = False
+    return members
 
 
 def _combined(schema):
-    made = {key: schema[key] for key in _KEPT if key in schema}
+    combined = {key: schema[key] for key in _KEPT if key in schema}
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:
-            made[key] = [_part(one) for one in schema[key]]
+            combined[key] = [_part(alternative) for alternative in schema[key]]
     if "not" in schema:
-        made["not"] = _part(schema["not"])
-    return made
+        combined["not"] = _part(schema["not"])
+    return combined
 
 
 def _part(schema):
     """Return a part of a schema that is combined with others, and closes nothing."""
-    made = {key: schema[key] for key in (*_KEPT, "type") if key in schema}
+    part = {key: schema[key] for key in (*_KEPT, "type") if key in schema}
     if "properties" in schema:
-        made["properties"] = {name: _part(one) for name, one in schema["properties"].items()}
-    return made
+        part["properties"] = {name: _part(child) for name, child in schema["properties"].items()}
+    return part
 
 
 def _check_lists(schema, value, path):
     """Yield entries of a list that have the key of another one."""
     if isinstance(value, dict):
-        for name, one in value.items():
+        for name, child in value.items():
             more = schema.get("additionalProperties")
             below = schema.get("properties", {}).get(name, more if isinstance(more, dict) else None)
             if below:
-                yield from _check_lists(below, one, f"{path}.{name}")
+                yield from _check_lists(below, child, f"{path}.{name}")
     elif isinstance(value, list) and "items" in schema:
         keys = schema.get("x-kubernetes-list-map-keys", ())
-        seen = [[one.get(key) for key in keys] for one in value if keys]
-        if any(seen.count(one) > 1 for one in seen):
+        keys_of_items = [[child.get(key) for key in keys] for child in value if keys]
+        if any(keys_of_items.count(child) > 1 for child in keys_of_items):
             yield f"{path}: two entries with one key"
-        for number, one in enumerate(value):
-            yield from _check_lists(schema["items"], one, f"{path}[{number}]")
+        for number, child in enumerate(value):
+            yield from _check_lists(schema["items"], child, f"{path}[{number}]")

@@ -95,13 +95,17 @@ def save(  # noqa: PLR0913 - what a small checkpoint may be made of
         about: fields of its manifest.
     """
     receipts = []
-    bases = [one if isinstance(one, DedupBase) else DedupBase(one) for one in bases]
+    bases = [base if isinstance(base, DedupBase) else DedupBase(base) for base in bases]
     for rank in range(ranks):
-        mine = parts or parts_of(checkpoint.step)
-        staged = stage(capture(checkpoint.step, mine, rank), World(rank, ranks), StagingBuffers())
-        division = deduplicate(store, checkpoint, staged.files, staged.parts, bases, parity=parity)
-        written = write(store, checkpoint, rank, division.files, staged.parts, parity)
-        receipts.append(division.complete(written))
+        own_parts = parts or parts_of(checkpoint.step)
+        staging = stage(
+            capture(checkpoint.step, own_parts, rank), World(rank, ranks), StagingBuffers()
+        )
+        division = deduplicate(
+            store, checkpoint, staging.files, staging.parts, bases, parity=parity
+        )
+        files = write(store, checkpoint, rank, division.files, staging.parts, parity)
+        receipts.append(division.complete(files))
     manifest = replace(empty_manifest(checkpoint, parent), **about)
     commit(store, gather_receipts(manifest, receipts))
     if parity:

@@ -144,8 +144,8 @@ class Azure(Metadata):
         if path != "/metadata/scheduledevents":
             return 404, {}, ""
         if method == "POST":
-            wanted = [one["EventId"] for one in json.loads(body)["StartRequests"]]
-            self.acknowledged += wanted
+            event_ids = [event["EventId"] for event in json.loads(body)["StartRequests"]]
+            self.acknowledged += event_ids
             return 200, {}, ""
         document = {"DocumentIncarnation": len(self.events), "Events": self.events}
         return 200, {}, json.dumps(document) if self.body is None else self.body

@@ -31,43 +31,43 @@ def deep(levels: int = DEEP) -> Any:
     return value
 
 
-def spoiled_bytes(random: Random, data: bytes, others: list[bytes]) -> bytes:
+def spoiled_bytes(random: Random, data: bytes, other_files: list[bytes]) -> bytes:
     """Return ``data`` after one to four small accidents."""
-    spoiled = bytearray(data)
+    copy = bytearray(data)
     for _ in range(random.randint(1, 4)):
-        at, to = sorted(random.randrange(len(spoiled) + 1) for _ in range(2))
-        way = random.randrange(7)
-        if way == 0 and spoiled:
-            spoiled[at % len(spoiled)] ^= 1 << random.randrange(8)
-        elif way == 1:
-            del spoiled[at : at + random.randrange(16)]
-        elif way == 2:
-            spoiled[at:at] = random.choice(BYTES) * random.choice((1, 1, 1, 8, 2_000))
-        elif way == 3:
-            spoiled[at:at] = random.randbytes(random.randrange(1, 9))
-        elif way == 4:
-            spoiled[at:at] = spoiled[at:to]
-        elif way == 5:
-            other = random.choice(others)
-            begin = random.randrange(len(other) + 1)
-            spoiled[at:to] = other[begin : begin + to - at]
+        at, to = sorted(random.randrange(len(copy) + 1) for _ in range(2))
+        kind = random.randrange(7)
+        if kind == 0 and copy:
+            copy[at % len(copy)] ^= 1 << random.randrange(8)
+        elif kind == 1:
+            del copy[at : at + random.randrange(16)]
+        elif kind == 2:
+            copy[at:at] = random.choice(BYTES) * random.choice((1, 1, 1, 8, 2_000))
+        elif kind == 3:
+            copy[at:at] = random.randbytes(random.randrange(1, 9))
+        elif kind == 4:
+            copy[at:at] = copy[at:to]
+        elif kind == 5:
+            donor = random.choice(other_files)
+            begin = random.randrange(len(donor) + 1)
+            copy[at:to] = donor[begin : begin + to - at]
         else:
-            del spoiled[at:]
-    return bytes(spoiled)
+            del copy[at:]
+    return bytes(copy)
 
 
 def places_of(value: Any) -> list[tuple[Any, Any]]:
     """Return every (container, key) inside a JSON value."""
-    found: list[tuple[Any, Any]] = []
+    places: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        items = one.items() if isinstance(one, dict) else enumerate(one)
+        node = waiting.pop()
+        items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, inner in items:
-            found.append((one, key))
+            places.append((node, key))
             if isinstance(inner, dict | list):
                 waiting.append(inner)
-    return found
+    return places
 
 
 def spoiled_value(random: Random, value: Any) -> Any:
@@ -78,23 +78,23 @@ def spoiled_value(random: Random, value: Any) -> Any:
         if not places:
             return value
         holder, key = random.choice(places)
-        way = random.randrange(6)
-        if way == 0:
+        kind = random.randrange(6)
+        if kind == 0:
             del holder[key]
-        elif way == 1 and isinstance(holder, dict):
+        elif kind == 1 and isinstance(holder, dict):
             holder[random.choice(("$tensor", "x", "root", "..", "$dict"))] = holder.pop(key)
-        elif way == 2:
-            other, where = random.choice(places)
-            holder[key] = json.loads(json.dumps(other[where]))
-        elif way == 3 and isinstance(holder, list):
+        elif kind == 2:
+            container, place = random.choice(places)
+            holder[key] = json.loads(json.dumps(container[place]))
+        elif kind == 3 and isinstance(holder, list):
             holder += holder[:50]
         else:
             # A copy: the next change may be inside of it.
-            odd = deep(random.choice((90, 300))) if way == 4 else deepcopy(random.choice(VALUES))
+            odd = deep(random.choice((90, 300))) if kind == 4 else deepcopy(random.choice(VALUES))
             holder[key] = odd
     return value
 
 
 def resealed(value: Any) -> bytes:
     """Seal an object as somebody would who wants it to be believed."""
-    return seal({name: one for name, one in value.items() if name != "root"})
+    return seal({name: child for name, child in value.items() if name != "root"})

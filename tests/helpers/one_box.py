@@ -135,18 +135,18 @@ class Box:
         """Patch completions and parallelism of the Job."""
         self.controller.scale(size)
 
-    def turn_until(self, holds, what):
+    def turn_until(self, holds, expectation):
         """Look after the pods until something holds, or the Job has ended and its pods too."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not holds() and not (self.state and not self.pods):
             self._turn()
-            assert time.monotonic() < deadline, f"waited in vain for {what}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"waited in vain for {expectation}:\n{self.said()}"
             time.sleep(0.05)
 
     def figures(self):
         """Return what the Job counted, and how long Kubernetes would have delayed its pods."""
-        told = {"pods": self._lives, "failures": self.failures}
-        return {**told, "delays": len(self.delays), "delayed_seconds": sum(self.delays)}
+        figures = {"pods": self._lives, "failures": self.failures}
+        return {**figures, "delays": len(self.delays), "delayed_seconds": sum(self.delays)}
 
     def said(self):
         texts = {path: path.read_text(errors="replace") for path in self.folder.glob("pod-*.txt")}
@@ -165,7 +165,7 @@ class Box:
                 del self.pods[index]
                 self._tell_names(self.pods)
                 code = 128 - code if code < 0 else code
-                self.controller.ended(index, code, now / self.pace, disrupted=pod.disrupted)
+                self.controller.ended(index, code, now / self.pace, is_disrupted=pod.disrupted)
         for index in self.controller.surplus(self.pods):
             self.delete(index)
         self._pending -= set(self.controller.surplus(self._pending))
@@ -176,27 +176,29 @@ class Box:
         if due and self.controller.delay:
             self.delays.append(self.controller.delay)
         self._pending |= set(due)
-        found = {one for one in self._pending if self._nodes_at.get(one, 0.0) <= now}
-        self._pending -= found
-        for index in sorted(found):
+        pods_due = {pod for pod in self._pending if self._nodes_at.get(pod, 0.0) <= now}
+        self._pending -= pods_due
+        for index in sorted(pods_due):
             self._start(index)
 
     def _start(self, index):
         container = self.pod["containers"][0]
         name = f"{self.manifest['metadata']['name']}-{index}"
-        told = self._environment(container, name)
-        words = [_expand(one, told) for one in (*container["command"], *container["args"])]
-        assert words[0] == "resilient"
+        environment = self._environment(container, name)
+        command_words = [
+            _expand(word, environment) for word in (*container["command"], *container["args"])
+        ]
+        assert command_words[0] == "resilient"
         self._lives += 1
         inside = (*self.network[index].inside, "unshare", "--mount", "sh", "-e", "-c", _ENTER)
         files = (str(self.folder / f"hosts-{index}"), str(self.folder / "nsswitch"))
         command = [*inside, "pod", name, *files, sys.executable, "-m", "resilient_cli"]
         self._tell_names({*self.pods, index})
-        with (self.folder / f"pod-{self._lives:03d}-{index}.txt").open("wb") as said:
+        with (self.folder / f"pod-{self._lives:03d}-{index}.txt").open("wb") as output:
             process = subprocess.Popen(
-                [*command, *words[1:]],
-                env={one: os.environ[one] for one in _IMAGE if one in os.environ} | told,
-                stdout=said,
+                [*command, *command_words[1:]],
+                env={word: os.environ[word] for word in _IMAGE if word in os.environ} | environment,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -209,25 +211,27 @@ class Box:
             "spec.nodeName": "box",
             "metadata.labels['batch.kubernetes.io/controller-uid']": "uid-of-the-job",
         }
-        made = {}
-        for one in container["env"]:
-            source = one.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
-            made[one["name"]] = fields[source] if source else _expand(one["value"], made)
-        return made | self.instead
+        variables = {}
+        for entry in container["env"]:
+            source = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
+            variables[entry["name"]] = (
+                fields[source] if source else _expand(entry["value"], variables)
+            )
+        return variables | self.instead
 
-    def _tell_names(self, there):
+    def _tell_names(self, pods):
         """Write what kubelet says of the pod itself, and DNS of the others, for each that is there.
 
         A file is written in place, for pods have it mounted; never is a pod's own name missing.
         """
         name, domain = self.manifest["metadata"]["name"], self.pod["subdomain"]
-        for own in there:
+        for own_pod in pods:
             lines = ["127.0.0.1 localhost"]
-            for index in sorted(there, key=lambda one, own=own: (one != own, one)):
+            for index in sorted(pods, key=lambda pod, own_pod=own_pod: (pod != own_pod, pod)):
                 whole = f"{name}-{index}.{domain}.default.svc.cluster.local"
-                short = f" {name}-{index}" if index == own else ""
+                short = f" {name}-{index}" if index == own_pod else ""
                 lines.append(f"{self.network.address(index)} {whole}{short}")
-            _overwrite(self.folder / f"hosts-{own}", "\n".join(lines).encode() + b"\n")
+            _overwrite(self.folder / f"hosts-{own_pod}", "\n".join(lines).encode() + b"\n")
 
 
 def _overwrite(path, content):
@@ -242,4 +246,4 @@ def _overwrite(path, content):
 
 def _expand(text, values):
     """Return a text with `$(NAME)` looked up and `$$` as `$`, as Kubernetes does."""
-    return _VARIABLE.sub(lambda one: values.get(one[2], one[0]) if one[2] else "$", text)
+    return _VARIABLE.sub(lambda match: values.get(match[2], match[0]) if match[2] else "$", text)

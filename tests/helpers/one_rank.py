@@ -29,8 +29,8 @@ class Held(MemoryStore):
         super().put_new(key, data)
 
 
-def open_one(store, world=None, board=None, **limits) -> CheckpointEngine:
-    comms = ControlGroup(board or InMemoryKVStore(), world or World(), "life")
+def open_one(store, world=None, kv_store=None, **limits) -> CheckpointEngine:
+    comms = ControlGroup(kv_store or InMemoryKVStore(), world or World(), "life")
     emit = Emitter(SystemClock())
     return CheckpointEngine(
         CheckpointContext(store, comms, CheckpointOptions(**limits), SystemClock(), emit)

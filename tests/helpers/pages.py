@@ -32,8 +32,10 @@ def commands_of(text):
     blocks = "\n".join(block for _, block in _FENCE.findall(text)).replace("\\\n", " ")
     inline = re.findall(r"`(resilient [^`]+)`", _FENCE.sub("", text))
     lines = [line.strip() for line in [*blocks.splitlines(), *inline]]
-    told = [line[: _ENDS.search(line).start()] for line in lines if line.startswith("resilient ")]
-    return [line.split()[1:] for line in told]
+    commands = [
+        line[: _ENDS.search(line).start()] for line in lines if line.startswith("resilient ")
+    ]
+    return [line.split()[1:] for line in commands]
 
 
 def paste(shell, folder, environment=(), limit=200):
@@ -56,11 +58,11 @@ def paste_on_a_new_machine(shell, folder, limit=400):
     """
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
-    held = folder / "constraints.txt"
-    held.write_text(f"resilient-train=={wheel.name.split('-')[1]}\n")
-    environ = {one: told for one, told in os.environ.items() if one != "PYTHONPATH"}
-    environ["PIP_CONSTRAINT"] = f"{ROOT / 'constraints.txt'} {held}"
+    (wheel_file,) = folder.glob("*.whl")
+    constraints = folder / "constraints.txt"
+    constraints.write_text(f"resilient-train=={wheel_file.name.split('-')[1]}\n")
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environ["PIP_CONSTRAINT"] = f"{ROOT / 'constraints.txt'} {constraints}"
     environ["PIP_FIND_LINKS"] = f"{os.environ.get('PIP_FIND_LINKS', '')} {folder}".strip()
     return _run(shell, folder, environ, limit)
 
@@ -69,7 +71,7 @@ def _run(shell, folder, environ, limit):
     """Let a shell that stops at the first failure run it; return the folder and what was said."""
     work = folder / "work"
     work.mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", "-e", "-o", "pipefail", "-c", shell],
         cwd=work,
         env={**environ, "OMP_NUM_THREADS": "1"},
@@ -78,5 +80,5 @@ def _run(shell, folder, environ, limit):
         check=False,
         timeout=limit,
     )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return work, done.stdout + done.stderr
+    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    return work, process.stdout + process.stderr

@@ -24,15 +24,15 @@ def saved(store, number, bases=(), **tensors):
 
 
 def value(store, number, name):
-    proved = read(store, step(number))
-    entry = next(one for one in proved.manifest.tensors if one.name == name)
-    return assemble(entry, proved.files)
+    verified = read(store, step(number))
+    entry = next(tensor for tensor in verified.manifest.tensors if tensor.name == name)
+    return assemble(entry, verified.files)
 
 
 def place(manifest, name):
-    (one,) = next(one for one in manifest.tensors if one.name == name).regions
-    return one
+    (tensor,) = next(tensor for tensor in manifest.tensors if tensor.name == name).regions
+    return tensor
 
 
 def files(manifest):
-    return {one.name for one in manifest.files}
+    return {file.name for file in manifest.files}

@@ -16,18 +16,18 @@ from tests.helpers.manifests import Values
 
 def restored_step(folder) -> tuple[int, list[str]]:
     """Return the step that two ranks resume from, and what they said on the way."""
-    store, told = open_store(str(folder)), []
+    store, events = open_store(str(folder)), []
     assert resolve(store, "latest")
 
-    def rank_main(world, board):
-        emit = Emitter(SystemClock(), (lambda record, event: told.append(event.message()),))
+    def rank_main(world, kv_store):
+        emit = Emitter(SystemClock(), (lambda record, event: events.append(event.message()),))
         names = {"model", "optimizer", "scheduler", "data", "callbacks", "best", "trainer_state"}
         parts = {name: Part(Values()) for name in names}
         parts |= {name: Part(Values(), "rank") for name in ("rng_state", "meters", "seen")}
-        desk = CheckpointContext(
-            store, ControlGroup(board, world, "test"), CheckpointOptions(), SystemClock(), emit
+        context = CheckpointContext(
+            store, ControlGroup(kv_store, world, "test"), CheckpointOptions(), SystemClock(), emit
         )
-        checkpointer = CheckpointEngine(desk)
+        checkpointer = CheckpointEngine(context)
         try:
             return checkpointer.resume(parts).step
         finally:
@@ -35,4 +35,4 @@ def restored_step(folder) -> tuple[int, list[str]]:
 
     steps = set(run_ranks(2, rank_main))
     assert len(steps) == 1
-    return steps.pop(), told
+    return steps.pop(), events

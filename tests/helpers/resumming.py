@@ -10,19 +10,19 @@ import zlib
 
 def resummed(data: bytes) -> bytes:
     """Return zips, alone or in a row, with checksums that are right."""
-    found, at = bytearray(data), 0
+    archive, at = bytearray(data), 0
     while (end := data.find(b"PK\x05\x06", at)) >= 0:
         end += 22
         blob = data[at:end]
-        with zipfile.ZipFile(io.BytesIO(blob)) as opened:
-            members, central = opened.infolist(), opened.start_dir
-        for one in members:
-            head = one.header_offset
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive_file:
+            members, central = archive_file.infolist(), archive_file.start_dir
+        for member in members:
+            head = member.header_offset
             names = struct.unpack_from("<2H", blob, head + 26)
             begin = head + 30 + sum(names)
-            crc = struct.pack("<I", zlib.crc32(blob[begin : begin + one.file_size]))
-            found[at + central + 16 : at + central + 20] = crc
+            crc = struct.pack("<I", zlib.crc32(blob[begin : begin + member.file_size]))
+            archive[at + central + 16 : at + central + 20] = crc
             lengths = struct.unpack_from("<3H", blob, central + 28)
             central += 46 + sum(lengths)
         at = end
-    return bytes(found)
+    return bytes(archive)

@@ -34,7 +34,7 @@ class Board(RendezvousBackend):
         return self._state, self._token, True
 
 
-def connected(board, nodes, nodes_max):
+def connected(kv_store, nodes, nodes_max):
     """Return the handlers of nodes that have not met yet."""
     serves = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # A connection that waits holds whoever shares it.
@@ -42,19 +42,19 @@ def connected(board, nodes, nodes_max):
     timeout = RendezvousTimeout(last_call=timedelta(seconds=0.01))
     handlers = [
         DynamicRendezvousHandler.from_backend(
-            "run", store, board, nodes, nodes_max, "127.0.0.1", timeout
+            "run", store, kv_store, nodes, nodes_max, "127.0.0.1", timeout
         )
         for store in stores
     ]
-    for one in handlers:
-        one._state_holder._cache_duration = 0  # seconds for which it would ask nobody
+    for handler in handlers:
+        handler._state_holder._cache_duration = 0  # seconds for which it would ask nobody
     return handlers
 
 
 def meet(handlers):
     """Let all join one round; return what each is told of it."""
     with _brisk(), ThreadPoolExecutor(len(handlers)) as pool:
-        return list(pool.map(lambda one: one.next_rendezvous(), handlers))
+        return list(pool.map(lambda handler: handler.next_rendezvous(), handlers))
 
 
 @contextmanager
@@ -68,9 +68,9 @@ def _brisk():
         dynamic_rendezvous._delay = before
 
 
-def joined(board, nodes, nodes_max=None):
+def joined(kv_store, nodes, nodes_max=None):
     """Return the handlers of nodes that joined one round."""
-    handlers = connected(board, nodes, nodes_max or nodes + 1)
+    handlers = connected(kv_store, nodes, nodes_max or nodes + 1)
     meet(handlers)
     return handlers
 
@@ -78,5 +78,5 @@ def joined(board, nodes, nodes_max=None):
 def dies(handler):
     """Take the other node for dead, as ``handler`` does when its heartbeats stop."""
     state = handler._state_holder.state
-    (other,) = set(state.participants) - {handler._this_node}
-    del state.participants[other], state.last_heartbeats[other]
+    (other_node,) = set(state.participants) - {handler._this_node}
+    del state.participants[other_node], state.last_heartbeats[other_node]

@@ -81,8 +81,8 @@ class Server:
     def end(self):
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
-        for one in self._threads:
-            one.join()
+        for thread in self._threads:
+            thread.join()
 
 
 def _line(file):
@@ -96,8 +96,13 @@ def _line(file):
 @contextmanager
 def serving(*answers, **options):
     server = Server(*answers)
-    given = {"endpoint": f"http://127.0.0.1:{server.port}", "key": "k", "secret": "s", **options}
-    wire = connect_s3("bucket", read_s3_options(given), SystemClock())
+    options_of_store = {
+        "endpoint": f"http://127.0.0.1:{server.port}",
+        "key": "k",
+        "secret": "s",
+        **options,
+    }
+    wire = connect_s3("bucket", read_s3_options(options_of_store), SystemClock())
     try:
         yield server, S3Transfer("s3://bucket/run", wire, "run")
     finally:

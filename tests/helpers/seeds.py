@@ -17,8 +17,8 @@ _draw = Random(0)
 
 def seed_of(name: str) -> int:
     """Return the seed of a test by its name."""
-    told = os.environ.get("SEED", "")
-    return int(told) if told else zlib.crc32(name.encode())
+    text = os.environ.get("SEED", "")
+    return int(text) if text else zlib.crc32(name.encode())
 
 
 def begin_streams(name: str) -> int:
@@ -26,10 +26,10 @@ def begin_streams(name: str) -> int:
     seed = seed_of(name)
     _draw.seed(seed)
     random.seed(seed)
-    for module, way in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        loaded = sys.modules.get(module)
-        if loaded is not None:
-            _attribute(loaded, way)(seed % 2**32)
+    for module, function_path in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        module_loaded = sys.modules.get(module)
+        if module_loaded is not None:
+            _attribute(module_loaded, function_path)(seed % 2**32)
     return seed
 
 
@@ -43,7 +43,7 @@ def drawn_bytes(size: int) -> bytes:
     return _draw.randbytes(size)
 
 
-def _attribute(found, way):
-    for name in way.split("."):
-        found = getattr(found, name)
-    return found
+def _attribute(value, function_path):
+    for name in function_path.split("."):
+        value = getattr(value, name)
+    return value

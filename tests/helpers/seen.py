@@ -81,24 +81,32 @@ def press(driver, key):
 
 def shown(driver, selector):
     """Return the elements that are seen."""
-    return [one for one in driver.find_elements(By.CSS_SELECTOR, selector) if one.is_displayed()]
+    return [
+        element
+        for element in driver.find_elements(By.CSS_SELECTOR, selector)
+        if element.is_displayed()
+    ]
 
 
-def check_seen(driver, room, scheme, picture):
+def check_seen(driver, margin, scheme, picture):
     """Hold what is shown now against what people can see, and leave a picture of it."""
-    emulate(driver, *room, scheme)
+    emulate(driver, *margin, scheme)
     tall = driver.execute_script("return document.documentElement.scrollHeight")
-    emulate(driver, room[0], max(400, min(_TALLEST, tall)), scheme)
+    emulate(driver, margin[0], max(400, min(_TALLEST, tall)), scheme)
     # What was clicked before may have moved a table.
     driver.execute_script(
         "scrollTo(0, 0);for (const one of document.querySelectorAll('.scroll')) one.scrollLeft = 0"
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
     driver.save_screenshot(str(picture))
-    assert driver.execute_script("return document.documentElement.scrollWidth") <= room[0]
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= margin[0]
     assert driver.execute_script(UNSEEN) == []
     assert driver.execute_script(SMALL) == []
-    tabs = {round(one.rect["y"]) for one in driver.find_elements(By.CSS_SELECTOR, "nav a")}
+    tabs = {round(element.rect["y"]) for element in driver.find_elements(By.CSS_SELECTOR, "nav a")}
     assert len(tabs) <= 1, tabs
-    faint = {text: one for text, one in driver.execute_script(CONTRASTS).items() if one < READABLE}
+    faint = {
+        text: element
+        for text, element in driver.execute_script(CONTRASTS).items()
+        if element < READABLE
+    }
     assert not faint

@@ -15,12 +15,12 @@ SHAPES = {"lin.weight": (1, 4), "lin.bias": (1,)}
 
 def values(start):
     """Return a number of its own for each place of each parameter."""
-    found, place = {}, start
+    tensors, place = {}, start
     for name, shape in SHAPES.items():
         count = math.prod(shape)
-        found[name] = torch.arange(place, place + count, dtype=torch.float32).view(shape)
+        tensors[name] = torch.arange(place, place + count, dtype=torch.float32).view(shape)
         place += count
-    return found
+    return tensors
 
 
 def optimizer():
@@ -53,7 +53,7 @@ def write_fsdp(folder, kind):
             dcp.save(state, storage_writer=dcp.FileSystemWriter(folder / name), no_dist=True)
 
 
-def write_zero(folder, stage, ranks, *, vectors=1, **told):
+def write_zero(folder, stage, ranks, *, vectors=1, **tracker):
     """Leave what an engine leaves, cut as DeepSpeed cuts."""
     for name in ("model.safetensors", "optimizer.pt"):
         (folder / name).unlink()
@@ -64,48 +64,53 @@ def write_zero(folder, stage, ranks, *, vectors=1, **told):
     if beside.exists():
         beside.write_text(json.dumps({**json.loads(beside.read_text()), "global_step": STEP}))
     shapes = [{name: torch.Size(shape)} for name, shape in SHAPES.items()]
-    config = {"zero_optimization": {"stage": stage, **told.pop("config", {})}}
+    config = {"zero_optimization": {"stage": stage, **tracker.pop("config", {})}}
     whole = {name: torch.zeros(0 if stage == 3 else SHAPES[name]) for name in SHAPES}
     for rank in range(ranks):
         prefix = f"zero_pp_rank_{rank}_" if stage == 3 else ""
-        said = {
+        model_state = {
             "module": {**whole, "seen": torch.tensor(28)},
             "param_shapes": shapes,
             "ds_config": config,
             "global_steps": STEP,
             "dp_world_size": ranks,
-            **told,
+            **tracker,
         }
-        torch.save(said, engine / f"{prefix}mp_rank_00_model_states.pt")
-        cuts = {
+        torch.save(model_state, engine / f"{prefix}mp_rank_00_model_states.pt")
+        slices_by_kind = {
             kind: [line[rank] for line in cut(stage, ranks, start)]
             for kind, start in (("fp32", 0), ("exp_avg", 100), ("exp_avg_sq", 200))
         }
         if stage == 3 and vectors == 1:  # all groups in one vector
-            cuts = {kind: [torch.cat(lines)] for kind, lines in cuts.items()}
+            slices_by_kind = {kind: [torch.cat(lines)] for kind, lines in slices_by_kind.items()}
         state = {
-            nth: {"step": torch.tensor(7.0), "exp_avg": one, "exp_avg_sq": other}
-            for nth, (one, other) in enumerate(
-                zip(cuts["exp_avg"], cuts["exp_avg_sq"], strict=True)
+            nth: {"step": torch.tensor(7.0), "exp_avg": entry, "exp_avg_sq": second}
+            for nth, (entry, second) in enumerate(
+                zip(slices_by_kind["exp_avg"], slices_by_kind["exp_avg_sq"], strict=True)
             )
         }
-        groups = [{**one, "params": [0]} for one in optimizer()["param_groups"]]
+        groups = [{**entry, "params": [0]} for entry in optimizer()["param_groups"]]
         base = "optimizer_state_dict" if stage == 3 else "base_optimizer_state"
         flat = "fp32_flat_groups" if stage == 3 else "single_partition_of_fp32_groups"
-        held = {base: {"state": state, "param_groups": groups}, flat: cuts["fp32"]}
-        held["dynamic_loss_scale"] = told.get("dynamic_loss_scale", False)
+        optimizer_state = {
+            base: {"state": state, "param_groups": groups},
+            flat: slices_by_kind["fp32"],
+        }
+        optimizer_state["dynamic_loss_scale"] = tracker.get("dynamic_loss_scale", False)
         name = f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        torch.save({"optimizer_state_dict": held}, engine / name)
+        torch.save({"optimizer_state_dict": optimizer_state}, engine / name)
     return engine
 
 
 def cut(stage, ranks, start):
     """Return what each rank holds of each group."""
     lines = []
-    for one in values(start).values():
-        width = math.ceil(one.numel() / ranks)
+    for tensor in values(start).values():
+        width = math.ceil(tensor.numel() / ranks)
         if stage < 3:  # the line is made a multiple of twice the ranks
-            width = 2 * math.ceil(one.numel() / (2 * ranks))
-        padded = torch.nn.functional.pad(one.reshape(-1), (0, width * ranks - one.numel()), value=9)
-        lines.append(padded.split(width))
+            width = 2 * math.ceil(tensor.numel() / (2 * ranks))
+        flat = torch.nn.functional.pad(
+            tensor.reshape(-1), (0, width * ranks - tensor.numel()), value=9
+        )
+        lines.append(flat.split(width))
     return lines

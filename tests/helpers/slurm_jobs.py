@@ -46,23 +46,32 @@ class SlurmRun:
         program.write_text(f'#!/bin/sh\n{first}\nexec {sys.executable} -m resilient_cli "$@"\n')
         program.chmod(0o755)
         setup = ("--setup", f"export PATH={program.parent}:$PATH")
-        asked = ("--name", "run", "--logs", str(folder / "logs"), "--cpus", "2", *setup, *options)
+        arguments = (
+            "--name",
+            "run",
+            "--logs",
+            str(folder / "logs"),
+            "--cpus",
+            "2",
+            *setup,
+            *options,
+        )
         workload = (str(WORKLOAD), "--output-dir", str(folder / "run"), *LENGTH, "--pause", pause)
         self.number = self._call(
-            "submit", *asked, "-q", "--", "train", *train, *(script or workload)
+            "submit", *arguments, "-q", "--", "train", *train, *(script or workload)
         )
 
-    def _call(self, *words):
-        done = subprocess.run(
-            [sys.executable, "-m", "resilient_cli", "slurm", *words],
+    def _call(self, *arguments):
+        process = subprocess.run(
+            [sys.executable, "-m", "resilient_cli", "slurm", *arguments],
             env={**self.cluster.environment, **_environment()},
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
         )
-        assert done.returncode in (0, 1), done.stderr
-        return done.stdout.strip()
+        assert process.returncode in (0, 1), process.stderr
+        return process.stdout.strip()
 
     def status(self):
         """Return what ``resilient slurm status`` says of it."""
@@ -70,14 +79,14 @@ class SlurmRun:
 
     def log(self):
         """Return what all its starts said."""
-        return "".join(one.read_text() for one in (self.folder / "logs").glob("*.log"))
+        return "".join(path.read_text() for path in (self.folder / "logs").glob("*.log"))
 
     def starts(self):
         """Return the steps of each start."""
-        found = {}
-        for one in self.lines():
-            found.setdefault(one["pid"], []).append(one["step"])
-        return list(found.values())
+        starts = {}
+        for line in self.lines():
+            starts.setdefault(line["pid"], []).append(line["step"])
+        return list(starts.values())
 
     def wait_for_steps(self, start):
         """Wait until a start, counted from 0, has done some steps."""
@@ -96,17 +105,17 @@ class SlurmRun:
         """Wait until it was started again so often."""
         self.wait(lambda: int(self.cluster.job(self.number)["Restarts"]) >= number, "no requeue")
 
-    def wait_for_word(self, word):
+    def wait_for_word(self, text):
         """Wait until a start said it."""
-        self.wait(lambda: word in self.log(), f"nobody said {word}")
+        self.wait(lambda: text in self.log(), f"nobody said {text}")
 
     def wait(self, is_so, problem):
         """Wait until something is so."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not is_so():
-            said = f"{problem}:\n{self.log()}\n{self.cluster.job(self.number)}"
-            assert time.monotonic() < deadline, said
-            assert "'JobState': 'FAILED'" not in said or is_so(), said
+            message = f"{problem}:\n{self.log()}\n{self.cluster.job(self.number)}"
+            assert time.monotonic() < deadline, message
+            assert "'JobState': 'FAILED'" not in message or is_so(), message
             time.sleep(0.1)
 
     def lines(self):

@@ -23,9 +23,9 @@ def parts(model, points, ranks=0):
 def passed(model, points, run, batch, ranks=0):
     """Return what the last stage makes, and the tensors between stages."""
     plan, stages = parts(model, points, ranks)
-    shapes, sent = plan.shapes(run, batch), []
+    shapes, tensors = plan.shapes(run, batch), []
     for stage in stages:
         stage.shapes, stage.runs = shapes, (run,)
-        sent.append(stage(*sent[-1:], nth=NTH))
-    assert [(tuple(one.shape), one.dtype) for one in sent[:-1]] == list(shapes)
-    return sent[-1], sent[:-1]
+        tensors.append(stage(*tensors[-1:], nth=NTH))
+    assert [(tuple(tensor.shape), tensor.dtype) for tensor in tensors[:-1]] == list(shapes)
+    return tensors[-1], tensors[:-1]

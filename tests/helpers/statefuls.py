@@ -12,31 +12,31 @@ from resilient.state_dict.optimizer import NamedOptimizer
 
 def model():
     inner = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2)])])
-    made = nn.Sequential(
+    network = nn.Sequential(
         nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3), nn.Linear(3, 2), nn.Identity()
     )
-    made[4].inner = inner
-    made[4].other = nn.Linear(2, 1)
-    made.register_buffer("passing", torch.zeros(2), persistent=False)
-    return made
+    network[4].inner = inner
+    network[4].other = nn.Linear(2, 1)
+    network.register_buffer("passing", torch.zeros(2), persistent=False)
+    return network
 
 
 def trained():
-    made = model()
-    optimizer = torch.optim.AdamW(made.parameters())
-    made(torch.randn(4, 2)).sum().backward()
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters())
+    network(torch.randn(4, 2)).sum().backward()
     optimizer.step()
-    return NamedOptimizer(made, optimizer)
+    return NamedOptimizer(network, optimizer)
 
 
 def answer(flatten_part):
     tree, tensors = flatten_part
-    return tree, {name: (one.shape, one.tolist()) for name, one in tensors.items()}
+    return tree, {name: (tensor.shape, tensor.tolist()) for name, tensor in tensors.items()}
 
 
 def anew(stateful):
     return answer(flatten("part", fast_state_dict(stateful)))
 
 
-def first_state(named):
-    return next(iter(named.optimizer.state.values()))
+def first_state(names):
+    return next(iter(names.optimizer.state.values()))

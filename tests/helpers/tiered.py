@@ -41,17 +41,17 @@ def desk_over(  # noqa: PLR0913 - what tests vary
     durable,
     every=2,
     *,
-    board=None,
+    kv_store=None,
     world=None,
-    told=None,
+    on_event=None,
     scope="life",
     tiering=None,
     clock=None,
     **limits,
 ) -> CheckpointContext:
     clock = clock or SystemClock()
-    comms = ControlGroup(board or InMemoryKVStore(), world or World(), scope)
-    emit = Emitter(clock, (told,) if told else ())
+    comms = ControlGroup(kv_store or InMemoryKVStore(), world or World(), scope)
+    emit = Emitter(clock, (on_event,) if on_event else ())
     limits = CheckpointOptions(**{"retention": Retention(KEEP), "within_seconds": 20.0, **limits})
     return add_near_tier(
         CheckpointContext(durable, comms, limits, clock, emit),
@@ -60,39 +60,39 @@ def desk_over(  # noqa: PLR0913 - what tests vary
     )
 
 
-def train(near, durable, until=STEPS, every=2, *, life=None, told=None) -> Life:
+def train(near, durable, until=STEPS, every=2, *, attempt=None, on_event=None) -> Life:
     """Resume, train to ``until`` saving every step, and close; raise what it died of."""
-    life = life or Life()
+    attempt = attempt or Life()
     state = Folded(0, is_large=True)
     parts = {"model": Part(state)}
-    checkpointer = CheckpointEngine(desk_over(near, durable, every, told=told))
+    checkpointer = CheckpointEngine(desk_over(near, durable, every, on_event=on_event))
     try:
-        resumed = checkpointer.resume(parts)
-        life.started_at = resumed.step if resumed else 0
+        result = checkpointer.resume(parts)
+        attempt.started_at = result.step if result else 0
         while state.steps < until:
             state.step()
             checkpoint = checkpointer.save(state.steps, parts, CheckpointInfo())
             checkpointer.wait()
-            life.acknowledged.append(checkpoint)
+            attempt.acknowledged.append(checkpoint)
     finally:
         checkpointer.close()
-    life.final = state.ending()
-    return life
+    attempt.final = state.ending()
+    return attempt
 
 
-def crashed(near, durable, **how) -> Life:
+def crashed(near, durable, **options) -> Life:
     """Return how far a life came that may die."""
-    life = Life()
+    attempt = Life()
     try:
-        train(near, durable, life=life, **how)
+        train(near, durable, attempt=attempt, **options)
     except (Crash, ResilientError) as error:
-        life.died = isinstance(error, Crash)
-        life.error = error
-    return life
+        attempt.died = isinstance(error, Crash)
+        attempt.error = error
+    return attempt
 
 
 def steps(store) -> list[int]:
-    return [one.step for one in committed(store)]
+    return [checkpoint.step for checkpoint in committed(store)]
 
 
 def checkpointer_of(near, durable, every=1, **limits) -> CheckpointEngine:

@@ -40,13 +40,13 @@ def tiny_parts(rank: int) -> dict[str, Part]:
 def tiny_repository(*, is_signed: bool = True) -> MemoryStore:
     """A life, its mark, one checkpoint of two ranks, a tag, the verdict on the store."""
     store = MemoryStore()
-    life = Generation(1, "0123456789abcdef", None, "start", AT, "host", "ab" * 16)
-    store.put(generation_key(1), seal(life.to_json()))
+    generation = Generation(1, "0123456789abcdef", None, "start", AT, "host", "ab" * 16)
+    store.put(generation_key(1), seal(generation.to_json()))
     receipts, files = [], []
     for rank in range(RANKS):
-        staged = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), StagingBuffers())
-        receipts.append(write(store, CHECKPOINT, rank, staged.files, staged.parts))
-        files += staged.files
+        staging = stage(capture(7, tiny_parts(rank), rank), World(rank, RANKS), StagingBuffers())
+        receipts.append(write(store, CHECKPOINT, rank, staging.files, staging.parts))
+        files += staging.files
     about = replace(empty_manifest(CHECKPOINT), world={"size": RANKS, "strategy": "ddp"})
     signature = Signature(SIGNING.key, digests_of(files)) if is_signed else None
     commit(store, gather_receipts(about, receipts), signature)

@@ -35,25 +35,25 @@ def controller(spec):
     ],
 )
 def test_what_becomes_of_a_pod(spec, code, disrupted, action):
-    assert action_for(spec["podFailurePolicy"]["rules"], code, disrupted=disrupted) == action
+    assert action_for(spec["podFailurePolicy"]["rules"], code, is_disrupted=disrupted) == action
 
 
 def test_what_has_another_condition_is_no_disruption(spec):
     rules = spec["podFailurePolicy"]["rules"]
     rules[0]["onPodConditions"][0]["type"] = "ConfigIssue"
-    assert action_for(rules, 143, disrupted=True) == "Count"
+    assert action_for(rules, 143, is_disrupted=True) == "Count"
 
 
 def test_the_operator_not_in_matches_all_other_codes():
     rule = {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [75]}}
-    assert action_for([rule], 1, disrupted=False) == "FailJob"
-    assert action_for([rule], 75, disrupted=False) == "Count"
+    assert action_for([rule], 1, is_disrupted=False) == "FailJob"
+    assert action_for([rule], 75, is_disrupted=False) == "Count"
 
 
 def test_an_index_has_one_pod_and_gets_the_next_when_that_is_gone(controller):
     assert controller.due([], 0.0) == [0, 1]
     assert controller.due([0, 1], 0.0) == []
-    controller.ended(1, 143, 5.0, disrupted=True)
+    controller.ended(1, 143, 5.0, is_disrupted=True)
     assert controller.due([0], 15.0) == [1]
 
 

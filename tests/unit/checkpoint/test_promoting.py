@@ -91,7 +91,7 @@ def test_an_older_life_cannot_promote(near, durable):
 def test_a_failed_promotion_fails_no_save_and_is_owed_by_the_next(near):
     durable, told = Failing(), []
     checkpointer = CheckpointEngine(
-        desk_over(near, durable, 9, told=lambda _, event: told.append(event))
+        desk_over(near, durable, 9, on_event=lambda _, event: told.append(event))
     )
     checkpointer.resume({})
     durable.is_down = True
@@ -125,7 +125,7 @@ def failing_at(durable, *cut, every=9):
     """Save four times, and protect the second from then on; ``cut``: saves with the line down."""
     told = []
     desk = desk_over(
-        MemoryStore("test://near"), durable, every, told=lambda _, event: told.append(event)
+        MemoryStore("test://near"), durable, every, on_event=lambda _, event: told.append(event)
     )
     checkpointer = CheckpointEngine(desk)
     checkpointer.resume({})

@@ -70,7 +70,7 @@ def test_a_near_copy_that_is_damaged_is_read_from_the_durable_tier_and_told(name
     newest = committed(near)[0]
     key = newest.key(name)
     flip(near, key)
-    life = train(near, durable, told=lambda _, event: told.append(event))
+    life = train(near, durable, on_event=lambda _, event: told.append(event))
     assert (life.started_at, life.final) == (4, expected)
     doubted = [one for one in told if isinstance(one, events.NearCopyRejected)]
     assert [one.key for one in doubted] == [key]
