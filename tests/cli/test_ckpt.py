@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tests.helpers.cli_repositories import cut, flip_bit, write_run, write_usual_run
+from tests.helpers.cli_repositories import flip_bit, truncate_file, write_run, write_usual_run
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def test_the_path_of_a_checkpoint_names_it_and_its_repository(end, repo, call, m
     [
         ("flipped", flip_bit, "model/wte.weight"),
         ("flipped-header", lambda path: flip_bit(path, offset=20), " - "),
-        ("short", lambda path: cut(path, 300), "model/wte.weight"),
-        ("empty", lambda path: cut(path, 0), "model/head.bias"),
+        ("short", lambda path: truncate_file(path, 300), "model/wte.weight"),
+        ("empty", lambda path: truncate_file(path, 0), "model/head.bias"),
         ("missing", lambda path: path.unlink(), "model/head.bias"),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_damaged_manifest_is_damage_and_not_a_crash(repo, call, matches):
 
 
 def test_a_listing_says_which_checkpoint_is_damaged_and_where_training_resumes(repo, call, matches):
-    cut(model_of(repo, "checkpoint-35-g2"), 300)
+    truncate_file(model_of(repo, "checkpoint-35-g2"), 300)
     (repo / "checkpoint-10-g1" / "manifest.json").unlink()
     matches("ls-damaged", call("ckpt", "ls", repo), repo)
 

@@ -12,7 +12,7 @@ from resilient.errors import ConfigError
 from resilient.storage import folder as folder_module
 from resilient.storage.folder import open_folder
 from resilient.storage.fsspec_store import FsspecStore
-from tests.helpers.http_places import served
+from tests.helpers.http_places import serve_folder
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(folder):
-    with served(folder) as found:
+    with serve_folder(folder) as found:
         yield found
 
 

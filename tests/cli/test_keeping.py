@@ -12,7 +12,7 @@ import pytest
 
 from resilient.checkpoint.catalog import committed
 from resilient.storage.local import LocalStore
-from tests.helpers.cli_repositories import TickingClock, cut, flip_bit, write_usual_run
+from tests.helpers.cli_repositories import TickingClock, flip_bit, truncate_file, write_usual_run
 
 
 @pytest.fixture
@@ -172,10 +172,10 @@ def test_what_prune_refuses_deletes_nothing(arguments, status, said, repo, call)
     assert len(names(repo)) == 5
 
 
-@pytest.mark.parametrize(("level", "damage"), [("quick", cut), ("full", flip_bit)])
+@pytest.mark.parametrize(("level", "damage"), [("quick", truncate_file), ("full", flip_bit)])
 def test_prune_says_no_while_the_newest_is_damaged(level, damage, repo, call):
     file = repo / "checkpoint-35-g2" / "model.r00000.safetensors"
-    damage(file, 300) if damage is cut else damage(file)
+    damage(file, 300) if damage is truncate_file else damage(file)
     outcome = call("ckpt", "prune", repo, "--keep-last", "1", "--yes", "--level", level)
     assert outcome.status == 1
     assert "Nothing was deleted: the newest, checkpoint-35-g2, is not verified" in outcome.stdout

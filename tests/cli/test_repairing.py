@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.cli_repositories import cut, flip_bit, write_usual_run
+from tests.helpers.cli_repositories import flip_bit, truncate_file, write_usual_run
 
 NEWEST = "checkpoint-35-g2"
 MODEL = "model.r00000.safetensors"
@@ -75,7 +75,7 @@ def test_as_json_it_says_the_same(repo, call, matches):
 
 def test_too_much_damage_is_told_tensor_by_tensor_and_nothing_is_changed(repo, call, matches):
     flip_bit(repo / NEWEST / MODEL)
-    cut(repo / NEWEST / OPTIMIZER, 300)
+    truncate_file(repo / NEWEST / OPTIMIZER, 300)
     before = contents(repo)
     outcome = call("ckpt", "repair", NEWEST, repo)
     assert outcome.status == 1
@@ -143,8 +143,8 @@ def test_a_deleted_manifest_comes_back_only_on_demand(repo, call, matches):
 
 
 def test_both_manifests_damaged_is_a_loss_that_is_told(repo, call, matches):
-    cut(repo / NEWEST / "manifest.json", 100)
-    cut(repo / NEWEST / "manifest.copy.json", 100)
+    truncate_file(repo / NEWEST / "manifest.json", 100)
+    truncate_file(repo / NEWEST / "manifest.copy.json", 100)
     outcome = call("ckpt", "repair", NEWEST, repo)
     assert outcome.status == 1
     matches("repair-manifest-lost", outcome, repo)

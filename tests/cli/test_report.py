@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 import pytest
 
 from resilient_cli.commands.ui import version_of
-from tests.helpers.cli_repositories import cut, write_usual_run
+from tests.helpers.cli_repositories import truncate_file, write_usual_run
 from tests.helpers.told import BEGAN, killed_run
 
 
@@ -166,7 +166,7 @@ def test_the_page_needs_nothing_beside_it_and_says_what_happened(run, call, tmp_
 def test_the_page_lists_what_is_there_now_how_large_and_in_which_state(run, call, tmp_path):
     folder = run()
     write_usual_run(folder)
-    cut(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
+    truncate_file(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
     before = version_of([folder])
     assert call("report", folder, "-o", tmp_path / "run.html").status == 0
     text = re.sub(r"<[^>]*>", "|", (tmp_path / "run.html").read_text(encoding="utf-8"))
@@ -179,7 +179,7 @@ def test_the_page_lists_what_is_there_now_how_large_and_in_which_state(run, call
     ]  # fmt: skip
     assert "model.r00000.safetensors: 300 bytes, committed with 376" in text
     # A page that is served is made anew when one of them is damaged.
-    cut(folder / "checkpoint-25-g2" / "model.r00000.safetensors", 300)
+    truncate_file(folder / "checkpoint-25-g2" / "model.r00000.safetensors", 300)
     assert version_of([folder]) != before
 
 

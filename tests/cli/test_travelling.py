@@ -9,7 +9,7 @@ import pytest
 
 from resilient.checkpoint.catalog import lineage
 from resilient.storage.local import LocalStore
-from tests.helpers.cli_repositories import cut, write_usual_run
+from tests.helpers.cli_repositories import truncate_file, write_usual_run
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_lone_repository_is_no_reference(repo, call):
 
 
 def test_a_damaged_target_is_refused_with_the_command_that_mends_it(repo, call):
-    cut(repo / "checkpoint-10-g1" / "model.r00000.safetensors", 100)
+    truncate_file(repo / "checkpoint-10-g1" / "model.r00000.safetensors", 100)
     outcome = call("ckpt", "rollback", "step:10", repo)
     assert outcome.status == 1
     assert "resilient ckpt repair checkpoint-10-g1" in outcome.stderr

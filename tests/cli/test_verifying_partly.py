@@ -10,7 +10,7 @@ import pytest
 from resilient.clock import parse_length
 from resilient_cli import survey
 from resilient_cli.durations import parse_duration, parse_percentage
-from tests.helpers.cli_repositories import cut, flip_bit, write_usual_run
+from tests.helpers.cli_repositories import flip_bit, truncate_file, write_usual_run
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_damage_is_found_when_it_is_among_what_is_read(repo, call):
 
 
 def test_what_is_short_is_found_whatever_is_read_and_told_once(repo, call):
-    cut(repo / "checkpoint-25-g2" / "model.r00000.safetensors", 100)
+    truncate_file(repo / "checkpoint-25-g2" / "model.r00000.safetensors", 100)
     outcome = call("ckpt", "verify", "step:25", repo, "--max-duration", "1h", "--json")
     (one,) = json.loads(outcome.stdout)["checkpoints"]
     assert [it["file"] for it in one["findings"]] == ["model.r00000.safetensors"]

@@ -17,7 +17,7 @@ from resilient.testing.fault_store import (
 )
 from resilient.testing.memory_store import MemoryStore
 from tests.crash.lives import Witness
-from tests.helpers.tiered import STEPS, Shelf, crashed, train
+from tests.helpers.tiered import STEPS, Shelf, run_until_crash, train
 
 
 def shelves(store):
@@ -85,7 +85,7 @@ def sweep(plans, before, final, count_states) -> None:
     found = []
     for plan in plans:
         store = store_of(before)
-        life = crashed(*shelves(FaultyStore(store, plan)))
+        life = run_until_crash(*shelves(FaultyStore(store, plan)))
         broken = violations(store, life.acknowledged) + check_ends(store, final)
         found += [(plan, one) for one in broken]
     count_states(len(plans), len(found))

@@ -26,7 +26,7 @@ from tests.damage.samples import (
     WEIGHTS,
 )
 from tests.helpers.foreign_folders import look
-from tests.helpers.resumming import resummed
+from tests.helpers.resumming import recompute_sums
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ def number_at(role: str, part: str, value: bytes | None) -> Callable[[Scene], No
             path.write_bytes(flipped(bytes(data), at + 1))
             return
         data[at : at + 4] = value
-        path.write_bytes(resummed(bytes(data)))
+        path.write_bytes(recompute_sums(bytes(data)))
 
     return spoil
 

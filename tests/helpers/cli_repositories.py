@@ -114,6 +114,6 @@ def flip_bit(path: Path, *, offset: int = -1) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path, size_bytes: int) -> None:
+def truncate_file(path: Path, size_bytes: int) -> None:
     """Leave only the first bytes of a file."""
     path.write_bytes(path.read_bytes()[:size_bytes])

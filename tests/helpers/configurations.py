@@ -451,7 +451,7 @@ def train_theirs(configuration: Configuration, folder: Path) -> Any:
     return seen_of(trainer, trainer.train())
 
 
-def resumed(configuration: Configuration, folder: Path) -> tuple[int, Any, int]:
+def run_with_kills(configuration: Configuration, folder: Path) -> tuple[int, Any, int]:
     """Return how a training ended whose first lives were killed, and how many were."""
     for kills, kill in enumerate((*configuration.kills, None)):
         status, result = in_fork(
@@ -466,7 +466,7 @@ def resumed(configuration: Configuration, folder: Path) -> tuple[int, Any, int]:
 _SPEEDS = ("_runtime", "_per_second", "total_flos")
 
 
-def compared(configuration: Configuration, place: Path) -> dict[str, Any]:
+def compare_trainers(configuration: Configuration, place: Path) -> dict[str, Any]:
     """Run a configuration three times; return what differs."""
     folders = [place / name for name in ("unbroken", "resumed", "theirs")]
     for folder in folders:
@@ -484,7 +484,7 @@ def compared(configuration: Configuration, place: Path) -> dict[str, Any]:
                 "theirs": their_result if status else "",
             }
         }
-    status_after_kills, again, kills = resumed(configuration, folders[1])
+    status_after_kills, again, kills = run_with_kills(configuration, folders[1])
     report: dict[str, Any] = {"killed": kills, "steps": our_result["step"]}
     if status_after_kills:
         return {**report, "failed": {"resumed": again}}
@@ -570,7 +570,7 @@ def main() -> int:
         place = Path(tempfile.mkdtemp(prefix="configuration-", dir=memory))
         try:
             configuration = draw(number, options.seed)
-            report = compared(configuration, place)
+            report = compare_trainers(configuration, place)
         finally:
             shutil.rmtree(place, ignore_errors=True)
         is_odd = any(report.get(name) for name in ("failed", "resumed", "theirs"))

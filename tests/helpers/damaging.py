@@ -22,7 +22,7 @@ MODEL = CHECKPOINT.key("model.r00000.safetensors")
 PARITY = CHECKPOINT.key("parity-0-0.r00000.parity")
 
 
-def saved(parity: int, ranks: int = 1) -> MemoryStore:
+def save_repository(parity: int, ranks: int = 1) -> MemoryStore:
     store = MemoryStore()
     begin(store)
     save(store, CHECKPOINT, ranks=ranks, parity=parity)
@@ -47,7 +47,7 @@ def repair(store, *stores, **options):
     return plan
 
 
-def put(store, key, data) -> None:
+def put_object(store, key, data) -> None:
     if data is None:
         store.delete(key)
     else:

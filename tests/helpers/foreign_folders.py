@@ -190,7 +190,7 @@ def shapes(contents, part):
     return {tensor.name: tensor.shape for tensor in contents.tensors if tensor.part == part}
 
 
-def saved(path, change):
+def alter(path, change):
     """Load a file with torch, change what is in it and save it again."""
     value = torch.load(path, weights_only=False)
     change(value)

@@ -231,7 +231,7 @@ def _within(prediction):
     return {"within": float(near.mean())}
 
 
-def recorded(case, rank=None):
+def read_record(case, rank=None):
     """Return what a run did, as it was recorded."""
     name = "expected.json" if rank is None else f"expected.rank{rank}.json"
     record = json.loads((folder_of(case) / name).read_text())

@@ -111,7 +111,7 @@ def _train(checkpointer, world, until, run, kv_store, cut_at) -> list[int]:
             if world.is_coordinator:
                 run.acknowledged.append(checkpoint)
             if cut_at:
-                _promoted(checkpointer, cut_at)
+                _wait_for_promotion(checkpointer, cut_at)
         if not cut_at:
             checkpointer.wait(in_every_tier=True)
     except (Crash, ResilientError):
@@ -127,7 +127,7 @@ def _train(checkpointer, world, until, run, kv_store, cut_at) -> list[int]:
     return [*state.ending(), *rank_state.ending()]
 
 
-def _promoted(checkpointer, cut_at) -> None:
+def _wait_for_promotion(checkpointer, cut_at) -> None:
     """Wait until no host has anything on its way; what else there is stays as the save left it."""
     while checkpointer._context.promoter.is_busy:
         time.sleep(0.001)

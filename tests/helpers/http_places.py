@@ -96,7 +96,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def served(folder):
+def serve_folder(folder):
     """Serve a folder; gives the address."""
     server = Server(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})

@@ -12,7 +12,7 @@ from resilient.clock import SystemClock
 from resilient.engine_factory import open_engine
 from resilient.events import Emitter
 from resilient.state_dict.statefuls import collect_parts
-from tests.helpers.cli_repositories import cut, flip_bit
+from tests.helpers.cli_repositories import flip_bit, truncate_file
 from tests.helpers.told import killed_run
 
 EVIL = "<img src=x onerror=\"document.title='taken'\">&amp;\x1b[31m\u202e"
@@ -64,7 +64,7 @@ def write_inspected_run(folder):
 
 def spoil(folder):
     """Damage one checkpoint so that its size says it, and another so that its bytes alone do."""
-    cut(folder / "checkpoint-20-g1" / "model.r00000.safetensors", 300)
+    truncate_file(folder / "checkpoint-20-g1" / "model.r00000.safetensors", 300)
     flip_bit(folder / "checkpoint-30-g1" / "optimizer.r00000.safetensors")
 
 

@@ -80,7 +80,7 @@ def open_one(daemon, url, *, kv_store=None, world=None, scope="life", **limits):
     return checkpointer
 
 
-def begun(daemon, url, **options):
+def begin(daemon, url, **options):
     """Open a checkpointer that begins a life of a run and takes nothing over."""
     checkpointer = open_one(daemon, url, **options)
     checkpointer.resume({})

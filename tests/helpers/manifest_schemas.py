@@ -63,7 +63,7 @@ def _strict(schema, *, is_root=False):
     if schema.get("x-kubernetes-int-or-string"):
         text = {"type": "string", **{k: schema[k] for k in ("pattern",) if k in schema}}
         return {"anyOf": [{"type": "integer"}, text]}
-    strict_schema = _combined(schema)
+    strict_schema = _combine(schema)
     if "type" in schema:
         strict_schema["type"] = (
             [schema["type"], "null"] if schema.get("nullable") else schema["type"]
@@ -86,7 +86,7 @@ def _members(schema, *, is_root):
     return members
 
 
-def _combined(schema):
+def _combine(schema):
     combined = {key: schema[key] for key in _KEPT if key in schema}
     for key in ("anyOf", "oneOf", "allOf"):
         if key in schema:

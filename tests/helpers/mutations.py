@@ -95,6 +95,6 @@ def spoiled_value(random: Random, value: Any) -> Any:
     return value
 
 
-def resealed(value: Any) -> bytes:
+def reseal(value: Any) -> bytes:
     """Seal an object as somebody would who wants it to be believed."""
     return seal({name: child for name, child in value.items() if name != "root"})

@@ -16,7 +16,7 @@ def step(number):
     return CheckpointId(1, number)
 
 
-def saved(store, number, bases=(), **tensors):
+def put_step(store, number, bases=(), **tensors):
     """Save a model of these tensors; without any, one of which most is frozen."""
     parts = {"model": Part(Values(**tensors))} if tensors else frozen_parts_of(number)
     save(store, step(number), bases=bases, parts=parts)

@@ -8,7 +8,7 @@ import zipfile
 import zlib
 
 
-def resummed(data: bytes) -> bytes:
+def recompute_sums(data: bytes) -> bytes:
     """Return zips, alone or in a row, with checksums that are right."""
     archive, at = bytearray(data), 0
     while (end := data.find(b"PK\x05\x06", at)) >= 0:

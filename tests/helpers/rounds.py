@@ -34,7 +34,7 @@ class Board(RendezvousBackend):
         return self._state, self._token, True
 
 
-def connected(kv_store, nodes, nodes_max):
+def connect_all(kv_store, nodes, nodes_max):
     """Return the handlers of nodes that have not met yet."""
     serves = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     # A connection that waits holds whoever shares it.
@@ -68,9 +68,9 @@ def _brisk():
         dynamic_rendezvous._delay = before
 
 
-def joined(kv_store, nodes, nodes_max=None):
+def join_all(kv_store, nodes, nodes_max=None):
     """Return the handlers of nodes that joined one round."""
-    handlers = connected(kv_store, nodes, nodes_max or nodes + 1)
+    handlers = connect_all(kv_store, nodes, nodes_max or nodes + 1)
     meet(handlers)
     return handlers
 

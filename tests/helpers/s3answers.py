@@ -17,14 +17,14 @@ DONE = b"<CompleteMultipartUploadResult><ETag></ETag></CompleteMultipartUploadRe
 BEGUN = b"<InitiateMultipartUploadResult><UploadId>u/1</UploadId></InitiateMultipartUploadResult>"
 
 
-def said(status, body=b"", headers=KEEP, length=None):
+def reply(status, body=b"", headers=KEEP, length=None):
     length = len(body) if length is None else length
     return f"HTTP/1.1 {status} x\r\ncontent-length: {length}\r\n{headers}\r\n".encode() + body
 
 
-def refused(status, code):
+def refusal(status, code):
     text = f"<Error><Code>{code}</Code><Message>no &amp; no</Message></Error>"
-    return said(status, text.encode())
+    return reply(status, text.encode())
 
 
 class Server:

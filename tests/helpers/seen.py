@@ -79,7 +79,7 @@ def press(driver, key):
     driver.switch_to.active_element.send_keys(key)
 
 
-def shown(driver, selector):
+def find_shown(driver, selector):
     """Return the elements that are seen."""
     return [
         element

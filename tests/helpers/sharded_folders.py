@@ -78,7 +78,7 @@ def write_zero(folder, stage, ranks, *, vectors=1, **tracker):
         }
         torch.save(model_state, engine / f"{prefix}mp_rank_00_model_states.pt")
         slices_by_kind = {
-            kind: [line[rank] for line in cut(stage, ranks, start)]
+            kind: [line[rank] for line in cut_values(stage, ranks, start)]
             for kind, start in (("fp32", 0), ("exp_avg", 100), ("exp_avg_sq", 200))
         }
         if stage == 3 and vectors == 1:  # all groups in one vector
@@ -102,7 +102,7 @@ def write_zero(folder, stage, ranks, *, vectors=1, **tracker):
     return engine
 
 
-def cut(stage, ranks, start):
+def cut_values(stage, ranks, start):
     """Return what each rank holds of each group."""
     lines = []
     for tensor in values(start).values():

@@ -20,7 +20,7 @@ def parts(model, points, ranks=0):
     return plan, stages
 
 
-def passed(model, points, run, batch, ranks=0):
+def run_stages(model, points, run, batch, ranks=0):
     """Return what the last stage makes, and the tensors between stages."""
     plan, stages = parts(model, points, ranks)
     shapes, tensors = plan.shapes(run, batch), []

@@ -21,7 +21,7 @@ def model():
     return network
 
 
-def trained():
+def train_model():
     network = model()
     optimizer = torch.optim.AdamW(network.parameters())
     network(torch.randn(4, 2)).sum().backward()

@@ -25,8 +25,8 @@ __all__ = [
     "STEPS",
     "Shelf",
     "checkpointer_of",
-    "crashed",
     "desk_over",
+    "run_until_crash",
     "save",
     "steps",
     "train",
@@ -80,7 +80,7 @@ def train(near, durable, until=STEPS, every=2, *, attempt=None, on_event=None) -
     return attempt
 
 
-def crashed(near, durable, **options) -> Life:
+def run_until_crash(near, durable, **options) -> Life:
     """Return how far a life came that may die."""
     attempt = Life()
     try:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.in_memory_steps import start_step_cache
-from tests.helpers.keepers import begun, weight
+from tests.helpers.keepers import begin, weight
 
 SIZES = (5, 9, 5, 40, 5, 9, 3000)
 
@@ -28,7 +28,7 @@ def nap(seconds: float) -> None:
 
 def main() -> None:
     keeper = SimpleNamespace(path=Path(sys.argv[1]))
-    checkpointer = begun(keeper, sys.argv[2])
+    checkpointer = begin(keeper, sys.argv[2])
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     holding = start_step_cache(checkpointer)

@@ -12,7 +12,7 @@ from resilient.errors import Fenced
 from resilient.format.keys import CheckpointId
 from resilient.in_memory_steps import start_step_cache
 from resilient.storage.open import open_store
-from tests.helpers.keepers import begun, weight
+from tests.helpers.keepers import begin, weight
 
 SIZE = 300_000
 
@@ -30,7 +30,7 @@ def save(checkpointer, step, value):
 def run(start, tmp_path):
     """Return a repository with one checkpoint, its folder, and what restores it."""
     folder, backup = tmp_path / "run", tmp_path / "backup"
-    first = begun(start(folder="first"), folder)
+    first = begin(start(folder="first"), folder)
     save(first, 1, 1)
     first.close()
     shutil.copytree(folder, backup)
@@ -45,9 +45,9 @@ def run(start, tmp_path):
 def claim_again(start, run):
     """Let a process claim generation 2, restore, and let another claim it and save step 2."""
     folder, restore = run
-    old = begun(start(folder="old"), folder, scope="old")
+    old = begin(start(folder="old"), folder, scope="old")
     restore()
-    new = begun(start(folder="new"), folder, scope="new")
+    new = begin(start(folder="new"), folder, scope="new")
     assert old.generation == new.generation == 2
     return old, new
 
@@ -77,7 +77,7 @@ def test_fence_cached_step_of_dead_rank_is_not_committed(start, run):
     holding._holder.close()
     old._persister._talk.close()
     old._persister._fallback.close()
-    next_one = begun(old._persister.address, run[0], scope="next")
+    next_one = begin(old._persister.address, run[0], scope="next")
     assert {name: content(run[0])[name] for name in before} == before
     assert CheckpointId(2, 7) not in committed(open_store(str(run[0])))
     next_one.close()

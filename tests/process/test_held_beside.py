@@ -12,13 +12,13 @@ from resilient.format.keys import CheckpointId
 from resilient.in_memory_steps import start_step_cache
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.staging import has_idle_core
-from tests.helpers.keepers import begun, resumed_from, resumed_weight, weight
+from tests.helpers.keepers import begin, resumed_from, resumed_weight, weight
 
 
 def saved_and_holding(keeper, url, monkeypatch, cores):
     """Begin a life on so many cores that has saved step 1."""
     monkeypatch.setattr(spine, "usable_cores", lambda: float(cores))
-    checkpointer = begun(keeper, url)
+    checkpointer = begin(keeper, url)
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     return checkpointer, start_step_cache(checkpointer)

@@ -21,7 +21,7 @@ from resilient.in_memory_steps import start_step_cache
 from resilient.state_dict.snapshot import Part
 from resilient.storage.open import open_store
 from resilient.testing.memory_store import run_ranks
-from tests.helpers.keepers import begun, names, resumed_from, resumed_weight, weight
+from tests.helpers.keepers import begin, names, resumed_from, resumed_weight, weight
 from tests.helpers.manifests import Values
 
 HELD_STORE = Path(__file__).parents[1] / "helpers" / "held"
@@ -31,7 +31,7 @@ SIZE = 300_000
 
 def saved_and_holding(keeper, url, **options):
     """Begin a life that has saved step 1, and holds none yet."""
-    checkpointer = begun(keeper, url, **options)
+    checkpointer = begin(keeper, url, **options)
     checkpointer.save(1, weight(1, SIZE), CheckpointInfo())
     checkpointer.wait()
     holding = start_step_cache(checkpointer)
@@ -57,7 +57,7 @@ def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp
 
     def rank_main(world, board):
         checkpointer, holding = saved_and_holding(
-            keeper, tmp_path / "run", board=board, world=world
+            keeper, tmp_path / "run", kv_store=board, world=world
         )
         hold(holding, 2, 3, 4, 5)
         if world.rank == 0:
@@ -198,7 +198,7 @@ def test_what_is_held_stays_where_it_would_not_be_room_enough(start, tmp_path):
 
     def rank_main(world, board):
         size_bytes = (1 if world.rank == 0 else 4) << 20
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         checkpointer.save(1, own(world, size_bytes), CheckpointInfo())
         checkpointer.wait()
         holding = start_step_cache(checkpointer)
@@ -252,7 +252,7 @@ def test_a_step_lands_as_it_is_laid_out_and_not_as_the_last_in_its_slot(start, t
 
 def test_a_host_whose_keeper_is_gone_ends_the_holding_of_all(start, tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
-    checkpointer = begun(gone, tmp_path / "run")
+    checkpointer = begin(gone, tmp_path / "run")
     assert start_step_cache(checkpointer) is None
     assert "StepCacheDisabled" in names(checkpointer.seen)
     checkpointer.close()

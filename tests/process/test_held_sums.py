@@ -9,14 +9,14 @@ import pytest
 from resilient import in_memory_steps as spine
 from resilient.in_memory_steps import start_step_cache
 from resilient.testing.memory_store import run_ranks
-from tests.helpers.keepers import begun
+from tests.helpers.keepers import begin
 
 
 def totals(keeper, folder):
     """Return what each of two ranks finds that both give a number for, or None."""
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, folder, board=board, world=world)
+        checkpointer = begin(keeper, folder, kv_store=board, world=world)
         holding = start_step_cache(checkpointer)
         near = holding.near_sums
         found = None if near is None else near.total(near.give(world.rank + 1.5))

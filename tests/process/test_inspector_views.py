@@ -15,7 +15,7 @@ from selenium.webdriver.support.select import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from tests.helpers.inspected_runs import EVIL, spoil, write_inspected_run
-from tests.helpers.seen import NARROW, WIDE, check_seen, go, press, settle, shown
+from tests.helpers.seen import NARROW, WIDE, check_seen, find_shown, go, press, settle
 from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
 from tests.services.presence import require
@@ -72,14 +72,16 @@ def nothing_is_complained_of(request):
 def row_of(driver, name):
     (found,) = [
         one
-        for one in shown(driver, "button.open")
+        for one in find_shown(driver, "button.open")
         if one.text.strip() == name or one.text.strip().endswith(name)
     ]
     return found
 
 
 def names_in(driver, table):
-    return [one.text.strip() for one in shown(driver, f"#{table} > tbody > tr:first-child > th")]
+    return [
+        one.text.strip() for one in find_shown(driver, f"#{table} > tbody > tr:first-child > th")
+    ]
 
 
 @SCHEMES
@@ -87,14 +89,14 @@ def names_in(driver, table):
 def test_the_tree_sizes_and_what_verify_finds_are_seen(served, scheme, room):
     go(served, "checkpoints")
     emulate(served, *room, scheme)
-    if not shown(served, "#verify-room .verdict"):
-        (button,) = shown(served, "[data-verify=checkpoint-30-g1]")
+    if not find_shown(served, "#verify-room .verdict"):
+        (button,) = find_shown(served, "[data-verify=checkpoint-30-g1]")
         button.click()
         settle(served)
-    (said,) = shown(served, "#verify-room .verdict")
+    (said,) = find_shown(served, "#verify-room .verdict")
     assert said.text == "checkpoint-30-g1: DAMAGED (level deep)."
-    assert len(shown(served, "svg.tree .node")) == 2 * 4
-    assert len(shown(served, "svg.tree path.broken")) == 2
+    assert len(find_shown(served, "svg.tree .node")) == 2 * 4
+    assert len(find_shown(served, "svg.tree path.broken")) == 2
     check_seen(served, room, scheme, PICTURES / f"checkpoints-{scheme}-{room[0]}.png")
 
 
@@ -110,8 +112,8 @@ def test_a_tensor_opens_to_how_its_numbers_are_spread(served, scheme, room):
     find = served.find_element(By.CSS_SELECTOR, "[data-find=tensor-list]")
     find.clear()
     find.send_keys("h.7.")
-    assert len(shown(served, "svg.small")) == 2
-    (wrong,) = shown(served, ".facts .bad")
+    assert len(find_shown(served, "svg.small")) == 2
+    (wrong,) = find_shown(served, ".facts .bad")
     assert wrong.text == "2"
     check_seen(served, room, scheme, PICTURES / f"tensors-{scheme}-{room[0]}.png")
 
@@ -132,7 +134,7 @@ def test_two_checkpoints_are_compared(served, scheme, room):
     if button.get_attribute("aria-expanded") == "false":
         button.click()
     settle(served)
-    assert len(shown(served, "svg.small")) == 2
+    assert len(find_shown(served, "svg.small")) == 2
     find = served.find_element(By.CSS_SELECTOR, "[data-find=changes]")
     find.clear()
     find.send_keys("model/*")
@@ -145,7 +147,7 @@ def test_a_comparison_in_a_file_is_seen_whole(compared, scheme, room):
     button = row_of(compared, "model/h.3.attn.weight")
     if button.get_attribute("aria-expanded") == "false":
         button.click()
-    assert len(shown(compared, "svg.small")) == 2
+    assert len(find_shown(compared, "svg.small")) == 2
     find = compared.find_element(By.CSS_SELECTOR, "[data-find=changes]")
     find.clear()
     find.send_keys("model/*")
@@ -212,15 +214,15 @@ def test_everything_is_reached_with_the_keyboard_in_the_order_in_which_it_is_see
     press(served, Keys.ENTER)
     settle(served)
     assert served.switch_to.active_element.text == "Compare"
-    assert [one.text for one in shown(served, "nav a[aria-current]")] == ["Compare"]
-    assert [one.get_attribute("id") for one in shown(served, "section")] == ["compare"]
+    assert [one.text for one in find_shown(served, "nav a[aria-current]")] == ["Compare"]
+    assert [one.get_attribute("id") for one in find_shown(served, "section")] == ["compare"]
     for name in ("a", "b"):
         press(served, Keys.TAB)
         assert served.switch_to.active_element.get_attribute("id") == name
     press(served, Keys.TAB)
     press(served, Keys.ENTER)
     settle(served)
-    assert shown(served, ".verdict")
+    assert find_shown(served, ".verdict")
     served.back()
     settle(served)
 
@@ -273,12 +275,12 @@ def test_a_name_of_markup_is_a_text(served):
 
 def test_what_is_open_stays_open_when_the_run_goes_on(served, run):
     go(served, f"tensors/{LAST}")
-    assert shown(served, "#tensor-list")
+    assert find_shown(served, "#tensor-list")
     file = run / "events" / "agent.jsonl"
     before = file.read_text(encoding="utf-8")
     file.write_text(before.replace("aws: spot terminate", "gcp: preempted"), encoding="utf-8")
     WebDriverWait(served, 30, 0.1).until(
         lambda _: "gcp: preempted" in served.find_element(By.ID, "run").get_attribute("innerHTML")
     )
-    assert shown(served, "#tensor-list")
+    assert find_shown(served, "#tensor-list")
     assert Select(served.find_element(By.ID, "of")).first_selected_option.text == LAST

@@ -16,7 +16,7 @@ from resilient.distributed.coordination import RankFailure
 from resilient.errors import SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import run_ranks
-from tests.helpers.keepers import begun, names, resumed_weight, weight
+from tests.helpers.keepers import begin, names, resumed_weight, weight
 
 HELD = Path(__file__).parents[1] / "helpers" / "held"
 
@@ -24,7 +24,7 @@ HELD = Path(__file__).parents[1] / "helpers" / "held"
 @pytest.mark.smoke
 def test_what_was_handed_over_is_committed_and_comes_back(start, tmp_path):
     keeper = start()
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     for step in (1, 2, 3):
         checkpointer.save(step, weight(step, 5000 * step), CheckpointInfo())
     checkpointer.close()
@@ -39,7 +39,7 @@ def test_two_ranks_commit_together(start, tmp_path):
     keeper = start()
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
@@ -53,7 +53,7 @@ def test_two_hosts_commit_over_the_board_of_the_coordinators_keeper(start, tmp_p
 
     def rank_main(world, board):
         keeper = keepers[world.rank]
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         for step in (1, 2):
             checkpointer.save(step, weight(step, 300_000), CheckpointInfo())
         checkpointer.close()
@@ -68,7 +68,7 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
     keeper = start()
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         persister = checkpointer._persister
         if world.rank == lost:
             persister._talk.send = lost_before_it_hands_over(persister._talk)
@@ -88,7 +88,7 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
     keeper, began_seconds = start(), time.monotonic()
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         talk = checkpointer._persister._talk
         if world.rank == 1:
             talk.send = lost_before_it_hands_over(talk)
@@ -118,7 +118,7 @@ def lost_before_it_hands_over(talk):
 
 def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, tmp_path):
     keeper = start()
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     keeper.kill()
@@ -130,7 +130,7 @@ def test_with_the_keeper_gone_the_trainer_persists_by_itself_and_says_so(start, 
 
 def test_without_a_keeper_from_the_start_all_is_as_without_one(tmp_path):
     gone = type("Gone", (), {"path": tmp_path / "nobody"})
-    checkpointer = begun(gone, tmp_path / "run")
+    checkpointer = begin(gone, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
@@ -143,7 +143,7 @@ def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
 
     def rank_main(world, board):
         mine = (keeper, gone)[world.rank]
-        checkpointer = begun(mine, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(mine, tmp_path / "run", kv_store=board, world=world)
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         checkpointer.close()
         return checkpointer.committed()
@@ -153,7 +153,7 @@ def test_a_keeper_of_one_rank_alone_serves_nobody(start, tmp_path):
 
 def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
     keeper = start()
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     while not checkpointer.committed():
         time.sleep(0.01)
@@ -164,7 +164,7 @@ def test_a_keeper_that_dies_after_the_commit_is_no_failed_save(start, tmp_path):
 
 def handed_over(keeper, gate, url):
     """Hand checkpoint-1 over and lose the trainer; the store does not take it yet."""
-    checkpointer = begun(keeper, url)
+    checkpointer = begin(keeper, url)
     checkpointer.save(1, weight(1), CheckpointInfo())
     while not list(gate.glob("held-*")):
         time.sleep(0.01)
@@ -191,7 +191,7 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
     keepers = [start(folder="host-0"), start(folder="host-1")]
 
     def rank_main(world, board):
-        checkpointer = begun(keepers[world.rank], tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keepers[world.rank], tmp_path / "run", kv_store=board, world=world)
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         if world.rank == 1:
             while len(list(gate.glob("held-*"))) < 2:
@@ -256,7 +256,7 @@ def test_torn_and_hostile_messages_are_refused_and_hurt_nobody(start, tmp_path):
         connection.close()
         for line in heard.splitlines():
             assert isinstance(json.loads(line), dict)
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert checkpointer.committed() == [CheckpointId(1, 1)]
@@ -267,7 +267,7 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
     keeper = start()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         keeper.process.send_signal(number)
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     assert keeper.close() == 0
@@ -276,7 +276,7 @@ def test_the_signals_of_the_job_do_not_end_the_keeper(start, tmp_path):
 def test_a_frozen_keeper_hangs_nobody(start, tmp_path, monkeypatch):
     monkeypatch.setattr("resilient.checkpoint.daemon.connection.SILENCE_SECONDS", 1.0)
     keeper = start()
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     keeper.process.send_signal(signal.SIGSTOP)
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()

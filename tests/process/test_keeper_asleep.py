@@ -12,7 +12,7 @@ from resilient.checkpoint.retention import Retention
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.format.keys import CheckpointId
 from resilient.testing.memory_store import run_ranks
-from tests.helpers.keepers import begun, resumed_weight, weight
+from tests.helpers.keepers import begin, resumed_weight, weight
 
 
 @pytest.fixture(params=[True, False])
@@ -34,7 +34,7 @@ def test_a_hosts_keeper_that_sleeps_is_not_waited_for_by_a_stop(
 
     def rank_main(world, board):
         mine = keepers[world.rank]
-        checkpointer = begun(mine, tmp_path / "run", board=board, world=world, within_seconds=60)
+        checkpointer = begin(mine, tmp_path / "run", kv_store=board, world=world, within_seconds=60)
         if before == "the save" and world.rank == asleep:
             mine.process.send_signal(signal.SIGSTOP)
         (gate / "go").touch() if before == "the save" else None
@@ -64,7 +64,7 @@ def slept(start, gate, run, **options):
     """Return a checkpointer whose keeper sleeps while it writes step 2, and that keeper."""
     keeper = start()
     keeper.left_seconds = lambda: 6.0
-    checkpointer = begun(keeper, run, **options)
+    checkpointer = begin(keeper, run, **options)
     checkpointer.save(1, weight(1, 300_000), CheckpointInfo())
     checkpointer.wait()
     checkpointer.save(2, weight(2, 300_000), CheckpointInfo(), keep=(CheckpointId(1, 1),))

@@ -15,12 +15,12 @@ from resilient.errors import ConfigError, SaveFailed
 from resilient.events import Emitter
 from resilient.format.keys import CheckpointId
 from resilient.storage.local import LocalStore
-from tests.helpers.keepers import begun, names, resumed_weight, weight
+from tests.helpers.keepers import begin, names, resumed_weight, weight
 
 
 def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(start, tmp_path):
     keeper = start("--host-bytes-max", "30000")
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1, 5000), CheckpointInfo())
     checkpointer.wait()
     with pytest.raises(ConfigError, match=r"needs at least \d+ .* host_bytes_max allows 30000"):
@@ -31,7 +31,7 @@ def test_too_little_memory_is_refused_with_the_numbers_and_nothing_is_saved(star
 
 def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_disk):
     keeper = start("--shared", str(small_disk(1 << 20)))
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     checkpointer.save(1, weight(1, 500_000), CheckpointInfo())
     checkpointer.save(2, weight(2, 1000), CheckpointInfo())
     checkpointer.close()
@@ -42,7 +42,7 @@ def test_a_full_shared_memory_is_worked_around_and_said(start, tmp_path, small_d
 
 def test_a_save_that_the_keeper_could_not_write_leaves_nothing_on_the_disk(start, tmp_path):
     """On a full disk what it leaves would be in the way of the next save."""
-    checkpointer = begun(start(), tmp_path / "run")
+    checkpointer = begin(start(), tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1-g1"
     (folder / "state.json" / "in the way").mkdir(parents=True)
     checkpointer.save(1, weight(1, 500_000), CheckpointInfo())
@@ -59,7 +59,7 @@ def test_memory_is_used_again_and_never_by_two_lives(start, tmp_path):
     keeper = start()
     shared = set()
     for life in (1, 2):
-        checkpointer = begun(keeper, tmp_path / "run", scope=f"life-{life}")
+        checkpointer = begin(keeper, tmp_path / "run", scope=f"life-{life}")
         mine = set()
         for step in (1, 2, 3):
             checkpointer.save(step, weight(step), CheckpointInfo())
@@ -77,7 +77,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
 ):
     keeper = start()
     url = tmp_path / "run"
-    checkpointer = begun(keeper, url)
+    checkpointer = begin(keeper, url)
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.close()
     reads = []
@@ -97,7 +97,7 @@ def test_a_restore_from_memory_reads_nothing_and_damaged_memory_is_not_believed(
 
 def test_stale_memory_of_a_killed_keeper_is_removed_by_the_next(start, tmp_path):
     first = start()
-    checkpointer = begun(first, tmp_path / "run")
+    checkpointer = begin(first, tmp_path / "run")
     checkpointer.save(1, weight(1), CheckpointInfo())
     checkpointer.wait()
     first.kill()

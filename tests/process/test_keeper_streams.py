@@ -18,7 +18,7 @@ from resilient.errors import ConfigError, SaveFailed
 from resilient.format.keys import CheckpointId
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import run_ranks
-from tests.helpers.keepers import begun, names, resumed_from
+from tests.helpers.keepers import begin, names, resumed_from
 from tests.helpers.manifests import Values
 
 TRAINER = Path(__file__).with_name("streaming_trainer.py")
@@ -89,7 +89,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
     start, tmp_path, limits
 ):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = begun(keeper, tmp_path / "run", **limits)
+    checkpointer = begin(keeper, tmp_path / "run", **limits)
     with Watch(keeper.shared) as watch:
         for step in (1, 2):
             checkpointer.save(step, parts_of(state(step)), CheckpointInfo(), overlap=step == 2)
@@ -107,7 +107,7 @@ def test_state_larger_than_the_bound_is_streamed_within_it_and_comes_back_whole(
 
 def test_one_slot_is_enough(start, tmp_path):
     keeper = start("--host-bytes-max", str(20 * MIB))
-    checkpointer = begun(keeper, tmp_path / "run", parity=1)
+    checkpointer = begin(keeper, tmp_path / "run", parity=1)
     checkpointer.save(1, parts_of(state(1)), CheckpointInfo())
     checkpointer.close()
     assert is_same(resumed_from(keeper, tmp_path / "run")[1], state(1))
@@ -115,7 +115,7 @@ def test_one_slot_is_enough(start, tmp_path):
 
 def test_state_that_grows_past_the_bound_and_shrinks_again_is_saved_each_time(start, tmp_path):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     with Watch(keeper.shared) as watch:
         for step, mib in enumerate((32, 48, 16, 33), 1):
             checkpointer.save(step, parts_of(state(step, mib)), CheckpointInfo())
@@ -130,7 +130,7 @@ def test_a_file_larger_than_a_ranks_share_is_refused_on_all_ranks_with_the_numbe
     keeper = start("--host-bytes-max", str(2 * BOUND_BYTES), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         # What belongs to one rank alone is one file.
         own = Values(whole=torch.zeros((40 if world.rank else 1) * MIB, dtype=torch.int8))
         with pytest.raises(ConfigError, match=f"needs at least .* allows {2 * BOUND_BYTES}"):
@@ -147,7 +147,7 @@ def test_a_rank_that_has_room_waits_for_one_that_has_not(start, tmp_path):
     keeper = start("--host-bytes-max", str(2 * BOUND_BYTES), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         parts = {
             f"own{number}": Part(Values(whole=torch.ones(mib * MIB, dtype=torch.int8)), "rank")
             for number, mib in enumerate((16, 16, 16) if world.rank else (1, 1, 1))
@@ -166,7 +166,7 @@ def test_two_ranks_stream_at_once(start, tmp_path):
     keeper = start("--host-bytes-max", str(2 * 20 * MIB), "--ranks", "2")
 
     def rank_main(world, board):
-        checkpointer = begun(keeper, tmp_path / "run", board=board, world=world)
+        checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         checkpointer.save(1, parts_of(state(5, 72)), CheckpointInfo())
         is_durable = CheckpointId(1, 1) in checkpointer.committed()
         checkpointer.close()
@@ -183,7 +183,7 @@ def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
     """Training cannot go on before the last byte was copied, however late that is asked for."""
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
     url = tmp_path / "run"
-    checkpointer = begun(keeper, url)
+    checkpointer = begin(keeper, url)
     tensors = state(1)
     expected = {name: one.clone() for name, one in tensors.items()}
     for step in (1, 2, 3):
@@ -197,7 +197,7 @@ def test_what_is_streamed_is_of_one_moment(start, tmp_path, monkeypatch):
 
 def test_a_keeper_that_dies_in_mid_stream_costs_nothing(start, tmp_path, monkeypatch):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = begun(keeper, tmp_path / "run")
+    checkpointer = begin(keeper, tmp_path / "run")
     copy, count = connection._fill, []
 
     def copy_and_kill(file, slot):
@@ -222,7 +222,7 @@ def test_a_file_that_cannot_be_copied_fails_the_save_and_the_next_one_lands(
     start, tmp_path, monkeypatch
 ):
     keeper = start("--host-bytes-max", str(BOUND_BYTES))
-    checkpointer = begun(keeper, tmp_path / "run", within_seconds=20)
+    checkpointer = begin(keeper, tmp_path / "run", within_seconds=20)
     copy = connection._fill
 
     def broken(file, slot):

@@ -16,8 +16,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.helpers.cli_repositories import cut, write_usual_run
-from tests.helpers.seen import NARROW, WIDE, check_seen, go, press, shown
+from tests.helpers.cli_repositories import truncate_file, write_usual_run
+from tests.helpers.seen import NARROW, WIDE, check_seen, find_shown, go, press
 from tests.helpers.told import killed_run
 from tests.process.gangs import ROOT
 from tests.services.browser import browser, emulate, why_impossible
@@ -39,7 +39,7 @@ def page(tmp_path_factory):
     (folder / "events").mkdir()
     (folder / "events" / "agent.jsonl").write_text("\n".join(killed_run()) + "\n")
     write_usual_run(folder)
-    cut(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
+    truncate_file(folder / "checkpoint-35-g2" / "model.r00000.safetensors", 300)
     path = folder / "run.html"
     command = [sys.executable, "-m", "resilient_cli", "report", str(folder), "-o", str(path)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
@@ -92,7 +92,7 @@ def test_what_is_wider_than_the_window_is_moved_with_the_keyboard(page):
     go(page, "run")
     emulate(page, *NARROW, "light")
     page.execute_script("document.activeElement.blur()")
-    parts, moved = shown(page, ".scroll"), set()
+    parts, moved = find_shown(page, ".scroll"), set()
     for _ in range(len(parts) + 6):
         press(page, Keys.TAB)
         part = page.switch_to.active_element

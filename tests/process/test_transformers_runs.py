@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.hf_runs import SHARED, checkpoint_of, recorded, stock_file
+from tests.helpers.hf_runs import SHARED, checkpoint_of, read_record, stock_file
 from tests.process.gangs import ROOT
 
 WORKER = Path(__file__).with_name("transformers_worker.py")
@@ -64,8 +64,8 @@ def is_their_arithmetic(tmp_path_factory):
     made = {case: json.loads(stock_file(folder, case, "new").read_text()) for case in cases}
     # Its samples are those of the record on any machine.
     for case in cases:
-        assert [one for one, _ in made[case]] == [one for one, _ in recorded(case)["seen"]]
-    return all(list(map(tuple, made[case])) == recorded(case)["seen"] for case in cases)
+        assert [one for one, _ in made[case]] == [one for one, _ in read_record(case)["seen"]]
+    return all(list(map(tuple, made[case])) == read_record(case)["seen"] for case in cases)
 
 
 def go_on(folder, *command, near):

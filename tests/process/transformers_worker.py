@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from resilient.train.callbacks.base import EarlyStoppingCallback
-from tests.helpers.hf_runs import checkpoint_of, make, recorded, stock_file
+from tests.helpers.hf_runs import checkpoint_of, make, read_record, stock_file
 
 
 def evaluations(history):
@@ -40,7 +40,7 @@ def main(folder, *runs):
         world = trainer.session.world
         wanted = {"new": False, "0": None}
         ended = trainer.train(wanted.get(step, str(checkpoint_of(case, step))))
-        expected = recorded(case, world.rank if world.size > 1 else None)
+        expected = read_record(case, world.rank if world.size > 1 else None)
         made = theirs_of(folder, case, step, world.rank, len(trainer.seen), expected)
         pairs = list(zip(trainer.seen, map(tuple, made), strict=True))
         told = [one["learning_rate"] for one in trainer.state.log_history if "loss" in one]

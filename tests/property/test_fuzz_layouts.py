@@ -28,7 +28,7 @@ from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import DirectoryListing
 from tests.helpers.foreign_folders import write_megatron, write_slices, write_titan, write_universal
 from tests.helpers.mutations import spoiled_bytes, spoiled_value
-from tests.helpers.resumming import resummed
+from tests.helpers.resumming import recompute_sums
 from tests.helpers.sharded_folders import optimizer, values, write_zero
 
 PEAK_BYTES_MAX = 96 << 20
@@ -191,7 +191,7 @@ def spoiled_inside(random, data):
     for _ in range(random.choice((1, 1, 2, 5))):
         found[random.randrange(at, min(end, len(found)))] = random.randrange(256)
     with suppress(Exception):  # a slice of it that looked like the end of a zip
-        return resummed(bytes(found))
+        return recompute_sums(bytes(found))
     return bytes(found)
 
 

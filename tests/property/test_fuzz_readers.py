@@ -51,7 +51,7 @@ from resilient.testing.memory_store import MemoryStore
 from resilient.train.state import TrainerState
 from tests.helpers.ledgers import Run
 from tests.helpers.manifests import Values
-from tests.helpers.mutations import resealed, spoiled_bytes, spoiled_value
+from tests.helpers.mutations import reseal, spoiled_bytes, spoiled_value
 from tests.helpers.tiny import CHECKPOINT, SIGNING, tiny_repository
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def spoiled(random: Random, target: Target) -> bytes:
     except ValueError:
         return spoiled_bytes(random, seed, ALL)
     with suppress(ValueError, RecursionError, AttributeError):
-        return resealed(value) if target.is_sealed else json.dumps(value).encode()
+        return reseal(value) if target.is_sealed else json.dumps(value).encode()
     return json.dumps(None).encode()
 
 
@@ -334,7 +334,7 @@ FIELDS = sorted(json.loads(MANIFEST_BYTES))
 def test_any_value_of_any_field_of_a_manifest_is_read_or_refused(field, value):
     fields = {**json.loads(MANIFEST_BYTES), field: value}
     with suppress(ResilientError, ValueError):
-        data = resealed(fields)
+        data = reseal(fields)
         with suppress(ResilientError):
             read_any_manifest(data)
 
@@ -345,6 +345,6 @@ def test_part_and_file_entries_of_other_fields_are_refused():
         assert set(fields[name][0]) == set(entry.__slots__)
         with pytest.raises(IntegrityError):
             decode(
-                resealed({**fields, name: [{**fields[name][0], "more": 1}]}),
+                reseal({**fields, name: [{**fields[name][0], "more": 1}]}),
                 CHECKPOINT.manifest_key,
             )

@@ -19,7 +19,7 @@ from resilient.format.keys import ABILITIES, committed_key, generation_key, tag_
 from resilient.format.manifest import decode
 from resilient.storage.local import LocalStore
 from resilient.testing.memory_store import MemoryStore
-from tests.helpers.mutations import deep, resealed
+from tests.helpers.mutations import deep, reseal
 from tests.helpers.tiny import CHECKPOINT, tiny_repository
 
 FIELDS = json.loads(tiny_repository().objects[CHECKPOINT.manifest_key])
@@ -70,7 +70,7 @@ def test_what_is_out_of_bounds_is_refused_before_it_is_used(fields, why):
         check_manifest(fields)
     if len(fields["files"]) + len(fields["tensors"]) < 1000:
         with pytest.raises(IntegrityError):
-            decode(resealed(fields), CHECKPOINT.manifest_key)
+            decode(reseal(fields), CHECKPOINT.manifest_key)
 
 
 @pytest.mark.parametrize("name", ["../x.json", "/etc/passwd", "a/b.json", "a\0.json", "..", ".x"])
@@ -82,7 +82,7 @@ def test_no_name_of_a_manifest_leaves_its_folder(name, field):
         "document": {**FIELDS, "parts": [{**FIELDS["parts"][0], "document": name}]},
     }[field]
     with pytest.raises(IntegrityError):
-        decode(resealed(fields), CHECKPOINT.manifest_key)
+        decode(reseal(fields), CHECKPOINT.manifest_key)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_json_that_is_not_ours_is_refused(data):
 
 
 def test_what_is_sealed_may_nest_as_deep_as_a_configuration_does_and_no_deeper():
-    assert unseal(resealed({"a": deep(90)}), "key")["a"]
+    assert unseal(reseal({"a": deep(90)}), "key")["a"]
     with pytest.raises(IntegrityError, match="deep"):
-        unseal(resealed({"a": deep(110)}), "key")
+        unseal(reseal({"a": deep(110)}), "key")
 
 
 class Careful(LocalStore):
@@ -176,10 +176,10 @@ def test_bombs_are_refused_within_200_mib_of_address_space(tmp_path):
         "header-of-100-mb": (100 << 20).to_bytes(8, "little") + b" " * 1000,
         "nested": b"[" * 1_000_000,
         "objects": b'{"a":' * 500_000,
-        "shape": resealed(with_tensor(shape=[2**60, 2**60, 2**60])),
-        "text-shape": resealed(with_tensor(shape=["a" * 1000, 2**40])),
+        "shape": reseal(with_tensor(shape=[2**60, 2**60, 2**60])),
+        "text-shape": reseal(with_tensor(shape=["a" * 1000, 2**40])),
         "many-names": b"[" + b'"a",' * 300_000 + b'"a"]',
-        "aliases": resealed(with_tensor(regions=[REGION] * 1000)),
+        "aliases": reseal(with_tensor(regions=[REGION] * 1000)),
     }
     for name, data in bombs.items():
         (tmp_path / name).write_bytes(data)
@@ -213,7 +213,7 @@ def test_a_link_that_leaves_the_root_is_not_followed(tmp_path):
 def test_a_record_that_was_forged_badly_is_refused_and_not_taken_for_another(field, value):
     store = tiny_repository()
     key = generation_key(1)
-    store.objects[key] = resealed({**json.loads(store.objects[key]), field: value})
+    store.objects[key] = reseal({**json.loads(store.objects[key]), field: value})
     with pytest.raises(IntegrityError):
         read_generation(store, 1)
 

@@ -17,7 +17,7 @@ from resilient.format.keys import CheckpointId, committed_key, generation_key, t
 from resilient.format.manifest import encode
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.manifests import begin, save
-from tests.helpers.mutations import resealed
+from tests.helpers.mutations import reseal
 from tests.helpers.tiny import CHECKPOINT, tiny_repository
 
 
@@ -112,7 +112,7 @@ def test_a_record_that_is_gone_while_its_checkpoints_are_there():
 def test_a_record_that_says_another_parent_than_its_checkpoints():
     store = usual()
     fields = json.loads(store.objects[generation_key(2)])
-    store.objects[generation_key(2)] = resealed({**fields, "parent": None})
+    store.objects[generation_key(2)] = reseal({**fields, "parent": None})
     assert "started from scratch, but checkpoint-2-g2 states checkpoint-1-g1" in str(found(store))
 
 

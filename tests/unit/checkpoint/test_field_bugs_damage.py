@@ -31,7 +31,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import Crash, FaultPlan, FaultyStore, StoreFault, StoreFaultKind
 from resilient.testing.memory_store import MemoryStore, run_ranks
 from tests.helpers.manifests import Values
-from tests.helpers.mutations import resealed
+from tests.helpers.mutations import reseal
 
 CLOCK = SystemClock()
 
@@ -211,7 +211,7 @@ def test_safetensors_220_no_digest_means_not_computed(digest):
     for entry in fields["files"]:
         if entry["name"] == name:
             entry.update(digest=digest, chunks=[digest])
-    store.objects[checkpoint.manifest_key] = resealed(fields)
+    store.objects[checkpoint.manifest_key] = reseal(fields)
     flipped(store, checkpoint, name)
     with pytest.raises(IntegrityError):
         read(store, checkpoint)

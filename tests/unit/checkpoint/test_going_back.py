@@ -16,7 +16,7 @@ from resilient.errors import Fenced, IntegrityError, NotExclusive, NothingToResu
 from resilient.format.keys import CheckpointId, generation_key
 from resilient.storage.local import LocalStore
 from resilient.testing.memory_store import MemoryStore
-from tests.helpers.cli_repositories import TickingClock, cut
+from tests.helpers.cli_repositories import TickingClock, truncate_file
 from tests.helpers.manifests import begin, save
 
 CLOCK = TickingClock()
@@ -128,7 +128,7 @@ def test_to_go_where_one_is_changes_nothing(store):
 def test_a_damaged_target_is_refused(tmp_path):
     store = LocalStore(tmp_path)
     grow(store, None, 1, 2)
-    cut(tmp_path / "checkpoint-1-g1" / "model.r00000.safetensors", 100)
+    truncate_file(tmp_path / "checkpoint-1-g1" / "model.r00000.safetensors", 100)
     with pytest.raises(IntegrityError, match="resume would skip it"):
         plan_rollback(store, FIRST)
 

@@ -20,7 +20,7 @@ from resilient.testing.memory_store import MemoryStore
 from tests.helpers.cli_repositories import TickingClock, write_usual_run
 from tests.helpers.ledgers import Run
 from tests.helpers.manifests import Values
-from tests.helpers.referring import saved, step, value
+from tests.helpers.referring import put_step, step, value
 
 
 def copy(source, target, checkpoint, told=lambda *_: None):
@@ -54,8 +54,8 @@ class Dying(MemoryStore):
 def source():
     store = MemoryStore("test://source")
     claim(store, None, cause="start", clock=TickingClock())
-    saved(store, 1)
-    saved(store, 2, (DedupBase(step(1)),))
+    put_step(store, 1)
+    put_step(store, 2, (DedupBase(step(1)),))
     return store
 
 

@@ -25,7 +25,7 @@ from resilient.state_dict.staging import StagingBuffers, stage
 from resilient.storage.shared_memory import SharedFolder, map_file
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.manifests import Values, begin, empty_manifest, frozen_parts_of, save
-from tests.helpers.referring import MODEL, files, place, saved, step, value
+from tests.helpers.referring import MODEL, files, place, put_step, step, value
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def store():
 
 
 def test_only_what_changed_is_written_and_all_of_it_reads_back(store):
-    saved(store, 1)
-    second = saved(store, 2, [step(1)])
+    put_step(store, 1)
+    second = put_step(store, 2, [step(1)])
     assert place(second, "model/frozen").file == step(1).key(MODEL)
     assert place(second, "model/trained").file == MODEL
     assert len(store.objects[step(2).key(MODEL)]) < 2000 < len(store.objects[step(1).key(MODEL)])
@@ -48,9 +48,9 @@ def test_only_what_changed_is_written_and_all_of_it_reads_back(store):
 
 
 def test_a_reference_leads_to_where_the_bytes_are_however_many_saves_ago(store):
-    saved(store, 1)
+    put_step(store, 1)
     for number in (2, 3, 4, 5):
-        saved(store, number, [step(number - 1)])
+        put_step(store, number, [step(number - 1)])
     last = read_manifest(store, step(5))
     assert place(last, "model/frozen").file == step(1).key(MODEL)
     assert place(last, "model/slow").file == step(3).key(MODEL)
@@ -68,8 +68,8 @@ def test_a_reference_leads_to_where_the_bytes_are_however_many_saves_ago(store):
 
 def test_a_file_of_which_nothing_changed_is_not_written(store):
     one = torch.arange(9000.0)
-    saved(store, 1, same=one)
-    second = saved(store, 2, [step(1)], same=one)
+    put_step(store, 1, same=one)
+    second = put_step(store, 2, [step(1)], same=one)
     assert files(second) == {step(1).key(MODEL), "state.json"}
     assert step(2).key(MODEL) not in store.objects
     assert torch.equal(value(store, 2, "model/same"), one)
@@ -85,23 +85,23 @@ def test_a_file_of_which_nothing_changed_is_not_written(store):
     ids=["dtype", "shape", "bits"],
 )
 def test_what_differs_in_any_way_is_written(store, before, after):
-    saved(store, 1, one=before)
-    second = saved(store, 2, [step(1)], one=after)
+    put_step(store, 1, one=before)
+    second = put_step(store, 2, [step(1)], one=after)
     assert files(second) == {MODEL, "state.json"}
     assert verify(store, step(2), "deep") == []
     assert torch.equal(value(store, 2, "model/one"), after)
 
 
 def test_a_tensor_of_another_name_is_another_tensor(store):
-    saved(store, 1, one=torch.ones(9000))
-    assert files(saved(store, 2, [step(1)], other=torch.ones(9000))) == {MODEL, "state.json"}
+    put_step(store, 1, one=torch.ones(9000))
+    assert files(put_step(store, 2, [step(1)], other=torch.ones(9000))) == {MODEL, "state.json"}
 
 
 def test_small_regions_are_written_all_the_same(store):
     count = dedup.REFER_BYTES_MIN // 4
     tensors = {"small": torch.zeros(count - 1), "large": torch.zeros(count)}
-    saved(store, 1, **tensors)
-    second = saved(store, 2, [step(1)], **tensors)
+    put_step(store, 1, **tensors)
+    second = put_step(store, 2, [step(1)], **tensors)
     assert place(second, "model/small").file == MODEL
     assert place(second, "model/large").file == step(1).key(MODEL)
 
@@ -109,65 +109,65 @@ def test_small_regions_are_written_all_the_same(store):
 def test_a_file_most_of_which_nobody_needs_is_not_referred_to(store):
     """A fifth of the first file is still the same: not worth to keep the rest for."""
     same, odd = torch.ones(8000), torch.arange(32000.0)
-    saved(store, 1, same=same, odd=odd)
-    second = saved(store, 2, [step(1)], same=same)
+    put_step(store, 1, same=same, odd=odd)
+    second = put_step(store, 2, [step(1)], same=same)
     assert files(second) == {MODEL, "state.json"}
 
 
 def test_a_file_of_which_nearly_all_changed_is_written_as_it_was_staged(store):
     same, odd = torch.ones(8000), torch.arange(32000.0)
-    saved(store, 1, same=same)
-    second = saved(store, 2, [step(1)], same=same, odd=odd)
+    put_step(store, 1, same=same)
+    second = put_step(store, 2, [step(1)], same=same, odd=odd)
     assert files(second) == {MODEL, "state.json"}
 
 
 def test_a_checkpoint_refers_to_a_bounded_number_of_folders(store, monkeypatch):
     monkeypatch.setattr(dedup, "FOLDERS_MAX", 2)
     tensors = {f"layer{number}": torch.full((8000 + number,), -1.0) for number in range(3)}
-    saved(store, 1, **tensors)
+    put_step(store, 1, **tensors)
     for number in range(3):
         # One layer after the other gets its last value, in a folder of its own.
         for other in range(number, 3):
             tensors[f"layer{other}"] = torch.full((8000 + other,), float(number * 10 + other))
-        saved(store, 2 + number, [step(1 + number)], **tensors)
-    last = saved(store, 5, [step(4)], **tensors)
+        put_step(store, 2 + number, [step(1 + number)], **tensors)
+    last = put_step(store, 5, [step(4)], **tensors)
     assert len({one.origin for one in last.files} - {None}) == 2
     assert place(last, "model/layer0").file == MODEL, "the least goes first"
 
 
 @pytest.mark.parametrize("loss", ["gone", "short"])
 def test_what_is_not_there_any_more_is_written_anew(store, loss):
-    saved(store, 1)
+    put_step(store, 1)
     key = step(1).key(MODEL)
     if loss == "gone":
         del store.objects[key]
     else:
         store.objects[key] = store.objects[key][:-1]
-    assert files(saved(store, 2, [step(1)])) == files(read_manifest(store, step(1)))
+    assert files(put_step(store, 2, [step(1)])) == files(read_manifest(store, step(1)))
     assert verify(store, step(2)) == []
 
 
 @pytest.mark.parametrize("loss", ["gone", "damaged"])
 def test_without_a_whole_manifest_to_compare_with_everything_is_written(store, loss):
-    saved(store, 1)
+    put_step(store, 1)
     if loss == "gone":
         del store.objects[step(1).manifest_key]
     else:
         store.objects[step(1).manifest_key] += b" "
-    assert all(one.origin is None for one in saved(store, 2, [step(1)]).files)
+    assert all(one.origin is None for one in put_step(store, 2, [step(1)]).files)
 
 
 def test_the_first_base_that_is_committed_counts(store):
-    saved(store, 1)
-    saved(store, 2, [step(1)])
-    third = saved(store, 4, [step(5), step(3), step(2), step(1)])
+    put_step(store, 1)
+    put_step(store, 2, [step(1)])
+    third = put_step(store, 4, [step(5), step(3), step(2), step(1)])
     assert place(third, "model/frozen").file == step(1).key(MODEL)
     assert place(third, "model/slow").file == MODEL
 
 
 def test_a_checkpoint_never_refers_to_a_newer_one(store):
-    saved(store, 2)
-    assert all(one.origin is None for one in saved(store, 1, [step(2)]).files)
+    put_step(store, 2)
+    assert all(one.origin is None for one in put_step(store, 1, [step(2)]).files)
 
 
 def test_documents_are_always_own(store):
@@ -180,19 +180,21 @@ def test_documents_are_always_own(store):
 
 
 def test_after_a_resume_only_what_this_rank_has_proved_is_referred_to(store):
-    saved(store, 1)
+    put_step(store, 1)
     one = place(read_manifest(store, step(1)), "model/frozen")
     ranges = ((MODEL, one.start, one.start + one.size_bytes),)
-    second = saved(store, 2, [DedupBase(step(1), ranges)])
+    second = put_step(store, 2, [DedupBase(step(1), ranges)])
     assert place(second, "model/frozen").file == step(1).key(MODEL)
     assert place(second, "model/slow").file == MODEL
     short = ((MODEL, one.start, one.start + one.size_bytes - 1),)
-    assert all(file.origin is None for file in saved(store, 3, [DedupBase(step(1), short)]).files)
+    assert all(
+        file.origin is None for file in put_step(store, 3, [DedupBase(step(1), short)]).files
+    )
 
 
 def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
     """The store's copy is damaged, memory's is whole: the next save must not refer to it."""
-    saved(store, 1)
+    put_step(store, 1)
     key = step(1).key(MODEL)
     content = store.objects[key]
     shared = SharedFolder(tmp_path)
@@ -204,16 +206,16 @@ def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
     )
     base = make_dedup_base(read(recalling, step(1)), recalling)
     assert MODEL not in {file for file, _, _ in base.proved}
-    saved(store, 2, [base])
+    put_step(store, 2, [base])
     assert verify(store, step(2)) == []
     shared.close()
 
 
 def test_what_was_read_and_proved_is_all_of_it(store):
-    saved(store, 1)
-    saved(store, 2, [step(1)])
+    put_step(store, 1)
+    put_step(store, 2, [step(1)])
     base = make_dedup_base(read(store, step(2)), store)
-    third = saved(store, 3, [base])
+    third = put_step(store, 3, [base])
     assert place(third, "model/frozen").file == step(1).key(MODEL)
     assert DedupBase.from_json(base.to_json()) == base
 
@@ -221,7 +223,7 @@ def test_what_was_read_and_proved_is_all_of_it(store):
 def test_ranks_that_refer_to_one_file_list_it_once(store):
     """Two ranks save; one rank alone saved before."""
     tensors = {f"w{number}": torch.full((9000,), float(number)) for number in range(4)}
-    saved(store, 1, **tensors)
+    put_step(store, 1, **tensors)
     save(store, step(2), ranks=2, bases=[step(1)], parts={"model": Part(Values(**tensors))})
     second = read_manifest(store, step(2))
     assert sorted(one.name for one in second.files) == [step(1).key(MODEL), "state.json"]
@@ -230,8 +232,8 @@ def test_ranks_that_refer_to_one_file_list_it_once(store):
 
 def test_what_is_left_of_a_file_is_one_that_others_read(store):
     safetensors = pytest.importorskip("safetensors.torch")
-    saved(store, 1)
-    saved(store, 2, [step(1)])
+    put_step(store, 1)
+    put_step(store, 2, [step(1)])
     loaded = safetensors.load(store.objects[step(2).key(MODEL)])
     assert set(loaded) == {"trained", "nothing"}
     assert torch.equal(loaded["trained"], torch.full((100,), 2.0))
@@ -251,7 +253,7 @@ def test_a_file_is_written_as_it_lies_where_no_memory_is_left_for_a_shorter_copy
         )
 
     same, changed = torch.arange(10_000.0), torch.zeros(500)
-    saved(store, 1, same=same, changed=changed)
+    put_step(store, 1, same=same, changed=changed)
     staged, found = division({"same": same, "changed": changed + 1})
     assert [one.name for one in found.files] == [one.name for one in staged.files]
     if lacking_bytes:

@@ -28,7 +28,7 @@ from resilient.format.regions import Region
 from resilient.state_dict.snapshot import Part
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.manifests import Values, begin, frozen_parts_of
-from tests.helpers.referring import MODEL, place, saved, step, value
+from tests.helpers.referring import MODEL, place, put_step, step, value
 
 
 @pytest.fixture
@@ -112,9 +112,9 @@ class Unsure(MemoryStore):
 
 
 def test_damage_of_a_shared_file_is_found_in_each_checkpoint_that_needs_it(store):
-    saved(store, 1)
-    saved(store, 2, [step(1)])
-    saved(store, 3, [step(2)])
+    put_step(store, 1)
+    put_step(store, 2, [step(1)])
+    put_step(store, 3, [step(2)])
     key = step(1).key(MODEL)
     one = place(read_manifest(store, step(1)), "model/frozen")
     content = bytearray(store.objects[key])
@@ -130,8 +130,8 @@ def test_damage_of_a_shared_file_is_found_in_each_checkpoint_that_needs_it(store
 def test_only_the_chunks_that_are_needed_of_a_shared_file_are_read(store):
     """The end of the first file is dead: damage there hurts the first alone."""
     same, odd = torch.ones(1 << 20), torch.ones(2 << 20)
-    saved(store, 1, a_same=same, odd=odd)
-    second = saved(store, 2, [step(1)], a_same=same, odd=odd + 1)
+    put_step(store, 1, a_same=same, odd=odd)
+    second = put_step(store, 2, [step(1)], a_same=same, odd=odd + 1)
     assert place(second, "model/a_same").file == step(1).key(MODEL)
     key = step(1).key(MODEL)
     content = bytearray(store.objects[key])
@@ -144,14 +144,14 @@ def test_only_the_chunks_that_are_needed_of_a_shared_file_are_read(store):
 
 def test_a_box_of_what_is_referred_to_is_read_by_its_chunks_and_proves_no_more(store):
     same = torch.arange(3 << 20, dtype=torch.float32)
-    saved(store, 1, same=same)
-    saved(store, 2, [step(1)], same=same)
+    put_step(store, 1, same=same)
+    put_step(store, 2, [step(1)], same=same)
     box = Region((0,), (4,))
     proved = read(store, step(2), boxes=lambda _: {"model/same": (box,)})
     content = proved.files[step(1).key(MODEL)]
     assert isinstance(content, PartialFile)
     assert len(content) == CHUNK_BYTES
-    third = saved(store, 3, [make_dedup_base(proved, store)], same=same)
+    third = put_step(store, 3, [make_dedup_base(proved, store)], same=same)
     assert all(one.origin is None for one in third.files)
 
 
@@ -168,8 +168,8 @@ def test_a_box_of_what_is_referred_to_is_read_by_its_chunks_and_proves_no_more(s
     ],
 )
 def test_a_manifest_that_names_what_is_not_older_is_refused(store, name):
-    saved(store, 1)
-    second = saved(store, 2, [step(1)])
+    put_step(store, 1)
+    second = put_step(store, 2, [step(1)])
     old = step(1).key(MODEL)
     listed = tuple(replace(one, name=name) if one.name == old else one for one in second.files)
     tensors = tuple(

@@ -32,9 +32,9 @@ from tests.helpers.damaging import (
     flip,
     keys_of,
     large,
-    put,
+    put_object,
     repair,
-    saved,
+    save_repository,
 )
 from tests.helpers.manifests import begin, empty_manifest, save
 
@@ -57,14 +57,14 @@ def damages_of(data: bytes):
 @pytest.mark.parametrize("parity", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_any_damage_to_any_one_file_is_mended_bit_for_bit(parity, ranks):
-    store = saved(parity, ranks)
+    store = save_repository(parity, ranks)
     whole = dict(store.objects)
     tried = 0
     for key in keys_of(store):
         for data in damages_of(whole[key]):
             if data == whole[key]:
                 continue
-            put(store, key, data)
+            put_object(store, key, data)
             assert verify(store, CHECKPOINT), "the damage is real"
             plan = repair(store)
             assert store.objects == whole, (key, data and len(data))
@@ -75,7 +75,7 @@ def test_any_damage_to_any_one_file_is_mended_bit_for_bit(parity, ranks):
 
 
 def test_any_two_files_of_a_rank_are_mended_with_two_parities():
-    store = saved(2)
+    store = save_repository(2)
     whole = dict(store.objects)
     for pair in combinations(keys_of(store), 2):
         for key in pair:
@@ -85,7 +85,7 @@ def test_any_two_files_of_a_rank_are_mended_with_two_parities():
 
 
 def test_each_rank_may_lose_one_at_the_same_time():
-    store = saved(1, ranks=2)
+    store = save_repository(1, ranks=2)
     whole = dict(store.objects)
     store.delete(CHECKPOINT.key("model.r00000.safetensors"))
     store.delete(CHECKPOINT.key("rng_state_1.safetensors"))
@@ -95,7 +95,7 @@ def test_each_rank_may_lose_one_at_the_same_time():
 
 @pytest.mark.parametrize("parity", [0, 1, 2])
 def test_one_loss_too_many_changes_nothing_and_says_what_is_lost(parity):
-    store = saved(parity)
+    store = save_repository(parity)
     lost = [key for key in keys_of(store) if key.startswith((MODEL, PARITY))]
     lost += [CHECKPOINT.key(name) for name in ("trainer_state.json", "rng_state_0.safetensors")]
     lost = lost[: parity + 1]
@@ -111,7 +111,7 @@ def test_one_loss_too_many_changes_nothing_and_says_what_is_lost(parity):
 
 
 def test_without_parity_it_says_which_tensors_and_parts_are_whole():
-    store = saved(0)
+    store = save_repository(0)
     manifest = read_manifest(store, CHECKPOINT)
     bias = next(one for one in manifest.tensors if one.name == "model/bias").regions[0]
     data = bytearray(store.objects[MODEL])
@@ -128,7 +128,7 @@ def test_without_parity_it_says_which_tensors_and_parts_are_whole():
 
 
 def test_a_lost_document_loses_the_plain_values_of_its_part_alone():
-    store = saved(0)
+    store = save_repository(0)
     store.delete(CHECKPOINT.key("trainer_state.json"))
     plan = repair(store)
     assert plan.parts == {"model": True, "rng_state_0": True, "trainer_state": False}
@@ -171,7 +171,7 @@ def test_a_file_with_bytes_behind_its_end_needs_no_parity():
 
 
 def test_a_read_mends_in_memory_and_leaves_the_store_alone():
-    store = saved(1)
+    store = save_repository(1)
     expected = read(store, CHECKPOINT)
     flip(store, MODEL, 900)
     before = dict(store.objects)
@@ -212,7 +212,7 @@ def test_a_read_of_some_chunks_mends_those_alone():
 
 
 def test_a_read_that_cannot_mend_names_the_damage_and_why():
-    store = saved(1)
+    store = save_repository(1)
     flip(store, MODEL, 900)
     store.delete(PARITY)
     with pytest.raises(IntegrityError) as caught:
@@ -223,7 +223,7 @@ def test_a_read_that_cannot_mend_names_the_damage_and_why():
 
 
 def test_a_read_takes_the_copy_of_a_damaged_manifest_only_if_it_mends():
-    store = saved(1)
+    store = save_repository(1)
     flip(store, CHECKPOINT.manifest_key, 50)
     assert read(store, CHECKPOINT, mends=True).mended == ("manifest.json",)
     with pytest.raises(IntegrityError):
@@ -248,7 +248,7 @@ def test_a_store_that_fails_is_no_damage():
         def get_range(self, key, start, length):
             raise StoreUnavailable("down", key=key)
 
-    store = saved(1)
+    store = save_repository(1)
     store.delete(MODEL)
     before = dict(store.objects)
     plan = plan_repair(store, CHECKPOINT)
@@ -260,7 +260,7 @@ def test_a_store_that_fails_is_no_damage():
 
 
 def test_lost_parity_is_told_as_a_warning_and_holds_no_rotation():
-    store = saved(1)
+    store = save_repository(1)
     newer = save(store, CheckpointId(1, 8), parity=1)
     store.delete(newer.key("parity-0-0.r00000.parity"))
     (finding,) = verify(store, newer)
@@ -275,7 +275,7 @@ def test_lost_parity_is_told_as_a_warning_and_holds_no_rotation():
 
 def test_verify_says_what_can_be_repaired_and_what_cannot():
     for parity, end in ((0, " --from COPY"), (1, "")):
-        store = saved(parity)
+        store = save_repository(parity)
         store.delete(MODEL)
         for level in ("quick", "full", "deep"):
             (finding,) = verify(store, CHECKPOINT, level)

@@ -24,18 +24,18 @@ from tests.helpers.damaging import (
     flip,
     keys_of,
     large,
-    put,
+    put_object,
     repair,
-    saved,
+    save_repository,
 )
 from tests.helpers.manifests import begin, empty_manifest, save
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", None])
 def test_the_copy_of_the_manifest_is_put_anew(damage):
-    store = saved(1)
+    store = save_repository(1)
     whole = dict(store.objects)
-    put(store, CHECKPOINT.copy_key, damage)
+    put_object(store, CHECKPOINT.copy_key, damage)
     (finding,) = verify(store, CHECKPOINT)
     assert (finding.file, finding.severity) == ("manifest.copy.json", "warning")
     assert repair(store).is_whole
@@ -43,7 +43,7 @@ def test_the_copy_of_the_manifest_is_put_anew(damage):
 
 
 def test_a_damaged_manifest_is_taken_from_its_copy_with_whatever_else_is_lost():
-    store = saved(1)
+    store = save_repository(1)
     whole = dict(store.objects)
     flip(store, CHECKPOINT.manifest_key, 50)
     store.delete(MODEL)
@@ -55,7 +55,7 @@ def test_a_damaged_manifest_is_taken_from_its_copy_with_whatever_else_is_lost():
 
 
 def test_a_manifest_without_a_whole_copy_is_lost_and_nothing_is_changed():
-    store = saved(1)
+    store = save_repository(1)
     flip(store, CHECKPOINT.manifest_key, 50)
     flip(store, CHECKPOINT.copy_key, 50)
     before = dict(store.objects)
@@ -65,7 +65,7 @@ def test_a_manifest_without_a_whole_copy_is_lost_and_nothing_is_changed():
 
 
 def test_what_was_let_go_stays_gone_unless_it_is_asked_for():
-    store = saved(1)
+    store = save_repository(1)
     whole = dict(store.objects)
     store.delete(CHECKPOINT.manifest_key)
     before = dict(store.objects)
@@ -81,7 +81,7 @@ def test_what_was_let_go_stays_gone_unless_it_is_asked_for():
 
 
 def test_what_was_let_go_and_is_not_all_there_does_not_come_back():
-    store = saved(1)
+    store = save_repository(1)
     for key in (CHECKPOINT.manifest_key, MODEL, PARITY):
         store.delete(key)
     before = dict(store.objects)
@@ -100,7 +100,7 @@ def twin(store) -> MemoryStore:
 
 
 def test_another_repository_gives_what_is_lost():
-    store = saved(0, ranks=2)
+    store = save_repository(0, ranks=2)
     whole, other = dict(store.objects), twin(store)
     for key in keys_of(store):
         store.delete(key)
@@ -125,7 +125,7 @@ def test_two_damaged_copies_and_parity_together_are_enough():
 
 
 def test_what_another_repository_holds_under_the_name_is_not_believed():
-    store = saved(0)
+    store = save_repository(0)
     other = MemoryStore()
     begin(other)
     save(other, CHECKPOINT)
@@ -142,7 +142,7 @@ def test_what_another_repository_holds_under_the_name_is_not_believed():
 
 @pytest.mark.parametrize("state", ["damaged", "gone"])
 def test_a_manifest_is_taken_from_elsewhere_only_if_the_life_is_the_same(state):
-    store = saved(0)
+    store = save_repository(0)
     whole, same = dict(store.objects), twin(store)
     fork = MemoryStore()
     begin(fork)
@@ -164,7 +164,7 @@ def test_a_manifest_is_taken_from_elsewhere_only_if_the_life_is_the_same(state):
 
 
 def test_what_was_damaged_is_kept_and_goes_with_its_checkpoint():
-    store = saved(1)
+    store = save_repository(1)
     whole = dict(store.objects)
     flip(store, MODEL, 900)
     damaged = store.objects[MODEL]
@@ -195,7 +195,7 @@ def test_of_a_file_of_an_older_checkpoint_the_copy_is_kept_in_the_repaired_one()
 
 
 def test_a_checkpoint_that_is_let_go_meanwhile_is_not_brought_back():
-    store = saved(1)
+    store = save_repository(1)
     flip(store, MODEL, 1)
     plan = plan_repair(store, CHECKPOINT)
     store.delete(CHECKPOINT.manifest_key)
@@ -224,7 +224,7 @@ def test_another_step_gives_back_what_did_not_change():
 
 
 def test_a_longer_file_is_promised_whole_only_if_its_first_bytes_are():
-    store = saved(0)
+    store = save_repository(0)
     whole = dict(store.objects)
     store.objects[MODEL] = whole[MODEL] + b"more"
     assert repair(store).is_whole

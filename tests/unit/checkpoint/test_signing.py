@@ -41,7 +41,7 @@ from resilient.state_dict.snapshot import Part
 from resilient.testing.fault_store import Crash, FaultPlan, FaultyStore, StoreFault, StoreFaultKind
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.manifests import Values, begin, save
-from tests.helpers.mutations import resealed
+from tests.helpers.mutations import reseal
 from tests.helpers.tiny import CHECKPOINT, OTHER, SECRET, SIGNING, tiny_repository
 
 CLOCK = SystemClock()
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_was_forged_is_whole_and_refused():
     store.put(key, signature)
     with pytest.raises(SignatureRefused, match="to another manifest"):
         read(store, CHECKPOINT, signing=SIGNING)
-    store.put(key, resealed({**json.loads(signature), "manifest": root}))
+    store.put(key, reseal({**json.loads(signature), "manifest": root}))
     with pytest.raises(SignatureRefused, match="does not match: its writer"):
         read(store, CHECKPOINT, signing=SIGNING)
 
@@ -159,7 +159,7 @@ def test_a_checkpoint_that_was_forged_is_whole_and_refused():
 def test_any_other_mac_is_refused(mac):
     store = tiny_repository()
     [key] = signatures(store)
-    store.objects[key] = resealed({**json.loads(store.objects[key]), "mac": mac})
+    store.objects[key] = reseal({**json.loads(store.objects[key]), "mac": mac})
     with pytest.raises(SignatureRefused):
         read(store, CHECKPOINT, signing=SIGNING)
     assert signature_problem(store, read_manifest(store, CHECKPOINT)) == ""
@@ -188,7 +188,7 @@ def test_what_was_signed_of_the_files_cannot_be_changed():
     [key] = signatures(store)
     fields = json.loads(store.objects[key])
     for files in ({}, {**fields["files"], "state.json": "0" * 64}):
-        store.objects[key] = resealed({**fields, "files": files})
+        store.objects[key] = reseal({**fields, "files": files})
         with pytest.raises(SignatureRefused, match="does not match"):
             read(store, CHECKPOINT, signing=SIGNING)
 

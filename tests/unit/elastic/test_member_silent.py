@@ -20,14 +20,14 @@ from resilient.elastic.rendezvous.connect import (
 )
 from resilient.elastic.rendezvous.roster import Roster
 from tests.helpers.clocks import OwnClock
-from tests.helpers.rounds import Board, connected, dies, joined
+from tests.helpers.rounds import Board, connect_all, dies, join_all
 
 
 @pytest.fixture
 def pair(monkeypatch):
     """Two nodes that have met, as the first one sees them."""
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    first, second = joined(Board(), 2, nodes_max=2)
+    first, second = join_all(Board(), 2, nodes_max=2)
     for one in (first, second):
         one._state_holder._cache_duration = 60  # what is done to its state stays
         one._state_holder._last_sync_time = time.monotonic()
@@ -88,7 +88,7 @@ def test_fewer_than_are_needed_do_not_start(pair):
 
 def test_a_world_with_a_hole_does_not_start(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    handlers = joined(Board(), 3)
+    handlers = join_all(Board(), 3)
     third = next(one for one in handlers if one._get_world()[0] == 2)
     state = third._state_holder.state
     gone = next(node for node, place in state.participants.items() if place == 0)
@@ -102,7 +102,7 @@ def test_a_world_with_a_hole_does_not_start(monkeypatch):
 
 def test_a_meeting_goes_through_such_a_store_and_a_static_one_does_not(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    (handler,) = connected(Board(), 1, 1)
+    (handler,) = connect_all(Board(), 1, 1)
     met = end_waits_with_members(handler).next_rendezvous()
     assert isinstance(met.store, RoundStore)
     handler._stop_heartbeats()

@@ -17,14 +17,14 @@ from resilient.elastic.rendezvous.membership import (
 )
 from resilient.elastic.rendezvous.roster import Roster, who_answers
 from tests.helpers.clocks import OwnClock
-from tests.helpers.rounds import Board, dies, joined
+from tests.helpers.rounds import Board, dies, join_all
 
 
 @pytest.fixture
 def handlers(monkeypatch):
     # As the agent's own are: torch else keeps the address of its store for all rounds.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    started = joined(Board(), 2)
+    started = join_all(Board(), 2)
     yield started
     for one in started:
         one._stop_heartbeats()
@@ -68,7 +68,7 @@ def test_a_node_that_waits_is_seen_at_once_by_whoever_asks_afresh(handlers):
 
 def test_a_node_that_waits_while_the_world_is_full_changes_nothing(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    first, second = joined(Board(), 2, nodes_max=2)
+    first, second = join_all(Board(), 2, nodes_max=2)
     watch = watch_of(first)
     first._state_holder._cache_duration = 60
     # As torch leaves it there when more come than there is room for.

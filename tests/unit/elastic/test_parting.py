@@ -29,7 +29,7 @@ from resilient.elastic.restart_policy import Finish, GiveUp, Restart, RestartBud
 from resilient.elastic.signals import StopSignals
 from resilient.events import Emitter
 from tests.helpers.clocks import OwnClock
-from tests.helpers.rounds import Board, joined, meet
+from tests.helpers.rounds import Board, join_all, meet
 
 ALONE, ALL, SERVES = (
     one.value for one in (LeaveScope.ALONE, LeaveScope.WITH_ALL, LeaveScope.WITH_RENDEZVOUS)
@@ -289,7 +289,7 @@ def test_the_place_of_a_host_that_leaves_is_free_at_once(monkeypatch):
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     # Both are played by the process that serves the store.
     monkeypatch.setattr("resilient.elastic.rendezvous.roster.is_served_here", lambda _: False)
-    first, second = joined(Board(), 2)
+    first, second = join_all(Board(), 2)
     for one in (first, second):
         for part in (one, one._op_executor, one._state_holder):
             part._settings = replace(part._settings, min_nodes=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.foreign_folders import look, saved, verdict
+from tests.helpers.foreign_folders import alter, look, verdict
 from tests.helpers.sharded_folders import STEP, write_zero
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
@@ -30,7 +30,7 @@ def engine(tmp_path):
             (folder / name).touch()
         write_zero(folder, stage, RANKS, **{**TELLS, **told})
         for part in folder.glob("*/*optim_states.pt"):
-            saved(part, lambda it: it["optimizer_state_dict"].update(partition_count=[RANKS]))
+            alter(part, lambda it: it["optimizer_state_dict"].update(partition_count=[RANKS]))
         return folder
 
     return make
@@ -45,7 +45,7 @@ def trained(tmp_path):
         folder = Path(shutil.copytree(source, tmp_path / f"checkpoint-{STEP}"))
         shutil.copy(folder / "rng_state_1.pth", folder / "rng_state_2.pth")
         place = {"last_epoch": STEP, "_step_count": STEP + 1}
-        saved(folder / "scheduler.pt", lambda it: it.update(place))
+        alter(folder / "scheduler.pt", lambda it: it.update(place))
         write_zero(folder, stage, RANKS, **{**TELLS, **told})
         return folder
 
@@ -64,7 +64,7 @@ def model(folder, rank=1):
 def counted(folder, step, pattern="*"):
     """Let parts of the optimizer have made another number of updates."""
     for part in (folder / TAG).glob(f"{pattern}optim_states.pt"):
-        saved(part, lambda it: set_step(it["optimizer_state_dict"], step))
+        alter(part, lambda it: set_step(it["optimizer_state_dict"], step))
 
 
 def set_step(state, step):
@@ -114,7 +114,7 @@ def test_model_states_of_any_rank_that_cannot_be_opened_are_told(engine):
 )
 def test_model_states_of_another_save_are_told(engine, field, value, answer):
     folder = engine(3)
-    saved(model(folder), lambda it: it.update({field: value}))
+    alter(model(folder), lambda it: it.update({field: value}))
     (one,) = look(folder).problems
     assert one.place == f"{TAG}/{model(folder).name}"
     assert f"`{field}` is {value}, and that of others " in one.what
@@ -124,7 +124,7 @@ def test_model_states_of_another_save_are_told(engine, field, value, answer):
 def test_parts_that_were_cut_for_another_number_of_ranks_are_told(engine):
     folder = engine(2)
     cut = {"partition_count": [RANKS + 1]}
-    saved(folder / TAG / RANK_1, lambda it: it["optimizer_state_dict"].update(cut))
+    alter(folder / TAG / RANK_1, lambda it: it["optimizer_state_dict"].update(cut))
     assert f"{TAG}/{RANK_1}: its `partition_count` is 4, and that of others 3" in told(folder)
 
 
@@ -151,13 +151,13 @@ def test_updates_that_fp16_skipped_are_no_disagreement(engine):
     folder = (folder / TAG).rename(folder / f"global_step{STEP + 2}").parent
     (folder / "latest").write_text(f"global_step{STEP + 2}")
     assert verdict(folder).answer == "yes"
-    saved(folder / f"global_step{STEP + 2}" / MODEL, lambda it: it.update(skipped_steps=1))
+    alter(folder / f"global_step{STEP + 2}" / MODEL, lambda it: it.update(skipped_steps=1))
     assert verdict(folder).answer == "partly"
 
 
 def test_model_states_of_another_step_than_the_trainer_s_are_told(trained):
     folder = trained(1)
-    saved(folder / TAG / MODEL, lambda it: it.update(global_steps=STEP - 2))
+    alter(folder / TAG / MODEL, lambda it: it.update(global_steps=STEP - 2))
     assert f"{TAG}/{MODEL}: its model states are of step 5, and trainer_state.json of 7" in told(
         folder
     )
@@ -178,9 +178,9 @@ def test_a_tag_of_another_name_is_a_loss_where_all_else_agrees(engine):
 def older(folder):
     """Leave the tag of an earlier step beside the one of the Trainer's."""
     tag = Path(shutil.copytree(folder / TAG, folder / "global_step5"))
-    saved(tag / MODEL, lambda it: it.update(global_steps=5))
+    alter(tag / MODEL, lambda it: it.update(global_steps=5))
     for part in tag.glob("*optim_states.pt"):
-        saved(part, lambda it: set_step(it["optimizer_state_dict"], 5))
+        alter(part, lambda it: set_step(it["optimizer_state_dict"], 5))
 
 
 @pytest.mark.parametrize("latest", ["global_step5", "global_step6", "", None])
@@ -218,7 +218,7 @@ def test_a_part_that_is_the_copy_of_another_rank_s_is_told(engine, stage):
 def test_ranks_that_hold_nothing_but_filling_may_be_alike(engine):
     folder = engine(1)
     other = folder / TAG / RANK_1.replace("rank_1", "rank_0")
-    saved(other, lambda it: blank(it["optimizer_state_dict"]))
+    alter(other, lambda it: blank(it["optimizer_state_dict"]))
     shutil.copy(other, folder / TAG / RANK_1)
     assert verdict(folder).answer == "yes"
 

@@ -12,7 +12,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from tests.helpers.foreign_folders import look, saved, verdict, write_accelerate
+from tests.helpers.foreign_folders import alter, look, verdict, write_accelerate
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
 OTHER_SHAPE = 1  # parameter 0 is 97 x 32, this one 16 x 32
@@ -66,7 +66,7 @@ def without(name, group=0):
     ],
 )
 def test_an_optimizer_that_stops_at_its_first_step_is_no_resume(single, of, why):
-    saved(single / "optimizer.pt", of)
+    alter(single / "optimizer.pt", of)
     found = verdict(single)
     assert found.answer == "no"
     assert why in " ".join(found.why)
@@ -78,7 +78,7 @@ def test_all_groups_without_what_adam_needs_stop_it(single, name):
         for one in held["param_groups"]:
             del one[name]
 
-    saved(single / "optimizer.pt", of)
+    alter(single / "optimizer.pt", of)
     assert f"has no `{name}`" in " ".join(verdict(single).why)
 
 
@@ -92,12 +92,12 @@ def test_groups_of_two_kinds_of_optimizer_lack_nothing(single):
             for name in ("amsgrad", "maximize", "capturable", "differentiable"):
                 del one[name]
 
-    saved(single / "optimizer.pt", of)
+    alter(single / "optimizer.pt", of)
     assert verdict(single).answer == "yes"
 
 
 def test_states_of_half_of_the_parameters_are_a_loss(single):
-    saved(single / "optimizer.pt", half_of_all)
+    alter(single / "optimizer.pt", half_of_all)
     found = verdict(single)
     assert (found.answer, found.why) == ("partly", ("the optimizer's state of 14 parameters",))
 
@@ -107,21 +107,21 @@ def test_a_schedule_of_another_number_of_groups_stops(single, more):
     def of(held):
         held["base_lrs"] = [*held["base_lrs"], 0.5] if more > 0 else held["base_lrs"][:more]
 
-    saved(single / "scheduler.pt", of)
+    alter(single / "scheduler.pt", of)
     found = verdict(single)
     assert found.answer == "no"
     assert f"rates of {2 + more} groups, but the optimizer has 2" in found.why[0]
 
 
 def test_rates_that_only_logs_read_are_a_note(single):
-    saved(single / "scheduler.pt", lambda held: held["_last_lr"].pop())
+    alter(single / "scheduler.pt", lambda held: held["_last_lr"].pop())
     assert verdict(single).answer == "yes"
     (problem,) = look(single).problems
     assert (problem.severity, problem.place) == ("note", "scheduler.pt")
 
 
 def test_a_schedule_without_what_it_begins_from_takes_it_of_the_arguments(single):
-    saved(single / "scheduler.pt", lambda held: held.pop("base_lrs"))
+    alter(single / "scheduler.pt", lambda held: held.pop("base_lrs"))
     found = verdict(single)
     assert (found.answer, found.why) == ("partly", ("the initial rates of the schedule",))
 
@@ -159,7 +159,7 @@ def test_frozen_weights_are_not_missed(single):
         one = held["param_groups"][0]["params"].pop()
         del held["state"][one]
 
-    saved(single / "optimizer.pt", of)
+    alter(single / "optimizer.pt", of)
     assert verdict(single).answer == "yes"
 
 
@@ -169,7 +169,7 @@ def test_a_schedule_of_accelerate_must_be_of_its_optimizer_too(tmp_path):
     def of(held):
         held["base_lrs"], held["_last_lr"] = held["base_lrs"] * 2, held["_last_lr"] * 2
 
-    saved(tmp_path / "scheduler.bin", of)
+    alter(tmp_path / "scheduler.bin", of)
     found = verdict(tmp_path)
     assert found.answer == "no"
     assert "optimizer.bin: it has 1 groups, but the schedule has rates of 2" in found.why[0]

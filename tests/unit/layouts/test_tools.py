@@ -13,8 +13,8 @@ from resilient.layouts.model import MODEL, OPTIMIZER, OTHER
 from resilient.layouts.resumability import assess_resumability
 from resilient.storage.folder import open_folder
 from tests.helpers.foreign_folders import (
+    alter,
     look,
-    saved,
     shapes,
     verdict,
     write_accelerate,
@@ -83,7 +83,7 @@ def again(folder, name, **options):
         (lambda at: again(at, "optimizer_2.bin"), "no", "optimizer_1.bin"),
         (lambda at: shutil.copy(at / "model.safetensors", at / "model_2.safetensors"), "no",
          "model_1.safetensors"),
-        (lambda at: saved(at / "scheduler.bin", lambda it: it.update(_last_lr=[0.75])), "partly",
+        (lambda at: alter(at / "scheduler.bin", lambda it: it.update(_last_lr=[0.75])), "partly",
          "agreement"),
     ],
 )  # fmt: skip
@@ -179,7 +179,7 @@ def kept(value):
 )
 def test_what_lightning_would_stop_at_or_begin_anew_is_told(lit, tmp_path, change, answer, why):
     shutil.copy(lit, path := tmp_path / "some.ckpt")
-    saved(path, lambda it: change(it) and None)
+    alter(path, lambda it: change(it) and None)
     found = verdict(path)
     assert found.answer == answer
     assert why in " ".join(found.why)

@@ -11,7 +11,7 @@ from torch import nn
 
 from resilient.state_dict.capture_cache import CaptureCache
 from resilient.state_dict.rng_state import RandomState
-from tests.helpers.statefuls import anew, answer, first_state, model, trained
+from tests.helpers.statefuls import anew, answer, first_state, model, train_model
 
 
 class Linear(nn.Linear):
@@ -228,7 +228,7 @@ RANDOM = [
     ("make", "change"),
     [
         *((model, one) for one in MODULE),
-        *((trained, one) for one in OPTIMIZER),
+        *((train_model, one) for one in OPTIMIZER),
         *((RandomState, one) for one in RANDOM),
     ],
     ids=lambda one: one.__name__,
@@ -256,7 +256,7 @@ def test_a_class_that_is_given_a_way_of_its_own_is_asked(monkeypatch):
 
 
 def test_numbers_that_changed_in_place_are_in_what_is_known():
-    stateful, recall = trained(), CaptureCache()
+    stateful, recall = train_model(), CaptureCache()
     for _ in range(3):
         recall.flatten_part("part", stateful)
     first_state(stateful)["exp_avg"].add_(1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from resilient.state_dict.capture_cache import CaptureCache
 from resilient.state_dict.rng_state import RandomState
-from tests.helpers.statefuls import anew, answer, first_state, model, trained
+from tests.helpers.statefuls import anew, answer, first_state, model, train_model
 
 
 def other_memory(one):
@@ -50,7 +50,7 @@ def test_a_parameter_that_was_wrapped_again_is_looked_at_from_then_on(change):
 
 
 def test_a_moment_that_was_wrapped_again_is_looked_at_from_then_on():
-    stateful = trained()
+    stateful = train_model()
     recall = known(stateful)
     first_state(stateful)["exp_avg"] = first_state(stateful)["exp_avg"].detach()
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_what_counts_changes_is_looked_at():
 
 
 def test_a_rate_that_is_no_tensor_any_more_is_none_in_what_is_known():
-    stateful, recall = trained(), CaptureCache()
+    stateful, recall = train_model(), CaptureCache()
     stateful.optimizer.param_groups[0]["lr"] = torch.tensor(0.5)
     for _ in range(3):
         assert answer(recall.flatten_part("part", stateful)) == anew(stateful)

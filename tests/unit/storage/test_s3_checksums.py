@@ -8,7 +8,7 @@ from crc32c import crc32c
 
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.s3_client import ChecksumSupport
-from tests.helpers.s3answers import BEGUN, DONE, refused, said, serving
+from tests.helpers.s3answers import BEGUN, DONE, refusal, reply, serving
 from tests.helpers.seeds import drawn_bytes
 
 SUMMED = "x-amz-content-sha256: UNSIGNED-PAYLOAD"
@@ -24,7 +24,7 @@ def summing(*answers, **options):
 
 def held(body):
     value = base64.b64encode(crc32c(body).to_bytes(4)).decode()
-    return said(200, b"", f"etag: x\r\nx-amz-checksum-crc32c: {value}\r\n")
+    return reply(200, b"", f"etag: x\r\nx-amz-checksum-crc32c: {value}\r\n")
 
 
 def summed_of(server):
@@ -43,9 +43,9 @@ def test_a_checksum_that_the_server_says_again_stands_for_a_signature():
         assert f"x-amz-checksum-crc32c: {value}" in server.heads[0]
 
 
-@pytest.mark.parametrize("answer", [said(200), refused(501, "NotImplemented"), refused(403, "No")])
+@pytest.mark.parametrize("answer", [reply(200), refusal(501, "NotImplemented"), refusal(403, "No")])
 def test_a_server_that_holds_no_checksum_gets_the_same_body_signed_and_every_later_one(answer):
-    with summing(answer, said(200), said(200)) as (server, transfers):
+    with summing(answer, reply(200), reply(200)) as (server, transfers):
         for _ in range(2):
             transfers.put("a", memoryview(b"12"), 2, 1)
         assert summed_of(server) == [True, False, False]
@@ -53,7 +53,7 @@ def test_a_server_that_holds_no_checksum_gets_the_same_body_signed_and_every_lat
 
 
 def test_one_body_finds_out_while_others_are_signed():
-    with summing(said(200), said(200)) as (server, transfers):
+    with summing(reply(200), reply(200)) as (server, transfers):
         assert transfers._sums.begin()
         transfers.put("a", memoryview(b"12"), 2, 1)
         transfers._sums.end(holds=None)
@@ -61,9 +61,9 @@ def test_one_body_finds_out_while_others_are_signed():
         assert [transfers._sums.begin() for _ in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize("answers", [[refused(503, "SlowDown")], [None], [refused(403, "No")] * 2])
+@pytest.mark.parametrize("answers", [[refusal(503, "SlowDown")], [None], [refusal(403, "No")] * 2])
 def test_an_outage_and_a_refusal_of_both_say_nothing_about_checksums(answers):
-    with summing(*answers, said(200), held(b"12"), held(b"12")) as (server, transfers):
+    with summing(*answers, reply(200), held(b"12"), held(b"12")) as (server, transfers):
         with pytest.raises(StoreError):
             transfers.put("a", memoryview(b"12"), 2, 1)
         for _ in range(3):
@@ -73,9 +73,9 @@ def test_an_outage_and_a_refusal_of_both_say_nothing_about_checksums(answers):
 
 
 def test_what_answers_no_checksum_three_times_gets_signatures():
-    busy = refused(503, "SlowDown")
-    answers = [one for _ in range(3) for one in (busy, said(200))]
-    with summing(*answers, said(200), said(200)) as (server, transfers):
+    busy = refusal(503, "SlowDown")
+    answers = [one for _ in range(3) for one in (busy, reply(200))]
+    with summing(*answers, reply(200), reply(200)) as (server, transfers):
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 transfers.put("a", memoryview(b"12"), 2, 1)
@@ -103,19 +103,19 @@ def test_one_server_of_several_that_holds_no_checksum_decides_for_all():
 
 
 def test_parts_are_joined_with_their_checksums():
-    begun = said(200, BEGUN, "x-amz-checksum-algorithm: CRC32C\r\n")
-    with summing(begun, held(b"12"), held(b"3"), said(200, DONE)) as (server, transfers):
+    begun = reply(200, BEGUN, "x-amz-checksum-algorithm: CRC32C\r\n")
+    with summing(begun, held(b"12"), held(b"3"), reply(200, DONE)) as (server, transfers):
         transfers.put("a", memoryview(b"123"), 2, 1)
         assert "x-amz-checksum-algorithm: CRC32C" in server.heads[0]
         assert summed_of(server) == [False, True, True, False]
         assert server.bodies[3].count(b"<ChecksumCRC32C>") == 2
 
 
-@pytest.mark.parametrize("parts", [[said(200), held(b"3")], [held(b"12"), said(200)]])
+@pytest.mark.parametrize("parts", [[reply(200), held(b"3")], [held(b"12"), reply(200)]])
 def test_an_upload_of_which_one_part_was_not_held_against_its_checksum_is_begun_anew(parts):
-    begun = said(200, BEGUN, "x-amz-checksum-algorithm: CRC32C\r\n")
-    again = [said(200, BEGUN), said(200), said(200), said(200, DONE)]
-    with summing(begun, *parts, said(204), *again) as (server, transfers):
+    begun = reply(200, BEGUN, "x-amz-checksum-algorithm: CRC32C\r\n")
+    again = [reply(200, BEGUN), reply(200), reply(200), reply(200, DONE)]
+    with summing(begun, *parts, reply(204), *again) as (server, transfers):
         transfers.put("a", memoryview(b"123"), 2, 1)
         asked = [head.split()[0] for head in server.heads]
         assert asked == ["POST", "PUT", "PUT", "DELETE", "POST", "PUT", "PUT", "POST"]

@@ -12,7 +12,7 @@ from resilient.storage.s3_client import connect_s3
 from resilient.storage.s3_store import ObstoreStore
 from resilient.storage.s3_transfer import Redirected
 from resilient.storage.transfer import ScatterBuffer
-from tests.helpers.s3answers import BEGUN, CLOSE, DONE, Server, refused, said, serving
+from tests.helpers.s3answers import BEGUN, CLOSE, DONE, Server, refusal, reply, serving
 from tests.helpers.seeds import drawn_bytes
 
 
@@ -26,7 +26,7 @@ def fill(transfers, size, start=0):
 
 def test_a_range_fills_its_room_and_the_connection_is_used_again():
     data = drawn_bytes(3 << 20)
-    with serving(said(206, data), said(206, data[:5])) as (server, transfers):
+    with serving(reply(206, data), reply(206, data[:5])) as (server, transfers):
         came, memory, told = fill(transfers, len(data), 7)
         assert (came, memory) == (len(data), data)
         assert [begin for begin, _ in told] == [0, *(stop for _, stop in told)][:-1]
@@ -38,7 +38,7 @@ def test_a_range_fills_its_room_and_the_connection_is_used_again():
 
 
 def test_a_connection_that_the_server_ended_is_not_used_again():
-    with serving(said(206, b"1"), said(206, b"2")) as (server, transfers):
+    with serving(reply(206, b"1"), reply(206, b"2")) as (server, transfers):
         fill(transfers, 2)
         # The server ends what idles; here at once, after its first answer.
         idle = transfers._wire._idle[0]
@@ -50,15 +50,15 @@ def test_a_connection_that_the_server_ended_is_not_used_again():
 @pytest.mark.parametrize(
     ("answer", "raised"),
     [
-        (said(206, b"half", CLOSE, length=8), StoreUnavailable),
+        (reply(206, b"half", CLOSE, length=8), StoreUnavailable),
         (None, StoreUnavailable),
         (b"no HTTP\r\n" + CLOSE.encode(), StoreUnavailable),
-        (said(200, b"12345678"), StoreError),
-        (refused(404, "NoSuchKey"), KeyNotFound),
-        (refused(404, "NoSuchBucket"), StoreError),
-        (refused(403, "AccessDenied"), StoreDenied),
-        (refused(503, "SlowDown"), StoreUnavailable),
-        (refused(307, "TemporaryRedirect"), Redirected),
+        (reply(200, b"12345678"), StoreError),
+        (refusal(404, "NoSuchKey"), KeyNotFound),
+        (refusal(404, "NoSuchBucket"), StoreError),
+        (refusal(403, "AccessDenied"), StoreDenied),
+        (refusal(503, "SlowDown"), StoreUnavailable),
+        (refusal(307, "TemporaryRedirect"), Redirected),
     ],
 )
 def test_what_is_no_range_is_told_by_kind(answer, raised):
@@ -69,21 +69,21 @@ def test_what_is_no_range_is_told_by_kind(answer, raised):
 
 
 def test_behind_the_end_of_an_object_is_nothing():
-    with serving(refused(416, "InvalidRange"), said(206, b"1")) as (server, transfers):
+    with serving(refusal(416, "InvalidRange"), reply(206, b"1")) as (server, transfers):
         assert fill(transfers, 8, start=99)[0] == 0
         fill(transfers, 2)
         assert server.connections == 1
 
 
 def test_an_answer_that_drips_ends_with_the_time_of_a_request():
-    drops = [said(206, b"1", length=20), *[b"1"] * 19]
+    drops = [reply(206, b"1", length=20), *[b"1"] * 19]
     with serving(drops, request_seconds=0.2) as (_, transfers), pytest.raises(StoreUnavailable):
         fill(transfers, 20)
 
 
 def test_an_object_of_one_part_is_one_request_with_its_digest():
     data = drawn_bytes(2 << 20)
-    with serving(said(200)) as (server, transfers):
+    with serving(reply(200)) as (server, transfers):
         transfers.put("a", memoryview(data), len(data), 4)
         assert server.bodies == [data]
         assert f"x-amz-content-sha256: {hashlib.sha256(data).hexdigest()}" in server.heads[0]
@@ -91,8 +91,8 @@ def test_an_object_of_one_part_is_one_request_with_its_digest():
 
 def test_parts_are_put_together_in_their_order():
     data = drawn_bytes(5000)
-    answers = [said(200, BEGUN), *(said(200, b"", 'etag: "t&t"\r\n') for _ in range(3))]
-    with serving(*answers, said(200, DONE)) as (server, transfers):
+    answers = [reply(200, BEGUN), *(reply(200, b"", 'etag: "t&t"\r\n') for _ in range(3))]
+    with serving(*answers, reply(200, DONE)) as (server, transfers):
         transfers.put("a", memoryview(data), 2000, 1)
         assert b"".join(server.bodies[1:4]) == data
         asked = [head.split(" HTTP")[0] for head in server.heads]
@@ -107,15 +107,15 @@ def test_parts_are_put_together_in_their_order():
     ("answers", "raised"),
     [
         # As Amazon does when it fails after its first word.
-        ([said(200), said(200), refused(200, "InternalError")], StoreUnavailable),
-        ([said(200), said(200), refused(200, "EntityTooSmall")], StoreError),
-        ([said(200), said(200), said(200, b"")], StoreUnavailable),
-        ([refused(403, "AccessDenied")], StoreDenied),
+        ([reply(200), reply(200), refusal(200, "InternalError")], StoreUnavailable),
+        ([reply(200), reply(200), refusal(200, "EntityTooSmall")], StoreError),
+        ([reply(200), reply(200), reply(200, b"")], StoreUnavailable),
+        ([refusal(403, "AccessDenied")], StoreDenied),
         ([None], StoreUnavailable),
     ],
 )
 def test_parts_that_come_to_nothing_are_aborted(answers, raised):
-    with serving(said(200, BEGUN), *answers, said(204)) as (server, transfers):
+    with serving(reply(200, BEGUN), *answers, reply(204)) as (server, transfers):
         with pytest.raises(raised) as found:
             transfers.put("a", memoryview(b"12"), 1, 1)
         assert found.type is raised
@@ -124,7 +124,7 @@ def test_parts_that_come_to_nothing_are_aborted(answers, raised):
 
 def test_a_server_that_sends_elsewhere_is_left_to_the_library(monkeypatch):
     data = drawn_bytes(1 << 20)
-    server = Server(refused(307, "TemporaryRedirect"), said(200, b"", 'etag: "x"\r\n'))
+    server = Server(refusal(307, "TemporaryRedirect"), reply(200, b"", 'etag: "x"\r\n'))
     try:
         given = {"endpoint": f"http://127.0.0.1:{server.port}", "key": "k", "secret": "s"}
         store = ObstoreStore("s3://bucket/run", read_s3_options(given))

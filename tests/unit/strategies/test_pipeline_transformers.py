@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from resilient.errors import ConfigError
 from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
-from tests.helpers.stages import passed
+from tests.helpers.stages import run_stages
 
 IDS = torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(1))
 BATCH = {"input_ids": IDS, "labels": IDS, "attention_mask": (IDS > 5).long()}
@@ -68,7 +68,7 @@ def test_stages_of_a_model_compute_what_it_computes(make, ranks):
     model = make()
     if make is not recomputing:
         model.eval()
-    made, sent = passed(model, [], lambda tree: tree(**BATCH), BATCH, ranks)
+    made, sent = run_stages(model, [], lambda tree: tree(**BATCH), BATCH, ranks)
     assert len(sent) == ranks - 1
     made.loss.backward()
     found = gradients(model)
@@ -82,5 +82,5 @@ def test_stages_of_a_model_compute_what_it_computes(make, ranks):
 
 def test_a_model_whose_head_is_its_embedding_is_refused_with_what_to_do():
     with pytest.raises(ConfigError, match="tied to a parameter of another stage") as caught:
-        passed(llama(tied=True), [], lambda tree: tree(**BATCH), BATCH, 2)
+        run_stages(llama(tied=True), [], lambda tree: tree(**BATCH), BATCH, 2)
     assert "tie_word_embeddings=False" in str(caught.value.hint)

@@ -10,7 +10,7 @@ from torch import nn
 
 from resilient.errors import ConfigError
 from resilient.strategies.activation_checkpointing import ActivationCheckpointing, recompute
-from tests.helpers.stages import NTH, parts, passed
+from tests.helpers.stages import NTH, parts, run_stages
 
 
 class Layer(nn.Module):
@@ -57,7 +57,7 @@ def run(model):
 @pytest.mark.parametrize("points", [["layers.2"], ["layers.1", "layers.2", "head"], ["norm"]])
 def test_stages_compute_what_the_model_computes(points):
     model = Words().eval()
-    made, _ = passed(model, points, run, BATCH)
+    made, _ = run_stages(model, points, run, BATCH)
     expected = model(**BATCH)
     assert torch.equal(made["logits"], expected["logits"])
     made["loss"].backward()
@@ -109,10 +109,10 @@ def test_shapes_are_those_of_autocast():
         with torch.autocast("cpu", torch.bfloat16):
             return tree(**BATCH)
 
-    made, sent = passed(model, ["norm"], lower, BATCH)
+    made, sent = run_stages(model, ["norm"], lower, BATCH)
     assert made["logits"].dtype == torch.bfloat16
     assert sent[0].dtype == torch.float32
-    _, sent = passed(model, ["head"], lower, BATCH)
+    _, sent = run_stages(model, ["head"], lower, BATCH)
     assert sent[0].dtype == torch.float32
 
 
@@ -120,7 +120,7 @@ def test_layers_that_compute_again_are_cut_like_others():
     model = Words().eval()
     expected = copy.deepcopy(model)(**BATCH)["logits"]
     recompute(model, ActivationCheckpointing(options={"use_reentrant": False}))
-    made, _ = passed(model, ["layers.2"], run, BATCH)
+    made, _ = run_stages(model, ["layers.2"], run, BATCH)
     assert torch.equal(made["logits"], expected)
 
 
@@ -168,7 +168,7 @@ class GoesBack(Words):
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_a_model_that_one_tensor_between_stages_is_not_enough_for_is_refused(kind, said):
     with pytest.raises(ConfigError, match=said):
-        passed(kind().eval(), ["layers.2"], run, BATCH)
+        run_stages(kind().eval(), ["layers.2"], run, BATCH)
 
 
 def test_a_stage_that_is_never_reached_is_refused():
@@ -177,14 +177,14 @@ def test_a_stage_that_is_never_reached_is_refused():
             return {"loss": self.embed(ids).mean()}
 
     with pytest.raises(ConfigError, match=r"does not call `layers\.2` once each"):
-        passed(Short(), ["layers.2"], run, BATCH)
+        run_stages(Short(), ["layers.2"], run, BATCH)
 
 
 def test_a_stage_that_would_be_sent_whole_numbers_is_refused():
     with pytest.raises(
         ConfigError, match="`places` starts a stage, but its first argument is not a tens"
     ):
-        passed(Words(), ["places"], run, BATCH)
+        run_stages(Words(), ["places"], run, BATCH)
 
 
 def test_a_loss_that_calls_the_model_twice_is_refused():
@@ -192,7 +192,7 @@ def test_a_loss_that_calls_the_model_twice_is_refused():
         return tree(**BATCH)["loss"] + tree(**BATCH)["loss"]
 
     with pytest.raises(ConfigError, match="is called twice with one micro-batch"):
-        passed(Words().eval(), ["layers.2"], twice, BATCH)
+        run_stages(Words().eval(), ["layers.2"], twice, BATCH)
 
 
 def test_shapes_that_depend_on_numbers_are_refused():

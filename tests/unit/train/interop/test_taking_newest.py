@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from resilient.errors import NoIntactCheckpoint, NothingToResume, StartOverRefused
-from tests.helpers.hf_runs import HERE, SHARED, make, recorded
+from tests.helpers.hf_runs import HERE, SHARED, make, read_record
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_train_output_of_transformers_continues_from_the_newest(wanted, output):
     newest = steps_in(output)[0]
     run = make("reg_sgd", output)
     run.train(wanted)
-    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][newest:]]
+    assert steps_trained(run) == [one for one, _ in read_record("reg_sgd")["seen"][newest:]]
     told = next(one for one in events_of(output) if one["event"] == "HFCheckpointImported")
     assert (told["step"], told["folder"]) == (newest, str(output / f"checkpoint-{newest}"))
 
@@ -56,7 +56,7 @@ def test_train_newest_is_damaged_falls_to_the_next_older(output):
     (output / f"checkpoint-{newest}" / "optimizer.pt").write_bytes(b"PK damaged")
     run = make("reg_sgd", output)
     run.train()
-    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][older:]]
+    assert steps_trained(run) == [one for one, _ in read_record("reg_sgd")["seen"][older:]]
     skipped = [one for one in events_of(output) if one["event"] == "CheckpointSkipped"]
     assert [one["checkpoint"].rpartition("/")[2] for one in skipped] == [f"checkpoint-{newest}"]
     assert "optimizer.pt" in skipped[0]["reason"]
@@ -78,7 +78,7 @@ def test_train_newest_fails_at_import_falls_to_the_next_older(tmp_path):
     flip_byte(output / f"checkpoint-{newest}" / "rng_state.pth", b"data/0")
     run = make("reg_sgd", output)
     run.train()
-    assert steps_trained(run) == [one for one, _ in recorded("reg_sgd")["seen"][older:]]
+    assert steps_trained(run) == [one for one, _ in read_record("reg_sgd")["seen"][older:]]
     skipped = [one for one in events_of(output) if one["event"] == "CheckpointSkipped"]
     assert [one["checkpoint"].rpartition("/")[2] for one in skipped] == [f"checkpoint-{newest}"]
 

@@ -13,7 +13,7 @@ from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError
 from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
 from resilient.train.hf_interop.importer import prepare_import
-from tests.helpers.hf_runs import EVAL, checkpoint_of, make, recorded
+from tests.helpers.hf_runs import EVAL, checkpoint_of, make, read_record
 from tests.unit.train.models import DieAfter, Dies
 
 MODEL = "model.safetensors"
@@ -38,7 +38,7 @@ def whole(tmp_path, theirs):
 def test_a_run_goes_on_with_its_samples_and_its_schedule(tmp_path, theirs):
     run = trainer(tmp_path / "out")
     run.train(theirs)
-    expected = recorded("reg_sgd")
+    expected = read_record("reg_sgd")
     assert [one for one, _ in run.seen] == [one for one, _ in expected["seen"][7:]]
     rates = [one["learning_rate"] for one in run.state.log_history if "loss" in one]
     assert rates == [one["learning_rate"] for one in expected["log_history"] if "loss" in one]
@@ -179,7 +179,7 @@ def test_import_with_epoch_off_takes_that_of_the_log(tmp_path, theirs, capsys):
     rewritten_state(theirs, epoch=0.01)
     run = trainer(tmp_path / "out", strict_resume=True)
     run.train(theirs)
-    assert [one for one, _ in run.seen] == [one for one, _ in recorded("reg_sgd")["seen"][7:]]
+    assert [one for one, _ in run.seen] == [one for one, _ in read_record("reg_sgd")["seen"][7:]]
     assert "its epoch is 0.01 at step 7, and its log has" in capsys.readouterr().err
 
 
@@ -312,7 +312,7 @@ def test_another_training_set_is_refused(tmp_path, theirs):
 def test_more_samples_per_step_lose_and_repeat_none(tmp_path, theirs):
     run = trainer(tmp_path / "out", per_device_train_batch_size=8)
     run.train(theirs)
-    taken = [one for indices, _ in recorded("reg_sgd")["seen"][:7] for one in indices]
+    taken = [one for indices, _ in read_record("reg_sgd")["seen"][:7] for one in indices]
     rest = [one for indices, _ in run.seen for one in indices]
     assert sorted(taken + rest[: 80 - len(taken)]) == list(range(80))
 
