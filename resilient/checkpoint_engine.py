@@ -227,7 +227,7 @@ class CheckpointEngine:
             SaveFailed: The previous save failed, or a rank does not save.
             DeadlineExceeded: A rank did not answer in time.
         """
-        self._begun()
+        self._require_generation()
         self.wait()
         within_seconds = self._context.limits.within_seconds
         agree(self.comms, f"save/{self._saves + 1}/call", None, lambda _: None, within_seconds)
@@ -416,7 +416,10 @@ class CheckpointEngine:
                 Each new structure of a part is checked once.
             Fenced: A newer generation exists.
         """
-        generation, began_seconds = self._begun(), self._context.clock.monotonic_seconds()
+        generation, began_seconds = (
+            self._require_generation(),
+            self._context.clock.monotonic_seconds(),
+        )
         self.wait()
         with self._stall.running():
             checkpoint = self._saved_steps.claim(CheckpointId(generation.number, whole_step(step)))
@@ -458,7 +461,7 @@ class CheckpointEngine:
             return about
         return replace(about, config={**about.config, SETUP: self._setup})
 
-    def _begun(self) -> Generation:
+    def _require_generation(self) -> Generation:
         if self._generation is None:
             raise ConfigError(
                 "cannot save before `resume` has returned: after a failed resume the state in "

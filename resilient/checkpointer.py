@@ -261,7 +261,7 @@ class Checkpointer:
                 a metric is not a number.
             Fenced: A newer generation exists.
         """
-        engine, tracked, step = self._begun("save()"), self._tracked, whole_step(step)
+        engine, tracked, step = self._require_engine("save()"), self._tracked, whole_step(step)
         self._report_unread_counters()
         about = CheckpointInfo(strategy=tracked.strategy, metrics=plain_metrics(metrics or {}))
         with self._saving(engine):
@@ -286,7 +286,7 @@ class Checkpointer:
             NothingToResume: The reference names no checkpoint.
             ConfigError: This checkpointer has no such thing.
         """
-        engine = self._begun("load()")
+        engine = self._require_engine("load()")
         if name not in self._tracked.parts:
             raise ConfigError(
                 f"`{name}` is not registered with this checkpointer: "
@@ -313,7 +313,7 @@ class Checkpointer:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
             Fenced: A newer generation exists, so nothing was committed.
         """
-        self._begun("wait()").wait()
+        self._require_engine("wait()").wait()
 
     def close(self) -> None:
         """Wait for the save in flight and close the repository. Collective.
@@ -387,7 +387,7 @@ class Checkpointer:
             if isinstance(optimizer, Optimizer)
         ]
 
-    def _begun(self, what: str) -> checkpoint_engine.CheckpointEngine:
+    def _require_engine(self, what: str) -> checkpoint_engine.CheckpointEngine:
         if self._engine is None:
             raise ConfigError(
                 f"call resume() before {what}",

@@ -109,7 +109,7 @@ class StepCache:
         Raises:
             ResilientError: The saver daemon is gone, or has no memory left.
         """
-        context, generation, bases, has_saved = _lent(self._checkpointer)
+        context, generation, bases, has_saved = _engine_state(self._checkpointer)
         began_seconds = context.clock.monotonic_seconds()
         stall, slot = Stopwatch(context.clock), self._step_count % SLOTS
         with stall.running():
@@ -218,7 +218,7 @@ def start_step_cache(
         checkpointer: Engine of the attempt; it has resumed.
         lull: As in ``StepCache``.
     """
-    context, *_ = _lent(checkpointer)
+    context, *_ = _engine_state(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
     found = capture_failure(lambda: holder_for(persister, context))
     with _agreeing(context) as settle:
@@ -262,7 +262,7 @@ def _page(path: Path) -> memoryview:
     return map_file(path, PAGE_BYTES, writable=False)
 
 
-def _lent(
+def _engine_state(
     checkpointer: CheckpointEngine,
 ) -> tuple[CheckpointContext, Generation, tuple[DedupBase, ...], bool]:
     """Return the current state from which the engine makes its saves."""

@@ -135,7 +135,9 @@ def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     if root is not None:
         return checkpoints_in_folder(root)
     entries = islice(store.list(), _FILES_MAX)
-    return _found(DirectoryListing({entry.key: entry.size_bytes for entry in entries}), store.url)
+    return _find_checkpoints(
+        DirectoryListing({entry.key: entry.size_bytes for entry in entries}), store.url
+    )
 
 
 def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
@@ -145,7 +147,7 @@ def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
     the folder itself. Checkpoints of other runs, in other subfolders, do not count.
     """
     sizes = dict(islice(_files_of(root), _FILES_MAX))
-    return _found(DirectoryListing(sizes), str(root))
+    return _find_checkpoints(DirectoryListing(sizes), str(root))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +231,7 @@ def _flaw_of(path: str) -> SkippedFolder | None:
     return SkippedFolder(path, "; ".join(verdict.why), verdict.answer == _LOSSY)
 
 
-def _found(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
+def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
     ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
     found = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
     others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})

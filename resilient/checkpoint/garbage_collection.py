@@ -136,7 +136,7 @@ def scan_and_plan(
         known = _without(known, set(known.everything) - set(known.contents))
     plan = plan_rotation(retention, known)
     if not (plan.doomed or in_full):
-        return _with_needs(store, _found(plan, folders, None, grace), known.contents)
+        return _with_needs(store, _scan_of_plan(plan, folders, None, grace), known.contents)
     evidence = _Evidence(store, retention, folders, written)
     known = evidence.prove_best(known)
     tags = list_tags(store)
@@ -145,11 +145,11 @@ def scan_and_plan(
     reason = trouble or unsure or evidence.doubt_newest(known)
     left = held_for_undo(store, known.abandoned, retention.rolled_back)
     known = replace(known, pinned=_joined(pins, own, left), held=reason)
-    found = _found(plan_rotation(retention, known), folders, tags, grace)
+    found = _scan_of_plan(plan_rotation(retention, known), folders, tags, grace)
     return _with_needs(store, found, {**evidence.seen, **known.contents})
 
 
-def _found(
+def _scan_of_plan(
     plan: RotationPlan, folders: Folders, tags: tuple[str, ...] | None, grace: TrashPolicy | None
 ) -> RepositoryScan:
     trash = trash_of(folders)

@@ -273,7 +273,9 @@ def flaws_of_lives(
             problem = f"{error.message}: {_why(number, chain)}"
             flaws.append(LedgerProblem(generation_key(number), 0, problem))
     flaws += [
-        flaw for generation in generations.values() for flaw in _of_another_run(generation, run_id)
+        flaw
+        for generation in generations.values()
+        for flaw in _foreign_generation_problems(generation, run_id)
     ]
     flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, generations)]
     return sorted(flaws, key=lambda flaw: flaw.key)
@@ -294,7 +296,7 @@ def _why(number: int, chain: Collection[int]) -> str:
     return _PART if number in chain else _NOTHING
 
 
-def _of_another_run(generation: Generation, run_id: str) -> Iterator[LedgerProblem]:
+def _foreign_generation_problems(generation: Generation, run_id: str) -> Iterator[LedgerProblem]:
     if generation.run_id != run_id:
         problem = f"belongs to run {generation.run_id}, but the ledger belongs to run {run_id}"
         yield LedgerProblem(generation_key(generation.number), 0, problem)

@@ -42,7 +42,7 @@ def discover_near_tiers(context: CheckpointContext) -> CheckpointContext:
         return context
     context = replace(context, places=_find_places(context, tiers))
     if context.places.groups:
-        tiers.peers = _open_to_each_other(context, tiers)
+        tiers.peers = _connect_peers(context, tiers)
     return context
 
 
@@ -81,7 +81,7 @@ def _ruling(shown: list[Any]) -> dict[str, Any]:
     }
 
 
-def _open_to_each_other(context: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
+def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[PeerStore, ...]:
     """Serve this host's near repository, if this rank leads it, and connect to the others."""
     comms, within_seconds = context.comms, context.limits.within_seconds
 

@@ -502,7 +502,7 @@ class TierPromoter:
         """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
         for checkpoint in due:
             try:
-                self._bring_one(context, topic, checkpoint)
+                self._promote_checkpoint(context, topic, checkpoint)
             except IntegrityError as error:
                 # The other checkpoints are not affected.
                 self._errors[checkpoint] = error
@@ -510,7 +510,9 @@ class TierPromoter:
         if brought:
             self._rotate(context, brought[-1])
 
-    def _bring_one(self, context: CheckpointContext, topic: str, checkpoint: CheckpointId) -> None:
+    def _promote_checkpoint(
+        self, context: CheckpointContext, topic: str, checkpoint: CheckpointId
+    ) -> None:
         began_seconds = context.clock.monotonic_seconds()
         together = PromotionGroup(
             self._comms, f"{topic}/{checkpoint.folder}", context.limits.within_seconds

@@ -341,16 +341,16 @@ def _manifest(
     except KeyNotFound as error:
         problem = "gone"
         if not undelete:
-            raise _gone(store, checkpoint) from error
+            raise _no_manifest_error(store, checkpoint) from error
     for data, source in _copies(store, checkpoint, others):
         manifest = decode(data, checkpoint.manifest_key)
         return manifest, data, [RepairStep(MANIFEST, problem, source)]
     if problem == "gone":
-        raise _gone(store, checkpoint)
+        raise _no_manifest_error(store, checkpoint)
     return None, None, []
 
 
-def _gone(store: Store, checkpoint: CheckpointId) -> NothingToResume:
+def _no_manifest_error(store: Store, checkpoint: CheckpointId) -> NothingToResume:
     if checkpoint in trash_of(folders_of(store)):
         return absent(store, str(checkpoint))
     has_copy = not copy_problem(store, checkpoint, "full")
@@ -369,7 +369,7 @@ def _copies(
     """Return whole copies of a manifest with their sources, the nearest first."""
     found = []
     with suppress(KeyNotFound, IntegrityError):
-        found.append((_proved(store, checkpoint, checkpoint.copy_key), COPY))
+        found.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
     for other in others:
         with suppress(KeyNotFound, IntegrityError):
             if _same_life(store, other, checkpoint.generation):
@@ -378,10 +378,10 @@ def _copies(
 
 
 def _bytes_of(store: Store, checkpoint: CheckpointId) -> bytes:
-    return _proved(store, checkpoint, checkpoint.manifest_key)
+    return _fetch_verified(store, checkpoint, checkpoint.manifest_key)
 
 
-def _proved(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
+def _fetch_verified(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
     def prove(data: bytes) -> bytes:
         decode(data, checkpoint.manifest_key)
         return data

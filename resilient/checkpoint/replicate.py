@@ -106,7 +106,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
     generations = tuple(_lives(source, checkpoint.generation))
-    others = tuple(_others(source, target, generations))
+    others = tuple(_missing_records(source, target, generations))
     _require_same_run(target, manifest, generations)
     is_there = _require_same_manifest(target, key, data)
     sizes = {file.name: _size_of(target, manifest.key(file.name)) for file in manifest.files}
@@ -189,7 +189,7 @@ def _lives(store: Store, number: int) -> Iterator[Generation]:
         number = record.parent.generation if record.parent else 0
 
 
-def _others(
+def _missing_records(
     store: Store, target: Store, generations: tuple[Generation, ...]
 ) -> Iterator[Generation]:
     """Yield the readable records that an audit of the copy would miss."""

@@ -149,7 +149,7 @@ def look_into_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
         NothingToResume: The trash is empty, and no prune was named.
         StoreError: The store failed.
     """
-    return _chosen(store, trash_of(folders_of(store)), prune)
+    return _select_prune(store, trash_of(folders_of(store)), prune)
 
 
 def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
@@ -171,7 +171,7 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     """
     folders = folders_of(store)
     trash = trash_of(folders)
-    selected = _chosen(store, trash, prune)
+    selected = _select_prune(store, trash, prune)
     left = {
         checkpoint: why
         for checkpoint in selected.back
@@ -184,7 +184,7 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     )
 
 
-def _chosen(
+def _select_prune(
     store: Store, trash: Mapping[CheckpointId, TrashedManifest], prune: str
 ) -> RestoredCheckpoint:
     if not (trash or prune):

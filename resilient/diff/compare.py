@@ -196,12 +196,16 @@ def compare(
         tuple(sorted(changes, key=_severity)),
         (only_before, only_after),
         tied,
-        (*_told("a", before.notes, unread[0]), *_told("b", after.notes, unread[1]), *notes),
+        (
+            *_side_notes("a", before.notes, unread[0]),
+            *_side_notes("b", after.notes, unread[1]),
+            *notes,
+        ),
         opaque,
     )
 
 
-def _told(side: str, *notes: Sequence[str]) -> list[str]:
+def _side_notes(side: str, *notes: Sequence[str]) -> list[str]:
     return [f"{side}: {text}" for text in dict.fromkeys(chain(*notes))]
 
 

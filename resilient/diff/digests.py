@@ -102,23 +102,23 @@ class _Walk:
             raise Unreadable(f"more than {_DEPTH_MAX} levels of nested values")
         if isinstance(value, dict | list | tuple | PickledCall):
             if id(value) not in self._digest_by_id:
-                self._digest_by_id[id(value)] = self._of_many(value, depth + 1)
+                self._digest_by_id[id(value)] = self._digest_sequence(value, depth + 1)
             return self._digest_by_id[id(value)]
         if isinstance(value, TensorRef):
             described = repr((value.dtype, value.shape, value.offset, value.strides)).encode()
-            return _hashed("tensor", described, self._of_stored(value.storage))
+            return _hashed("tensor", described, self._digest_storage(value.storage))
         if isinstance(value, StorageRef):
-            return self._of_stored(value)
+            return self._digest_storage(value)
         return _hashed(type(value).__name__, _plain(value))
 
-    def _of_many(self, value: Any, depth: int) -> bytes:
+    def _digest_sequence(self, value: Any, depth: int) -> bytes:
         if isinstance(value, dict):
             pairs = value.items()
             digests = sorted(self.of(key, depth) + self.of(item, depth) for key, item in pairs)
             return _hashed("dict", *digests)
         if isinstance(value, PickledCall):
             if _is_set(value):
-                return self._of_many(Unordered(value.args[0]), depth)
+                return self._digest_sequence(Unordered(value.args[0]), depth)
             parts = (value.name, value.args, value.state, value.items)
             return _hashed("made", *(self.of(part, depth) for part in parts))
         digests = [self.of(item, depth) for item in value]
@@ -126,7 +126,7 @@ class _Walk:
             return _hashed("set", *sorted(digests))
         return _hashed(type(value).__name__, *digests)
 
-    def _of_stored(self, stored: StorageRef | None) -> bytes:
+    def _digest_storage(self, stored: StorageRef | None) -> bytes:
         """Return the digest of the bytes of a storage; a constant digest without bytes."""
         archive = self._archive
         if stored is None or archive is None:

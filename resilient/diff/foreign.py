@@ -187,12 +187,12 @@ class _OpaqueReader:
     def of_file(self, name: str) -> list[tuple[str, bytes]]:
         """Return the paths in a file with digests; one digest for a file that no reader opens."""
         try:
-            return list(self._of_file(name))
+            return list(self._read_file(name))
         except Unreadable as error:
             self.notes.append(f"{name}: {error}")
             return []
 
-    def _of_file(self, name: str) -> Iterator[tuple[str, bytes]]:
+    def _read_file(self, name: str) -> Iterator[tuple[str, bytes]]:
         home, _, base = name.rpartition("/")
         index = self._known_digests.indexes.get(f"{home}/" if home else "")
         if _DOCUMENTS.fullmatch(base) or (index and base.endswith(SLICES)):
@@ -273,14 +273,14 @@ class _Walk:
         if parts and self._is_worth_a_walk(parts):
             for key, child in parts:
                 yield from self.of(child, f"{path}.{key}" if path else key, depth + 1)
-        elif not self._is_told(value, path):
+        elif not self._is_shown(value, path):
             yield path, self._digest(value)
 
     def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
         """Return True unless the parts are a plain list, which counts as one value."""
         return not all(key.isdecimal() and _is_plain(child) for key, child in parts)
 
-    def _is_told(self, value: Any, path: str) -> bool:
+    def _is_shown(self, value: Any, path: str) -> bool:
         if isinstance(value, TensorRef):
             pieces = self._archive.pieces(value)
             if any((piece.file, piece.start) in self._places for piece in pieces):

@@ -207,7 +207,9 @@ def _tensors(
     by_name = {tensor.name: tensor for tensor in manifest.tensors}
     for entry in manifest.tensors:
         if not _RANDOM.fullmatch(entry.part):
-            yield _tensor(entry, _named(entry, kinds, len(models)), kinds.get(entry.part, OTHER))
+            yield _tensor(
+                entry, _torch_name(entry, kinds, len(models)), kinds.get(entry.part, OTHER)
+            )
     for name in models:
         for path, placeholder in trees[name].items():
             tied = by_name.get(placeholder.name)
@@ -215,7 +217,7 @@ def _tensors(
                 yield _tensor(tied, path if len(models) == 1 else f"{name}.{path}", MODEL)
 
 
-def _named(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> str:
+def _torch_name(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> str:
     """Return a tensor's name as torch spells it; with several models the part's name stays."""
     path = entry.name.removeprefix(f"{entry.part}/")
     dotted = ".".join(

@@ -42,7 +42,7 @@ def write_parts(
         Unreadable: A tensor has a dtype that safetensors lacks, or cannot be read.
         StoreError: A file could not be read.
     """
-    tensors_by_part = {part: _of_part(side, part) for part in PARTS}
+    tensors_by_part = {part: _tensors_of_part(side, part) for part in PARTS}
     of_bytes = sum(
         value.size_bytes
         for part_tensors in tensors_by_part.values()
@@ -65,7 +65,7 @@ def write_parts(
     return written
 
 
-def _of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
+def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
     """Return the tensors of a part by name; of two with one name the first.
 
     Names are those of the module. Wrappers are removed, and the key under which a script passed its

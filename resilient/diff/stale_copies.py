@@ -55,7 +55,7 @@ def stale_copies(
     """
     if listing.is_file or contents.layout not in _LAYOUTS:
         return
-    kinds = {**_of_tensors(contents), **_of_random(folder, listing)}
+    kinds = {**_tensor_files(contents), **_random_files(folder, listing)}
     for other, older in older_steps(folder.url):
         alike = [
             name
@@ -75,7 +75,7 @@ def stale_copies(
             return
 
 
-def _of_tensors(contents: Contents) -> dict[str, str]:
+def _tensor_files(contents: Contents) -> dict[str, str]:
     """Return the files of weights and moments that each step changes, with their kind."""
     optimizer = contents.optimizer
     if optimizer is None:
@@ -108,7 +108,7 @@ def _owner(name: str) -> str:
     return name.partition("state.")[2]
 
 
-def _of_random(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
+def _random_files(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
     """Return the files of random states, if dropout draws from the saved states."""
     names = [file for file in listing.sizes if _RANDOM.fullmatch(file)]
     try:

@@ -48,7 +48,7 @@ def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], 
     keys = [_keyed(side, cut) for side, cut in zip((before, after), cuts, strict=True)]
     keys = _by_name(keys, (before, after), cuts, notes)
     names = sorted({*keys[0], *keys[1]}, key=_natural)
-    return [Pair(_shown(key), keys[0].get(key), keys[1].get(key)) for key in names], notes
+    return [Pair(_key_text(key), keys[0].get(key), keys[1].get(key)) for key in names], notes
 
 
 def bare(name: str) -> str:
@@ -57,7 +57,7 @@ def bare(name: str) -> str:
     return ".".join(parts) or name
 
 
-def _shown(key: Key) -> str:
+def _key_text(key: Key) -> str:
     part, name, slot = key
     return f"{part}/{name}{f'.{slot}' if slot else ''}"
 

@@ -406,7 +406,7 @@ class SocketKVStore:
             self._connection = greeted(address)
             self._lines = JsonLineSocket(self._connection)
         except OSError as error:
-            raise self._gone(error) from error
+            raise self._unreachable_error(error) from error
 
     def post(self, key: str, value: bytes) -> None:
         """Set ``key`` on the server; this cancels a failure notice for the key."""
@@ -453,12 +453,12 @@ class SocketKVStore:
             self._lines.send(message)
             answer = self._lines.receive()
         except (OSError, MalformedMessage) as error:
-            raise self._gone(error) from error
+            raise self._unreachable_error(error) from error
         if answer is None:
-            raise self._gone("the connection was closed")
+            raise self._unreachable_error("the connection was closed")
         return answer.get("value")
 
-    def _gone(self, why: object) -> PeerFailed:
+    def _unreachable_error(self, why: object) -> PeerFailed:
         where = f"{self._address.host}:{self._address.port}"
         return PeerFailed(
             f"the key-value store of the saver daemons at {where} is unreachable: {why}", rank=0

@@ -50,7 +50,7 @@ class TorchKVStore:
         except dist.DistStoreError:
             return None
         except dist.DistNetworkError as error:
-            raise _gone(error) from error
+            raise _unreachable_error(error) from error
         # One request for all keys: rank 0 would send thousands, one after the other.
         values: list[bytes] = self._call(self.store.multi_get, list(keys))
         return values
@@ -68,7 +68,7 @@ class TorchKVStore:
         try:
             here = address_toward(self.store.host, self.store.port)
         except OSError as error:
-            raise _gone(error) from error
+            raise _unreachable_error(error) from error
         # A host's own name may lead to its loopback, which no other host reaches.
         return self.store.host if here.startswith("127.") else here
 
@@ -77,10 +77,10 @@ class TorchKVStore:
         try:
             return method(*arguments)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            raise _gone(error) from error
+            raise _unreachable_error(error) from error
 
 
-def _gone(error: Exception) -> PeerFailed:
+def _unreachable_error(error: Exception) -> PeerFailed:
     return PeerFailed(f"the rendezvous store is unreachable: {error}", rank=0)
 
 

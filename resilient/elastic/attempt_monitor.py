@@ -101,12 +101,12 @@ class HangFound(Event):
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
         for ranks, value in alike(self.stacks).items():
-            rows += _shown(ranks, value)
+            rows += _stack_lines(ranks, value)
         rows += [f"  {line}" for line in self.locks]
         return "\n".join(rows)
 
 
-def _shown(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
+def _stack_lines(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
     """Return the stack lines of ranks that are at the same place."""
     ranks_text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if stacks.is_answered:
@@ -127,7 +127,7 @@ def end_hung(
     """
     health.count_hang()
     stacks = health.stacks(group.pids)
-    emit(_found(hang, stacks))
+    emit(_hang_event(hang, stacks))
     group.kill()
     is_unkillable = not group.wait_for_all(_KILL_SECONDS)
     blamed = hang.first.rank
@@ -162,7 +162,7 @@ def _place(step: int) -> str:
     return f"after step {step}" if step >= 0 else "before any step"
 
 
-def _found(hang: Hang, stacks: list[RankStacks]) -> HangFound:
+def _hang_event(hang: Hang, stacks: list[RankStacks]) -> HangFound:
     first = hang.first
     return HangFound(
         rank=first.rank,

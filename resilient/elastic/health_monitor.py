@@ -376,7 +376,7 @@ class HealthMonitor:
         self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
-        seen = self._seen(pids, vitals, running)
+        seen = self._observe_ranks(pids, vitals, running)
         self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
         self._sight.close(self._clock.monotonic_seconds())
         return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
@@ -462,7 +462,7 @@ class HealthMonitor:
             )
             self._emit(ProgressReported(step, last.rank, phase, median_seconds or 0.0))
 
-    def _seen(
+    def _observe_ranks(
         self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
     ) -> list[ObservedRank]:
         """Return all running ranks, with or without a heartbeat."""

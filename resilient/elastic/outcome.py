@@ -138,7 +138,7 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
         seen: Observations of the host.
     """
     if status == -signal.SIGKILL or _CHILD_KILLED.search(message):
-        found = _of_kill(status, seen)
+        found = _cause_of_kill(status, seen)
         if found is not None:
             return found
     # A device that fails also breaks its connections.
@@ -151,7 +151,7 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
     return (Cause.SIGNAL if status < 0 else Cause.EXIT), ""
 
 
-def _of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
+def _cause_of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
     """Return cause and evidence of a kill from the kernel's counters, None without evidence."""
     if seen.oom_kills:
         return Cause.OOM_KILL, f"out-of-memory kills in the control group: {seen.oom_kills}"

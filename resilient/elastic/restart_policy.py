@@ -151,7 +151,7 @@ def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
         why = "ranks of other hosts were lost too often without progress in between"
         return GiveUp(PeerFailed.exit_code, why)
     again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
-    return _of_crash_loop(outcome, budget) or again
+    return _decide_crash_loop(outcome, budget) or again
 
 
 def _interrupted(budget: RestartBudget) -> Action | None:
@@ -198,16 +198,16 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
         why = "a rank rejected the checkpoint before its first step, and would reject it again"
         return GiveUp(code, why)
     return (
-        _of_broken_host(outcome)
+        _decide_broken_host(outcome)
         # Crash loops come before worn hosts. A script that fails on every host fails here first
         # too. A run that makes no progress does not improve on the remaining hosts.
-        or _of_crash_loop(outcome, budget)
-        or _of_worn_host(outcome, budget)
-        or _of_budget(outcome, budget, code)
+        or _decide_crash_loop(outcome, budget)
+        or _decide_worn_host(outcome, budget)
+        or _decide_by_budget(outcome, budget, code)
     )
 
 
-def _of_broken_host(outcome: Outcome) -> Action | None:
+def _decide_broken_host(outcome: Outcome) -> Action | None:
     """Return the action if this host is broken, None otherwise."""
     if outcome.is_echo:
         return None
@@ -222,7 +222,7 @@ def _of_broken_host(outcome: Outcome) -> Action | None:
     return None
 
 
-def _of_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
+def _decide_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
     """Return the action if this host failed too often, None otherwise."""
     if outcome.is_echo:
         return None
@@ -236,7 +236,7 @@ def _of_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
     return None
 
 
-def _of_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
+def _decide_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
     is_loop = 0 < budget.no_progress_lives_max <= budget.no_progress_lives
     if not is_loop or outcome.is_robbed:
         return None
@@ -248,7 +248,7 @@ def _of_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
     )
 
 
-def _of_budget(outcome: Outcome, budget: RestartBudget, code: int) -> Action:
+def _decide_by_budget(outcome: Outcome, budget: RestartBudget, code: int) -> Action:
     if budget.restarts_left <= 0:
         return GiveUp(code, "no restart is left (--max-restarts, within --restart-window)")
     if outcome.stop_signal:
@@ -272,7 +272,7 @@ def _after_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.status == 0:
         return Finish(0, "all workers are done")
     if outcome.is_interruption:
-        return _interrupted(budget) or _as_asked(outcome, budget)
+        return _interrupted(budget) or _decide_requested_stop(outcome, budget)
     if outcome.status in CODES_OF_LEAVING_AT_ONCE:
         return GiveUp(
             outcome.status,
@@ -284,12 +284,12 @@ def _after_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     return GiveUp(code, f"a worker failed while stopping, with {name_of(outcome.status)}")
 
 
-def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
+def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle workers that saved, and workers that were killed before they could save."""
     if outcome.status == CODE_PREEMPTED:
         return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
     if outcome.is_taken:
-        return _of_doomed(outcome, budget)
+        return _decide_outside_kill(outcome, budget)
     if outcome.is_deserted:
         why = "other ranks were lost or stopped responding during the stop: at most the work since "
         why += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
@@ -312,7 +312,7 @@ def _as_asked(outcome: Outcome, budget: RestartBudget) -> Action:
     return GiveUp(exit_code(outcome.status), why)
 
 
-def _of_doomed(outcome: Outcome, budget: RestartBudget) -> Action:
+def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle a rank killed from outside before all ranks saved, as on a lost host."""
     what = "a rank was killed from outside (SIGKILL) during the stop"
     if outcome.newest:

@@ -97,7 +97,7 @@ class StopSignals:
         """
         self._may_interrupt = True
         try:
-            self._interrupt_if_asked()
+            self._interrupt_if_requested()
             yield
         finally:
             self._may_interrupt = False
@@ -129,7 +129,7 @@ class StopSignals:
         request = self._request_of(number, now_seconds)
         self.request = self.request.within(request) if self.request else request
         self.asked_by = self.asked_by or number
-        self._interrupt_if_asked()
+        self._interrupt_if_requested()
 
     def _request_of(self, number: int, now_seconds: float) -> StopRequest:
         """Return the request of a signal; a notice may come long before the end of the host."""
@@ -144,7 +144,7 @@ class StopSignals:
         is_for_all = number == signal.SIGINT
         return StopRequest(reason, now_seconds + self._grace_seconds, is_for_all)
 
-    def _interrupt_if_asked(self) -> None:
+    def _interrupt_if_requested(self) -> None:
         if self._may_interrupt and self.asked_by:
             # Interrupt only once: the cleanup must not be interrupted again.
             self._may_interrupt = False

@@ -69,7 +69,7 @@ class WorkerFailure:
     @property
     def cause(self) -> Cause:
         """Cause of the failure as far as known."""
-        return self._found[0]
+        return self._find_cause[0]
 
     @property
     def is_mere_echo(self) -> bool:
@@ -84,10 +84,10 @@ class WorkerFailure:
     @property
     def proof(self) -> str:
         """Evidence for the cause, as readable text."""
-        return self._found[1]
+        return self._find_cause[1]
 
     @property
-    def _found(self) -> tuple[Cause, str]:
+    def _find_cause(self) -> tuple[Cause, str]:
         if self.known_cause is not None:
             return self.known_cause, ""
         return find_cause(self.status, self.error.code, self.error.message, self.seen)

@@ -83,20 +83,20 @@ class Splitter:
         *whole, rest = (self._partial_line + data).split(b"\n")
         if len(rest) > TEXT_BYTES_MAX:
             # Keep only the newest state of a progress bar that was redrawn.
-            rest = _shown(rest)
+            rest = _final_text(rest)
         while len(rest) > TEXT_BYTES_MAX:
             whole.append(rest[:TEXT_BYTES_MAX])
             rest = rest[TEXT_BYTES_MAX:]
         self._partial_line = rest
-        return [text for line in whole for text in _texts(_shown(line))]
+        return [text for line in whole for text in _texts(_final_text(line))]
 
     def last(self) -> list[str]:
         """Return the incomplete last line, if there is one."""
         rest, self._partial_line = self._partial_line, b""
-        return _texts(_shown(rest)) if rest else []
+        return _texts(_final_text(rest)) if rest else []
 
 
-def _shown(line: bytes) -> bytes:
+def _final_text(line: bytes) -> bytes:
     """Return the final state of a line on a terminal: the text after the last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 

@@ -343,7 +343,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
     return Manifest(
         run_id=fields["run_id"],
         checkpoint=CheckpointId(int(fields["generation"]), int(fields["step"])),
-        parent=_named(parent) if parent is not None else None,
+        parent=_parse_folder(parent) if parent is not None else None,
         created_at=fields["created_at"],
         world=fields["world"],
         files=tuple(_file(file) for file in fields["files"]),
@@ -353,14 +353,14 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
         software=fields["software"],
         data=fields["data"],
         metrics=fields["metrics"],
-        protects=tuple(_named(protected) for protected in fields["protects"]),
+        protects=tuple(_parse_folder(protected) for protected in fields["protects"]),
         parity=tuple(ParityGroup.from_json(group) for group in fields.get("parity", ())),
         format_version=fields["version"],
         root=fields["root"],
     )
 
 
-def _named(folder: str) -> CheckpointId:
+def _parse_folder(folder: str) -> CheckpointId:
     checkpoint = parse_checkpoint(folder)
     if checkpoint is None:
         raise ValueError(f"{folder!r} is not the name of a checkpoint")

@@ -141,10 +141,12 @@ class GoodputReport:
     @property
     def risk_steps(self) -> int:
         """Steps that would be lost if all hosts failed now."""
-        return max(0, self.now.step - max((save.step for save in self._kept), default=0))
+        return max(
+            0, self.now.step - max((save.step for save in self._resumable_checkpoints), default=0)
+        )
 
     @property
-    def _kept(self) -> list[CommittedCheckpoint]:
+    def _resumable_checkpoints(self) -> list[CommittedCheckpoint]:
         """Checkpoints from which the newest attempt could resume, as far as known here."""
         return [save for save in self.saved if save.step <= self.now.step]
 

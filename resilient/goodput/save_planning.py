@@ -205,14 +205,14 @@ def parse_every(text: str, where: str) -> SaveEvery:
     saves = [word for word in words if not word.startswith(_MEMORY)]
     if len(sizes) > 1 or len(saves) > 1:
         raise _refuse(text, where)
-    schedule = _parse_one(saves[0]) if saves else SaveEvery(says_saves=False)
-    memory = _parse_one(sizes[0]) if sizes else SaveEvery()
+    schedule = _parse_interval(saves[0]) if saves else SaveEvery(says_saves=False)
+    memory = _parse_interval(sizes[0]) if sizes else SaveEvery()
     if schedule is None or memory is None or (sizes and not memory.steps):
         raise _refuse(text, where)
     return replace(schedule, memory_steps=memory.steps)
 
 
-def _parse_one(word: str) -> SaveEvery | None:
+def _parse_interval(word: str) -> SaveEvery | None:
     if word == "auto":
         return SaveEvery()
     if (found := _STEPS.fullmatch(word)) and int(found[1]) > 0:

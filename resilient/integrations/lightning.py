@@ -96,7 +96,7 @@ class ResilientCheckpoint(Checkpoint):
         self._order, self._best_checkpoint = _EpochOrder(), None
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         seams: list[tuple[Any, str, Callable[..., None]]] = [
-            (trainer._checkpoint_connector, "resume_start", self._load_theirs),  # noqa: SLF001
+            (trainer._checkpoint_connector, "resume_start", self._load_lightning),  # noqa: SLF001
             (fit, "setup_data", self._set_up_data),
             (fit, "on_advance_start", self._begin_epoch),
             (fit, "on_advance_end", self._end_epoch),
@@ -188,7 +188,7 @@ class ResilientCheckpoint(Checkpoint):
         if resume.stopped_by:
             checkpointer.emit(EarlyStopKept(resume.stopped_by, trainer.global_step))
 
-    def _load_theirs(
+    def _load_lightning(
         self,
         trainer: Any,
         original: Callable[..., None],

@@ -135,7 +135,9 @@ class ResilientCallback(TrainerCallback):
         self._prepared_model = self._original_methods["_prepare_for_training"](
             max_steps, None, None
         )[0]
-        self._checkpointer = Checkpointer(self._url, rng=False, **self._things(), **self._kept())
+        self._checkpointer = Checkpointer(
+            self._url, rng=False, **self._things(), **self._retention_options()
+        )
         self._callbacks.begin()
         requires = self._resume_reference is True and read_launch(os.environ).cause == "start"
         places = (os.fspath(trainer.args.output_dir),)
@@ -329,7 +331,7 @@ class ResilientCallback(TrainerCallback):
             "rng_state": Part(self._rng, "rank"),
         }
 
-    def _kept(self) -> dict[str, Any]:
+    def _retention_options(self) -> dict[str, Any]:
         """Return the options, with the trainer's own limit on the number of checkpoints."""
         limit = self._trainer.args.save_total_limit
         own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)

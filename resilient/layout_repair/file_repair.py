@@ -51,7 +51,7 @@ def mend_zips(case: RepairCase) -> None:
             pieces = _mended_slices(case, name)
         if pieces is None:
             continue
-        what = _told(case, name, pieces)
+        what = _describe_change(case, name, pieces)
         before, trial = case.draft.copy(), case.draft.copy()
         trial.put(name, *pieces)
         if not what or not _opens(trial, name):
@@ -63,7 +63,7 @@ def mend_zips(case: RepairCase) -> None:
             case.undo()
 
 
-def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
+def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
     """Return a description of the change to a file; empty if nothing changes."""
     before, after = case.listing.sizes[name], sum(map(size_of, pieces))
     trial = case.draft.copy()
@@ -332,7 +332,7 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
     damaged_places = {problem.place for problem in case.fatal() if not is_saved_so(problem)}
     for name in sorted(damaged_places & set(case.listing.sizes)):
         try:
-            lost_file = _of_file(case.draft, name)
+            lost_file = _split_file(case.draft, name)
         except Unreadable:
             continue
         if lost_file.saved:
@@ -340,17 +340,17 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
     return tuple(found)
 
 
-def _of_file(draft: VirtualFolder, name: str) -> SalvagedFile:
+def _split_file(draft: VirtualFolder, name: str) -> SalvagedFile:
     if name.endswith(SAFE):
-        return _of_safetensors(draft, name)
+        return _split_safetensors(draft, name)
     if name.endswith(SLICES):
-        return _of_slices(draft, name)
+        return _split_slices(draft, name)
     if name.endswith(TORCH):
-        return _of_zip(draft, name)
+        return _split_zip(draft, name)
     raise Unreadable("not a file of tensors")
 
 
-def _of_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
+def _split_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
     scan = scan_members(draft, name, 0, draft.list().sizes[name])
     pickles = [member for member in scan.members if member.name.rpartition("/")[2] == _PICKLE]
     if len(pickles) != 1 or not pickles[0].is_whole:
@@ -366,7 +366,7 @@ def _of_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
     return _split(draft, name, tensors_in(archive, value.value, MODEL))
 
 
-def _of_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
+def _split_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
     prefix = name[: name.rfind("/") + 1]
     index = read_index(draft, draft.list(), prefix)
     sizes = draft.list().sizes
@@ -392,7 +392,7 @@ def _of_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
     )
 
 
-def _of_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
+def _split_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
     size_bytes = draft.list().sizes[name]
     (length,) = _HEAD.unpack(draft.read(name, 0, _HEAD.size).ljust(_HEAD.size, b"\0"))
     if length > min(HEADER_BYTES_MAX, size_bytes):

@@ -359,7 +359,7 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
     if not lacking and CONTROL in known_callbacks:
         return
-    found, sources = _of_run(case, lacking)
+    found, sources = _fields_of_run(case, lacking)
     state = {**_EMPTY, **found, **fields}
     state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
     if not decimal(state["train_batch_size"]):
@@ -368,7 +368,7 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     if _COUNTS[0] in odd:
         case.losses["counts"] = CONSEQUENCES["counts"]
     named = ", ".join([*lacking, *([] if lacking else [CONTROL])])
-    _put(
+    _replace_state(
         case,
         state,
         f"completed: {named}",
@@ -376,11 +376,11 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     )
 
 
-def _of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
+def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return fields from another step of the run, or from its arguments, and their sources."""
     found: dict[str, Any] = {}
     sources = []
-    for state, where in _others(case):
+    for state, where in _other_states(case):
         new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
         new = {key: value for key, value in new.items() if key not in found and value is not None}
         sources += [where] if new else []
@@ -404,11 +404,11 @@ def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in kept.items() if key in KEYS}
     named = ", ".join(strange[:4])[:80]
     if len(own_by_key) == len(strange):
-        _put(
+        _replace_state(
             case, kept, f"`{named}` is `{', '.join(own_by_key.values())}` with a flipped bit", STATE
         )
     else:
-        _put(case, kept, f"without `{named}`, which its loader rejects", STATE)
+        _replace_state(case, kept, f"without `{named}`, which its loader rejects", STATE)
     return kept
 
 
@@ -426,7 +426,7 @@ def _without_flip(key: str, known: set[str]) -> str | None:
     )
 
 
-def _put(case: RepairCase, state: dict[str, Any], what: str, source: str) -> None:
+def _replace_state(case: RepairCase, state: dict[str, Any], what: str, source: str) -> None:
     case.draft.put(STATE, (json.dumps(state, indent=2, sort_keys=True) + "\n").encode())
     case.done(STATE, what, source)
 
@@ -448,7 +448,7 @@ def mend_best(case: RepairCase) -> None:
     state["best_model_checkpoint"] = is_there = _checkpoint_of(case, step)
     if not is_there:
         case.losses["best checkpoint"] = f"`{name}` is not beside this one any more"
-    _put(
+    _replace_state(
         case, state, f"its best checkpoint is {'' if is_there else 'not '}`{name}`", "its best step"
     )
 
@@ -470,7 +470,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
         return
     if whole(rest.get("global_step")) not in (step, None):
         rest = {}
-    others = _others(case)
+    others = _other_states(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
     known = _Known(
@@ -502,7 +502,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
         case.losses[loss] = CONSEQUENCES[loss]
     base_sources = "the folder's name, the schedule and the optimizer"
     sources = ", ".join(dict.fromkeys((base_sources, *reversed(known.sources))))
-    _put(case, known.state, f"written again, at step {step}", sources)
+    _replace_state(case, known.state, f"written again, at step {step}", sources)
 
 
 def _text(case: RepairCase) -> str:
@@ -511,7 +511,7 @@ def _text(case: RepairCase) -> str:
     return case.draft.read(STATE, 0, 32 << 20).decode("utf-8", "replace")
 
 
-def _others(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
+def _other_states(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
     found = []
     for donor in case.near:
         try:

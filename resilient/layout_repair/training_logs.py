@@ -97,13 +97,15 @@ def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
         log
         for name in names
         if name in (LINES, _EVENTS, _EVENTS.rpartition("/")[2])
-        and (log := _of_lines(folder, listing, name))
+        and (log := _read_lines(folder, listing, name))
     ]
-    event_log = _of_board(folder, listing, [name for name in names if FILE.fullmatch(name)])
+    event_log = _read_tensorboard(folder, listing, [name for name in names if FILE.fullmatch(name)])
     return [*found, *([event_log] if event_log else [])]
 
 
-def _of_board(folder: Folder, listing: DirectoryListing, names: list[str]) -> MetricsLog | None:
+def _read_tensorboard(
+    folder: Folder, listing: DirectoryListing, names: list[str]
+) -> MetricsLog | None:
     points, broken = [], ""
     for name in names[:_FILES_MAX]:
         try:
@@ -144,7 +146,7 @@ def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
         yield entry
 
 
-def _of_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLog | None:
+def _read_lines(folder: Folder, listing: DirectoryListing, name: str) -> MetricsLog | None:
     size_bytes = listing.sizes[name]
     data = folder.read(name, 0, _LINES_BYTES_MAX)
     attempts: dict[int, list[Entry]] = {}

@@ -302,7 +302,7 @@ def dump(value: Any) -> bytes:
     Raises:
         Unreadable: The value contains other objects, or is deeper than any checkpoint.
     """
-    return b"\x80\x04" + _put(value, 0) + b"."
+    return b"\x80\x04" + _encode_value(value, 0) + b"."
 
 
 def torch_file(value: Any, root: str) -> bytes:
@@ -316,7 +316,7 @@ def torch_file(value: Any, root: str) -> bytes:
         Unreadable: The value contains more than plain values.
     """
     content = {
-        "data.pkl": b"\x80\x02" + _put(value, 0, is_old=True) + b".",
+        "data.pkl": b"\x80\x02" + _encode_value(value, 0, is_old=True) + b".",
         ".format_version": b"1",
         ".storage_alignment": str(_ALIGNMENT).encode(),
         "byteorder": b"little",
@@ -333,7 +333,7 @@ def torch_file(value: Any, root: str) -> bytes:
     return made + directory(members, len(made))
 
 
-def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
+def _encode_value(value: Any, depth: int, *, is_old: bool = False) -> bytes:
     if depth > _DEPTH_MAX:
         raise Unreadable(f"more than {_DEPTH_MAX} levels of nested values")
     if value is None or isinstance(value, bool):
@@ -343,13 +343,13 @@ def _put(value: Any, depth: int, *, is_old: bool = False) -> bytes:
     inner = depth + 1
     if isinstance(value, dict):
         flat = [part for pair in value.items() for part in pair]
-        return b"}(" + b"".join(_put(item, inner, is_old=is_old) for item in flat) + b"u"
+        return b"}(" + b"".join(_encode_value(item, inner, is_old=is_old) for item in flat) + b"u"
     if isinstance(value, list | tuple):
-        packed = b"".join(_put(item, inner, is_old=is_old) for item in value)
+        packed = b"".join(_encode_value(item, inner, is_old=is_old) for item in value)
         return b"](" + packed + b"e" if isinstance(value, list) else b"(" + packed + b"t"
     if is_old or not isinstance(value, PickledCall | PickledGlobal):
         raise Unreadable(f"a {type(value).__name__}, which is not a plain value")
-    return _name(value) if isinstance(value, PickledGlobal) else _made(value, inner)
+    return _name(value) if isinstance(value, PickledGlobal) else _encode_call(value, inner)
 
 
 def _scalar(value: float | str | bytes, *, is_old: bool) -> bytes:
@@ -374,11 +374,11 @@ def _name(name: PickledGlobal) -> bytes:
     return f"c{name.module}\n{name.name}\n".encode()
 
 
-def _made(made: PickledCall, depth: int) -> bytes:
+def _encode_call(made: PickledCall, depth: int) -> bytes:
     if not isinstance(made.name, PickledGlobal) or not isinstance(made.args, tuple):
         raise Unreadable("a call of an invalid name")
     call = b"\x81" if made.name.name in _WITHOUT_INIT else b"R"
-    found = _name(made.name) + _put(made.args, depth) + call
+    found = _name(made.name) + _encode_value(made.args, depth) + call
     if made.items:
         raise Unreadable("a call with items")
-    return found if made.state is None else found + _put(made.state, depth) + b"b"
+    return found if made.state is None else found + _encode_value(made.state, depth) + b"b"

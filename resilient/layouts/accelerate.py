@@ -94,10 +94,10 @@ def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> Stat
     if whole_files:
         tensors, problems = read_all(folder, listing, whole_files)
         return StateHalf(tensors, None, ", FSDP with full state", tuple(problems))
-    return _in_one(folder, listing)
+    return _read_single_half(folder, listing)
 
 
-def _in_one(folder: Folder, listing: DirectoryListing) -> StateHalf:
+def _read_single_half(folder: Folder, listing: DirectoryListing) -> StateHalf:
     """Return the model half in the form that `save_pretrained` writes."""
     tensors, problems = read_weights(folder, listing)
     if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
@@ -222,7 +222,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
     more, problems = _more(folder, listing, model)
     world = model.engine.world if model.engine else model.world
     rng, lost = read_random(folder, listing, _RANDOM, world=world)
-    own, place, broken = _own(folder, listing)
+    own, place, broken = _custom_object_tensors(folder, listing)
     ranks = world or (len(rng.ranks) if rng else None)
     unplaced = [] if place else _unplaced(listing, ranks)
     numbers = optimizer.optimizer
@@ -326,7 +326,7 @@ def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
     return any(isinstance(group, dict) and "initial_lr" in group for group in entries)
 
 
-def _own(
+def _custom_object_tensors(
     folder: Folder, listing: DirectoryListing
 ) -> tuple[tuple[Tensor, ...], str, list[Problem]]:
     """Return the tensors of a script's own objects, names that suggest a position, and problems.

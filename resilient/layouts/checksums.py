@@ -46,7 +46,7 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
     """
     found: list[Problem] = []
     for name, start, size_bytes in _archives(folder, listing):
-        for what in _spoiled(folder, name, start, size_bytes):
+        for what in _changed_members(folder, name, start, size_bytes):
             is_random = bool(_RANDOM.fullmatch(name))
             loses = "random state" if is_random and what != BEHIND else ""
             is_fatal = not is_random and what != BEHIND and name != _UNREAD
@@ -94,7 +94,7 @@ def _slices(
     return sorted(spans)
 
 
-def _spoiled(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator[str]:
+def _changed_members(folder: Folder, name: str, start: int, size_bytes: int) -> Iterator[str]:
     try:
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
             members, comment = opened.infolist(), opened.comment

@@ -403,7 +403,7 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
         return [_fatal(place, "it has no parameter groups, and its tool fails without them")]
     sayings = (
         *_without(groups[:_GROUPS_MAX], state),
-        *_of_another(groups, state),
+        *_foreign_states(groups, state),
         *_strangers(groups, state),
         *_not_finite(groups[:_GROUPS_MAX], archive),
     )
@@ -427,10 +427,10 @@ def check_optimizer(
     odd = check_param_groups(place, value, archive)
     if is_begun and _is_emptied(value, archive):
         odd.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Remedy.COPY))
-    return [*odd, *_few(place, value)]
+    return [*odd, *_partial_state_problem(place, value)]
 
 
-def _few(place: str, value: Any) -> list[Problem]:
+def _partial_state_problem(place: str, value: Any) -> list[Problem]:
     """Return the problem of a state for only some of the parameters."""
     states = [held_state for held_state in value["state"].values() if isinstance(held_state, dict)]
     members = (group.get("params") for group in value["param_groups"] if isinstance(group, dict))
@@ -497,7 +497,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
             return
 
 
-def _of_another(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+def _foreign_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield the first state that lacks a key its groups' optimizer (torch's Adam) needs."""
     if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
         return
@@ -608,7 +608,7 @@ def _misshapen(
             yield (
                 _beyond(counts, shapes, odd[0])
                 if counts - shapes
-                else _lost(weights, shapes, odd[0], is_lenient=is_lenient)
+                else _lost_weights_problem(weights, shapes, odd[0], is_lenient=is_lenient)
             )
 
 
@@ -622,7 +622,7 @@ def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> P
     return Problem(_place(odd), what, is_fatal=True)
 
 
-def _lost(
+def _lost_weights_problem(
     weights: Sequence[Tensor], shapes: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""

@@ -130,7 +130,7 @@ def disagreements(engine: Engine) -> list[Problem]:
     """
     problems = _pointer(engine) or _steps_of_models(engine)
     for field in ("dp_world_size", "mp_world_size"):
-        problems += _odd_ones(field, _said(engine, field))
+        problems += _odd_ones(field, _field_by_file(engine, field))
     versions = {model.name: _version(model) for model in engine.models}
     problems += _odd_ones("ds_version", versions, loses=AGREEMENT)
     cuts = {part.archive.name: part.cuts or None for part in engine.parts}
@@ -158,7 +158,7 @@ def _pointer(engine: Engine) -> list[Problem]:
 
 
 def _steps_of_models(engine: Engine) -> list[Problem]:
-    step_by_file = _said(engine, "global_steps")
+    step_by_file = _field_by_file(engine, "global_steps")
     steps = {value for value in step_by_file.values() if value is not None}
     if len(steps) > 1:
         return _odd_ones("global_steps", step_by_file, _expected(engine))
@@ -177,7 +177,9 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
 
 def _steps_of_parts(engine: Engine) -> list[Problem]:
     steps = {part.archive.name: part.step for part in engine.parts if part.step is not None}
-    models = [value for value in _said(engine, "global_steps").values() if value is not None]
+    models = [
+        value for value in _field_by_file(engine, "global_steps").values() if value is not None
+    ]
     likely = [_expected(engine), *models[:1]]
     right_step = next((item for item in likely if item is not None and _fits(engine, item)), None)
     right_step = models[0] if right_step is None and models else right_step
@@ -245,7 +247,8 @@ def _odd_ones(
     return [
         Problem(
             name,
-            f"its `{field}` is {_shown(value)}, and that of others {_shown(right)}: {_ODD}",
+            f"its `{field}` is {_value_text(value)}, and that of others {_value_text(right)}: "
+            f"{_ODD}",
             loses,
             is_fatal=not loses,
             cure=Remedy.COPY,
@@ -264,7 +267,7 @@ def _common(found: Iterable[Any], right_value: Any) -> Any:
     return right_value if right_value in counts else counts.most_common(1)[0][0]
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return ", ".join(map(str, value[:4])) if isinstance(value, tuple) else str(value)
 
 
@@ -294,10 +297,12 @@ def _trainer_step(engine: Engine) -> int | None:
 
 
 def _skipped(engine: Engine) -> int:
-    return max((value or 0 for value in _said(engine, "skipped_steps").values()), default=0)
+    return max(
+        (value or 0 for value in _field_by_file(engine, "skipped_steps").values()), default=0
+    )
 
 
-def _said(engine: Engine, field: str) -> dict[str, int | None]:
+def _field_by_file(engine: Engine, field: str) -> dict[str, int | None]:
     return {model.name: whole(_field(model, field)) for model in engine.models}
 
 

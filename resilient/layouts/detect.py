@@ -376,10 +376,10 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
         if layout != WEIGHTS:
             taken.add(name)
         paths = (f"{name}/{folder}" for folder in folders[name])
-        found.append(_kept(name, layout, folders[name], _last(listing, paths)))
+        found.append(_run_checkpoint(name, layout, folders[name], _last(listing, paths)))
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, taken):
-            found.append(_kept(name, FILE, {name: size_bytes}, _last(listing, [name])))
+            found.append(_run_checkpoint(name, FILE, {name: size_bytes}, _last(listing, [name])))
     by_name = sorted(found, key=lambda checkpoint: checkpoint.name)
     return sorted(_with_repaired(by_name), key=lambda checkpoint: checkpoint.order, reverse=True)
 
@@ -575,7 +575,9 @@ def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
     return max((listing.changed[name] for name in names if name in listing.changed), default=None)
 
 
-def _kept(name: str, layout: str, sizes: Mapping[str, int], changed: float | None) -> RunCheckpoint:
+def _run_checkpoint(
+    name: str, layout: str, sizes: Mapping[str, int], changed: float | None
+) -> RunCheckpoint:
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
     steps = _STEP.findall(base)
     # accelerate numbers its saves, not its steps.

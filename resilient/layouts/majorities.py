@@ -60,7 +60,9 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
         other = references.beside.get(weight.name)
         shapes = [other.shape] if other and other.shape != weight.shape else []
         shapes += [
-            shape for shape in lacking if extra[weight.shape] and _one_axis(weight.shape, shape)
+            shape
+            for shape in lacking
+            if extra[weight.shape] and _differs_in_one_axis(weight.shape, shape)
         ]
         for shape in dict.fromkeys(shapes):
             votes = _votes(
@@ -95,7 +97,7 @@ def _by_config(
     own: tuple[int, ...], other: tuple[int, ...], config: Mapping[str, Any]
 ) -> bool | None:
     """Return True if a configuration has the other shape's axis, False for the weight's own."""
-    if not _one_axis(own, other):
+    if not _differs_in_one_axis(own, other):
         return None
     own_extent, other_extent = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
     sizes = {value for value in config.values() if type(value) is int and value > 1}
@@ -104,7 +106,7 @@ def _by_config(
     return None if is_mine == is_theirs else is_theirs
 
 
-def _one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
+def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return len(own) == len(other) and sum(a != b for a, b in zip(own, other, strict=True)) == 1
 
 

@@ -294,7 +294,7 @@ class _Machine:
             raise ValueError("a key without a value")
         if isinstance(target, dict):
             for key, value in zip(flat[::2], flat[1::2], strict=True):
-                target[_as_key(key)] = value
+                target[_hashable_key(key)] = value
         elif isinstance(target, PickledCall):
             target.items += flat
         else:
@@ -302,15 +302,15 @@ class _Machine:
 
     def import_name(self, argument: str) -> None:
         module, _, name = argument.partition(" ")
-        self._named(module, name)
+        self._push_global(module, name)
 
     def import_stacked(self, _: Any) -> None:
         name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             raise TypeError("a name that is not text")
-        self._named(module, name)
+        self._push_global(module, name)
 
-    def _named(self, module: str, name: str) -> None:
+    def _push_global(self, module: str, name: str) -> None:
         found = PickledGlobal(module, name)
         self.names.add(found)
         self.stack.append(found)
@@ -349,7 +349,7 @@ class _Machine:
         self.stack.append(Unordered(self._since_mark()))
 
 
-def _as_key(key: Any) -> Any:
+def _hashable_key(key: Any) -> Any:
     """Return a key that hashes in bounded time: plain values, and flat tuples of them."""
     if isinstance(key, tuple):
         if len(key) > DEPTH_MAX or not all(_is_plain(element) for element in key):

@@ -174,12 +174,12 @@ def _summary(step: int, data: bytes) -> Iterator[Scalar]:
         if count >= _VALUES_MAX:
             raise Unreadable(f"a record of more than {_VALUES_MAX} numbers")
         if (number, wire) == (_VALUE, _BYTES) and isinstance(value, bytes):
-            found = _named(value)
+            found = _parse_value(value)
             if found is not None:
                 yield Scalar(step, *found)
 
 
-def _named(data: bytes) -> tuple[str, float] | None:
+def _parse_value(data: bytes) -> tuple[str, float] | None:
     tag, number = None, None
     for field, wire, value in _fields(data):
         if not isinstance(value, bytes):
@@ -189,13 +189,13 @@ def _named(data: bytes) -> tuple[str, float] | None:
         elif (field, wire) == (_SIMPLE, _FOUR):
             number = _single(value)
         elif (field, wire) == (_TENSOR, _BYTES):
-            number = _of_tensor(value)
+            number = _tensor_number(value)
     if number is None or not tag or len(tag) > _TAG_CHARACTERS_MAX:
         return None
     return tag, number
 
 
-def _of_tensor(data: bytes) -> float | None:
+def _tensor_number(data: bytes) -> float | None:
     """Return the number of a one-element tensor, None for any other."""
     dtype, found = 0, b""
     for field, wire, value in _fields(data):

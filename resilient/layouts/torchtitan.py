@@ -62,7 +62,7 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
         "torchtitan",
         _TITLE,
         "./run_train.sh --checkpoint.load_step=" + ("-1" if step is None else str(step)),
-        tuple(_told_apart(tensor) for tensor in index.tensors),
+        tuple(_assign_part(tensor) for tensor in index.tensors),
         step,
         world=index.ranks,
         optimizer=optimizer,
@@ -81,7 +81,7 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
     )
 
 
-def _told_apart(tensor: Tensor) -> Tensor:
+def _assign_part(tensor: Tensor) -> Tensor:
     head = tensor.name.partition(".")[0]
     part = OPTIMIZER if head == "optimizer" else OTHER if head in _OTHERS else MODEL
     return replace(tensor, part=part)

@@ -91,7 +91,7 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
         states: Content of each file.
         is_alone: Whether one device is stored, and not a list of all devices of a process.
     """
-    counts = {name: _of_devices(held_state) for name, held_state in states.items()}
+    counts = {name: _device_states(held_state) for name, held_state in states.items()}
     for name, (key, state) in counts.items():
         if not key:
             if others := [other for other, (its, _) in counts.items() if its]:
@@ -106,19 +106,19 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
 
 def has_devices(state: Any) -> bool:
     """Return True if a file has states of CUDA."""
-    return bool(_of_devices(state)[0])
+    return bool(_device_states(state)[0])
 
 
 def has_older_devices(state: Any) -> bool:
     """Return True if torch before 2.1 wrote a file's states of CUDA."""
-    found = _of_devices(state)[1]
+    found = _device_states(state)[1]
     devices = found if isinstance(found, list | tuple) else [found]
     return any(
         isinstance(device, TensorRef) and device.shape == (_OLDER_BYTES,) for device in devices
     )
 
 
-def _of_devices(state: Any) -> tuple[str, Any]:
+def _device_states(state: Any) -> tuple[str, Any]:
     value = state if isinstance(state, dict) else {}
     key = next((candidate for candidate in _DEVICE_KEYS if candidate in value), "")
     return key, value.get(key)

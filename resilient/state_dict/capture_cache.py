@@ -140,7 +140,7 @@ class ModuleChangeDetector:
         self._modules = modules
         self._kinds = [*map(type, self._modules)]
         self._owns = [*map(vars, self._modules)]
-        self._dicts = _of_each(self._owns, *_HELD)
+        self._dicts = _items_of_each(self._owns, *_HELD)
         self._passing = [set(state[_PASSING]) for state in self._owns]
         self._content = _Content(self._dicts)
 
@@ -151,9 +151,9 @@ class ModuleChangeDetector:
             _are([*map(vars, self._modules)], owns)
             and _are([*map(type, self._modules)], self._kinds)
             and all(map(has_default_state_dict, frozenset(self._kinds)))
-            and not any(_of_each(owns, *_WAYS))
+            and not any(_items_of_each(owns, *_WAYS))
             and not any(any(map(contains, owns, repeat(name))) for name in ASKED)
-            and _are(_of_each(owns, *_HELD), self._dicts)
+            and _are(_items_of_each(owns, *_HELD), self._dicts)
             and [*map(itemgetter(_PASSING), owns)] == self._passing
             and self._content.is_in(self._dicts)
         )
@@ -308,7 +308,7 @@ def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(objects) == len(others) and all(map(is_, objects, others))
 
 
-def _of_each(owns: Iterable[dict[str, Any]], *names: str) -> list[Any]:
+def _items_of_each(owns: Iterable[dict[str, Any]], *names: str) -> list[Any]:
     return [*chain.from_iterable(map(itemgetter(*names), owns))]
 
 

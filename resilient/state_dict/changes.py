@@ -87,7 +87,7 @@ def _always(_: Mapping[str, Any]) -> bool:
     return True
 
 
-def _nothing(_: Iterable[str]) -> tuple[str, ...]:
+def _no_changes(_: Iterable[str]) -> tuple[str, ...]:
     return ()
 
 
@@ -106,7 +106,7 @@ class ChangePolicy:
 
     allowed: frozenset[str] = frozenset()
     compares_options: Callable[[Mapping[str, Any]], bool] = _always
-    lost: Callable[[Iterable[str]], tuple[str, ...]] = _nothing
+    lost: Callable[[Iterable[str]], tuple[str, ...]] = _no_changes
     hint: str = "resume with the objects that were saved"
     prefix: str = ""
 
@@ -411,11 +411,11 @@ def _tie_changes(
     entries: Mapping[str, TensorEntry],
 ) -> Iterator[StateChange]:
     """Find tied weights that are separate here, and separate weights that are tied here."""
-    for paths in _tied(saved, own):
+    for paths in _tied_keys(saved, own):
         if len({own[path] for path in paths}) > 1:
             text = f"{_listed(paths)} were one tied tensor, and are separate here"
             yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
-    for paths in _tied(own, saved):
+    for paths in _tied_keys(own, saved):
         stored = {saved[path] for path in paths}
         content = {
             tuple((region.region, region.digest) for region in entries[tensor].regions)
@@ -427,7 +427,7 @@ def _tie_changes(
             yield StateChange(name, f"{text}: all values but one would be lost", is_refused=True)
 
 
-def _tied(names: Mapping[str, str], others: Mapping[str, str]) -> list[list[str]]:
+def _tied_keys(names: Mapping[str, str], others: Mapping[str, str]) -> list[list[str]]:
     """Return the keys that share a tensor, without keys that the other side lacks."""
     groups: dict[str, list[str]] = defaultdict(list)
     for path, tensor in names.items():

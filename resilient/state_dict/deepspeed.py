@@ -464,7 +464,7 @@ class ZeroOptimizer:
                     _fill(home.part_of(room), value)
                 loaded[kind] = room
             else:
-                loaded[kind] = _one_of_all(kind, having, values)
+                loaded[kind] = _common_value(kind, having, values)
         if loaded:
             self.optimizer.state[locations[0].flat] = loaded
         else:
@@ -492,7 +492,7 @@ def _is_elementwise(kind: str, home: ParameterLocation, value: Any) -> bool:
     return kind != "step" and torch.is_tensor(value) and tuple(value.shape) == home.shape
 
 
-def _one_of_all(kind: str, locations: Sequence[ParameterLocation], values: Sequence[Any]) -> Any:
+def _common_value(kind: str, locations: Sequence[ParameterLocation], values: Sequence[Any]) -> Any:
     """Return the value that all parameters have in common.
 
     Raises:

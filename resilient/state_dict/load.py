@@ -412,11 +412,11 @@ def load(
             del trees[name]
         elif hasattr(part.stateful, "check_saved"):
             outline = unflatten(trees[name], partial(_outline, tensors))
-            with _told_of(name, manifest):
+            with _name_part_in_errors(name, manifest):
                 part.stateful.check_saved(outline)
     for name in list(trees):
         state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
-        with _told_of(name, manifest):
+        with _name_part_in_errors(name, manifest):
             parts[name].stateful.load_state_dict(state)
     return tuple(fresh)
 
@@ -432,7 +432,7 @@ def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
 
 
 @contextmanager
-def _told_of(name: str, manifest: Manifest) -> Iterator[None]:
+def _name_part_in_errors(name: str, manifest: Manifest) -> Iterator[None]:
     """Name the part and the checkpoint in the error of a refused load."""
     try:
         yield
@@ -486,7 +486,7 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
         entry: Manifest entry with the places of the regions.
         files: Verified content by file name.
     """
-    lying = _as_it_lies(entry, files)
+    lying = _view_in_place(entry, files)
     if lying is not None:
         return lying
     tensor = torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
@@ -494,7 +494,7 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
     return tensor
 
 
-def _as_it_lies(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor | None:
+def _view_in_place(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor | None:
     """Return a tensor over the memory that its bytes were read into; None if not possible.
 
     The memory must have torch's alignment. The fastest way to sum numbers may depend on the

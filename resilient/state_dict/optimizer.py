@@ -73,7 +73,7 @@ def require_compatible_optimizer(
     """
     name = type(optimizer).__name__
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
-    own, found = _told(groups), _told(saved["param_groups"])
+    own, found = _identifying_options(groups), _identifying_options(saved["param_groups"])
     missing = (optimizer.defaults.keys() & own) - found
     strange = found - own - optimizer.defaults.keys()
     if missing and strange:
@@ -92,7 +92,7 @@ def require_compatible_optimizer(
             )
 
 
-def _told(groups: Iterable[Mapping[str, Any]]) -> set[str]:
+def _identifying_options(groups: Iterable[Mapping[str, Any]]) -> set[str]:
     """Return the group options that identify the kind of an optimizer."""
     return {name for group in groups for name in group} - _SAYS_NOTHING
 
@@ -167,7 +167,7 @@ class NamedOptimizer:
             UnsavableState: The optimizer keeps own state under a parameter's name, or a number.
         """
         if self.is_asked_plainly():
-            return self._asked()
+            return self._read_plain_state()
         self._require_no_numbers()
         plain = self._optimizer.state_dict()
         groups = [
@@ -228,7 +228,7 @@ class NamedOptimizer:
             for group in self._optimizer.param_groups
         ]
 
-    def _asked(self) -> dict[str, Any]:
+    def _read_plain_state(self) -> dict[str, Any]:
         """Return the state of a plain optimizer, in less time."""
         names = self._names_by_id
         state = {

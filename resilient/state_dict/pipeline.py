@@ -44,7 +44,7 @@ def remote_tensor(shape: Iterable[int], dtype: torch.dtype) -> FlatShard:
     return FlatShard(tuple(shape), 0, torch.empty(0, dtype=dtype))
 
 
-def _held(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
+def _own_part(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
     """Return the part of a tensor of this rank's stage that this rank writes.
 
     A tensor of a mesh is written by its placements. Any other tensor is equal on all ranks of the
@@ -87,7 +87,7 @@ class PipelineModel:
             return value
         if value.is_meta:
             return remote_tensor(value.shape, value.dtype)
-        return _held(value, writes=self._writes and name not in self._but)
+        return _own_part(value, writes=self._writes and name not in self._but)
 
     def like(self, path: str) -> torch.Tensor | None:
         """Return a tensor with the layout of the tensor at ``path``; None if it is read whole.
@@ -220,7 +220,7 @@ class PipelineOptimizer:
         shown: dict[str, Any] = {}
         for stage in self._exchange(_mapped(own, _outline)):
             shown |= stage
-        mapped_state = _mapped(own, lambda tensor: _held(tensor, writes=self._writes))
+        mapped_state = _mapped(own, lambda tensor: _own_part(tensor, writes=self._writes))
         state = {
             name: mapped_state[name] if name in mapped_state else _mapped(shown[name], _absent)
             for names in self._groups

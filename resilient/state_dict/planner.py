@@ -300,7 +300,7 @@ def _document_of(tree: Any) -> str:
         return _dumped(tree) + "\n"
     kept = {name: value for name, value in tree.items() if isinstance(value, JsonRows)}
     # As json.dumps puts it together, which is slow where it indents.
-    lines = [f"{_EDGE}{_quoted(key)}: {_shown(tree[key])}" for key in sorted(tree)]
+    lines = [f"{_EDGE}{_quoted(key)}: {_value_text(tree[key])}" for key in sorted(tree)]
     text = "{\n" + ",\n".join(lines) + "\n}"
     for name, rows in kept.items():
         text = insert_rows(text, name, rows)
@@ -342,7 +342,7 @@ def _has_constants(tree: Any, depth: int) -> bool:
     return any(_has_constants(value, depth - 1) for value in tree.values())
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return the value of a field as spelled in a document."""
     kind = type(value)
     if kind is str:
@@ -498,7 +498,7 @@ class SavePlanner:
         name, shapes = own_file(part, rank), _shapes_of(part)
         tree, text, before, plan = self._own_plans.get(name, (None, "", None, None))
         if plan is None or before != shapes:
-            plan = _Plan.like(_own(part, name, text := tree_to_json(part.tree)))
+            plan = _Plan.like(_plan_own_file(part, name, text := tree_to_json(part.tree)))
         elif not is_same_json(tree, part.tree):
             plan = plan.saying(text := tree_to_json(part.tree))
         self._own_plans[name] = (part.tree, text, shapes, plan)
@@ -528,7 +528,7 @@ def own_file(part: FlattenedPart, rank: int) -> str:
     return rank_part_file(part.name.removesuffix(f"_{rank}"), rank)
 
 
-def _own(part: FlattenedPart, name: str, text: str) -> PlannedFile:
+def _plan_own_file(part: FlattenedPart, name: str, text: str) -> PlannedFile:
     share = [
         WriteItem(spec_of(name, tensor), whole(tensor.shape), tensor)
         for name, tensor in part.tensors.items()

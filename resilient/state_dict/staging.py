@@ -67,7 +67,7 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     Optimizer state that is the memory of a parameter is left out.
     """
     found = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
-    kept = _addresses(tensor for optimizer in found for tensor in _kept(optimizer))
+    kept = _addresses(tensor for optimizer in found for tensor in _state_tensors(optimizer))
     return kept - _addresses(
         parameter for optimizer in found for parameter in _parameters(optimizer)
     )
@@ -131,7 +131,7 @@ def _steady(stateful: Any) -> Iterable[torch.Tensor]:
     if _says_itself(stateful):
         return stateful.steady()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
     optimizer = _optimizer_of(stateful)
-    return _held(optimizer) if optimizer is not None else ()
+    return _tensors_of_optimizer(optimizer) if optimizer is not None else ()
 
 
 def _says_itself(stateful: Any) -> bool:
@@ -173,15 +173,15 @@ def address_of(tensor: torch.Tensor) -> int:
     return local_memory(tensor).untyped_storage().data_ptr() if is_sharded(tensor) else 0
 
 
-def _held(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return _parameters(optimizer) + _kept(optimizer)
+def _tensors_of_optimizer(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return _parameters(optimizer) + _state_tensors(optimizer)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _kept(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     states = [*optimizer.state.values()]
     # Mostly one dict per parameter; torch saves and restores other values as well.
     dicts = states if _DICTS.issuperset(map(type, states)) else [*map(_dict_of, states)]
@@ -247,7 +247,7 @@ def stage(
         the coordinator the documents.
     """
     files = arena.drafts.of(snapshot, world)
-    documents, parts = _said(snapshot, world)
+    documents, parts = _stage_documents(snapshot, world)
     sizes = {file.name: file.layout.size_bytes for file in files}
     if not arena.has_room(sizes | {document.name: document.size_bytes for document in documents}):
         return StagedSnapshot(
@@ -286,7 +286,9 @@ def _begin(copies: list[TensorCopy], file: str, arena: StagingBuffers) -> Pendin
     return DeviceCopies(copies)
 
 
-def _said(snapshot: Snapshot, world: World) -> tuple[list[StagedFile], tuple[PartEntry, ...]]:
+def _stage_documents(
+    snapshot: Snapshot, world: World
+) -> tuple[list[StagedFile], tuple[PartEntry, ...]]:
     """Return the documents that this rank writes, and their parts."""
     replicated = [part for part in snapshot.parts if part.scope == "replicated"]
     entries = [

@@ -415,7 +415,7 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {name: plain_value(value) for name, value in logs.items()}
     for name, value in plain.items():
-        odd = _odd_one(value)
+        odd = _first_not_plain(value)
         if odd is not None:
             raise UnsavableState(
                 f"cannot log `{name}`: {_described(odd)} is neither a number nor a text, and the "
@@ -435,13 +435,13 @@ def _elements(value: Any) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _odd_one(value: Any) -> Any:
+def _first_not_plain(value: Any) -> Any:
     """Return the first value inside that is not plain, None if there is none."""
     if isinstance(value, dict):
         inside = [*value.values(), *(name for name in value if type(name) is not str)]
-        return next((odd for odd in map(_odd_one, inside) if odd is not None), None)
+        return next((odd for odd in map(_first_not_plain, inside) if odd is not None), None)
     if isinstance(value, list):
-        return next((odd for odd in map(_odd_one, value) if odd is not None), None)
+        return next((odd for odd in map(_first_not_plain, value) if odd is not None), None)
     return None if type(value) in _PLAIN else value
 
 

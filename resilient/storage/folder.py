@@ -311,7 +311,7 @@ class FsspecFolder:
         self.url = redacted(url)
         protocol = protocol_of(url)
         self._protocol, self._caught = protocol, errors_of(protocol)
-        self._filesystem, root = connect(url, protocol, _given(protocol, storage_options))
+        self._filesystem, root = connect(url, protocol, _options_for(protocol, storage_options))
         self._root = root.rstrip("/")
         self._paths: dict[str, str] = {}
         self._sizes: Mapping[str, int] = {}
@@ -416,7 +416,7 @@ def _changed(info: Mapping[str, Any]) -> float | None:
     return None
 
 
-def _given(protocol: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _options_for(protocol: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if protocol in ("s3", "s3a"):
         return for_s3fs(read_s3_options(options))
     return for_cloud(protocol, options)

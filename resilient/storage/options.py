@@ -141,7 +141,7 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
         "token": options.token,
         "anon": options.anon,
         "endpoint_url": options.endpoint,
-        "client_kwargs": _given(region_name=options.region, verify=_ca_path(options)),
+        "client_kwargs": _drop_empty(region_name=options.region, verify=_ca_path(options)),
     }
     config = {
         "connect_timeout": options.connect_seconds,
@@ -152,7 +152,7 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
         "request_checksum_calculation": "when_required",
         "s3": {"payload_signing_enabled": True},
     }
-    ours: dict[str, Any] = {**_given(**plain), "config_kwargs": config}
+    ours: dict[str, Any] = {**_drop_empty(**plain), "config_kwargs": config}
     return merged(ours, options.for_s3fs)
 
 
@@ -166,7 +166,7 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
         "session_token": options.token,
         "skip_signature": options.anon,
     }
-    config = _given(**plain)
+    config = _drop_empty(**plain)
     # Delete one object per request: not every server supports bulk deletes.
     config["disable_bulk_delete"] = True
     return {
@@ -176,7 +176,7 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
             "allow_http": True,
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             "timeout": timedelta(seconds=options.request_seconds),
-            **_given(root_certificate=trusted(options)),
+            **_drop_empty(root_certificate=trusted(options)),
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
     }
@@ -220,7 +220,7 @@ def _ca_path(options: S3Options) -> str:
     return options.ca_file or os.environ.get("AWS_CA_BUNDLE", "")
 
 
-def _given(**options: Any) -> dict[str, Any]:
+def _drop_empty(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value}
 
 

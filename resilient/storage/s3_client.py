@@ -403,7 +403,7 @@ class S3Connection:
             OSError: The server was unreachable, cut the connection, or was too late.
             HTTPException: The received bytes are no HTTP response.
         """
-        connection = self._taken()
+        connection = self._live_connection()
         timer = _Timer(self._clock, self._options.request_seconds)
         timer.socket = connection.sock
         is_whole = False
@@ -446,7 +446,7 @@ class S3Connection:
         timer.limit()
         return connection.getresponse()
 
-    def _taken(self) -> HTTPConnection:
+    def _live_connection(self) -> HTTPConnection:
         """Return a live connection: an idle connection that is still open, or a new one."""
         with self._lock:
             if self._process != os.getpid():

@@ -152,13 +152,13 @@ class S3Transfer:
         """
         cut = PartPlan(view, part_bytes, in_flight)
         if not self._sums.begin():
-            self._put(key, cut, is_summed=False)
+            self._put_object(key, cut, is_summed=False)
             return
         holds: bool | None = None
         try:
             if not (holds := self._put_summed(key, cut)):
                 holds = None
-                self._put(key, cut, is_summed=False)
+                self._put_object(key, cut, is_summed=False)
                 holds = False
         finally:
             self._sums.end(holds=holds)
@@ -166,7 +166,7 @@ class S3Transfer:
     def _put_summed(self, key: str, cut: PartPlan) -> bool:
         """Store an object with checksums; return False if the server does not support them."""
         try:
-            return self._put(key, cut, is_summed=True)
+            return self._put_object(key, cut, is_summed=True)
         except StoreUnavailable:
             raise
         except StoreError:
@@ -175,7 +175,7 @@ class S3Transfer:
             # again with the signed request.
             return False
 
-    def _put(self, key: str, cut: PartPlan, *, is_summed: bool) -> bool:
+    def _put_object(self, key: str, cut: PartPlan, *, is_summed: bool) -> bool:
         """Store an object and return whether the server verified checksums of every part."""
         if len(cut.view) <= cut.part_bytes:
             whole = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)

@@ -35,11 +35,11 @@ def available_memory_bytes(root: Path = _ROOT) -> int | None:
     Returns:
         None if neither limit is known.
     """
-    found = [*_of_machine(root), *_of_groups(root)]
+    found = [*_machine_memory_left(root), *_group_memory_left(root)]
     return min(found, default=None)
 
 
-def _of_machine(root: Path) -> list[int]:
+def _machine_memory_left(root: Path) -> list[int]:
     with suppress(OSError):
         for line in (root / "proc/meminfo").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -48,7 +48,7 @@ def _of_machine(root: Path) -> list[int]:
     return []
 
 
-def _of_groups(root: Path) -> list[int]:
+def _group_memory_left(root: Path) -> list[int]:
     """Return the memory left to each control group (version 2) around this process."""
     found: list[int] = []
     with suppress(OSError):
@@ -58,7 +58,9 @@ def _of_groups(root: Path) -> list[int]:
         for name in names:
             group = top / name.strip("/")
             found += [
-                _left(parent) for parent in (group, *group.parents) if _is_bounded(parent, top)
+                _bytes_left(parent)
+                for parent in (group, *group.parents)
+                if _is_bounded(parent, top)
             ]
     return found
 
@@ -68,7 +70,7 @@ def _is_bounded(group: Path, top: Path) -> bool:
     return group.is_relative_to(top) and limit.exists() and limit.read_text().strip() != "max"
 
 
-def _left(group: Path) -> int:
+def _bytes_left(group: Path) -> int:
     limit, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
     # The page cache counts as used, but the kernel frees it on demand.
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
@@ -286,7 +288,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
     for path in sorted(root.glob(f"{_PREFIX}*")):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
             continue
-        if not _is_one(path):
+        if not _is_shared_memory_folder(path):
             continue
         lock = lock_folder(path)
         if lock is not None:
@@ -296,7 +298,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
     return swept
 
 
-def _is_one(path: Path) -> bool:
+def _is_shared_memory_folder(path: Path) -> bool:
     """Return whether a folder is a shared memory folder, by its name and its owner file.
 
     An owner that was killed before it wrote the owner file had put nothing else there.

@@ -72,13 +72,13 @@ def fit_to_show(error: Exception) -> Exception:
     messages of its causes. Otherwise it is a new error with the redacted message and the same
     traceback.
     """
-    if all(redacted_text(message) == message for message in _said_on_the_way(error)):
+    if all(redacted_text(message) == message for message in _messages_of_chain(error)):
         return error
     error_text = f"{type(error).__name__}: {redacted_text(str(error))}"
     return Exception(error_text).with_traceback(error.__traceback__)
 
 
-def _said_on_the_way(error: BaseException) -> list[str]:
+def _messages_of_chain(error: BaseException) -> list[str]:
     """Return the messages of an error and of all its causes and contexts."""
     chain: list[BaseException] = [error]
     for cause in chain:

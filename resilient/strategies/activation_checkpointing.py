@@ -74,7 +74,7 @@ def recompute(
     """
     if getattr(model, _MARK, False):
         return
-    if not layer_classes and _asked(model, settings):
+    if not layer_classes and _enable_in_model(model, settings):
         setattr(model, _MARK, True)
         return
     layers = layers_of(model, layer_classes)
@@ -90,7 +90,7 @@ def recompute(
     setattr(model, _MARK, True)
 
 
-def _asked(model: nn.Module, settings: ActivationCheckpointing) -> bool:
+def _enable_in_model(model: nn.Module, settings: ActivationCheckpointing) -> bool:
     """Return whether the model itself supports it, and has enabled it."""
     options = dict(settings.options)
     if hasattr(model, "activation_checkpointing_enable"):

@@ -129,7 +129,7 @@ def _words(fsdp: Any) -> dict[str, Any]:
         if word == "no_shard":
             raise _refused("fsdp", word, 'it shards nothing: write parallelism="ddp"')
         if word not in known:
-            raise _refused("fsdp", word, f"use {', '.join(known)}{_meant(word, known)}")
+            raise _refused("fsdp", word, f"use {', '.join(known)}{_suggest(word, known)}")
         options |= known[word]
     modes = [word for word in words if word in MODES]
     if len(modes) > 1:
@@ -154,7 +154,7 @@ def _config(config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in config.items():
         name = key.removeprefix("fsdp_")
         if name not in _KEYS:
-            raise _refused(key, value, f"it is not a key of `fsdp_config`{_meant(name, _KEYS)}")
+            raise _refused(key, value, f"it is not a key of `fsdp_config`{_suggest(name, _KEYS)}")
         options |= _KEYS[name](name, value)
     return options
 
@@ -214,15 +214,15 @@ def _number(name: str, value: Any) -> int:
     return int(number)
 
 
-def _one_of(name: str, value: Any, known: Collection[str]) -> str:
+def _require_choice(name: str, value: Any, known: Collection[str]) -> str:
     word = str(value).lower()
     if word not in known:
-        raise _refused(name, value, f"use one of {', '.join(known)}{_meant(word, known)}")
+        raise _refused(name, value, f"use one of {', '.join(known)}{_suggest(word, known)}")
     return word
 
 
 def _version(name: str, value: Any) -> dict[str, Any]:
-    return {"version": int(_one_of(name, value, ("1", "2")))}
+    return {"version": int(_require_choice(name, value, ("1", "2")))}
 
 
 def _reshard(name: str, value: Any) -> dict[str, Any]:
@@ -245,12 +245,12 @@ def _layers(name: str, value: Any) -> dict[str, Any]:
 
 def _policy(name: str, value: Any) -> dict[str, Any]:
     known = ("transformer_based_wrap", "size_based_wrap", "no_wrap")
-    return {"auto_wrap_policy": _one_of(name, value, known)}
+    return {"auto_wrap_policy": _require_choice(name, value, known)}
 
 
 def _prefetch(name: str, value: Any) -> dict[str, Any]:
     word = "no_prefetch" if value in (None, "") else value
-    return {"backward_prefetch": _one_of(name, word, BACKWARD_PREFETCH)}
+    return {"backward_prefetch": _require_choice(name, word, BACKWARD_PREFETCH)}
 
 
 def _precision(name: str, value: Any) -> dict[str, Any]:
@@ -262,10 +262,10 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
     dtypes: dict[str, str | None] = {}
     for key, dtype in dict(value or {}).items():
         if key not in known:
-            raise _refused(f"{name}.{key}", dtype, f"use {', '.join(known)}{_meant(key, known)}")
+            raise _refused(f"{name}.{key}", dtype, f"use {', '.join(known)}{_suggest(key, known)}")
         word = str(dtype).removeprefix("torch.").lower()
         dtypes[key.removesuffix("_dtype")] = (
-            None if dtype is None else DTYPES[_one_of(f"{name}.{key}", word, DTYPES)]
+            None if dtype is None else DTYPES[_require_choice(f"{name}.{key}", word, DTYPES)]
         )
     return {"dtypes": Dtypes(**dtypes), "one_dtype": is_one}
 
@@ -322,7 +322,7 @@ _KEYS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
 }
 
 
-def _meant(word: str, known: Collection[str]) -> str:
+def _suggest(word: str, known: Collection[str]) -> str:
     close = get_close_matches(word, known, n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
 

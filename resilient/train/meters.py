@@ -57,7 +57,7 @@ class Meters:
         self._filters = filters
         # On the CPU a Python number, which gives the same bits faster.
         self._is_number = device.type == "cpu"
-        self._recent: Any = self._nothing(device)
+        self._recent: Any = self._zero(device)
         self._logged_sum = torch.zeros((), dtype=torch.float64, device=device)
         self._grad_norm = torch.zeros((), device=device)
         self.recent_steps = 0
@@ -86,7 +86,7 @@ class Meters:
         stand_in = self._recent / (1 + self.recent_steps)
         return torch.where(torch.isfinite(loss), loss.double(), stand_in)
 
-    def _nothing(self, device: torch.device) -> Any:
+    def _zero(self, device: torch.device) -> Any:
         return 0.0 if self._is_number else torch.zeros((), dtype=torch.float64, device=device)
 
     def mark(self) -> torch.Tensor:
@@ -166,7 +166,7 @@ class Meters:
         loss = self._mean(self._recent_sum(), self.recent_steps)
         self._logged_sum += self._recent
         self.logged_steps += self.recent_steps
-        self._recent = self._nothing(self._logged_sum.device)
+        self._recent = self._zero(self._logged_sum.device)
         self.recent_steps = 0
         return {
             "loss": loss,

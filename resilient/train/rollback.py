@@ -71,7 +71,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     behind = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
     if times > limit:
-        raise _given_up(step, broken, f"it already went back {limit} times (`rollback_limit`)")
+        raise _rejected_step(step, broken, f"it already went back {limit} times (`rollback_limit`)")
     # Counts not reported yet belong to steps that are given up.
     run.settle_counts()
     resumed = None
@@ -79,7 +79,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
         checkpointer = session.checkpointer(session.emit, session.next_topic(), run.gate)
         resumed = run.saver.begin_again(checkpointer)
     if resumed is None:
-        raise _given_up(step, broken, "there is no checkpoint to go back to")
+        raise _rejected_step(step, broken, "there is no checkpoint to go back to")
     run.ledger.begin(resumed, state.global_step, run.cursor)
     run.ledger.leave_out(run.cursor, REASON, until=behind[:2])
     cursor.skip_to(*behind)
@@ -92,7 +92,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     )
 
 
-def _given_up(step: int, broken: str, why: str) -> NumbersBroken:
+def _rejected_step(step: int, broken: str, why: str) -> NumbersBroken:
     return NumbersBroken(
         f"step {step} was not applied: {broken}; {why}; committed checkpoints are from before it",
         hint="lower `learning_rate`, check the data of this step, or clip with `max_grad_norm`",

@@ -437,7 +437,7 @@ class DaemonSaveExecutor:
         if listener.is_listening:
             tell_once(self.address.path, "hurry", url=self._url)
         context, job = handed
-        if is_called := listener.join(partial(context.comms.is_called, _here(job))):
+        if is_called := listener.join(partial(context.comms.is_called, _local_topic(job))):
             self._lose("another rank stopped using its saver daemon")
             listener.join()
         _remember(self, listener)
@@ -447,7 +447,7 @@ class DaemonSaveExecutor:
             # A suspended daemon is killed: then its part is over, and its peers learn of it.
             sleeps = self._is_mute and not self._process.end()
             if sleeps:
-                capture_failure(lambda: context.comms.call(_here(job)))
+                capture_failure(lambda: context.comms.call(_local_topic(job)))
             # The daemon may never show the others its part: then no decision is to be waited for.
             kv_store = None if sleeps or is_called else self.board
             failed = capture_failure(
@@ -535,7 +535,7 @@ class DaemonSaveExecutor:
         shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
         # A dead rank cannot answer, so its peers do not wait for it as for a slow store.
         within_seconds = min(context.limits.within_seconds, _ANSWER_SECONDS)
-        topic = _here(job)
+        topic = _local_topic(job)
         try:
             is_gone = agree(context.comms, f"{topic}/why", shown, is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
@@ -598,6 +598,6 @@ def _remember(executor: DaemonSaveExecutor, last: SaveExecutor | ResultListener)
     executor.took_seconds, executor.rested_seconds = last.took_seconds, last.rested_seconds
 
 
-def _here(job: SaveJob) -> str:
+def _local_topic(job: SaveJob) -> str:
     """Return the topic under which the ranks persist a job that a daemon does not."""
     return f"{job.topic}/here"

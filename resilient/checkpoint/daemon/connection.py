@@ -301,7 +301,7 @@ class DaemonConnection:
             self._lines.send({"verb": verb, **message})
         except OSError as error:
             self.is_silent = isinstance(error, TimeoutError)
-            raise self._gone(str(error)) from error
+            raise self._ended_error(str(error)) from error
         self._unread += 1
 
     def receive(self) -> dict[str, Any]:
@@ -342,8 +342,8 @@ class DaemonConnection:
             if not self._poll.poll(0) or self._connection.recv(1, socket.MSG_PEEK):
                 return
         except OSError as error:
-            raise self._gone(str(error)) from error
-        raise self._gone(_CLOSED)
+            raise self._ended_error(str(error)) from error
+        raise self._ended_error(_CLOSED)
 
     def leave_to_parent(self) -> None:
         """Close this process's copy of the connection after a fork; the parent continues with it.
@@ -375,9 +375,9 @@ class DaemonConnection:
         try:
             answer = self._receive()
         except (OSError, MalformedMessage) as error:
-            raise self._gone(str(error)) from error
+            raise self._ended_error(str(error)) from error
         if answer is None:
-            raise self._gone(_CLOSED)
+            raise self._ended_error(_CLOSED)
         return answer
 
     def _receive(self) -> dict[str, Any] | None:
@@ -400,7 +400,7 @@ class DaemonConnection:
     def _silence_seconds(self) -> float:
         return silence_seconds_max(self._left_seconds())
 
-    def _gone(self, why: str) -> PeerFailed:
+    def _ended_error(self, why: str) -> PeerFailed:
         # A late answer would be taken for the answer to another request.
         self.close()
         self._unread = 0

@@ -170,7 +170,11 @@ class SaverDaemon:
         return {"is_busy": self._is_busy_for_a_slice(session)}
 
     def _recall(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"held": {key: value.to_json() for key, value in self._held(session.url).items()}}
+        return {
+            "held": {
+                key: value.to_json() for key, value in self._cached_records(session.url).items()
+            }
+        }
 
     def _missing(self, _: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
         return {"size_bytes": self._quota.missing_bytes(int(request["size_bytes"]))}
@@ -248,7 +252,7 @@ class SaverDaemon:
         with self._lock:
             return [session for session in self._sessions if not url or session.url == url]
 
-    def _held(self, url: str) -> dict[str, Any]:
+    def _cached_records(self, url: str) -> dict[str, Any]:
         with self._lock:
             return {
                 key: record

@@ -241,7 +241,7 @@ class RankSession:
             verdict = capture_failure(lambda: persist(context, job, self._history, pace))
         self.pacer.end()
         if not isinstance(verdict, RankFailure):
-            self.held = _held_of(verdict, job, self._segments)
+            self.held = _staged_records(verdict, job, self._segments)
         self._end(verdict)
 
     def _end(self, verdict: Any) -> None:
@@ -318,7 +318,7 @@ def _bounded(job: SaveJob, share: MemoryQuota, segments: Mapping[str, SharedBuff
     return replace(job, copies_bytes_max=share.spare_bytes(used_bytes))
 
 
-def _held_of(
+def _staged_records(
     receipt: Receipt, job: SaveJob, segments: Mapping[str, SharedBuffer]
 ) -> dict[str, StagedFileRecord]:
     """Return the files that were stored as they are here; reduced files are left out."""
@@ -365,14 +365,14 @@ class StepCacheSession(RankSession):
 
     def leave(self) -> None:
         """Commit the newest step that all ranks cached, if it is worth it: the rank is gone."""
-        self._end_it(is_gone=True)
+        self._start_commit(is_gone=True)
         super().leave()
 
     def give_up(self) -> None:
         """Discard the cached steps: a newer attempt is here, and this rank may still write."""
-        self._end_it(is_gone=False)
+        self._start_commit(is_gone=False)
 
-    def _end_it(self, *, is_gone: bool) -> None:
+    def _start_commit(self, *, is_gone: bool) -> None:
         with self._lock:
             if self._is_ending or self._kv_store is None:
                 return

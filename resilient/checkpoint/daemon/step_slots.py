@@ -129,12 +129,12 @@ class StoredStep:
         known = {name: message[name] for name in _AS_SAID}
         return Manifest(
             checkpoint=self.checkpoint,
-            parent=None if message["parent"] is None else _named(message["parent"]),
+            parent=None if message["parent"] is None else _parse_folder(message["parent"]),
             config={**json.loads(self.config), **message["config"]},
             files=(),
             tensors=(),
             parts=(),
-            protects=tuple(map(_named, message["protects"])),
+            protects=tuple(map(_parse_folder, message["protects"])),
             **known,
         )
 
@@ -248,7 +248,7 @@ def message_of(
         "stall_seconds": job.stall_seconds(),
         "bases": spots[BASES],
         "config": spots[CONFIG],
-        "segment": _said_of(segment, rows_bytes) if segment else None,
+        "segment": _segment_to_json(segment, rows_bytes) if segment else None,
     }
     return f'{_text(message)[:-1]},"context":{context}}}'.encode()
 
@@ -278,7 +278,7 @@ def whole_of(
         IntegrityError: The rows are not those of its ledger.
         ValueError: The message is not valid; other errors of ``messages.NONSENSE`` are possible.
     """
-    checkpoint = _named(message["checkpoint"])
+    checkpoint = _parse_folder(message["checkpoint"])
     segment = _segment(message["segment"], checkpoint, rows_of) if message["segment"] else None
     before = parse_segment(segment.previous) if segment and segment.previous else None
     *layouts, bases, config = notes
@@ -288,7 +288,7 @@ def whole_of(
     )
 
 
-def _said_of(segment: Segment, rows_bytes: int) -> dict[str, Any]:
+def _segment_to_json(segment: Segment, rows_bytes: int) -> dict[str, Any]:
     """Return a segment without its rows and its checkpoint."""
     return {
         "run_id": segment.run_id,
@@ -322,7 +322,7 @@ def _segment(
     return segment
 
 
-def _named(folder: str) -> CheckpointId:
+def _parse_folder(folder: str) -> CheckpointId:
     checkpoint = parse_checkpoint(folder)
     if checkpoint is None:
         raise IntegrityError(f"{folder!r} is not a checkpoint")
@@ -423,14 +423,14 @@ class _Notes:
             new = self._differing(notes_by_file)
             self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
         for name, note in new.items():
-            self._put(name, notes_by_file[name][0], note)
+            self._add(name, notes_by_file[name][0], note)
         return {name: self._puts[name].spot for name in notes_by_file}
 
     def digests(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yield the SHA-256 of the notes with these names."""
         return (self._puts[name].digest for name in names)
 
-    def _put(self, name: str, value: object, note: bytes) -> None:
+    def _add(self, name: str, value: object, note: bytes) -> None:
         start, room_bytes = self._used_bytes, self._behind(name, note)
         if room_bytes:
             self._used_bytes += room_bytes

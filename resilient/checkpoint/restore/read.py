@@ -387,7 +387,7 @@ def _mended_or(
 ) -> VerifiedCheckpoint:
     """Return the reconstructed content, or raise the damage with the reason why parity fails."""
     try:
-        return _mended(store, manifest, chunks_by_file, damage.key)
+        return _read_and_reconstruct(store, manifest, chunks_by_file, damage.key)
     except IntegrityError as error:
         raise IntegrityError(
             f"{damage.message}; parity cannot reconstruct it: {error.message}",
@@ -417,7 +417,7 @@ def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
     return entry.size_bytes <= SMALL_BYTES and len(chunks) == len(entry.chunks)
 
 
-def _mended(
+def _read_and_reconstruct(
     store: Store, manifest: Manifest, chunks_by_file: Mapping[str, Collection[int]], damaged: str
 ) -> VerifiedCheckpoint:
     """Read the same chunks again one by one, and reconstruct those that are not whole.

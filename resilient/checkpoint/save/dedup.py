@@ -135,14 +135,14 @@ class RegionFingerprints:
         data, found = memoryview(file.data), set()
         for tensor in file.tensors:
             for region in tensor.regions:
-                glimpse = digest_bytes(_few(data, region))
+                glimpse = digest_bytes(_sample_bytes(data, region))
                 if self._fingerprints.get((tensor.name, region.region), glimpse) != glimpse:
                     found.add(region.start)
                 self._fingerprints[tensor.name, region.region] = glimpse
         return found
 
 
-def _few(data: memoryview, region: StoredRegion) -> bytes:
+def _sample_bytes(data: memoryview, region: StoredRegion) -> bytes:
     """Return bytes from the start, the middle and the end of a region."""
     last = max(region.size_bytes - _GLIMPSE_BYTES, 0)
     places = (region.start + offset for offset in (0, last // 2, last))
@@ -338,14 +338,14 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     lengths |= {file.name: file.size_bytes for file in files}
     tensors = {file.name: len(file.tensors) for file in files}
     bounds = DedupThresholds(SHARE_MIN, lengths, tensors, copies_bytes_max)
-    matches = _bounded(_there(store, _bounded(matches, bounds), lengths), bounds)
+    matches = _bounded(_drop_missing(store, _bounded(matches, bounds), lengths), bounds)
     groups: tuple[ParityGroup, ...] = ()
     if parity:
         matches, groups = _protected(store, manifest, matches, bounds)
     origins = dict.fromkeys(match.place.file for match in matches)
     origins |= dict.fromkeys(name for group in groups for name in group.shares)
     return DedupResult(
-        tuple(thin for file in files for thin in _rest(file, matches)),
+        tuple(thin for file in files for thin in _remaining_parts(file, matches)),
         tuple(replace(match.tensor, regions=(match.place,)) for match in matches),
         tuple(replace(entries[key], name=key) for key in origins),
         parity,
@@ -465,14 +465,16 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
         kept = fewer
 
 
-def _there(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
+def _drop_missing(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop matches in files that are missing or have another length."""
     files = {match.place.file for match in matches}
     there = {key for key in files if is_there(store, [key], lengths)}
     return [match for match in matches if match.place.file in there]
 
 
-def _rest(file: StagedFile, matches: Sequence[_Match]) -> Iterator[StagedFile | ReducedFile]:
+def _remaining_parts(
+    file: StagedFile, matches: Sequence[_Match]
+) -> Iterator[StagedFile | ReducedFile]:
     """Yield what must be written of a staged file: all, a part, or nothing."""
     starts = {match.start for match in matches if match.file == file.name}
     if not starts:

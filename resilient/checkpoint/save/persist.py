@@ -136,13 +136,13 @@ def _full(
     url = nearest_store(context.store).url
     return StoreFull(
         f"not enough space at {url}{ranks_text}: the save needs {needs} bytes with a margin, "
-        f"{free} are free, and {_what_rotation_could_free(context)}; nothing was written",
+        f"{free} are free, and {_describe_freeable(context)}; nothing was written",
         key=checkpoint.folder,
         hint=f"resilient ckpt prune {shell_quote(url)} --keep-last 1 --grace 0 --dry-run",
     )
 
 
-def _what_rotation_could_free(context: CheckpointContext) -> str:
+def _describe_freeable(context: CheckpointContext) -> str:
     """Describe what retention could delete now; that is deleted only after a commit."""
     try:
         found = scan_and_plan(context.store, context.limits.retention)
@@ -421,7 +421,7 @@ def persist(
         ruling = agree(
             context.comms,
             job.topic,
-            _shown(context, job, receipt, pace.rested_seconds),
+            _summary_for_peers(context, job, receipt, pace.rested_seconds),
             lambda shown: _commit(context, job, shown),
             context.limits.within_seconds,
         )
@@ -482,7 +482,7 @@ def _write(
     return division.complete(written)
 
 
-def _shown(
+def _summary_for_peers(
     context: CheckpointContext, job: SaveJob, receipt: Receipt | RankFailure, rested_seconds: float
 ) -> dict[str, Any] | RankFailure:
     if isinstance(receipt, RankFailure):

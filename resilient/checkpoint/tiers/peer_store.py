@@ -192,7 +192,7 @@ class PeerStore:
             lines = self._free.pop() if self._free else None
         lines = lines or self._connect()
         try:
-            answer = self._said(lines, room, request)
+            answer = self._read_answer(lines, room, request)
         except (OSError, MalformedMessage, KeyError, TypeError, ValueError) as error:
             lines.close()
             raise self._silent(repr(error)) from error
@@ -209,7 +209,7 @@ class PeerStore:
         return answer
 
     @staticmethod
-    def _said(
+    def _read_answer(
         lines: JsonLineSocket, room: ScatterBuffer | None, request: dict[str, Any]
     ) -> dict[str, Any]:
         lines.send(request)

@@ -272,7 +272,7 @@ def require_same_run(tiers: TieredStore) -> None:
         # An unreadable record proves nothing, and its generation does not count in either case.
         with suppress(IntegrityError, KeyNotFound):
             read_generation(tiers.near, number)
-            raise _of_another_run(tiers, number)
+            raise _foreign_run_error(tiers, number)
 
 
 def copy_generation_record(tiers: TieredStore, number: int) -> None:
@@ -292,7 +292,7 @@ def copy_generation_record(tiers: TieredStore, number: int) -> None:
     except KeyExists as error:
         # The response to the create may have been lost after the write.
         if not has_record(tiers.near, tiers.durable, number):
-            raise _of_another_run(tiers, number) from error
+            raise _foreign_run_error(tiers, number) from error
 
 
 def adopt_manifests(tiers: TieredStore) -> None:
@@ -315,7 +315,7 @@ def adopt_manifests(tiers: TieredStore) -> None:
             tiers.near.put(checkpoint.manifest_key, tiers.get(checkpoint.manifest_key))
 
 
-def _of_another_run(tiers: TieredStore, number: int) -> ConfigError:
+def _foreign_run_error(tiers: TieredStore, number: int) -> ConfigError:
     return ConfigError(
         f"the near tier {tiers.near.url} holds generation {number} of a run that "
         f"{tiers.durable.url} does not know; each repository needs its own near tier, or an empty "

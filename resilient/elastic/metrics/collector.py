@@ -241,7 +241,7 @@ class RankFigures:
         size = self._registry.value(registry.LOCAL_WORLD_SIZE)
         if not self.notes or size is None:
             return
-        self._forget_others()
+        self._forget_previous_ranks()
         found = {}
         for local in range(min(int(size), RANKS_MAX)):
             signs = read_progress(progress_path(self.notes, local))
@@ -257,7 +257,7 @@ class RankFigures:
         if found and len(found) == min(int(size), RANKS_MAX):
             self._note_step(min(found.values()), monotonic_seconds)
 
-    def _forget_others(self) -> None:
+    def _forget_previous_ranks(self) -> None:
         """Forget the ranks of the previous attempt: the new one may have fewer."""
         attempt = self._registry.value(registry.LIVES) or 0.0
         if attempt != self._attempt_number:
@@ -386,14 +386,14 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
         key = (record.event, record.source, record.agent, record.text("phase"))
         began_ms, nth = since.get(key, (record.at_ms - apart_ms, 0))
         if record.at_ms - began_ms < apart_ms:
-            kept[nth] = _both(kept[nth], record)
+            kept[nth] = _merge_records(kept[nth], record)
         else:
             since[key] = (record.at_ms, len(kept))
             kept.append(record)
     return kept
 
 
-def _both(first: EventRecord, last: EventRecord) -> EventRecord:
+def _merge_records(first: EventRecord, last: EventRecord) -> EventRecord:
     fields = dict(last.fields)
     for name in _OFTEN[last.event]:
         fields[name] = first.number(name) + last.number(name)

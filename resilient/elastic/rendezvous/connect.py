@@ -294,7 +294,7 @@ class SkewTolerantBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Write a state; return the state that is stored afterwards."""
         self._sight.open(self._seconds())
-        found = self._inner.set_state(self._as_written(state), token)
+        found = self._inner.set_state(self._encode_state(state), token)
         return None if found is None else (self._seen_here(found[0]), *found[1:])
 
     def _seen_here(self, data: bytes) -> bytes:
@@ -318,7 +318,7 @@ class SkewTolerantBackend(RendezvousBackend):
         ours = datetime.now(UTC) + timedelta(seconds=left_seconds)
         return _Seen(moment, at_seconds, ours)
 
-    def _as_written(self, data: bytes) -> bytes:
+    def _encode_state(self, data: bytes) -> bytes:
         state = pickle.loads(data)  # noqa: S301 - this node's own
         for node, moment in state.last_heartbeats.items():
             state.last_heartbeats[node] = self._raw(node, moment)

@@ -124,7 +124,7 @@ def outcome_of_closed(
     }
     if has_waited and _has_ended_well(handler):
         return Outcome(OutcomeKind.SUCCEEDED)
-    code, why = _heard_why(handler) if has_waited or has_lived else (0, "")
+    code, why = _published_reason(handler) if has_waited or has_lived else (0, "")
     reason = f"the rendezvous is closed: {why or exit_reason(error)}"
     return Outcome(OutcomeKind.UNREACHABLE, code, reason=reason)
 
@@ -163,7 +163,7 @@ def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
     return False
 
 
-def _heard_why(handler: Any) -> tuple[int, str]:
+def _published_reason(handler: Any) -> tuple[int, str]:
     """Return exit code and reason that another node published; 0 without one."""
     store, key = getattr(handler, "_store", None), _why_key(handler)
     with suppress(dist.DistError, ValueError, KeyError, TypeError):

@@ -45,14 +45,14 @@ def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
 
     A host behind a firewall looks like a lost host.
     """
-    answers = _asked(_answers, addresses, otherwise=lambda _: False)
+    answers = _query_hosts(_answers, addresses, otherwise=lambda _: False)
     found = sorted(answers)
     return [agent for agent in found if answers[agent]], [
         agent for agent in found if not answers[agent]
     ]
 
 
-def _asked(
+def _query_hosts(
     question: Callable[[str], T], hosts: Iterable[str], otherwise: Callable[[str], T]
 ) -> dict[str, T]:
     """Query hosts in parallel, and return the results known by the deadline of each.
@@ -91,7 +91,7 @@ def _answers(address: str) -> bool:
 
 def addresses_of(hosts: Iterable[str]) -> dict[str, set[str]]:
     """Return the addresses of hosts; a host that does not resolve maps to its name."""
-    return _asked(_resolved, hosts, otherwise=lambda host: {host} - {""})
+    return _query_hosts(_resolved, hosts, otherwise=lambda host: {host} - {""})
 
 
 def _resolved(host: str) -> set[str]:
@@ -283,7 +283,7 @@ class Roster:
         return [
             str(node.addr)
             for node, seconds in since_seconds.items()
-            if now_seconds - seconds > _NOWHERE_SECONDS and not self._said_goodbye(node)
+            if now_seconds - seconds > _NOWHERE_SECONDS and not self._has_left(node)
         ]
 
     def left(self) -> list[int]:
@@ -383,7 +383,10 @@ class Roster:
             scope = LeaveScope.WITH_RENDEZVOUS
         # The ranks receive the request in any case: the node that serves the store may be gone.
         thread = threading.Thread(
-            target=self._say, args=(_asked_key(place), scope.value), name="say-asked", daemon=True
+            target=self._say,
+            args=(_leave_request_key(place), scope.value),
+            name="say-asked",
+            daemon=True,
         )
         thread.start()
         thread.join(_SAYING_SECONDS)
@@ -400,7 +403,7 @@ class Roster:
             return 0
         with suppress(dist.DistError):
             scope_by_node = {
-                node: self._read(_asked_key(place)) for node, place in self._nodes.items()
+                node: self._read(_leave_request_key(place)) for node, place in self._nodes.items()
             }
             leaving = {node: scope.decode() for node, scope in scope_by_node.items() if scope}
             left = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
@@ -454,7 +457,7 @@ class Roster:
         there = {*state.participants, *state.wait_list, *state.redundancy_list}
         return [node for node in self._nodes if node not in there]
 
-    def _said_goodbye(self, node: Any) -> bool:
+    def _has_left(self, node: Any) -> bool:
         return bool(self._store.check([_goodbye_key(self._nodes[node])]))
 
 
@@ -467,7 +470,7 @@ def _goodbye_key(node: int) -> str:
     return f"resilient/goodbye/{node}"
 
 
-def _asked_key(node: int) -> str:
+def _leave_request_key(node: int) -> str:
     return f"resilient/asked/{node}"
 
 

@@ -122,8 +122,8 @@ def write_error_file(error: BaseException, code: int) -> None:
         },
         "type": type(error).__name__,
         "exit_code": code,
-        "code": str(getattr(error, "code", "")) if _is_ours(error) else "",
-        "hint": str(getattr(error, "hint", "")) if _is_ours(error) else "",
+        "code": str(getattr(error, "code", "")) if _is_own_error(error) else "",
+        "hint": str(getattr(error, "hint", "")) if _is_own_error(error) else "",
         # The monotonic clock is the same in every process of a host. The wall clock can be set.
         "monotonic_seconds": time.monotonic(),
     }
@@ -277,7 +277,7 @@ def _report(error: BaseException, *, is_worker: bool) -> int:
 def _code_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return _CODE_INTERRUPTED
-    return int(getattr(error, "exit_code", 1)) if _is_ours(error) else 1
+    return int(getattr(error, "exit_code", 1)) if _is_own_error(error) else 1
 
 
 def _code_of_exit(error: SystemExit) -> int:
@@ -288,7 +288,7 @@ def _code_of_exit(error: SystemExit) -> int:
     return 1
 
 
-def _is_ours(error: BaseException) -> bool:
+def _is_own_error(error: BaseException) -> bool:
     # A program that raises one of our errors has imported them; others skip the import.
     errors = sys.modules.get("resilient.errors")
     return isinstance(error, TargetNotFound) or (

@@ -137,7 +137,9 @@ class GradientReducer:
         whole = [self._filled(partial) for partial in partials]
         for lane in self.lanes:
             self._sum_up_own(lane, [lane.of(gradient) for gradient in whole])
-        own = [gradient if has else None for gradient, has in zip(self._own, used, strict=True)]
+        own = [
+            gradient if has else None for gradient, has in zip(self._own_runs, used, strict=True)
+        ]
         return loss, own
 
     def tell_own(self) -> None:
@@ -207,7 +209,7 @@ class GradientReducer:
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
         """Write this rank's runs of one group's means to ``_own``. Collective."""
-        exchange, own = lane.exchange, lane.of(self._own)
+        exchange, own = lane.exchange, lane.of(self._own_runs)
         for window in exchange.windows:
             own_sum, place = exchange.sum_up(partials, window), 0
             for segment in exchange.line.segments(*window.spans[self.rank]):
@@ -221,7 +223,7 @@ class GradientReducer:
                 place += count
 
     @cached_property
-    def _own(self) -> list[torch.Tensor]:
+    def _own_runs(self) -> list[torch.Tensor]:
         """Memory for this rank's runs of all gradients."""
         runs = [self.run_of(number) for number in range(len(self.parameters))]
         return [

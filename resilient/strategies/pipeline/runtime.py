@@ -328,7 +328,7 @@ class PipelinedModel(nn.Module):
         for number in range(self.options.stages):
             if number in self.stages:
                 made = self._evaluate(self.stages[number], run, shapes, made)
-        return self._told(made)
+        return self._broadcast_outputs(made)
 
     def align(self) -> None:
         """Broadcast buffers from the first of the ranks that hold the same stages. Collective."""
@@ -380,7 +380,7 @@ class PipelinedModel(nn.Module):
             dist.send(made, place.holder(number + 1), group=place.pipeline_group)
         return made
 
-    def _told(self, outputs: Any) -> Any:
+    def _broadcast_outputs(self, outputs: Any) -> Any:
         """Broadcast the last stage's outputs to every rank."""
         place, last = self.place, self.options.stages - 1
         leaves, spec = tree_flatten(outputs if last in self.stages else None)
@@ -420,7 +420,7 @@ class PipelinedModel(nn.Module):
             losses: list[torch.Tensor] = []
             for group in groups:
                 losses += self._step([runs[nth] for nth in group], shapes[group[0]])
-        return self._told_losses(losses, count)
+        return self._broadcast_losses(losses, count)
 
     def _shapes(self, run: Run, batch: Any) -> Shapes:
         plan: StageShapes = self.__dict__["_plan"]
@@ -472,7 +472,7 @@ class PipelinedModel(nn.Module):
             known[count, shapes] = make_schedule(self.options, self.stages, shapes, count, place)
         return known[count, shapes]
 
-    def _told_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
+    def _broadcast_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Broadcast the losses of the last stage to every rank of the pipeline."""
         all_losses = torch.zeros(count, dtype=torch.float64, device=self.place.device)
         if losses:

@@ -216,7 +216,7 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"plan `{name}` is not TOML: {error}") from error
-    _known(document, ("description", "fault"), f"plan `{name}`")
+    _require_known_keys(document, ("description", "fault"), f"plan `{name}`")
     entries = document.get("fault", [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"plan `{name}`: `fault` is not a list of tables", hint="[[fault]]")
@@ -232,7 +232,7 @@ def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
     target = Target(_word(entry, "target", [member.value for member in Target], where, "rank"))
     seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
     timed = () if seconds is None else ("seconds",)
-    _known(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
+    _require_known_keys(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
     return PlannedFault(
         kind,
         target=target,
@@ -243,7 +243,7 @@ def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
     )
 
 
-def _known(entry: Mapping[str, Any], names: Collection[str], where: str) -> None:
+def _require_known_keys(entry: Mapping[str, Any], names: Collection[str], where: str) -> None:
     for name in entry:
         if name not in names:
             near = get_close_matches(name, names, 1)

@@ -207,7 +207,7 @@ def evaluate_guarantees(evidence: ExperimentResult) -> tuple[GuaranteeResult, ..
         _detection(evidence),
         _available(evidence),
         _bounded(evidence),
-        _one_writer(evidence),
+        _judge_single_writer(evidence),
         _once(evidence),
         _exact(evidence),
     )
@@ -321,7 +321,7 @@ def _bounded(evidence: ExperimentResult) -> GuaranteeResult:
     return _judged("bounded", text, wrong, len(tested), "no fault ended an attempt")
 
 
-def _one_writer(evidence: ExperimentResult) -> GuaranteeResult:
+def _judge_single_writer(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if _ends_agent(result)]
     wrong = [
         f"{result.what}: {len(result.orphans)} ranks continued to train"

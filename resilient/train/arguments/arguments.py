@@ -315,7 +315,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             ConfigError: JSON cannot represent the value of a field.
         """
         kind = cast("Any", type(self))
-        return {name: _shown(name, getattr(self, name)) for name in open_names(kind)} | {
+        return {name: _to_json(name, getattr(self, name)) for name in open_names(kind)} | {
             name: f"<{name.upper()}>" for name in _hidden_names(kind)
         }
 
@@ -362,7 +362,7 @@ def _hidden_names(kind: Any) -> tuple[str, ...]:
     )
 
 
-def _shown(name: str, value: Any) -> Any:
+def _to_json(name: str, value: Any) -> Any:
     try:
         return json_value(value)
     except (TypeError, ValueError, RecursionError) as error:

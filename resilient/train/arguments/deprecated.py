@@ -77,7 +77,7 @@ def _warmup(ratio: Any) -> dict[str, Any]:
     return {"warmup_steps": math.nextafter(1.0, 0.0) if ratio == 1 else ratio}
 
 
-def _nothing(_value: Any) -> dict[str, Any]:
+def _no_arguments(_value: Any) -> dict[str, Any]:
     return {}
 
 
@@ -91,18 +91,22 @@ MEANT = {
         (0, 1, 2, 3),
         'write deepspeed={"zero_optimization": {"stage": N}}',
     ),
-    "dispatch_batches": Old(_nothing, (None, False), "each rank loads its own batches"),
+    "dispatch_batches": Old(_no_arguments, (None, False), "each rank loads its own batches"),
     "fp16_backend": Old(
-        _nothing, ("auto", "native", "amp"), "fp16 is part of torch; apex is not supported any more"
+        _no_arguments,
+        ("auto", "native", "amp"),
+        "fp16 is part of torch; apex is not supported any more",
     ),
-    "fp16_opt_level": Old(_nothing, (), "it belonged to apex, which is not supported any more"),
+    "fp16_opt_level": Old(
+        _no_arguments, (), "it belonged to apex, which is not supported any more"
+    ),
     "group_by_length": Old(
         lambda value: {"train_sampling_strategy": "group_by_length"} if value else {},
         (),
         'write train_sampling_strategy="group_by_length"',
     ),
     "half_precision_backend": Old(
-        _nothing,
+        _no_arguments,
         ("auto", "native", "amp", "cuda_amp", "cpu_amp"),
         "fp16 and bf16 are part of torch",
     ),
@@ -111,31 +115,35 @@ MEANT = {
         (),
         'write include_for_metrics=["inputs"]',
     ),
-    "jit_mode_eval": Old(_nothing, (False, None), "write torch_compile=True"),
+    "jit_mode_eval": Old(_no_arguments, (False, None), "write torch_compile=True"),
     "learning_rate_end": Old(
         lambda value: {"lr_scheduler_kwargs": {"lr_end": value}},
         (),
         'write lr_scheduler_kwargs={"lr_end": N}',
     ),
-    "local_rank": Old(_nothing, (), "the launcher sets it; `args.local_rank` shows it"),
+    "local_rank": Old(_no_arguments, (), "the launcher sets it; `args.local_rank` shows it"),
     "overwrite_output_dir": Old(
-        _nothing,
+        _no_arguments,
         (False, None),
         "nothing is overwritten: train(resume_from_checkpoint=False) starts from scratch",
     ),
-    "parallel_mode": Old(_nothing, (), "the launcher sets it; `args.parallel_mode` shows it"),
-    "past_index": Old(_nothing, (-1,), "pass the remembered state to the model in `compute_loss`"),
+    "parallel_mode": Old(_no_arguments, (), "the launcher sets it; `args.parallel_mode` shows it"),
+    "past_index": Old(
+        _no_arguments, (-1,), "pass the remembered state to the model in `compute_loss`"
+    ),
     "power": Old(
         lambda value: {"lr_scheduler_kwargs": {"power": value}},
         (),
         'write lr_scheduler_kwargs={"power": N}',
     ),
-    "save_safetensors": Old(_nothing, (True, None), "checkpoints are safetensors, always"),
-    "sharded_ddp": Old(_nothing, ("", None, False, []), 'write parallelism="fsdp"'),
-    "split_batches": Old(_nothing, (None, False), "a batch size is per rank, not for all ranks"),
-    "tpu_num_cores": Old(_nothing, (None,), "current torch does not support torch_xla"),
-    "use_ipex": Old(_nothing, (False, None), "its function is part of torch; omit it"),
-    "use_mps_device": Old(_nothing, (False, None), "omit it"),
+    "save_safetensors": Old(_no_arguments, (True, None), "checkpoints are safetensors, always"),
+    "sharded_ddp": Old(_no_arguments, ("", None, False, []), 'write parallelism="fsdp"'),
+    "split_batches": Old(
+        _no_arguments, (None, False), "a batch size is per rank, not for all ranks"
+    ),
+    "tpu_num_cores": Old(_no_arguments, (None,), "current torch does not support torch_xla"),
+    "use_ipex": Old(_no_arguments, (False, None), "its function is part of torch; omit it"),
+    "use_mps_device": Old(_no_arguments, (False, None), "omit it"),
 }
 # Names that are no training arguments, and where they belong.
 ELSEWHERE = {
@@ -167,7 +175,7 @@ def rename_deprecated(
         if name in known:
             continue
         written = _written(name, value, known)
-        warnings.warn(_told(name, written), FutureWarning, stacklevel=depth)
+        warnings.warn(_deprecation_text(name, written), FutureWarning, stacklevel=depth)
         for new_name, new_value in written.items():
             taken[new_name] = _joined(name, new_name, new_value, taken)
     return taken
@@ -194,7 +202,7 @@ def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
     raise ConfigError(f"`{name}`={value!r} is not an argument of training{hint}")
 
 
-def _told(name: str, written: Mapping[str, Any]) -> str:
+def _deprecation_text(name: str, written: Mapping[str, Any]) -> str:
     now = ", ".join(f"{today}={value!r}" for today, value in written.items())
     if name == "warmup_ratio":
         now += " (below 1 it is a ratio of all steps)"

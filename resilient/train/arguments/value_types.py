@@ -70,7 +70,7 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
         ConfigError: The type is not accepted; a secret is not shown.
     """
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
-        accepted = f"use {_spoken(kinds)}, not {type(value).__name__}"
+        accepted = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
         raise ConfigError(f"`{name}`: {accepted}") if is_secret else refused(name, value, accepted)
 
 
@@ -84,7 +84,7 @@ def _is_kind(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _spoken(kinds: tuple[Any, ...]) -> str:
+def _kinds_text(kinds: tuple[Any, ...]) -> str:
     return " or ".join(_WORDS[kind] for kind in kinds if kind is not NONE)
 
 
@@ -107,7 +107,7 @@ def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
     if str in kinds or not kinds:
         return text
     hint = did_you_mean(text.lower(), ("true", "false")) if kinds[0] is bool else ""
-    raise refused(name, text, f"use {_spoken(kinds)}{hint}")
+    raise refused(name, text, f"use {_kinds_text(kinds)}{hint}")
 
 
 def _boolean(text: str) -> bool | None:

@@ -167,7 +167,7 @@ def require_list(callbacks: Any) -> list[Any]:
     )
 
 
-def _made(callback: Any) -> Any:
+def _make_callback(callback: Any) -> Any:
     """Return a callback; a class is instantiated.
 
     Raises:
@@ -205,7 +205,7 @@ class CallbackHandler:
     ) -> None:
         self.callbacks: list[Any] = []
         for callback in callbacks:
-            self._append(_made(callback))
+            self._append(_make_callback(callback))
         self.control = control
         self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
         self.gone: tuple[str, ...] = ()
@@ -219,7 +219,7 @@ class CallbackHandler:
         Raises:
             ConfigError: The callback handles no event.
         """
-        self._append(_made(callback))
+        self._append(_make_callback(callback))
         self._find_listeners()
 
     @property
@@ -414,11 +414,11 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
     These values are for display and never read back: a checkpoint part restores the callbacks,
     tensors included.
     """
-    shown = {name: _shown(value) for name, value in handler.stateful().items()}
+    shown = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
     return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
 
 
-def _shown(callback: Any) -> dict[str, Any]:
+def _callback_to_json(callback: Any) -> dict[str, Any]:
     if exports_state(callback):
         return {name: _plain(value) for name, value in callback.state().items()}
     made = {

@@ -89,9 +89,9 @@ class TransformersFiles:
         name = next((weight for weight in _WEIGHTS if self.source.has(weight)), "")
         if name.endswith(".index.json"):
             return self._indexed(name)
-        return self._tensors(name) if name else self._of_fsdp()
+        return self._tensors(name) if name else self._read_fsdp()
 
-    def _of_fsdp(self) -> dict[str, torch.Tensor]:
+    def _read_fsdp(self) -> dict[str, torch.Tensor]:
         """Return the tensors of a model as FSDP saved it."""
         if self.source.has_folder(_SHARDED_MODEL):
             return self._distributed(_SHARDED_MODEL, "model")

@@ -124,7 +124,7 @@ def _progress(
     if fresh is not None and not found.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
     optimizer, kept = named_optimizer(found, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _of_groups(found.scheduler(), kept)}
+    return {"optimizer": optimizer, "scheduler": _keep_groups(found.scheduler(), kept)}
 
 
 def named_optimizer(
@@ -217,7 +217,7 @@ def _require_fit(
             )
 
 
-def _of_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+def _keep_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
     """Return a scheduler's state reduced to the kept groups."""
     return {
         name: [value[nth] for nth in kept]

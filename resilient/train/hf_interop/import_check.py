@@ -160,9 +160,9 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
     }
     shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
     if lacking := sorted(set(expected) - set(shapes)):
-        raise _unfit(f"it has no weights for {_named(lacking)} of this model")
+        raise _unfit(f"it has no weights for {_names_text(lacking)} of this model")
     if strange := sorted(set(shapes) - set(expected)):
-        raise _unfit(f"it has weights that this model does not have: {_named(strange)}")
+        raise _unfit(f"it has weights that this model does not have: {_names_text(strange)}")
     for name, shape in expected.items():
         if shapes[name] != shape:
             raise _unfit(
@@ -170,7 +170,7 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
             )
 
 
-def _named(names: Sequence[str]) -> str:
+def _names_text(names: Sequence[str]) -> str:
     shown = ", ".join(f"`{name}`" for name in names[:_NAMED_MAX])
     return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
 

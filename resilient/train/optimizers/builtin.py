@@ -131,10 +131,13 @@ def typed(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) ->
                 f"{did_you_mean(option, list(defaults))}: "
                 f"it has {', '.join(defaults) or 'none'}"
             )
-    return {option: _as(defaults[option], option, value) for option, value in options.items()}
+    return {
+        option: _convert_option(defaults[option], option, value)
+        for option, value in options.items()
+    }
 
 
-def _as(like: Any, option: str, value: Any) -> Any:
+def _convert_option(like: Any, option: str, value: Any) -> Any:
     kind = like if isinstance(like, type) else type(like)
     word = str(value).lower()
     if kind is bool and word in (*_YES, *_NO):

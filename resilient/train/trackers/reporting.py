@@ -112,12 +112,12 @@ class TrackerWorker:
         self, opening: TrackerContext, history: Sequence[Mapping[str, Any]], within_seconds: float
     ) -> None:
         """Open the run and send the missing part of ``history``; wait up to ``within_seconds``."""
-        self._put(self._start, opening, history)
+        self._enqueue(self._start, opening, history)
         self._start_event.wait(within_seconds)
 
     def post(self, logs: Mapping[str, Any], step: int) -> None:
         """Send one log entry; return at once."""
-        self._put(self._send, dict(logs), step)
+        self._enqueue(self._send, dict(logs), step)
 
     @property
     def takes_models(self) -> bool:
@@ -133,7 +133,7 @@ class TrackerWorker:
                 is late, because the next call may know that the model is the final one.
         """
         if self._tracker.wants_models() == "checkpoint":
-            self._put(self._upload, saved_models, before)
+            self._enqueue(self._upload, saved_models, before)
 
     def upload_final(self, saved_models: SavedModels, *, best: bool) -> None:
         """Send the remaining models, and mark the final model; return at once.
@@ -143,15 +143,15 @@ class TrackerWorker:
             best: Whether training ends with the best model.
         """
         if self.takes_models:
-            self._put(self._upload, saved_models, None, best)
+            self._enqueue(self._upload, saved_models, None, best)
 
     def close(self, within_seconds: float, *, completed: bool) -> None:
         """Wait until all entries are sent and the run is closed, at most ``within_seconds``."""
-        self._put(self._finish, completed)
+        self._enqueue(self._finish, completed)
         if not self._finish_event.wait(within_seconds):
             self._fail(f"it was not done {within_seconds:g} s after training")
 
-    def _put(self, action: Callable[..., None], *arguments: Any) -> None:
+    def _enqueue(self, action: Callable[..., None], *arguments: Any) -> None:
         try:
             self._inbox.put_nowait((action, arguments))
         except queue.Full:
@@ -211,9 +211,9 @@ class TrackerWorker:
         if final is not None:
             models = [*(item for item in models if item != final), final]
         for checkpoint in models:
-            self._upload_one(saved_models, checkpoint, is_final=checkpoint == final)
+            self._upload_checkpoint(saved_models, checkpoint, is_final=checkpoint == final)
 
-    def _upload_one(
+    def _upload_checkpoint(
         self, saved_models: SavedModels, checkpoint: CheckpointId, *, is_final: bool
     ) -> None:
         try:
@@ -342,24 +342,24 @@ class TrackerSpec(NamedTuple):
     pip: str
 
 
-def _ours(module: str, kind: str, packages: str, pip: str = "") -> TrackerSpec:
+def _tracker_spec(module: str, kind: str, packages: str, pip: str = "") -> TrackerSpec:
     return TrackerSpec(module, kind, tuple(packages.split()), pip or packages)
 
 
 CHOICES = {
-    "clearml": _ours("resilient.train.trackers.clearml", "ClearML", "clearml"),
-    "codecarbon": _ours("resilient.train.trackers.codecarbon", "CodeCarbon", "codecarbon"),
-    "comet_ml": _ours("resilient.train.trackers.comet", "Comet", "comet_ml"),
-    "mlflow": _ours("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
-    "neptune": _ours("resilient.train.trackers.neptune", "Neptune", "neptune"),
-    "tensorboard": _ours(
+    "clearml": _tracker_spec("resilient.train.trackers.clearml", "ClearML", "clearml"),
+    "codecarbon": _tracker_spec("resilient.train.trackers.codecarbon", "CodeCarbon", "codecarbon"),
+    "comet_ml": _tracker_spec("resilient.train.trackers.comet", "Comet", "comet_ml"),
+    "mlflow": _tracker_spec("resilient.train.trackers.mlflow", "MLflow", "mlflow"),
+    "neptune": _tracker_spec("resilient.train.trackers.neptune", "Neptune", "neptune"),
+    "tensorboard": _tracker_spec(
         "resilient.train.trackers.tensorboard",
         "TensorBoard",
         "tensorboard tensorboardX",
         pip="tensorboard",
     ),
-    "trackio": _ours("resilient.train.trackers.trackio", "Trackio", "trackio"),
-    "wandb": _ours("resilient.train.trackers.wandb", "WeightsAndBiases", "wandb"),
+    "trackio": _tracker_spec("resilient.train.trackers.trackio", "Trackio", "trackio"),
+    "wandb": _tracker_spec("resilient.train.trackers.wandb", "WeightsAndBiases", "wandb"),
 }
 
 
@@ -375,7 +375,9 @@ class ReportTo(Reporting):
 
     def __init__(self, names: Sequence[str]) -> None:
         tracker_names = [name for name in CHOICES if _is_there(name)] if "all" in names else names
-        made = (_made(name) for name in dict.fromkeys(tracker_names) if not _is_disabled(name))
+        made = (
+            _make_tracker(name) for name in dict.fromkeys(tracker_names) if not _is_disabled(name)
+        )
         super().__init__(*made)
 
 
@@ -388,7 +390,7 @@ def _is_disabled(name: str) -> bool:
     return read_flag(os.environ, f"DISABLE_{name.upper()}_INTEGRATION")
 
 
-def _made(name: str) -> Tracker:
+def _make_tracker(name: str) -> Tracker:
     if not _is_there(name):
         raise ConfigError(
             f"`report_to` names `{name}`, and its package is not installed",

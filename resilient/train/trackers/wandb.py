@@ -125,7 +125,7 @@ class WeightsAndBiases(Tracker):
             project=os.environ.get("WANDB_PROJECT", "huggingface"),
             id=self.run_id,
             resume="allow",
-            **_named(opening),
+            **_run_name_option(opening),
         )
         self.run_id = self._run.id
         self._model_name = opening.args.run_name or self.run_id
@@ -189,7 +189,7 @@ class WeightsAndBiases(Tracker):
             self._run.watch(opening.model, log=self._watches, log_freq=often)
 
 
-def _named(opening: TrackerContext) -> dict[str, str]:
+def _run_name_option(opening: TrackerContext) -> dict[str, str]:
     args = opening.args
     if opening.trial_name is not None:
         return {"name": opening.trial_name, "group": args.run_name or args.output_dir}

@@ -246,7 +246,7 @@ def test_all_means_those_that_are_installed(monkeypatch):
 
 def test_every_tracker_that_is_offered_can_be_made():
     offered = [name for name in reporting_module.CHOICES if reporting_module._is_there(name)]
-    assert all(isinstance(reporting_module._made(name), Tracker) for name in offered)
+    assert all(isinstance(reporting_module._make_tracker(name), Tracker) for name in offered)
     assert "tensorboard" in offered
 
 
