@@ -268,7 +268,7 @@ def _engine_state(
     """Return the current state from which the engine makes its saves."""
     # The step cache makes the same jobs as the engine, for another place.
     engine = checkpointer
-    return engine._context, engine._begun(), engine._bases, engine._has_saved  # noqa: SLF001
+    return engine._context, engine._require_generation(), engine._bases, engine._has_saved  # noqa: SLF001
 
 
 @contextmanager

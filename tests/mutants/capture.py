@@ -87,11 +87,11 @@ MUTANTS = [
     Mutant(
         "parameters outside of an optimizer count as unchanged",
         "resilient/state_dict/staging.py",
-        "    return _held(optimizer) if optimizer is not None else ()\n",
+        "    return _tensors_of_optimizer(optimizer) if optimizer is not None else ()\n",
         (
             "    if isinstance(stateful, torch.nn.Module):\n"
             "        return stateful.parameters()\n"
-            "    return _held(optimizer) if optimizer is not None else ()\n"
+            "    return _tensors_of_optimizer(optimizer) if optimizer is not None else ()\n"
         ),
         "tests/unit/test_overlap.py -k is_steady",
     ),
@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(
         "a new state hook of a module is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and not any(_of_each(owns, *_WAYS))\n",
+        "            and not any(_items_of_each(owns, *_WAYS))\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",

@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant(
         "peers are not informed that a rank gave up its daemon",
         "resilient/checkpoint/daemon/client.py",
-        "                capture_failure(lambda: context.comms.call(_here(job)))\n",
+        "                capture_failure(lambda: context.comms.call(_local_topic(job)))\n",
         "                pass\n",
         "tests/process/test_keeper_asleep.py -k not_waited_for_by_a_stop",
     ),
@@ -250,7 +250,7 @@ MUTANTS = [
     Mutant(
         "cleanup removes a repository in shared memory",
         "resilient/storage/shared_memory.py",
-        "        if not _is_one(path):",
+        "        if not _is_shared_memory_folder(path):",
         "        if False:",
         "tests/process/test_shared_memory.py",
         promise="Saver daemon",

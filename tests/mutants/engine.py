@@ -224,8 +224,11 @@ MUTANTS = [
     Mutant(
         "an attempt that failed to start can save",
         "resilient/checkpoint_engine.py",
-        "        generation, began_seconds = self._begun(), ",
-        "        generation, began_seconds = self._generation or start_generation(self._context, ResumeChoice(None, ()), 'x'), ",
+        "            self._require_generation(),\n",
+        (
+            "            self._generation\n"
+            "            or start_generation(self._context, ResumeChoice(None, ()), 'x'),\n"
+        ),
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(

@@ -56,7 +56,7 @@ MUTANTS = [
     Mutant(
         "a node that left as agreed counts as lost",
         "resilient/elastic/rendezvous/roster.py",
-        " and not self._said_goodbye(node)",
+        " and not self._has_left(node)",
         "",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",

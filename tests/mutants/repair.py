@@ -68,7 +68,10 @@ MUTANTS = [
     Mutant(
         "a repair restores a deleted manifest without --undelete",
         "resilient/checkpoint/repair.py",
-        "        if not undelete:\n            raise _gone(store, checkpoint) from error\n",
+        (
+            "        if not undelete:\n"
+            "            raise _no_manifest_error(store, checkpoint) from error\n"
+        ),
         "",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),
