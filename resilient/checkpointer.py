@@ -209,7 +209,7 @@ class Checkpointer:
             self._allowed_changes, lost=self._tracked.left_out, hint=_CHANGES_HINT
         )
         parts, cause = self._tracked.parts, launch.cause
-        found = self._engine.resume(
+        result = self._engine.resume(
             parts, ref=reference, cause=cause, guard=self.guard, policy=policy
         )
         if self._overlap:
@@ -217,16 +217,16 @@ class Checkpointer:
         self._unread = self._resumed_counters()
         self._detect_missed_saves(rank_group, self._engine)
         if self.beat is not None:
-            self.beat.start(found.step if found else 0)
+            self.beat.start(result.step if result else 0)
             self._hooks.append(optimizer[0].register_step_post_hook(self.beat.end_step))
-        if found is None:
+        if result is None:
             return None
-        self.resumed = found.checkpoint
-        if found.absent:
-            emit(PartsMissing(found.absent))
-        if left := self._tracked.left_out(found.parts):
-            emit(PartsIgnored(found.checkpoint.folder, left))
-        return found.step
+        self.resumed = result.checkpoint
+        if result.absent:
+            emit(PartsMissing(result.absent))
+        if left := self._tracked.left_out(result.parts):
+            emit(PartsIgnored(result.checkpoint.folder, left))
+        return result.step
 
     def save(
         self,

@@ -21,8 +21,8 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 def parse_length(text: str) -> float | None:
     """Return the seconds of a length such as ``30s``, ``10m``, ``2h``, ``1d``, ``1w``, or None."""
-    found = _LENGTH.fullmatch(text.strip().lower())
-    return float(found[1]) * _UNITS[found[2]] if found else None
+    match = _LENGTH.fullmatch(text.strip().lower())
+    return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 class Clock(Protocol):

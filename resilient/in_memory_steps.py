@@ -220,22 +220,22 @@ def start_step_cache(
     """
     context, *_ = _engine_state(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
-    found = capture_failure(lambda: holder_for(persister, context))
+    holder = capture_failure(lambda: holder_for(persister, context))
     with _agreeing(context) as settle:
-        reason = settle("begin", _why_not(found), _first_reason)
-        if isinstance(found, StepCacheClient) and not reason:
-            return StepCache(checkpointer, found, lull, _near_sums(found, context, settle))
-    if isinstance(found, StepCacheClient):
-        found.close()
+        reason = settle("begin", _why_not(holder), _first_reason)
+        if isinstance(holder, StepCacheClient) and not reason:
+            return StepCache(checkpointer, holder, lull, _near_sums(holder, context, settle))
+    if isinstance(holder, StepCacheClient):
+        holder.close()
     context.emit_once(StepCacheDisabled(reason))
     return None
 
 
-def _why_not(found: Any) -> str:
+def _why_not(holder: Any) -> str:
     """Return the reason for a missing client; empty if there is a client."""
-    if isinstance(found, RankFailure):
-        return found.message
-    return found if isinstance(found, str) else ""
+    if isinstance(holder, RankFailure):
+        return holder.message
+    return holder if isinstance(holder, str) else ""
 
 
 def _near_sums(

@@ -57,12 +57,12 @@ class ProcessIdentity:
             raise ValueError("`process` is not an object")  # noqa: TRY004 - as all readers of records
         if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
             raise ValueError("`process` lacks a field, or a field has another type")
-        found = ProcessIdentity(**{name: fields[name] for name in _FIELDS})
-        if any(len(text) > _TEXT_LENGTH_MAX for text in (found.host, found.boot)):
+        identity = ProcessIdentity(**{name: fields[name] for name in _FIELDS})
+        if any(len(text) > _TEXT_LENGTH_MAX for text in (identity.host, identity.boot)):
             raise ValueError("`process` has a text that is too long or not a text")
-        if any(not 0 <= number < _NUMBER_END for number in (found.pid, found.start_ticks)):
+        if any(not 0 <= number < _NUMBER_END for number in (identity.pid, identity.start_ticks)):
             raise ValueError("`process` has a number out of bounds")
-        return found
+        return identity
 
 
 def identify(pid: int) -> ProcessIdentity | None:

@@ -24,7 +24,7 @@ _WORD = re.compile(r"(?!~)[\w@%+=:,./~-]+")
 
 def redact_userinfo(text: str, instead: str = "***@") -> str:
     """Replace users and secrets in front of a URL's host."""
-    return _USERINFO.sub(lambda found: found[found.lastgroup or 0] + instead, text)
+    return _USERINFO.sub(lambda match: match[match.lastgroup or 0] + instead, text)
 
 
 def redact_secrets(text: str) -> str:

@@ -108,14 +108,14 @@ class StartGuard:
             NothingToResume: The script asked to resume and no place holds a checkpoint.
             StoreError: The store failed.
         """
-        found = checkpoints_in_store(store)
+        checkpoints = checkpoints_in_store(store)
         own_root = local_root(store.url)
         for place in self.places:
             root = local_root(place)
             if root is not None and root != own_root:
-                found += checkpoints_in_folder(root)
-        if found:
-            raise _refusal(found, self.door)
+                checkpoints += checkpoints_in_folder(root)
+        if checkpoints:
+            raise _refusal(checkpoints, self.door)
         if self.requires_checkpoint:
             raise NothingToResume(
                 f"no checkpoint to resume from at {store.url}; nothing was changed",
@@ -196,8 +196,8 @@ def plan_takeover(folder: str) -> TakeoverPlan:
         folder: Output folder of the run; a URL has no candidates.
     """
     root = local_root(folder)
-    found = checkpoints_in_folder(root) if root is not None else []
-    named = [checkpoint for checkpoint in found if _is_step_folder(checkpoint, root)]
+    checkpoints = checkpoints_in_folder(root) if root is not None else []
+    named = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
     intact: list[str] = []
     skipped: list[SkippedFolder] = []
     for checkpoint in sorted(named, key=lambda candidate: _step_of(candidate.path), reverse=True):
@@ -233,13 +233,13 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
     ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
-    found = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
+    checkpoints = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
     others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
     if layout := _layout_of_root(others):
-        return [*found, FoundCheckpoint(url, layout)]
+        return [*checkpoints, FoundCheckpoint(url, layout)]
     kept = [checkpoint for checkpoint in checkpoints_of(others) if _counts(checkpoint)]
     return [
-        *found,
+        *checkpoints,
         *(FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout) for checkpoint in kept),
     ]
 
@@ -293,9 +293,9 @@ def _files_of(root: Path) -> Iterator[tuple[str, int]]:
 
 def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as entries:
             return sorted(
-                (entry for entry in found if _is_there(entry)), key=lambda entry: entry.name
+                (entry for entry in entries if _is_there(entry)), key=lambda entry: entry.name
             )
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
@@ -306,9 +306,11 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
     return entry.is_file() or entry.is_dir(follow_symlinks=False)
 
 
-def _refusal(found: list[FoundCheckpoint], entry_point: Door) -> StartOverRefused:
-    newest = found[0]
-    count = "a checkpoint" if len(found) == 1 else f"{len(found)} checkpoints, the first"
+def _refusal(checkpoints: list[FoundCheckpoint], entry_point: Door) -> StartOverRefused:
+    newest = checkpoints[0]
+    count = (
+        "a checkpoint" if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints, the first"
+    )
     title = _TITLES.get(newest.layout, newest.layout)
     return StartOverRefused(
         f"will not start at step 0: there is {count} at `{newest.path}` ({title}); "
@@ -318,14 +320,14 @@ def _refusal(found: list[FoundCheckpoint], entry_point: Door) -> StartOverRefuse
     )
 
 
-def _continuing(found: FoundCheckpoint, entry_point: Door) -> str:
+def _continuing(checkpoint: FoundCheckpoint, entry_point: Door) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
-    if found.layout == OURS:
-        return f"resilient train --repo {shell_quote(found.path.rpartition('/')[0])} SCRIPT"
-    command = f"resilient train --resume {shell_quote(found.path)} SCRIPT"
-    if found.layout == TRANSFORMERS and entry_point.takes:
-        return f"{command}, or {entry_point.takes.format(path=found.path)}"
-    if found.layout == TRANSFORMERS:
+    if checkpoint.layout == OURS:
+        return f"resilient train --repo {shell_quote(checkpoint.path.rpartition('/')[0])} SCRIPT"
+    command = f"resilient train --resume {shell_quote(checkpoint.path)} SCRIPT"
+    if checkpoint.layout == TRANSFORMERS and entry_point.takes:
+        return f"{command}, or {entry_point.takes.format(path=checkpoint.path)}"
+    if checkpoint.layout == TRANSFORMERS:
         return f"{command} with resilient.train.Trainer"
-    title = _TITLES.get(found.layout, found.layout)
-    return f"load `{found.path}` with {title} in the script, then start with --resume never"
+    title = _TITLES.get(checkpoint.layout, checkpoint.layout)
+    return f"load `{checkpoint.path}` with {title} in the script, then start with --resume never"

@@ -77,12 +77,12 @@ def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
 
     Crash: reads only.
     """
-    found: dict[CheckpointId, dict[str, int]] = {}
+    sizes_by_checkpoint: dict[CheckpointId, dict[str, int]] = {}
     for entry in store.list(CHECKPOINTS):
         split = split_checkpoint_key(entry.key)
         if split:
-            found.setdefault(split[0], {})[split[1]] = entry.size_bytes
-    return found
+            sizes_by_checkpoint.setdefault(split[0], {})[split[1]] = entry.size_bytes
+    return sizes_by_checkpoint
 
 
 def trash_of(
@@ -93,14 +93,14 @@ def trash_of(
     Args:
         folders: Result of ``folders_of``.
     """
-    found: dict[CheckpointId, TrashedManifest] = {}
+    manifests: dict[CheckpointId, TrashedManifest] = {}
     for checkpoint, names in folders.items():
         if MANIFEST not in names:
             marks = filter(None, map(parse_trash, names))
             newest = max(marks, key=lambda mark: (mark.since, mark.until), default=None)
             if newest:
-                found[checkpoint] = newest
-    return found
+                manifests[checkpoint] = newest
+    return manifests
 
 
 def prunes_in(trash: Mapping[CheckpointId, TrashedManifest]) -> tuple[str, ...]:

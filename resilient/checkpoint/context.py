@@ -126,11 +126,13 @@ class PostCommitPlan:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PostCommitPlan:
         """Return the plan that ``to_json`` described."""
-        found = {name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")}
+        ids_by_field = {
+            name: map(parse_checkpoint, value[name]) for name in ("due", "staying", "keep")
+        }
         return PostCommitPlan(
             **{
                 name: tuple(checkpoint for checkpoint in entries if checkpoint)
-                for name, entries in found.items()
+                for name, entries in ids_by_field.items()
             }
         )
 

@@ -82,10 +82,10 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
     """
     if retention.is_empty and not sweeps:
         return RotationPlan((), {})
-    found = scan_and_plan(store, retention, keep, written=written, grace=grace)
-    if written is not None and _is_outrun(written, found.folders):
+    scan = scan_and_plan(store, retention, keep, written=written, grace=grace)
+    if written is not None and _is_outrun(written, scan.folders):
         return RotationPlan((), {})
-    plan = apply_plan(store, found, generation, token)
+    plan = apply_plan(store, scan, generation, token)
     return RotationPlan((), {}) if retention.is_empty else plan
 
 
@@ -145,8 +145,8 @@ def scan_and_plan(
     reason = trouble or unsure or evidence.doubt_newest(known)
     left = held_for_undo(store, known.abandoned, retention.rolled_back)
     known = replace(known, pinned=_joined(pins, own, left), held=reason)
-    found = _scan_of_plan(plan_rotation(retention, known), folders, tags, grace)
-    return _with_needs(store, found, {**evidence.seen, **known.contents})
+    scan = _scan_of_plan(plan_rotation(retention, known), folders, tags, grace)
+    return _with_needs(store, scan, {**evidence.seen, **known.contents})
 
 
 def _scan_of_plan(
@@ -160,36 +160,36 @@ def _scan_of_plan(
 
 
 def _with_needs(
-    store: Store, found: RepositoryScan, contents: Mapping[CheckpointId, CheckpointSummary]
+    store: Store, scan: RepositoryScan, contents: Mapping[CheckpointId, CheckpointSummary]
 ) -> RepositoryScan:
     """Read the references of remaining manifests into the folders from which files would go."""
-    if found.into:
-        once_over = _with_needs(store, replace(found, into=""), contents)
-        found = replace(found, later=once_over.needed)
-    stale = found.stale()
+    if scan.into:
+        once_over = _with_needs(store, replace(scan, into=""), contents)
+        scan = replace(scan, later=once_over.needed)
+    stale = scan.stale()
     if not stale:
-        return found
+        return scan
     oldest = min(checkpoint for checkpoint, _ in stale)
     staying = [
         checkpoint
-        for checkpoint, names in found.folders.items()
+        for checkpoint, names in scan.folders.items()
         if MANIFEST in names
-        and (found.into or checkpoint not in found.plan.doomed)
+        and (scan.into or checkpoint not in scan.plan.doomed)
         and checkpoint > oldest
     ]
     in_trash = {
-        checkpoint: mark for checkpoint, mark in found.trash.items() if checkpoint not in found.over
+        checkpoint: mark for checkpoint, mark in scan.trash.items() if checkpoint not in scan.over
     }
     contents = {**contents, **contents_in_trash(store, in_trash)}
-    needed = needed_by(store, [*staying, *in_trash], contents, found.folders)
+    needed = needed_by(store, [*staying, *in_trash], contents, scan.folders)
     if needed.unknown is None:
-        return replace(found, needed=needed)
+        return replace(scan, needed=needed)
     unsure = f"the dedup references of {needed.unknown} are unknown: {needed.why}"
-    return replace(found, needed=needed, plan=replace(found.plan, unsure=unsure))
+    return replace(scan, needed=needed, plan=replace(scan.plan, unsure=unsure))
 
 
 def apply_plan(
-    store: Store, found: RepositoryScan, generation: int, token: str = ""
+    store: Store, scan: RepositoryScan, generation: int, token: str = ""
 ) -> RotationPlan:
     """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
 
@@ -209,20 +209,20 @@ def apply_plan(
         Fenced: Another claim replaced this one; nothing more was deleted.
         StoreError: A delete failed; committed checkpoints stay committed.
     """
-    plan = found.plan
+    plan = scan.plan
     fsync_leftovers(store)
     for done, checkpoint in enumerate(plan.doomed):
         check_fence(store, generation, token)
-        if list_tags(store) != found.tags:
+        if list_tags(store) != scan.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
-        if found.into:
-            put_in_trash(store, checkpoint, found.into)
+        if scan.into:
+            put_in_trash(store, checkpoint, scan.into)
         store.delete(checkpoint.manifest_key)
-    unneeded = found.unneeded()
+    unneeded = scan.unneeded()
     if unneeded:
         check_fence(store, generation, token)
-    back = empty_expired_trash(store, found.over, unneeded)
+    back = empty_expired_trash(store, scan.over, unneeded)
     if back:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
         return replace(plan, unsure=f"{back} was restored from the trash meanwhile")

@@ -223,8 +223,8 @@ def list_numbers(store: Store) -> list[int]:
 
     Crash: reads only.
     """
-    found = (parse_generation(entry.key) for entry in store.list(GENERATIONS))
-    return sorted(number for number in found if number)
+    numbers = (parse_generation(entry.key) for entry in store.list(GENERATIONS))
+    return sorted(number for number in numbers if number)
 
 
 def list_marks(store: Store) -> list[int]:
@@ -232,8 +232,8 @@ def list_marks(store: Store) -> list[int]:
 
     Crash: reads only.
     """
-    found = (parse_committed(entry.key) for entry in store.list(GENERATIONS))
-    return sorted(number for number in found if number)
+    marks = (parse_committed(entry.key) for entry in store.list(GENERATIONS))
+    return sorted(number for number in marks if number)
 
 
 def mark_committed(store: Store, number: int) -> None:
@@ -368,13 +368,13 @@ def _require_own_record(store: Store, generation: int, token: str) -> None:
         if fields.get("token") == token:
             return
         _decode(fields, key, generation)
-        found = "belongs to another process"
+        problem = "belongs to another process"
     except IntegrityError:
         return
     except KeyNotFound:
-        found = "was deleted"
+        problem = "was deleted"
     raise Fenced(
-        f"the record of generation {generation} at {store.url} {found}: the repository was "
+        f"the record of generation {generation} at {store.url} {problem}: the repository was "
         "restored or replaced while this process ran. This process changed no committed file and "
         "has to stop",
         hint=f"resilient ckpt reflog {shell_quote(store.url)}",

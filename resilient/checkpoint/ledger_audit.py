@@ -373,37 +373,37 @@ def audit(
         KeyNotFound: The checkpoint is gone.
         StoreError: The store failed; a missing answer proves nothing.
     """
-    found = Audit(line[0])
-    anchors = _anchors(store, line, signing, found)
+    result = Audit(line[0])
+    anchors = _anchors(store, line, signing, result)
     anchor = anchors.get(line[0])
     if anchor is None:
-        return found
-    chain = _follow_back(store, *anchor, found)
+        return result
+    chain = _follow_back(store, *anchor, result)
     if not chain:
-        return found
-    found.lives = tuple(sorted({checkpoint.checkpoint.generation for checkpoint in chain}))
+        return result
+    result.lives = tuple(sorted({checkpoint.checkpoint.generation for checkpoint in chain}))
     numbers = list_numbers(store)
-    found.claimed = len(numbers)
+    result.claimed = len(numbers)
     # First: a generation without its record seems to begin elsewhere, which makes the rest wrong.
-    found.flaws += flaws_of_lives(store, numbers, found.lives, found.run_id)
-    found.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
-    found.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
+    result.flaws += flaws_of_lives(store, numbers, result.lives, result.run_id)
+    result.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
+    result.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
     known = {chain[0].opening, *(link for checkpoint in chain for link in checkpoint.links)}
-    found.flaws += _unanchored(chain, known, anchors, line[0])
-    if not found.flaws:
-        _cover(chain, *anchor, found, expected)
-    found.segments = len(chain)
-    found.abandoned = tuple(
-        _abandoned(store, {checkpoint.key for checkpoint in chain}, known, found)
+    result.flaws += _unanchored(chain, known, anchors, line[0])
+    if not result.flaws:
+        _cover(chain, *anchor, result, expected)
+    result.segments = len(chain)
+    result.abandoned = tuple(
+        _abandoned(store, {checkpoint.key for checkpoint in chain}, known, result)
     )
-    return found
+    return result
 
 
 _Anchored = tuple["Manifest", LedgerHead]
 
 
 def _anchors(
-    store: Store, line: Sequence[CheckpointId], signing: SigningPolicy | None, found: Audit
+    store: Store, line: Sequence[CheckpointId], signing: SigningPolicy | None, result: Audit
 ) -> dict[CheckpointId, _Anchored]:
     """Return the ledger head in each manifest; record the manifests that fail verification."""
     anchors = {}
@@ -415,7 +415,7 @@ def _anchors(
                 check_signature(store, manifest, signing)
             anchor = LedgerHead.from_data(manifest.data)
         except (IntegrityError, IncompatibleCheckpoint) as error:
-            found.flaws.append(LedgerProblem(key, 0, error.message))
+            result.flaws.append(LedgerProblem(key, 0, error.message))
             continue
         except KeyNotFound:
             if checkpoint == line[0]:
@@ -424,27 +424,27 @@ def _anchors(
         if anchor is not None:
             anchors[checkpoint] = (manifest, anchor)
         elif checkpoint == line[0]:
-            found.flaws.append(
+            result.flaws.append(
                 LedgerProblem(key, 0, "was saved without a ledger: nothing can be verified")
             )
     return anchors
 
 
 def _follow_back(
-    store: Store, manifest: Manifest, anchor: LedgerHead, found: Audit
+    store: Store, manifest: Manifest, anchor: LedgerHead, result: Audit
 ) -> list[Segment]:
     """Return the segments from the ledger's beginning to the anchor; none if they do not meet."""
-    found.run_id, key = manifest.run_id, anchor.segment
+    result.run_id, key = manifest.run_id, anchor.segment
     named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
     seen: set[str] = set()
     while key:
         if key in seen:
-            found.flaws.append(
+            result.flaws.append(
                 LedgerProblem(named_by, 0, f"names `{key}`, which is already in the chain")
             )
             return []
         seen.add(key)
-        segment = _segment(store, key, named_by, found)
+        segment = _segment(store, key, named_by, result)
         if segment is None:
             return []
         chain.append(segment)
@@ -452,22 +452,24 @@ def _follow_back(
     return chain[::-1]
 
 
-def _segment(store: Store, key: str, named_by: str, found: Audit) -> Segment | None:
+def _segment(store: Store, key: str, named_by: str, result: Audit) -> Segment | None:
     """Return a segment of the chain; record the problem of its bytes."""
     try:
         return read_segment(store, key)
     except KeyNotFound:
-        found.flaws.append(LedgerProblem(key, 0, f"is missing, and `{named_by}` continues from it"))
+        result.flaws.append(
+            LedgerProblem(key, 0, f"is missing, and `{named_by}` continues from it")
+        )
         return None
     except IntegrityError as error:
         sealed = LedgerProblem(key, 0, error.message)
     try:
         altered = read_altered(store, key)
     except (IntegrityError, KeyNotFound):
-        found.flaws.append(sealed)
+        result.flaws.append(sealed)
         return None
     # Its links locate the change, which its seal does not.
-    found.flaws += broken_links(altered) or [sealed]
+    result.flaws += broken_links(altered) or [sealed]
     return None
 
 
@@ -540,35 +542,35 @@ def _cover(
     chain: Sequence[Segment],
     manifest: Manifest,
     anchor: LedgerHead,
-    found: Audit,
+    result: Audit,
     expected: Expected,
 ) -> None:
     """Follow all records; note the first place where they leave out or repeat samples."""
-    found.began = chain[0].start
-    coverage = Coverage(found.began, expected)
+    result.began = chain[0].start
+    coverage = Coverage(result.began, expected)
     for segment in chain:
-        if (segment.start, segment.before) != (coverage.place, found.records):
+        if (segment.start, segment.before) != (coverage.place, result.records):
             claim = f"{segment.start} after {segment.before} records"
-            problem = f"starts at {claim}, but follows {coverage.place}, {found.records} records"
-            found.flaws.append(LedgerProblem(segment.key, 0, problem))
+            problem = f"starts at {claim}, but follows {coverage.place}, {result.records} records"
+            result.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
         for number, row in enumerate(segment.rows, 1):
             try:
                 coverage.follow(row)
             except LedgerGap as gap:
-                found.flaws.append(LedgerProblem(segment.key, number, str(gap)))
+                result.flaws.append(LedgerProblem(segment.key, number, str(gap)))
                 return
-            found.records += 1
+            result.records += 1
         if segment.stop != coverage.place:
             problem = f"states its end as {segment.stop}, but ends at {coverage.place}"
-            found.flaws.append(LedgerProblem(segment.key, 0, problem))
+            result.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
-    problem = _ends_elsewhere(coverage, manifest, anchor, found.records)
+    problem = _ends_elsewhere(coverage, manifest, anchor, result.records)
     if problem:
-        found.flaws.append(LedgerProblem(manifest.checkpoint.manifest_key, 0, problem))
-    found.place, found.idle = coverage.place, coverage.idle
-    found.ranks, found.left_out = tuple(coverage.ranks), coverage.left_out
-    found.epochs = tuple(coverage.epochs[epoch] for epoch in sorted(coverage.epochs))
+        result.flaws.append(LedgerProblem(manifest.checkpoint.manifest_key, 0, problem))
+    result.place, result.idle = coverage.place, coverage.idle
+    result.ranks, result.left_out = tuple(coverage.ranks), coverage.left_out
+    result.epochs = tuple(coverage.epochs[epoch] for epoch in sorted(coverage.epochs))
 
 
 def _ends_elsewhere(
@@ -589,7 +591,7 @@ def _ends_elsewhere(
     return ""
 
 
-def _abandoned(store: Store, chain: set[str], known: set[str], found: Audit) -> list[Abandoned]:
+def _abandoned(store: Store, chain: set[str], known: set[str], result: Audit) -> list[Abandoned]:
     """Return the steps in segments outside the chain that the chain does not have."""
     lost = []
     for key in list_segments(store):
@@ -600,9 +602,9 @@ def _abandoned(store: Store, chain: set[str], known: set[str], found: Audit) -> 
         except KeyNotFound:
             continue
         except IntegrityError as error:
-            found.flaws.append(LedgerProblem(key, 0, error.message))
+            result.flaws.append(LedgerProblem(key, 0, error.message))
             continue
-        found.flaws += broken_links(segment)
+        result.flaws += broken_links(segment)
         pairs = zip(segment.rows, segment.links, strict=True)
         steps = [json.loads(row) for row, link in pairs if link not in known]
         steps = [step for step in steps if step[0] == "step"]

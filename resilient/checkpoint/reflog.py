@@ -151,7 +151,7 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
     """
     numbers = list_numbers(store)
     generations: dict[int, Generation | None] = {}
-    found = set()
+    checkpoints = set()
     for checkpoint in abandoned:
         for number in (number for number in numbers if number > checkpoint.generation):
             if number not in generations:
@@ -161,9 +161,9 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
                 generation.parent is None or generation.parent < checkpoint
             ):
                 if generation.cause in BY_HAND:
-                    found.add(checkpoint)
+                    checkpoints.add(checkpoint)
                 break
-    return found
+    return checkpoints
 
 
 def held_for_undo(

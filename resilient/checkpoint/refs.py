@@ -91,8 +91,8 @@ def list_tags(store: Store) -> tuple[str, ...]:
 
     Crash: reads only.
     """
-    found = (parse_tag(entry.key) for entry in store.list(TAGS))
-    return tuple(sorted(name for name in found if name))
+    names = (parse_tag(entry.key) for entry in store.list(TAGS))
+    return tuple(sorted(name for name in names if name))
 
 
 def read_tag(store: Store, name: str) -> Tag:
@@ -130,13 +130,13 @@ def read_tags(store: Store) -> list[Tag]:
     Raises:
         IntegrityError: A tag is damaged, so it is unknown what it protects.
     """
-    found = []
+    tags = []
     for name in list_tags(store):
         try:
-            found.append(read_tag(store, name))
+            tags.append(read_tag(store, name))
         except KeyNotFound:
             continue
-    return found
+    return tags
 
 
 def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) -> Tag:
@@ -262,7 +262,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
         *known.candidates,
         *(checkpoint for checkpoint in checkpoints if checkpoint not in known.candidates),
     ]
-    found = (
+    matches = (
         _by_position(order, ref)
         or _by_name(order, ref)
         or _by_tag(store, order, ref)
@@ -271,9 +271,9 @@ def resolve(store: Store, ref: str) -> CheckpointId:
         or _by_metric(store, known, ref)
         or _by_root(store, order, ref)
     )
-    if found is None:
+    if matches is None:
         raise absent(store, ref)
-    return found
+    return matches
 
 
 def absent(store: Store, ref: str) -> NothingToResume:
@@ -365,20 +365,20 @@ def _wish(metric: str, store: Store) -> BestOf:
 def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId | None:
     if not _ROOT.fullmatch(ref):
         return None
-    found = []
+    matches = []
     for checkpoint in order:
         try:
             root = read_manifest(store, checkpoint).root
         except (IntegrityError, KeyNotFound):
             continue
         if root.startswith(ref):
-            found.append(checkpoint)
-    if len(found) > 1:
+            matches.append(checkpoint)
+    if len(matches) > 1:
         raise UsageError(
-            f"`{ref}` matches {len(found)} checkpoints",
+            f"`{ref}` matches {len(matches)} checkpoints",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
-    return found[0] if found else None
+    return matches[0] if matches else None
 
 
 def _by_life(store: Store, ref: str) -> CheckpointId | None:

@@ -104,15 +104,15 @@ def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
 
     Crash: reads only.
     """
-    found = []
+    siblings = []
     for checkpoint in committed(store):
         if checkpoint == manifest.checkpoint:
             continue
         with suppress(IntegrityError, KeyNotFound, IncompatibleCheckpoint):
             other = SiblingSource(store, manifest, read_manifest(store, checkpoint))
             if any(_shares(other, file) for file in manifest.files):
-                found.append(other)
-    return found
+                siblings.append(other)
+    return siblings
 
 
 def _shares(other: SiblingSource, entry: FileEntry) -> bool:
@@ -244,14 +244,14 @@ def plan_repair(
         return RepairPlan(
             checkpoint, None, None, (), (UnrepairableFile(MANIFEST, "damaged, and no copy"),)
         )
-    found = [
+    damaged_files = [
         _with_first_bytes(store, manifest, damage) for damage in damages(store, manifest, "full")
     ]
     near: list[Store | SiblingSource] = [*others]
-    near += siblings_of(store, manifest) if found else []
-    left = {damage.finding.file: _not_elsewhere(damage, manifest, near) for damage in found}
+    near += siblings_of(store, manifest) if damaged_files else []
+    left = {damage.finding.file: _not_elsewhere(damage, manifest, near) for damage in damaged_files}
     losses = []
-    for damage in found:
+    for damage in damaged_files:
         name, problem = damage.finding.file, damage.finding.problem
         if can_reconstruct(manifest, name, left):
             fixes = [
@@ -367,14 +367,14 @@ def _copies(
     store: Store, checkpoint: CheckpointId, others: Sequence[Store]
 ) -> list[tuple[bytes, str]]:
     """Return whole copies of a manifest with their sources, the nearest first."""
-    found = []
+    copies = []
     with suppress(KeyNotFound, IntegrityError):
-        found.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
+        copies.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
     for other in others:
         with suppress(KeyNotFound, IntegrityError):
             if _same_life(store, other, checkpoint.generation):
-                found.append((_bytes_of(other, checkpoint), other.url))
-    return found
+                copies.append((_bytes_of(other, checkpoint), other.url))
+    return copies
 
 
 def _bytes_of(store: Store, checkpoint: CheckpointId) -> bytes:

@@ -244,16 +244,16 @@ def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
 
 def _ledger(store: Store, manifest: Manifest) -> tuple[tuple[Segment, ...], str]:
     """Return the segments up to a checkpoint, newest first, and why there are no more."""
-    found: dict[str, Segment] = {}
+    segments: dict[str, Segment] = {}
     try:
         anchor = LedgerHead.from_data(manifest.data)
         key = anchor.segment if anchor else ""
-        while key and key not in found:
-            found[key] = read_segment(store, key)
-            key = found[key].previous
+        while key and key not in segments:
+            segments[key] = read_segment(store, key)
+            key = segments[key].previous
     except (IntegrityError, KeyNotFound) as error:
-        return tuple(found.values()), error.message
-    return tuple(found.values()), ""
+        return tuple(segments.values()), error.message
+    return tuple(segments.values()), ""
 
 
 def _carry(

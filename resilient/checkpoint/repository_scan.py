@@ -89,8 +89,8 @@ def contents_of(
 
     Crash: reads only.
     """
-    found = {checkpoint: content_of(store, checkpoint, folders) for checkpoint in checkpoints}
-    return {checkpoint: content for checkpoint, content in found.items() if content is not None}
+    contents = {checkpoint: content_of(store, checkpoint, folders) for checkpoint in checkpoints}
+    return {checkpoint: content for checkpoint, content in contents.items() if content is not None}
 
 
 def content_of(
@@ -124,18 +124,18 @@ def contents_in_trash(
 
     Crash: reads only.
     """
-    found = {}
+    contents = {}
     for checkpoint, mark in trash.items():
         try:
             manifest = read_in_trash(store, checkpoint, mark)
         except KeyNotFound:
             continue
         except (IntegrityError, IncompatibleCheckpoint) as error:
-            found[checkpoint] = CheckpointSummary(problem=error.message, refers=None)
+            contents[checkpoint] = CheckpointSummary(problem=error.message, refers=None)
             continue
         refers = frozenset(file.name for file in manifest.files if file.origin)
-        found[checkpoint] = CheckpointSummary(manifest.created_at, refers=refers)
-    return found
+        contents[checkpoint] = CheckpointSummary(manifest.created_at, refers=refers)
+    return contents
 
 
 def absent_of(manifest: Manifest, folders: Folders) -> str:

@@ -142,11 +142,11 @@ def read_resume_facts(
         return ResumeFacts(resume_option, is_first)
     numbers, marks, folders = list_numbers(store), set(list_marks(store)), folders_of(store)
     whole = {checkpoint.generation for checkpoint, names in folders.items() if MANIFEST in names}
-    found = []
+    facts = []
     for number in sorted({*numbers, *whole, *marks}):
         is_ours, parent = _owner(store, number, starts)
-        found.append(GenerationFacts(number, is_ours, parent, number in whole, number in marks))
-    return ResumeFacts(resume_option, is_first, tuple(found))
+        facts.append(GenerationFacts(number, is_ours, parent, number in whole, number in marks))
+    return ResumeFacts(resume_option, is_first, tuple(facts))
 
 
 def _owner(

@@ -204,7 +204,7 @@ def resolve_collectively(context: CheckpointContext, topic: str, ref: str) -> Ch
     """
 
     def rule(_: object) -> list[int]:
-        found = resolve(context.store, ref)
-        return [found.generation, found.step]
+        checkpoint = resolve(context.store, ref)
+        return [checkpoint.generation, checkpoint.step]
 
     return CheckpointId(*agree(context.comms, topic, None, rule, context.limits.within_seconds))

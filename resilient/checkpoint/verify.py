@@ -191,13 +191,15 @@ def verify(
         return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
     looks_at_signature = signing.is_required or level != "quick"
     findings = _verify_signature(store, manifest, signing, level) if looks_at_signature else []
-    found = damages(store, manifest, level)
-    chunks = {damage.finding.file: damage.chunks for damage in found if damage.chunks is not None}
+    all_findings = damages(store, manifest, level)
+    chunks = {
+        damage.finding.file: damage.chunks for damage in all_findings if damage.chunks is not None
+    }
     fix = repair_command(store, checkpoint)
     repairs = {True: fix, False: f"{fix} --from COPY"}
     findings += [
         replace(damage.finding, fix=repairs[can_reconstruct(manifest, damage.finding.file, chunks)])
-        for damage in found
+        for damage in all_findings
     ]
     problem = copy_problem(store, checkpoint, level) if manifest.parity else ""
     if problem:
@@ -381,11 +383,11 @@ def verify_records(store: Store, level: Level = "full") -> list[Finding]:
     Raises:
         StoreError: The store failed.
     """
-    found = [*_without_manifest(store)]
+    findings = [*_without_manifest(store)]
     if level == "quick":
-        return found
-    found += _unreadable(store)
-    return [*found, *_contradictions(store)] if level == "deep" else found
+        return findings
+    findings += _unreadable(store)
+    return [*findings, *_contradictions(store)] if level == "deep" else findings
 
 
 def _without_manifest(store: Store) -> Iterator[Finding]:
@@ -558,28 +560,28 @@ def read_sample(
     chunk_count = -(-len(chunks) * share // 1)
     selected = random.sample(chunks, min(len(chunks), int(chunk_count)))
     of_bytes = sum(checkpoint.size_bytes for checkpoint in selected)
-    found = VerifySample(
+    sample = VerifySample(
         of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
     )
     for chunk in selected:
-        if not goes_on(found.size_bytes, of_bytes):
+        if not goes_on(sample.size_bytes, of_bytes):
             break
         problem = _problem(store, chunk)
-        found.chunks += 1
-        found.size_bytes += chunk.size_bytes
+        sample.chunks += 1
+        sample.size_bytes += chunk.size_bytes
         for manifest in chunk.manifests if problem else ():
-            found.findings[manifest.checkpoint].append(_finding(store, manifest, chunk, problem))
-    return found
+            sample.findings[manifest.checkpoint].append(_finding(store, manifest, chunk, problem))
+    return sample
 
 
 def _chunks(manifests: Sequence[Manifest]) -> list[_Chunk]:
-    found: dict[tuple[str, int], _Chunk] = {}
+    chunks: dict[tuple[str, int], _Chunk] = {}
     for manifest in manifests:
         for entry in manifest.files:
             for number in range(len(entry.chunks)):
                 key = manifest.key(entry.name), number
-                found.setdefault(key, _Chunk(entry, number, [])).manifests.append(manifest)
-    return list(found.values())
+                chunks.setdefault(key, _Chunk(entry, number, [])).manifests.append(manifest)
+    return list(chunks.values())
 
 
 def _problem(store: Store, chunk: _Chunk) -> str:

@@ -238,15 +238,15 @@ def _opaque(
 
 def _severity(change: TensorChange) -> tuple[float, str]:
     """Return a sort key: unreadable, then unequal NaN or infinities, most different, equal."""
-    found = change.measures
-    if found is None:
+    measures = change.measures
+    if measures is None:
         return -float("inf"), change.name
     if change.is_equal:
         return 1.0, change.name
-    if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
+    if measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]:
         # larger than any finite distance
         return -1e301, change.name
-    return -(found.relative if found.relative is not None else 1e300), change.name
+    return -(measures.relative if measures.relative is not None else 1e300), change.name
 
 
 def _fields(
@@ -409,9 +409,9 @@ class _Tensors:
             return TensorChange(
                 name, left.part, shapes, dtypes, None, False if is_known_to_differ else None, why
             )
-        found = self._meters[number].result()
-        is_equal = found.changed == 0 and left.dtype == right.dtype and left.shape == right.shape
-        return TensorChange(name, left.part, shapes, dtypes, found, is_equal)
+        measures = self._meters[number].result()
+        is_equal = measures.changed == 0 and left.dtype == right.dtype and left.shape == right.shape
+        return TensorChange(name, left.part, shapes, dtypes, measures, is_equal)
 
 
 def _incomparable(left: Tensor, right: Tensor) -> str:

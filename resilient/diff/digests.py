@@ -62,14 +62,14 @@ class Digests:
         self._read[name] = self._read.get(name, 0) + size_bytes
         if self._read[name] > _READ_TIMES_MAX * self._listing.sizes.get(name, 0):
             raise Unreadable(f"`{name}` has overlapping storages")
-        found = hashlib.blake2b(digest_size=20)
+        hasher = hashlib.blake2b(digest_size=20)
         for at in range(start, start + size_bytes, _BLOCK_BYTES):
             length = min(_BLOCK_BYTES, start + size_bytes - at)
             data = self._folder.read(name, at, length)
             if len(data) != length:
                 raise Unreadable(f"`{name}` ends too early")
-            found.update(data)
-        self._cache[key] = found.digest()
+            hasher.update(data)
+        self._cache[key] = hasher.digest()
         return self._cache[key]
 
     def of_file(self, name: str) -> bytes:
@@ -158,10 +158,10 @@ def _plain(value: Any) -> bytes:
 
 
 def _hashed(kind: str, *parts: bytes) -> bytes:
-    found = hashlib.blake2b(kind.encode(), digest_size=20)
+    hasher = hashlib.blake2b(kind.encode(), digest_size=20)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.digest()
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.digest()
 
 
 DEPTH_MAX = 64

@@ -53,8 +53,8 @@ _KEPT = ("_last_lr", "_step_count")
 
 def place_of(path: str) -> tuple[str, str]:
     """Return the section and the name of a value by its path; no section if it is no field."""
-    _, found, rest = path.rpartition("param_groups.")
-    if found:
+    _, marker, rest = path.rpartition("param_groups.")
+    if marker:
         return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
     # Values of one parameter are state, which is compared as tensors.
     is_state = re.search(r"(?:^|\.)state\.", path)
@@ -154,15 +154,15 @@ def opaque_in(
         StoreError: A file could not be read.
     """
     reader = _OpaqueReader(folder, listing, tensors, known)
-    found: dict[str, Opaque] = {}
+    opaque_values: dict[str, Opaque] = {}
     for name in sorted(listing.sizes):
         label = "" if listing.is_file else _label(name, known.prefix)
         is_cut = bool(known.prefix or label != name) and bool(_OF_A_RANK.search(name))
         for path, digest in reader.of_file(name):
             place = f"{label}: {path}" if label and path else label or path or "the file"
-            found[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
+            opaque_values[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
     notes = [f"{value}: {listing.why_unread(value)}" for value in listing.outside]
-    return found, [*reader.notes, *notes]
+    return opaque_values, [*reader.notes, *notes]
 
 
 def _label(name: str, prefix: str) -> str:
@@ -403,11 +403,11 @@ class _ContentReader:
         if prefix is None:
             return self._contents.tensors, self._named_order()
         try:
-            found = gathered(self._folder, self._listing, prefix)
+            tensors = gathered(self._folder, self._listing, prefix)
         except Unreadable as error:
             self.notes.append(f"{prefix or '.'}: {error}; its state is compared rank by rank")
             return self._contents.tensors, ()
-        return found, self._engine_order(prefix)
+        return tensors, self._engine_order(prefix)
 
     def _engine(self) -> str | None:
         if self._contents.layout not in _WITH_ENGINE:
@@ -459,7 +459,7 @@ class _ContentReader:
         state = self._json(_STATE)
         history = state.pop(_HISTORY, None)
         self.history = tuple(history) if isinstance(history, list) else ()
-        found = {
+        fields = {
             CONFIG: dict(to_plain(self._config())),
             MODEL_CONFIG: dict(plain_leaves(self._json("config.json"))),
             SOFTWARE: dict(self._contents.versions),
@@ -471,8 +471,8 @@ class _ContentReader:
         for path, value in self._loose():
             section, name = place_of(path)
             if section:
-                found[section][name] = value
-        return found
+                fields[section][name] = value
+        return fields
 
     def _config(self) -> Any:
         archive = self._open(_ARGUMENTS)
@@ -517,16 +517,18 @@ class _ContentReader:
 
     def random(self) -> dict[tuple[int, str], RngState]:
         """Return the states of all generators."""
-        found: dict[tuple[int, str], RngState] = {}
+        random_states: dict[tuple[int, str], RngState] = {}
         for name in self._listing.sizes:
             match = _RANDOM.fullmatch(name)
             archive = self._open(name) if match else None
             if match and archive and isinstance(archive.value, dict):
                 rank = int(match[1] or match[2] or 0)
                 states = list(self._states(archive))
-                found |= {(rank, kind): state for kind, state in states if state is not None}
+                random_states |= {
+                    (rank, kind): state for kind, state in states if state is not None
+                }
                 self._streams[name] = _streams(archive.value, states)
-        return found
+        return random_states
 
     def _states(self, archive: Archive) -> Iterator[tuple[str, RngState | None]]:
         value = {_OF_ACCELERATE.get(name, name): state for name, state in archive.value.items()}

@@ -129,10 +129,10 @@ def verify_foreign(
     Raises:
         StoreError: A file could not be read.
     """
-    found = [*check_bytes(folder, listing), *_dangers(folder, listing)]
+    findings = [*check_bytes(folder, listing), *_dangers(folder, listing)]
     # Weights without an optimizer are not damaged.
     fatal = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
-    broken = [*(problem for problem in found if problem.what != BEHIND), *fatal]
+    broken = [*(problem for problem in findings if problem.what != BEHIND), *fatal]
     spoiled = {problem.place for problem in broken}
     near = ReadAhead(folder, listing)
     # Numbers of a damaged file do not show what was saved.
@@ -142,7 +142,7 @@ def verify_foreign(
         if tensor.part in (MODEL, OPTIMIZER) and not spoiled & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
-    return (*found, *_odd_numbers(near, listing, tensors, buffers), *stale)
+    return (*findings, *_odd_numbers(near, listing, tensors, buffers), *stale)
 
 
 RISKS = "resilient ckpt scan {path}"
@@ -176,9 +176,9 @@ def _odd_numbers(
 ) -> Iterator[Problem]:
     spared: set[str] = set()
     steps: dict[Tensor, float] = {}
-    found = list(islice(_each(near, listing, tensors, spared, steps, buffers), _NAMED_MAX))
-    yield from found
-    if len(found) == _NAMED_MAX:
+    problems = list(islice(_each(near, listing, tensors, spared, steps, buffers), _NAMED_MAX))
+    yield from problems
+    if len(problems) == _NAMED_MAX:
         return  # not all tensors were scanned
     yield from _out_of_step(steps)
     weights = {name: None for tensor in tensors if tensor.part == MODEL for name in tensor.files}

@@ -108,17 +108,17 @@ class _Reader:
 
     def trees(self) -> dict[str, Any]:
         """Return the plain values of each part."""
-        found: dict[str, Any] = {}
+        trees: dict[str, Any] = {}
         for part in self._manifest.parts:
             try:
-                found[part.name] = value_of(self._tree(part))
+                trees[part.name] = value_of(self._tree(part))
             except KeyError:
                 self.notes.append(f"{part.document}: nothing in it is of `{part.name}`")
             except KeyNotFound:
                 self.notes.append(f"{part.document}: it is missing")
             except (Unreadable, ValueError, TypeError) as error:
                 self.notes.append(f"{part.document}: {error}")
-        return found
+        return trees
 
     def _tree(self, part: PartEntry) -> Any:
         if part.scope == "rank":
@@ -139,7 +139,7 @@ class _Reader:
     def opaque(self, trees: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Opaque]:
         """Return state that is neither a field nor a tensor, by part."""
         digests = Digests(self._folder, self._listing)
-        found: dict[str, Opaque] = {}
+        opaque_values: dict[str, Opaque] = {}
         for name, tree in trees.items():
             if kinds[name] == OPTIMIZER:
                 rest = {path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)}
@@ -147,8 +147,10 @@ class _Reader:
                 rest = self._unread(tree)
             else:
                 continue
-            found |= {f"{name}.{key}": Opaque(digests.of_value(leaf)) for key, leaf in rest.items()}
-        return found
+            opaque_values |= {
+                f"{name}.{key}": Opaque(digests.of_value(leaf)) for key, leaf in rest.items()
+            }
+        return opaque_values
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the states of unknown generators; for a tensor its bytes."""
@@ -248,7 +250,7 @@ def _fields(
     kinds: Mapping[str, str],
     groups: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {
+    fields: dict[str, dict[str, Any]] = {
         CONFIG: dict(plain_leaves(dict(manifest.config))),
         MODEL_CONFIG: {},
         SOFTWARE: dict(plain_leaves(dict(manifest.software))),
@@ -261,16 +263,16 @@ def _fields(
         if kinds[name] != OTHER or _RANDOM.fullmatch(name):
             continue
         if isinstance(tree, dict) and "last_epoch" in tree:
-            found[SCHEDULE].update(plain_leaves(tree))
+            fields[SCHEDULE].update(plain_leaves(tree))
         elif name == _STATE_OF_TRAINER and isinstance(tree, dict):
-            found[TRAINER].update(plain_leaves({**tree, _HISTORY: {}}))
+            fields[TRAINER].update(plain_leaves({**tree, _HISTORY: {}}))
         elif name == MODEL_CONFIG:
             # A Trainer has a part of this name.
-            found[MODEL_CONFIG].update(plain_leaves(tree))
+            fields[MODEL_CONFIG].update(plain_leaves(tree))
         else:
-            found[TRAINER].update(plain_leaves({name: tree}))
-    found[TRAINER].pop(_HISTORY, None)
-    return found
+            fields[TRAINER].update(plain_leaves({name: tree}))
+    fields[TRAINER].pop(_HISTORY, None)
+    return fields
 
 
 def _groups(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
@@ -297,5 +299,5 @@ def _order(trees: Mapping[str, Any], kinds: Mapping[str, str]) -> Iterator[str]:
 
 def _history(trees: Mapping[str, Any]) -> tuple[Any, ...]:
     state = trees.get(_STATE_OF_TRAINER)
-    found = state.get(_HISTORY) if isinstance(state, dict) else None
-    return tuple(found) if isinstance(found, list) else ()
+    history = state.get(_HISTORY) if isinstance(state, dict) else None
+    return tuple(history) if isinstance(history, list) else ()

@@ -75,15 +75,15 @@ def compare(
     before: Mapping[tuple[int, str], RngState], after: Mapping[tuple[int, str], RngState]
 ) -> tuple[RandomChange, ...]:
     """Compare each generator of both sides."""
-    found = []
+    changes = []
     for rank, kind in sorted({*before, *after}):
         left, right = before.get((rank, kind)), after.get((rank, kind))
         if left is None or right is None:
-            found.append(RandomChange(rank, kind, None, is_in="a" if right is None else "b"))
+            changes.append(RandomChange(rank, kind, None, is_in="a" if right is None else "b"))
             continue
         draws = draws_between(left, right)
-        found.append(RandomChange(rank, kind, _normal(left) == _normal(right), draws))
-    return tuple(found)
+        changes.append(RandomChange(rank, kind, _normal(left) == _normal(right), draws))
+    return tuple(changes)
 
 
 def draws_between(before: RngState, after: RngState) -> int | None:
@@ -130,10 +130,10 @@ def _following(words: bytes) -> bytes:
 
 
 def _generator(words: bytes) -> Any:
-    found = np.random.MT19937()
+    generator = np.random.MT19937()
     key = np.frombuffer(words, "<u4").astype(np.uint32)
-    found.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": WORDS}}
-    return found
+    generator.state = {"bit_generator": "MT19937", "state": {"key": key, "pos": WORDS}}
+    return generator
 
 
 def _packed(words: Any) -> bytes:

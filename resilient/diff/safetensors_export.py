@@ -71,7 +71,7 @@ def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
     Names are those of the module. Wrappers are removed, and the key under which a script passed its
     state to torch's DCP, which prefixes each name with it.
     """
-    found: dict[str, Tensor] = {}
+    tensor_by_name: dict[str, Tensor] = {}
     tensors = [tensor for tensor in side.tensors if tensor.part == part]
     key = f"{part}."
     is_joined = side.layout == _JOINS and all(tensor.name.startswith(key) for tensor in tensors)
@@ -81,8 +81,8 @@ def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
                 f"`{tensor.name}` is of {tensor.dtype}, which is not a whole number of bytes"
             )
         name = bare(tensor.name)
-        found.setdefault(name.removeprefix(key) if is_joined else name, tensor)
-    return found
+        tensor_by_name.setdefault(name.removeprefix(key) if is_joined else name, tensor)
+    return tensor_by_name
 
 
 def _head(side: CheckpointView, tensors: Mapping[str, Tensor]) -> bytes:

@@ -63,9 +63,9 @@ def stale_copies(
             if 0 < listing.sizes.get(name, 0) == older.sizes.get(name)
             and _same(folder, other, name, listing.sizes[name])
         ]
-        found = read_layout(other, older) if alike else None
+        older_layout = read_layout(other, older) if alike else None
         has_scaler = _SCALER in listing.sizes
-        if found is None or not _is_moved(contents, found, has_scaler=has_scaler):
+        if older_layout is None or not _is_moved(contents, older_layout, has_scaler=has_scaler):
             continue
         step = other.url.rstrip("/").rpartition("/")[2]
         for name in alike:
@@ -85,7 +85,7 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
     moved = {
         tensor.name.rpartition(".")[0] for tensor in contents.tensors if tensor.part == OPTIMIZER
     }
-    found = {}
+    part_by_file = {}
     for name in files:
         weights_in_file = [weight for weight in weights if name in weight.files]
         is_narrow = all(tensor.dtype in _NARROW for tensor in weights_in_file)
@@ -97,11 +97,11 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
         else:
             is_trained = len(files) == 1 or optimizer.states >= len(weights)
         if is_trained:
-            found[name] = MODEL
+            part_by_file[name] = MODEL
     for tensor in contents.tensors:
         if tensor.part == OPTIMIZER and tensor.elements > 1:
-            found |= {name: OPTIMIZER for name in tensor.files if name not in found}
-    return found
+            part_by_file |= {name: OPTIMIZER for name in tensor.files if name not in part_by_file}
+    return part_by_file
 
 
 def _owner(name: str) -> str:

@@ -81,28 +81,28 @@ def _prefixes(value: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple
     for left in _candidates(value):
         cut = _shapes(value, left)
         for right, named in rights.items():
-            found = len(cut & named)
-            if found > most:
-                best, most = (left, right), found
+            match_count = len(cut & named)
+            if match_count > most:
+                best, most = (left, right), match_count
     return best
 
 
 def _candidates(names: Mapping[str, Tensor]) -> list[str]:
     """Return candidate prefixes: none, the most common first words, and the shared prefix."""
     firsts = Counter(name.partition(".")[0] for name in names if "." in name)
-    found = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
+    prefixes = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
     shared = _shared(names)
-    return list(dict.fromkeys([*found, *shared]))
+    return list(dict.fromkeys([*prefixes, *shared]))
 
 
 def _shared(names: Iterable[str]) -> list[str]:
     words = [name.split(".")[:-1] for name in names]
-    found: list[str] = []
+    notes: list[str] = []
     for column in zip(*words, strict=False):
         if len(set(column)) > 1:
             break
-        found.append((found[-1] if found else "") + f"{column[0]}.")
-    return found
+        notes.append((notes[-1] if notes else "") + f"{column[0]}.")
+    return notes
 
 
 def _shapes(names: Mapping[str, Tensor], prefix: str) -> set[tuple[str, tuple[int, ...]]]:
@@ -110,12 +110,12 @@ def _shapes(names: Mapping[str, Tensor], prefix: str) -> set[tuple[str, tuple[in
 
 
 def _keyed(side: CheckpointView, prefix: str) -> dict[Key, Tensor]:
-    found: dict[Key, Tensor] = {}
+    tensor_by_key: dict[Key, Tensor] = {}
     for tensor in side.tensors:
         key = _key(tensor, prefix)
         # Two tensors that would get the same key keep their own names.
-        found[(tensor.part, tensor.name, "") if key in found else key] = tensor
-    return found
+        tensor_by_key[(tensor.part, tensor.name, "") if key in tensor_by_key else key] = tensor
+    return tensor_by_key
 
 
 def _key(tensor: Tensor, prefix: str) -> Key:
@@ -158,18 +158,21 @@ def _by_name(
 
 
 def _numbers(keys: Mapping[Key, Tensor]) -> bool:
-    found = [name for part, name, slot in keys if part == OPTIMIZER and slot]
-    return bool(found) and all(name.isdecimal() for name in found)
+    names = [name for part, name, slot in keys if part == OPTIMIZER and slot]
+    return bool(names) and all(name.isdecimal() for name in names)
 
 
 def _fits(
     numbered: Mapping[Key, Tensor], named: Mapping[Key, Tensor], order: Sequence[str]
 ) -> bool:
     """Return True if each number's state has the shapes of the name at its position."""
-    found = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
-    if not found or max(int(name) for _, name, _ in found) >= len(order):
+    optimizer_keys = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
+    if not optimizer_keys or max(int(name) for _, name, _ in optimizer_keys) >= len(order):
         return False
-    pairs = [(numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2]))) for key in found]
+    pairs = [
+        (numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2])))
+        for key in optimizer_keys
+    ]
     shapes = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]
     return len(shapes) * 2 > len(pairs) and all(left == right for left, right in shapes)
 

@@ -59,9 +59,9 @@ class ReadAhead:
         if length >= AHEAD_BYTES:
             return self._folder.read(name, start, length)
         first, last = start // AHEAD_BYTES, (start + max(length, 1) - 1) // AHEAD_BYTES
-        found = b"".join(self._block(name, number) for number in range(first, last + 1))
+        data = b"".join(self._block(name, number) for number in range(first, last + 1))
         offset = start - first * AHEAD_BYTES
-        return found[offset : offset + length]
+        return data[offset : offset + length]
 
     def _block(self, name: str, number: int) -> bytes:
         key = (name, number)
@@ -112,16 +112,16 @@ class Elements:
             Unreadable: A file is damaged or ends too early.
             StoreError: A file could not be read.
         """
-        found = np.empty((count, self.item_bytes), np.uint8)
+        values = np.empty((count, self.item_bytes), np.uint8)
         place = 0
         for box in flat_regions(self._tensor.shape, start, count):
-            room = found[place : place + box.size].reshape(*box.lengths, self.item_bytes)
+            room = values[place : place + box.size].reshape(*box.lengths, self.item_bytes)
             for number, piece in enumerate(self._tensor.pieces):
                 shared = intersect(piece.region, box)
                 if shared is not None:
                     self._fill(room, box, number, shared)
             place += box.size
-        return found
+        return values
 
     def _fill(self, room: NDArray[np.uint8], box: Region, number: int, shared: Region) -> None:
         """Copy the part of a piece that is in a box to its place."""
@@ -170,8 +170,8 @@ class Elements:
         flat = np.frombuffer(data, np.uint8)
         steps = (*(stride * self.item_bytes for stride in strides), 1)
         shape = (*lengths, self.item_bytes)
-        found = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
-        return found[..., ::-1] if piece.is_swapped else found
+        view = np.lib.stride_tricks.as_strided(flat, shape, steps, writeable=False)
+        return view[..., ::-1] if piece.is_swapped else view
 
 
 def _is_row_major(piece: Piece) -> bool:

@@ -93,8 +93,8 @@ def ranks(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
     bits: NDArray[Any] = data.view(f"<i{width}")
     sign: NDArray[Any] = bits >> (8 * width - 1)  # -1 for negative numbers
     size: NDArray[Any] = bits & ((1 << (8 * width - 1)) - 1)
-    found: NDArray[Any] = (size ^ sign) - sign
-    return found
+    ordered_bits: NDArray[Any] = (size ^ sign) - sign
+    return ordered_bits
 
 
 def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
@@ -246,12 +246,12 @@ class SummaryAccumulator:
         self._low, self._high = math.inf, -math.inf
         self._mean = self._squared_deviation = self._squares = 0.0
 
-    def add(self, found: NDArray[np.float64]) -> NDArray[np.float64]:
+    def add(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
         """Add numbers, and return the finite ones."""
-        self._nans += int(np.isnan(found).sum())
-        self._infinite += int(np.isinf(found).sum())
-        self._zeros += int((found == 0).sum())
-        finite = found[np.isfinite(found)]
+        self._nans += int(np.isnan(numbers).sum())
+        self._infinite += int(np.isinf(numbers).sum())
+        self._zeros += int((numbers == 0).sum())
+        finite = numbers[np.isfinite(numbers)]
         if not finite.size:
             return finite
         self._low = min(self._low, float(finite.min()))
@@ -329,10 +329,10 @@ class HistogramBins:
 
     def at_most(self, cells: int) -> HistogramBins:
         """Return the histogram with at most ``cells`` bins."""
-        found = self
-        while len(found.counts) > cells:
-            found = found.coarser(found.exponent + 1)
-        return found
+        bins = self
+        while len(bins.counts) > cells:
+            bins = bins.coarser(bins.exponent + 1)
+        return bins
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,16 +386,16 @@ def histogram(
         _count_powers(powers, finite)
         seen += count
         on_progress(number, len(starts))
-    found = tuple(
+    counts = tuple(
         (int(exponent) + _DEEPEST, int(powers[exponent])) for exponent in np.flatnonzero(powers)
     )
-    return Histogram(tensor.elements, seen, sums.result(), cells.result(), found)
+    return Histogram(tensor.elements, seen, sums.result(), cells.result(), counts)
 
 
-def alike(found: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
+def alike(histograms: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
     """Return the histograms of several tensors with bins of one width."""
-    widest = max((stats.bars.exponent for stats in found if stats.bars.counts), default=0)
-    return tuple(stats.bars.coarser(widest) for stats in found)
+    widest = max((stats.bars.exponent for stats in histograms if stats.bars.counts), default=0)
+    return tuple(stats.bars.coarser(widest) for stats in histograms)
 
 
 def _starts(elements: int, blocks_max: int) -> Iterator[int]:
@@ -471,8 +471,8 @@ def _exponent_of(low: float, high: float, least: int) -> int:
 
 
 def _cell(value: float, exponent: int) -> int:
-    found = math.floor(math.ldexp(value, -exponent))
-    return -1 if value < 0 and found == 0 else found
+    cell = math.floor(math.ldexp(value, -exponent))
+    return -1 if value < 0 and cell == 0 else cell
 
 
 def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDArray[np.int64]]:

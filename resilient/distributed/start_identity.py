@@ -84,13 +84,13 @@ class StartIdentity:
             raise ValueError("`start` is not an object")  # noqa: TRY004 - as all readers of records
         if any(type(fields.get(name)) is not kind for name, kind in _FIELDS.items()):
             raise ValueError("`start` lacks a field, or a field has another type")
-        found = StartIdentity(**{name: fields[name] for name in _FIELDS})
-        texts, numbers = (found.id, found.job), (found.requeues, found.training)
+        identity = StartIdentity(**{name: fields[name] for name in _FIELDS})
+        texts, numbers = (identity.id, identity.job), (identity.requeues, identity.training)
         if any(len(text) > _TEXT_LENGTH_MAX or not text.isprintable() for text in texts):
             raise ValueError("`start` has a text that is too long or not a text")
         if any(not 0 <= number <= _NUMBER_MAX for number in numbers):
             raise ValueError("`start` has a number out of bounds")
-        return found
+        return identity
 
 
 def new_start(environ: Mapping[str, str], rendezvous: str = "") -> StartIdentity:
@@ -166,8 +166,8 @@ def _pod_owner(environ: Mapping[str, str]) -> str:
     """
     if "KUBERNETES_SERVICE_HOST" not in environ or not _descends_from_init():
         return ""
-    found = _POD.fullmatch(environ.get("HOSTNAME", ""))
-    return f"kubernetes/{found[1]}" if found else ""
+    match = _POD.fullmatch(environ.get("HOSTNAME", ""))
+    return f"kubernetes/{match[1]}" if match else ""
 
 
 def _descends_from_init() -> bool:

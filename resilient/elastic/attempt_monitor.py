@@ -431,8 +431,8 @@ def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
     """Wait up to 1 s for the rank whose loss is all that the other ranks report so far."""
     end_seconds = clock.monotonic_seconds() + _ECHO_SECONDS
     while clock.monotonic_seconds() < end_seconds:
-        found = find_failures(group.exits, math.inf)
-        if not found or not found[0].error.is_echo or not group.is_running:
+        failures = find_failures(group.exits, math.inf)
+        if not failures or not failures[0].error.is_echo or not group.is_running:
             return
         group.wait(_TICK_SECONDS)
 
@@ -485,14 +485,14 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
     return lines
 
 
-def _build_locks(ranks: list[int], found: list[Path]) -> list[str]:
+def _build_locks(ranks: list[int], locks: list[Path]) -> list[str]:
     waiting_ranks = _waiting_ranks(ranks)
-    if not found:
+    if not locks:
         where = "a folder outside torch's extension cache (`build_directory`)"
         return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {where}"]
     return [
         f"{waiting_ranks} for the build lock {lock}: {_lock_owner(lock)}"
-        for lock in found[:_LOCKS_MAX]
+        for lock in locks[:_LOCKS_MAX]
     ]
 
 

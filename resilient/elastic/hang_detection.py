@@ -248,14 +248,14 @@ def find_hang(
         rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
         for rank_vitals in [*behind, *stopped]
     }
-    found = [value for value in late.values() if value is not None]
+    overdue = [value for value in late.values() if value is not None]
     # A stopped rank holds up all others, whatever its step.
     is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
-    if not found or not (
+    if not overdue or not (
         is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)
     ):
         return None
-    return Hang(tuple(sorted(found, key=suspicion)), learned.median_seconds)
+    return Hang(tuple(sorted(overdue, key=suspicion)), learned.median_seconds)
 
 
 def find_overdue(
@@ -486,9 +486,9 @@ def parse_standing(text: str) -> tuple[int, HostHangStatus]:
         ValueError: The text is something else.
     """
     try:
-        found = json.loads(text)
-        number, phase = int(found.pop("number")), Phase(found.pop("phase"))
-        return number, HostHangStatus(phase=phase, **found)
+        fields = json.loads(text)
+        number, phase = int(fields.pop("number")), Phase(fields.pop("phase"))
+        return number, HostHangStatus(phase=phase, **fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"invalid rank status: {text[:80]}") from error
 
@@ -497,7 +497,7 @@ def standing_of(
     vitals: Iterable[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> HostHangStatus | None:
     """Return the status of the rank that holds up the others most; None if no rank trains."""
-    found = [
+    statuses = [
         HostHangStatus(
             rank=rank_vitals.rank,
             step=rank_vitals.signs.step,
@@ -509,7 +509,7 @@ def standing_of(
         for rank_vitals in vitals
         if rank_vitals.signs.phase is not Phase.OUTSIDE or rank_vitals.state == "T"
     ]
-    return min(found, key=HostHangStatus.order, default=None)
+    return min(statuses, key=HostHangStatus.order, default=None)
 
 
 def find_culprit(ours: HostHangStatus, peers: Iterable[HostHangStatus]) -> HostHangStatus | None:

@@ -116,14 +116,14 @@ class GpuWatch:
 
     def look(self) -> list[GpuFaulted]:
         """Return the errors reported since the last call."""
-        nvml, found = self._nvml, []
+        nvml, faults = self._nvml, []
         for _ in range(_CHECKS_MAX if nvml is not None else 0):
             try:
                 data = nvml.nvmlEventSetWait_v2(self._events, 0)
             except nvml.NVMLError:  # A timeout is also an NVMLError: no more events.
                 break
-            found.append(self._fault(data))
-        return found
+            faults.append(self._fault(data))
+        return faults
 
     def _fault(self, data: Any) -> GpuFaulted:
         nvml = self._nvml
@@ -180,15 +180,15 @@ class OomWatch:
         return now - self._machine_before
 
     def _counters_of(self, pid: int) -> list[Path]:
-        found = []
+        counters = []
         for line in _lines(self._root / f"proc/{pid}/cgroup"):
             _, controllers, name = line.split(":", 2)
             inside = name.strip("/")
             if not controllers:
-                found.append(self._root / "sys/fs/cgroup" / inside / "memory.events")
+                counters.append(self._root / "sys/fs/cgroup" / inside / "memory.events")
             elif "memory" in controllers.split(","):
-                found.append(self._root / "sys/fs/cgroup/memory" / inside / "memory.oom_control")
-        return found
+                counters.append(self._root / "sys/fs/cgroup/memory" / inside / "memory.oom_control")
+        return counters
 
 
 def _count(path: Path) -> int | None:
@@ -360,10 +360,12 @@ class HealthMonitor:
             self._emit(AgentSuspended(away_seconds))
         self._oom.learn(pids.values())
         self._look_at_gpus()
-        found = (self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items())
+        vitals_of_ranks = (
+            self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items()
+        )
         vitals = [
             rank_vitals
-            for rank_vitals in found
+            for rank_vitals in vitals_of_ranks
             if rank_vitals is not None and rank_vitals.rank in running
         ]
         self._tell_stragglers(vitals)
@@ -442,11 +444,13 @@ class HealthMonitor:
 
     def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
         """Report a straggler once, and again if it had caught up meanwhile."""
-        found = find_stragglers({rank_vitals.rank: rank_vitals.signs for rank_vitals in vitals})
-        for straggler in found:
+        stragglers = find_stragglers(
+            {rank_vitals.rank: rank_vitals.signs for rank_vitals in vitals}
+        )
+        for straggler in stragglers:
             if straggler.rank not in self._stragglers:
                 self._emit(straggler)
-        self._stragglers = {straggler.rank for straggler in found}
+        self._stragglers = {straggler.rank for straggler in stragglers}
 
     def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
         """Report progress every 10 s and after the first finished step."""
@@ -480,16 +484,18 @@ class HealthMonitor:
     ) -> list[RankStatus]:
         """Return stopped ranks without a heartbeat: a stopped rank is overdue without one."""
         local_of = {rank: local for local, rank in self._ranks.items()}
-        found = []
+        silent_ranks = []
         for rank_vitals in seen:
             local = local_of[rank_vitals.rank]
             if rank_vitals.signs is None and local in pids:
                 signs = ProgressRecord(
                     -1, Phase.OUTSIDE, self._began_seconds, (0.0,) * len(Phase), ()
                 )
-                found.append(self._at(local, rank_vitals.state, signs, now_seconds))
+                silent_ranks.append(self._at(local, rank_vitals.state, signs, now_seconds))
         return [
-            rank_vitals for rank_vitals in found if rank_vitals.stopped_since_seconds is not None
+            rank_vitals
+            for rank_vitals in silent_ranks
+            if rank_vitals.stopped_since_seconds is not None
         ]
 
     def _vital(

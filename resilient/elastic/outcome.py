@@ -138,9 +138,9 @@ def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Ca
         seen: Observations of the host.
     """
     if status == -signal.SIGKILL or _CHILD_KILLED.search(message):
-        found = _cause_of_kill(status, seen)
-        if found is not None:
-            return found
+        cause = _cause_of_kill(status, seen)
+        if cause is not None:
+            return cause
     # A device that fails also breaks its connections.
     if code in _BY_CODE or (is_echo(code, message) and not seen.gpu_faults):
         return _BY_CODE.get(code, Cause.PEER), ""

@@ -66,10 +66,10 @@ class ProgressLog:
 
     def look(self, within_seconds: float = ASKING_SECONDS_MAX) -> None:
         """Query the newest checkpoint; an unknown answer does not replace a known one."""
-        found = self._ask(within_seconds) if self._ask else ProgressState.UNTOLD
-        self.is_answered = found is not ProgressState.UNKNOWN
-        if not isinstance(found, ProgressState) or self.newest is ProgressState.UNTOLD:
-            self.newest = found
+        state = self._ask(within_seconds) if self._ask else ProgressState.UNTOLD
+        self.is_answered = state is not ProgressState.UNKNOWN
+        if not isinstance(state, ProgressState) or self.newest is ProgressState.UNTOLD:
+            self.newest = state
 
     def count_failure(self, *, is_brief: bool = False) -> bool | None:
         """Return whether a checkpoint was committed since the previous failure.
@@ -280,8 +280,8 @@ def launches_of(url: str, storage_options: Mapping[str, Any] | None = None) -> i
     def count(store: Store) -> int:
         return sum(generation.cause == "start" for generation in read_generations(store))
 
-    found = _ask_store(count, url, storage_options, ASKING_SECONDS_MAX)
-    return None if found is ProgressState.UNKNOWN else int(found)
+    count_or_none = _ask_store(count, url, storage_options, ASKING_SECONDS_MAX)
+    return None if count_or_none is ProgressState.UNKNOWN else int(count_or_none)
 
 
 def _ask_store(
@@ -290,20 +290,20 @@ def _ask_store(
     storage_options: Mapping[str, Any] | None,
     within_seconds: float,
 ) -> Any:
-    found: list[Any] = [ProgressState.UNKNOWN]
+    answers: list[Any] = [ProgressState.UNKNOWN]
     if within_seconds <= 0:
-        return found[0]
+        return answers[0]
 
     def ask() -> None:
         try:
-            found[0] = question(open_store(url, storage_options=storage_options))
+            answers[0] = question(open_store(url, storage_options=storage_options))
         except (ResilientError, OSError, ImportError):
-            found[0] = ProgressState.UNKNOWN
+            answers[0] = ProgressState.UNKNOWN
 
     thread = threading.Thread(target=ask, name="list-checkpoints", daemon=True)
     thread.start()
     thread.join(within_seconds)
-    return found[0]
+    return answers[0]
 
 
 def find_newest(store: Store) -> CheckpointId | None:

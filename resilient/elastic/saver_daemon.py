@@ -200,8 +200,8 @@ def parse_host_bytes(text: str) -> int:
     named = {"auto": AUTO, "0": AUTO, "none": NONE, "-1": NONE}.get(word)
     if named is not None:
         return named
-    found = _SIZE.fullmatch(word)
-    size_bytes = int(float(found[1]) * _UNITS.get(found[2], 0)) if found else 0
+    match = _SIZE.fullmatch(word)
+    size_bytes = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if not size_bytes:
         raise ConfigError(
             f"--host-bytes-max {text!r} is not auto, none or a size",

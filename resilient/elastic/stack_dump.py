@@ -53,10 +53,12 @@ class RankStacks:
     def innermost(self) -> str:
         """Innermost frame of the main thread in one line; the main thread is printed last."""
         frames = [_FRAME.match(line) for line in main_stack(self.stacks)]
-        found = next((frame for frame in frames if frame), None)
-        if not found:
+        frame_or_none = next((frame for frame in frames if frame), None)
+        if not frame_or_none:
             return ""
-        return f"{found['name']} ({Path(found['file']).name}:{found['line']})"
+        return (
+            f"{frame_or_none['name']} ({Path(frame_or_none['file']).name}:{frame_or_none['line']})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def collect_stacks(
         clock: Clock for the time limit.
     """
     kernel = {local: describe(pid) for local, pid in pids.items()}
-    requests = {local: found for local in pids if (found := _ask(notes, local)) is not None}
+    requests = {local: request for local in pids if (request := _ask(notes, local)) is not None}
     for value in [*requests.values()]:
         _send(value.pid, signal.SIGCONT)
     for local in pids.keys() - requests.keys():

@@ -68,8 +68,8 @@ class LogLine:
 def parse_line(raw: bytes) -> LogLine:
     """Parse a stored line; any other line becomes a text without a time."""
     text = raw.decode("utf-8", "replace").rstrip("\n")
-    found = _STORED.fullmatch(text)
-    return LogLine(*found.groups()) if found else LogLine("", OUT, text)
+    match = _STORED.fullmatch(text)
+    return LogLine(*match.groups()) if match else LogLine("", OUT, text)
 
 
 class Splitter:
@@ -302,8 +302,8 @@ class LogReader:
 
     def read_on(self, sources: Sequence[LogSource]) -> list[LogRecord]:
         """Return the new lines, at most 1 MiB per log; new logs are read from their start."""
-        found = [line for source in sources for line in self._lines(source, _FOLLOWED_BYTES)]
-        return sorted(found, key=lambda line: (line.source.life, line.line.at))
+        lines = [line for source in sources for line in self._lines(source, _FOLLOWED_BYTES)]
+        return sorted(lines, key=lambda line: (line.source.life, line.line.at))
 
     def _merged(self, ranks: Sequence[LogSource]) -> Iterator[LogRecord]:
         return heapq.merge(*map(self._lines, ranks), key=lambda line: line.line.at)
@@ -357,12 +357,12 @@ def offset_of_last(file: BinaryIO, lines: int) -> int:
         start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
         block = file.read(end - start)
-        found = block.count(b"\n")
-        if found >= left:
+        count = block.count(b"\n")
+        if count >= left:
             for _ in range(left):
                 block = block[: block.rindex(b"\n")]
             return start + len(block) + 1
-        left, end = left - found, start
+        left, end = left - count, start
     return 0
 
 
@@ -399,10 +399,10 @@ def _numbered(root: Path, files: Sequence[Path]) -> list[LogSource]:
     attempts = {
         name: nth for nth, name in enumerate(sorted(begun, key=lambda entry: (begun[entry], entry)))
     }
-    found = [
+    sources = [
         LogSource(
             attempts[entry.parent.name] + 1, entry.parent.name, int(entry.stem[5:]), entry, root
         )
         for entry in files
     ]
-    return sorted(found, key=lambda entry: (entry.life, entry.rank))
+    return sorted(sources, key=lambda entry: (entry.life, entry.rank))

@@ -69,7 +69,7 @@ def digest_with(
     view = memoryview(data).cast("B")
     left = deque(sorted(enumerate(ranges), key=lambda span: span[1]))
     # The loop below does not reach empty ranges behind the last chunk.
-    found = [digest_bytes(b"")] * len(ranges)
+    digests = [digest_bytes(b"")] * len(ranges)
     chunks = []
     running = xxhash.xxh3_128()
     for start in range(0, len(view), CHUNK_BYTES):
@@ -83,13 +83,13 @@ def digest_with(
                 running.update(view[max(first, at) : min(last, end)])
                 if last > end:
                     break
-                found[number] = running.hexdigest()
+                digests[number] = running.hexdigest()
                 running.reset()
                 left.popleft()
         chunks.append(chunk.hexdigest())
         on_progress(stop - start)
     proof = FileDigest(len(view), join_chunks(tuple(chunks)), tuple(chunks))
-    return proof, tuple(found)
+    return proof, tuple(digests)
 
 
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
@@ -142,14 +142,14 @@ def damaged_ranges(
 
     A file of another length is also damaged from the first missing or extra byte on.
     """
-    found = digest_file(data)
+    file_digest = digest_file(data)
     ranges = [
         (index * CHUNK_BYTES, min((index + 1) * CHUNK_BYTES, expected.size_bytes))
         for index, chunk in enumerate(expected.chunks)
-        if index >= len(found.chunks) or found.chunks[index] != chunk
+        if index >= len(file_digest.chunks) or file_digest.chunks[index] != chunk
     ]
-    if found.size_bytes > expected.size_bytes:
-        ranges.append((expected.size_bytes, found.size_bytes))
+    if file_digest.size_bytes > expected.size_bytes:
+        ranges.append((expected.size_bytes, file_digest.size_bytes))
     return ranges
 
 

@@ -64,11 +64,11 @@ class PartialFile:
     @property
     def ranges(self) -> list[tuple[int, int]]:
         """Return the ranges that were read, merged: (first byte, byte after the last)."""
-        found: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for start, part in zip(self.starts, self.parts, strict=True):
-            first = found.pop()[0] if found and found[-1][1] == start else start
-            found.append((first, start + len(part)))
-        return found
+            first = ranges.pop()[0] if ranges and ranges[-1][1] == start else start
+            ranges.append((first, start + len(part)))
+        return ranges
 
     def view(self, start: int, length: int) -> memoryview:
         """Return bytes of the file, without a copy.

@@ -47,8 +47,8 @@ class JsonRows:
             ValueError: The text is no JSON.
             RecursionError: The objects nest deeper than any state.
         """
-        found: list[Any] = json.loads(f"[{self.text}]")
-        return found
+        trees: list[Any] = json.loads(f"[{self.text}]")
+        return trees
 
     def newest(self) -> Iterator[Any]:
         """Yield the objects' trees from the last to the first, each decoded on demand.

@@ -83,15 +83,15 @@ class AttemptRecord:
 
 def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
     """Return the runs of agents in the order of their first events."""
-    found: dict[str, AgentRun] = {}
+    runs: dict[str, AgentRun] = {}
     for record in records:
         if not record.agent:
             continue
-        launch = found.setdefault(record.agent, AgentRun(record.agent, record.at_ms, record.at_ms))
+        launch = runs.setdefault(record.agent, AgentRun(record.agent, record.at_ms, record.at_ms))
         launch.ended_ms = max(launch.ended_ms, record.at_ms)
         if record.event in ("RunEnded", "RunAborted"):
             launch.exit_code = round(record.number("exit_code"))
-    return list(found.values())
+    return list(runs.values())
 
 
 def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
@@ -412,11 +412,11 @@ def _stalls(attempt: AttemptRecord) -> tuple[Span, ...]:
     phases = _phases(attempt, _SAVING)
     if phases:
         return tuple(map(_before, phases))
-    found = []
+    stalls = []
     for record in attempt.told("CheckpointCommitted"):
         began_ms = record.at_ms - record.milliseconds("commit_seconds")
-        found.append(Span(began_ms, began_ms + record.milliseconds("stall_seconds")))
-    return tuple(found)
+        stalls.append(Span(began_ms, began_ms + record.milliseconds("stall_seconds")))
+    return tuple(stalls)
 
 
 def _before(record: EventRecord) -> Span:

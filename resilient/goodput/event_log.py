@@ -56,11 +56,11 @@ def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int
 
 def _offsets_ms(records: Iterable[EventRecord]) -> Mapping[str, int]:
     """Return the offset from boot milliseconds to time of day, for each boot of a machine."""
-    found: dict[str, list[int]] = defaultdict(list)
+    offsets_by_host: dict[str, list[int]] = defaultdict(list)
     for record in records:
         if _is_steady(record):
-            found[record.text("boot")].append(record.at_ms - _since_boot_ms(record))
-    return {boot: statistics.median_low(offsets) for boot, offsets in found.items()}
+            offsets_by_host[record.text("boot")].append(record.at_ms - _since_boot_ms(record))
+    return {boot: statistics.median_low(offsets) for boot, offsets in offsets_by_host.items()}
 
 
 def _moved(record: EventRecord, offsets: Mapping[str, int]) -> EventRecord:
@@ -171,13 +171,13 @@ def read_records(folders: Sequence[Path]) -> list[EventRecord]:
         OSError: A file cannot be read.
         StoreDenied: A file leads out of its folder, or is no plain file.
     """
-    found = [
+    records = [
         record
         for folder in folders
         for path in event_files(folder)
         for record in _read(folder, path)
     ]
-    return correct_clock_steps(found)
+    return correct_clock_steps(records)
 
 
 def parse_line(line: str, source: str = "") -> EventRecord | None:
@@ -293,21 +293,25 @@ def agents(records: Iterable[EventRecord]) -> list[Agent]:
     Args:
         records: Records by time.
     """
-    found: dict[tuple[str, int], Agent] = {}
+    agent_by_process: dict[tuple[str, int], Agent] = {}
     for record in records:
         host, _, number = record.agent.rpartition(":")
         if not host or not number.isdigit():
             continue
         key = (host, int(number))
-        if record.event == "AgentStarted" or key not in found:
-            found.pop(key, None)  # a process id can be reused
+        if record.event == "AgentStarted" or key not in agent_by_process:
+            agent_by_process.pop(key, None)  # a process id can be reused
             boot = record.text("boot") if record.number("monotonic", -1.0) >= 0.0 else ""
             since_boot_ms = record.milliseconds("monotonic")
-            found[key] = Agent(*key, record.at_ms, boot=boot, since_boot_ms=since_boot_ms)
+            agent_by_process[key] = Agent(
+                *key, record.at_ms, boot=boot, since_boot_ms=since_boot_ms
+            )
         if record.event in _ENDS:
             code = int(record.number("exit_code", 1))
-            found[key] = replace(found[key], exit_code=code, reason=record.text("reason"))
-    return list(found.values())
+            agent_by_process[key] = replace(
+                agent_by_process[key], exit_code=code, reason=record.text("reason")
+            )
+    return list(agent_by_process.values())
 
 
 TOLERANCE_MS = 2_000

@@ -209,7 +209,7 @@ def _go_on(launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], unti
 
 def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
     lost = [span for fault in faults for span in fault.lost]
-    found = []
+    losses = []
     for timeline in doings:
         lost_spans = [
             (began, ended) for began, ended, attempt in lost if attempt == timeline.life.number
@@ -220,8 +220,8 @@ def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple
                 continue
             is_lost = any(began < record.at_ms <= ended for began, ended in lost_spans)
             step, attempt = round(record.number("step")), timeline.life.number
-            found.append(LoggedLoss(attempt, step, record.at_ms, value, is_lost))
-    return tuple(found)
+            losses.append(LoggedLoss(attempt, step, record.at_ms, value, is_lost))
+    return tuple(losses)
 
 
 def _loss_of(record: EventRecord) -> float | None:
@@ -237,13 +237,13 @@ def _loss_of(record: EventRecord) -> float | None:
 
 
 def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]:
-    found = []
+    saves = []
     for timeline in doings:
         for record in timeline.life.told("CheckpointCommitted"):
             name, size = record.text("checkpoint"), round(record.number("size_bytes"))
             written = round(record.number("written_bytes", -1))
             checkpoint = parse_checkpoint(name)
-            found.append(
+            saves.append(
                 CommittedCheckpoint(
                     checkpoint=name,
                     step=checkpoint.step if checkpoint else 0,
@@ -255,7 +255,7 @@ def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]
                     stall_ms=record.milliseconds("stall_seconds"),
                 )
             )
-    return tuple(sorted(found, key=lambda saved: saved.at_ms))
+    return tuple(sorted(saves, key=lambda saved: saved.at_ms))
 
 
 def _now(

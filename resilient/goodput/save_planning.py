@@ -90,17 +90,17 @@ class TierPlan:
     expected: dict[str, IntervalEstimate]
 
 
-def measure_save_costs(found: GoodputReport, records: Sequence[EventRecord]) -> SaveCosts:
+def measure_save_costs(report: GoodputReport, records: Sequence[EventRecord]) -> SaveCosts:
     """Return the costs of saves and the rates of failures from the events of a run."""
-    spent = found.spent_ms
+    spent = report.spent_ms
     worked_ms = spent[TimeClass.TRAINING] + spent[TimeClass.LOST]
-    steps = found.now.step + found.lost_steps
-    seen_seconds = (found.wall_ms - spent[TimeClass.DOWN]) / 1000
-    causes = [fault.cause for fault in found.faults]
+    steps = report.now.step + report.lost_steps
+    seen_seconds = (report.wall_ms - spent[TimeClass.DOWN]) / 1000
+    causes = [fault.cause for fault in report.faults]
     promoted = [record for record in records if record.event == "CheckpointPromoted"]
     return SaveCosts(
-        saving=Times.of([save.commit_ms / 1000 for save in found.saved]),
-        stalling=Times.of([save.stall_ms / 1000 for save in found.saved]),
+        saving=Times.of([save.commit_ms / 1000 for save in report.saved]),
+        stalling=Times.of([save.stall_ms / 1000 for save in report.saved]),
         promoting=Times.of([record.number("took_seconds") for record in promoted]),
         step_seconds=worked_ms / 1000 / steps if steps else 0.0,
         failures=FailureObservations(sum(cause not in _NO_LOSS for cause in causes), seen_seconds),
@@ -215,10 +215,10 @@ def parse_every(text: str, where: str) -> SaveEvery:
 def _parse_interval(word: str) -> SaveEvery | None:
     if word == "auto":
         return SaveEvery()
-    if (found := _STEPS.fullmatch(word)) and int(found[1]) > 0:
-        return SaveEvery(steps=int(found[1]))
-    if (found := _TIME.fullmatch(word)) and float(found[1]) > 0:
-        return SaveEvery(seconds=float(found[1]) * _UNITS[found[2]])
+    if (match := _STEPS.fullmatch(word)) and int(match[1]) > 0:
+        return SaveEvery(steps=int(match[1]))
+    if (match := _TIME.fullmatch(word)) and float(match[1]) > 0:
+        return SaveEvery(seconds=float(match[1]) * _UNITS[match[2]])
     return None
 
 

@@ -102,15 +102,15 @@ class Timeline:
 
     def intervals(self) -> tuple[TimelineInterval, ...]:
         """Return the intervals by time; neighbours differ in class or attempt."""
-        found: list[TimelineInterval] = []
+        intervals: list[TimelineInterval] = []
         for (began_ms, ended_ms), colour in zip(
             pairwise([*self._boundaries, self._ended_ms]), self._colours, strict=True
         ):
-            if found and (found[-1].spent, found[-1].life) == colour:
-                found[-1] = TimelineInterval(found[-1].began_ms, ended_ms, *colour)
+            if intervals and (intervals[-1].spent, intervals[-1].life) == colour:
+                intervals[-1] = TimelineInterval(intervals[-1].began_ms, ended_ms, *colour)
             elif began_ms < ended_ms:
-                found.append(TimelineInterval(began_ms, ended_ms, *colour))
-        return tuple(found)
+                intervals.append(TimelineInterval(began_ms, ended_ms, *colour))
+        return tuple(intervals)
 
     def _cut(self, at_ms: int) -> int:
         """Cut the timeline at a moment and return the index of the interval that begins there."""
@@ -244,15 +244,15 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     """
     left = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
-    found: list[Fault] = []
+    faults: list[Fault] = []
     since = 0  # index of the first fault after the last training
     for nth, timeline in enumerate(doings):
         if timeline.training is not None:
             steps, spans = _drop(useful, timeline.first_step)
-            if since < len(found):
-                found[since] = replace(found[since], lost_steps=steps, lost=spans)
-            found.extend(_went_back(timeline))
-            since = len(found)
+            if since < len(faults):
+                faults[since] = replace(faults[since], lost_steps=steps, lost=spans)
+            faults.extend(_went_back(timeline))
+            since = len(faults)
             useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
         ended = _how_it_ended(timeline, left, is_last=nth == len(doings) - 1)
         if ended is not None:
@@ -260,25 +260,25 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
             done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
             at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
-            found.append(Fault(timeline.life.number, at_ms, *ended, down_ms, 0, ()))
-    return found
+            faults.append(Fault(timeline.life.number, at_ms, *ended, down_ms, 0, ()))
+    return faults
 
 
 def _went_back(timeline: AttemptTimeline) -> list[Fault]:
     """Return the rewinds of an attempt as faults."""
-    found = []
+    returns = []
     for back in timeline.returns:
         later = (point.at_ms for point in timeline.points if point.step > back.step)
         done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
         down_ms = None if done_ms is None else done_ms - back.at_ms
         lost = ((back.began_ms, back.at_ms, timeline.life.number),)
-        found.append(
+        returns.append(
             Fault(
                 *(timeline.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
                 *(down_ms, back.lost_steps, lost),
             )
         )
-    return found
+    return returns
 
 
 def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:

@@ -312,11 +312,11 @@ class Order:
 
     def _generators(self) -> list[torch.Generator]:
         loaders = self._accelerator._dataloaders  # noqa: SLF001 - no public way
-        found = generators_of(loaders)
+        generators = generators_of(loaders)
         shared = (getattr(loader, "synchronized_generator", None) for loader in loaders)
-        known = {id(generator) for generator in found}
+        known = {id(generator) for generator in generators}
         return [
-            *found,
+            *generators,
             *(
                 generator
                 for generator in shared
@@ -358,9 +358,9 @@ def _own_saves(accelerator: Any) -> tuple[str, ...]:
 
 def _identities(accelerator: Any) -> dict[str, int]:
     """Return the identity of each prepared object and registered hook, by name."""
-    found = {name: id(value) for name, value in _prepared(accelerator).items()}
+    identities = {name: id(value) for name, value in _prepared(accelerator).items()}
     hooks = HookFiles(accelerator).hooks()
-    return found | {f"hook {at}": id(hook) for at, hook in enumerate(hooks)}
+    return identities | {f"hook {at}": id(hook) for at, hook in enumerate(hooks)}
 
 
 def _prepared(accelerator: Any) -> dict[str, Any]:
@@ -382,6 +382,6 @@ def _prepared(accelerator: Any) -> dict[str, Any]:
     }
     return {
         f"{kind}_{number}" if number else kind: item
-        for kind, found in kinds.items()
-        for number, item in enumerate(found)
+        for kind, objects in kinds.items()
+        for number, item in enumerate(objects)
     }

@@ -79,7 +79,11 @@ class HookFiles:
             self._group = dist.new_group(backend="gloo")
         of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(of_ranks, files, group=self._group)
-        merged = {name: value for found in reversed(of_ranks) for name, value in found.items()}
+        merged = {
+            name: value
+            for files_of_rank in reversed(of_ranks)
+            for name, value in files_of_rank.items()
+        }
         return dict(sorted(merged.items()))
 
     def _models(self) -> list[Any]:
@@ -95,13 +99,13 @@ class HookFiles:
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:
     """Return the content of each file below a folder, by its path with slashes."""
-    found = {}
+    files = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             path = Path(parent, name)
             content = np.frombuffer(path.read_bytes(), np.uint8).copy()
-            found[path.relative_to(folder).as_posix()] = torch.from_numpy(content)
-    return dict(sorted(found.items()))
+            files[path.relative_to(folder).as_posix()] = torch.from_numpy(content)
+    return dict(sorted(files.items()))
 
 
 def _inside(name: str) -> PurePosixPath:

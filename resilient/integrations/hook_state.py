@@ -58,10 +58,10 @@ def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
     shared: list[list[list[Any]]] = []
 
     def leaf(leaf_value: Any, path: Path) -> Any:
-        found = places.get(_memory(leaf_value)) if isinstance(leaf_value, torch.Tensor) else None
-        if found is None:
+        place = places.get(_memory(leaf_value)) if isinstance(leaf_value, torch.Tensor) else None
+        if place is None:
             return leaf_value
-        shared.append([list(path), list(found)])
+        shared.append([list(path), list(place)])
         return None
 
     changed = {
@@ -115,14 +115,14 @@ def _copied(value: Any) -> Any:
 
 
 def _at(base: Any, place: Path) -> Any:
-    found = base
+    value = base
     for key in place:
         try:
-            found = found[key]
+            value = value[key]
         except (KeyError, IndexError, TypeError) as error:
             raise IncompatibleCheckpoint(
                 f"hooks of the checkpoint refer to `{'/'.join(map(str, place))}`, "
                 "which this run does not have",
                 hint="start with the model and optimizers that wrote the checkpoint",
             ) from error
-    return found
+    return value

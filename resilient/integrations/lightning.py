@@ -475,5 +475,5 @@ def loaders_of(trainer: Any, *, with_validation: bool = False) -> list[Any]:
     ]
 
 
-def _numbered(kind: str, found: list[Any]) -> dict[str, Any]:
-    return {f"{kind}_{number}" if number else kind: item for number, item in enumerate(found)}
+def _numbered(kind: str, objects: list[Any]) -> dict[str, Any]:
+    return {f"{kind}_{number}" if number else kind: item for number, item in enumerate(objects)}

@@ -25,7 +25,7 @@ def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
     """Return the generators that loaders and their samplers own, each once."""
     import torch
 
-    found: dict[int, torch.Generator] = {}
+    generators: dict[int, torch.Generator] = {}
     for loader in loaders:
         for path in _HOLDERS:
             holder = loader
@@ -33,8 +33,8 @@ def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
                 holder = getattr(holder, name, None)
             generator = getattr(holder, "generator", None)
             if isinstance(generator, torch.Generator) and type(holder).__name__ not in _SEEDED:
-                found.setdefault(id(generator), generator)
-    return list(found.values())
+                generators.setdefault(id(generator), generator)
+    return list(generators.values())
 
 
 class RandomPoint:

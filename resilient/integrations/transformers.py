@@ -396,8 +396,8 @@ class _StatefulCallbacks:
     def begin(self) -> None:
         """Note the settings that the script gave."""
         self._settings = {
-            name: [callback.state().get("args", {}) for callback in found]
-            for name, found in self._exportable().items()
+            name: [callback.state().get("args", {}) for callback in callbacks]
+            for name, callbacks in self._exportable().items()
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -411,12 +411,13 @@ class _StatefulCallbacks:
     def export(self, state: TrainerState) -> None:
         """Write the states of callbacks into the trainer's state, as the trainer does."""
         exported: dict[str, Any] = {
-            name: [callback.state() for callback in found]
-            for name, found in self._exportable().items()
+            name: [callback.state() for callback in callbacks]
+            for name, callbacks in self._exportable().items()
         }
         exporting: Any = state
         exporting.stateful_callbacks = {
-            name: found if len(found) > 1 else found[0] for name, found in exported.items()
+            name: callbacks if len(callbacks) > 1 else callbacks[0]
+            for name, callbacks in exported.items()
         }
 
     @staticmethod
@@ -433,10 +434,10 @@ class _StatefulCallbacks:
         """
         saved: Any = state.stateful_callbacks
         live = self._exportable()
-        for name, found in live.items():
+        for name, callbacks in live.items():
             states = saved.get(name, [])
             states = states if isinstance(states, list) else [states]
-            for at, (callback, exported) in enumerate(zip(found, states, strict=False)):
+            for at, (callback, exported) in enumerate(zip(callbacks, states, strict=False)):
                 if callback is not self._trainer.control:
                     self._set(callback, exported, self._settings_of(name, at))
         return tuple(sorted(set(saved) - set(live)))
@@ -449,16 +450,16 @@ class _StatefulCallbacks:
                 setattr(callback, name, value)
 
     def _settings_of(self, name: str, at: int) -> Any:
-        found = self._loaded_state.get(name, [])
-        return found[at] if at < len(found) else None
+        settings = self._loaded_state.get(name, [])
+        return settings[at] if at < len(settings) else None
 
     def _exportable(self) -> dict[str, list[Any]]:
         """Return stateful callbacks by the names of their classes."""
-        found: dict[str, list[Any]] = {}
+        callbacks_by_name: dict[str, list[Any]] = {}
         for callback in [*self._trainer.callback_handler.callbacks, self._trainer.control]:
             if isinstance(callback, ExportableState):
-                found.setdefault(type(callback).__name__, []).append(callback)
-        return found
+                callbacks_by_name.setdefault(type(callback).__name__, []).append(callback)
+        return callbacks_by_name
 
 
 class _Place:
@@ -549,18 +550,18 @@ def _stopping_callback(trainer: Any) -> str:
 
 def _registered(accelerator: Any) -> dict[str, Part]:
     """Return the objects that were registered for checkpointing, by name."""
-    found = accelerator._custom_objects  # noqa: SLF001 - no public way
+    custom_objects = accelerator._custom_objects  # noqa: SLF001 - no public way
     return {
         f"registered_{number}" if number else "registered": Part(callback, optional=True)
-        for number, callback in enumerate(found)
+        for number, callback in enumerate(custom_objects)
     }
 
 
 def _measured(state: Any) -> dict[str, float]:
     """Return the numeric values that were logged for this step."""
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for entry in map(plain_log, state.log_history):
         if entry.get("step") == state.global_step:
             numbers = {k: v for k, v in entry.items() if isinstance(v, int | float)}
-            found |= {name: float(number) for name, number in numbers.items() if name != "step"}
-    return found
+            metrics |= {name: float(number) for name, number in numbers.items() if name != "step"}
+    return metrics

@@ -75,10 +75,10 @@ class VirtualFolder:
 
     def copy(self) -> VirtualFolder:
         """Return a copy, to try a change."""
-        found = VirtualFolder.__new__(VirtualFolder)
-        found.url, found.changed = self.url, set(self.changed)
-        found._files, found._listing = dict(self._files), self._listing  # noqa: SLF001 - its own kind
-        return found
+        duplicate = VirtualFolder.__new__(VirtualFolder)
+        duplicate.url, duplicate.changed = self.url, set(self.changed)
+        duplicate._files, duplicate._listing = dict(self._files), self._listing  # noqa: SLF001 - its own kind
+        return duplicate
 
     def take(self, other: VirtualFolder) -> None:
         """Replace the content with that of another virtual folder."""
@@ -115,16 +115,16 @@ class VirtualFolder:
         """Return ``length`` bytes of a file from ``start``; fewer only at its end."""
         if name not in self._files:
             raise KeyNotFound(f"no `{name[:200]}` in {self.url}", key=name)
-        found, at = [], 0
+        chunks, at = [], 0
         for piece in self._files[name]:
             size_bytes = size_of(piece)
             begin = max(start - at, 0)
             if begin < size_bytes and length > 0:
                 data = _cut(piece, begin, min(length, size_bytes - begin))
-                found.append(data)
+                chunks.append(data)
                 start, length = start + len(data), length - len(data)
             at += size_bytes
-        return b"".join(found)
+        return b"".join(chunks)
 
     def blocks(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a file, block by block.
@@ -148,16 +148,16 @@ def size_of(piece: Piece) -> int:
 
 def sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
     """Return the pieces of a file between two offsets."""
-    found: list[Piece] = []
+    part_pieces: list[Piece] = []
     at = 0
     for piece in pieces:
         size_bytes = size_of(piece)
         begin, end = max(start - at, 0), min(stop - at, size_bytes)
         if begin < end:
             whole = begin == 0 and end == size_bytes
-            found.append(piece if whole else _part(piece, begin, end))
+            part_pieces.append(piece if whole else _part(piece, begin, end))
         at += size_bytes
-    return tuple(found)
+    return tuple(part_pieces)
 
 
 def _part(piece: Piece, begin: int, end: int) -> Piece:

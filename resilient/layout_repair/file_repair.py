@@ -114,7 +114,7 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
         if piece.file == name
     )
     whole, at = case.listing.sizes[name], 0
-    found: list[Piece] = []
+    new_pieces: list[Piece] = []
     for start, size_bytes in places:
         available = min(size_bytes, whole - start)
         if start != at or available <= 0:
@@ -124,9 +124,9 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
             made = mended_zip(case.draft, name, start, available)
         if made is None or sum(map(size_of, made)) != size_bytes:
             return None
-        found += made
+        new_pieces += made
         at = start + size_bytes
-    return tuple(found) if places else None
+    return tuple(new_pieces) if places else None
 
 
 def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
@@ -190,14 +190,14 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
     """Write a header without the second of two equal entries of one name."""
     head = _head(case.draft, name)
     doubles: dict[str, list[Any]] = {}
-    found = _parsed(head, doubles)
+    header = _parsed(head, doubles)
     if (
-        not found
+        not header
         or not doubles
-        or any(copy != found[key] for key in doubles for copy in doubles[key])
+        or any(copy != header[key] for key in doubles for copy in doubles[key])
     ):
         return None
-    data = json.dumps(found, separators=(",", ":")).encode()
+    data = json.dumps(header, separators=(",", ":")).encode()
     if len(data) > len(head):
         return None
     at, end = _LENGTH.size + len(head), case.listing.sizes[name]
@@ -228,10 +228,10 @@ def _with_header_of_another(
 
 
 def _parsed(head: bytes, doubles: dict[str, list[Any]]) -> dict[str, Any]:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        kept = dict(found)
-        if len(kept) != len(found):
-            for key, value in found:
+    def pairs(pairs_of_object: list[tuple[str, Any]]) -> dict[str, Any]:
+        kept = dict(pairs_of_object)
+        if len(kept) != len(pairs_of_object):
+            for key, value in pairs_of_object:
                 doubles.setdefault(key, []).append(value)
         return kept
 
@@ -328,7 +328,7 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
     Raises:
         StoreError: A file could not be read.
     """
-    found = []
+    salvaged_files = []
     damaged_places = {problem.place for problem in case.fatal() if not is_saved_so(problem)}
     for name in sorted(damaged_places & set(case.listing.sizes)):
         try:
@@ -336,8 +336,8 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
         except Unreadable:
             continue
         if lost_file.saved:
-            found.append(lost_file)
-    return tuple(found)
+            salvaged_files.append(lost_file)
+    return tuple(salvaged_files)
 
 
 def _split_file(draft: VirtualFolder, name: str) -> SalvagedFile:
@@ -386,9 +386,9 @@ def _split_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
         for tensor in tensors
         if tensor.pieces and all((piece.file, piece.start) in whole for piece in tensor.pieces)
     ]
-    found = _split(draft, name, kept)
+    salvaged = _split(draft, name, kept)
     return SalvagedFile(
-        name, found.saved, tuple(tensor.name for tensor in tensors if tensor not in kept)
+        name, salvaged.saved, tuple(tensor.name for tensor in tensors if tensor not in kept)
     )
 
 

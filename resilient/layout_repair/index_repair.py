@@ -49,27 +49,27 @@ def mend_index(case: RepairCase) -> None:
     for name in case.listing.sizes:
         if match := SHARD.fullmatch(name):
             shards.setdefault((match[2], match[4], match[5]), {})[int(match[3])] = name
-    for (stem, count, end), found in shards.items():
+    for (stem, count, end), files in shards.items():
         index = f"{stem}{end}.index.json"
         is_lost = not case.is_layout_known or index in case.broken()
         is_single = f"{stem}{end}" in case.listing.sizes
         if not is_lost or is_single:
             continue
-        if why := _why_not(case, int(count), found):
+        if why := _why_not(case, int(count), files):
             case.refused[index] = why
             continue
         try:
-            text = _index(case, [found[number] for number in sorted(found)])
+            text = _index(case, [files[number] for number in sorted(files)])
         except Unreadable as error:
             case.refused[index] = str(error)
             continue
         case.draft.put(index, text)
-        case.done(index, "written again", f"the headers of {len(found)} shards")
+        case.done(index, "written again", f"the headers of {len(files)} shards")
 
 
-def _why_not(case: RepairCase, count: int, found: Mapping[int, str]) -> str:
+def _why_not(case: RepairCase, count: int, file_by_number: Mapping[int, str]) -> str:
     """Return the reason why an index of these shards would be wrong; empty if it would be right."""
-    lacking = [number for number in range(1, count + 1) if number not in found]
+    lacking = [number for number in range(1, count + 1) if number not in file_by_number]
     if lacking:
         return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
     if any(problem.loses == RENAMED for problem in case.problems):
@@ -173,11 +173,11 @@ def mend_name(case: RepairCase) -> None:
     match = _STEP_NAME.fullmatch(name)
     if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
         return
-    found = case.contents
+    contents = case.contents
     steps = (
-        found.step,
-        found.schedule.step if found.schedule else None,
-        found.optimizer.step if found.optimizer else None,
+        contents.step,
+        contents.schedule.step if contents.schedule else None,
+        contents.optimizer.step if contents.optimizer else None,
     )
     counted = Counter(entry for entry in steps if entry is not None)
     step, votes = counted.most_common(1)[0] if counted else (None, 0)
@@ -261,10 +261,10 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
         raise Unreadable("it has other files of slices")
     kinds = _kinds(donor_index)
     for file, entries in by_file.items():
-        found = _slices(case, f"{prefix}{file}")
-        if len(found) != len(entries):
-            raise Unreadable(f"`{file}` has {len(found)} slices, and {len(entries)} there")
-        for (_, key, info), (start, size_bytes, data) in zip(entries, found, strict=True):
+        slices = _slices(case, f"{prefix}{file}")
+        if len(slices) != len(entries):
+            raise Unreadable(f"`{file}` has {len(slices)} slices, and {len(entries)} there")
+        for (_, key, info), (start, size_bytes, data) in zip(entries, slices, strict=True):
             fqn, offsets = key.get("fqn"), _numbers(key.get("offset"))
             if data != kinds.get((fqn, offsets)):
                 raise Unreadable(f"`{file}` has no `{str(fqn)[:80]}` at its place")
@@ -278,12 +278,14 @@ def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]
     stored = value.get("storage_data") if isinstance(value, PickledCall) else None
     if not isinstance(stored, dict) or not isinstance(value.state, dict):
         raise Unreadable("its index is not valid")
-    found: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
+    entries_by_name: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
     for key, info in stored.items():
         if info.get("transform_descriptors"):
             raise Unreadable("its slices are compressed")
-        found.setdefault(info.get("relative_path"), []).append((info.get("offset"), key, info))
-    return {name: sorted(entries, key=itemgetter(0)) for name, entries in found.items()}
+        entries_by_name.setdefault(info.get("relative_path"), []).append(
+            (info.get("offset"), key, info)
+        )
+    return {name: sorted(entries, key=itemgetter(0)) for name, entries in entries_by_name.items()}
 
 
 _Kind = tuple[str, tuple[int, ...]]
@@ -315,7 +317,7 @@ def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
     Raises:
         Unreadable: A slice is damaged.
     """
-    found = []
+    slices = []
     at, whole = 0, case.listing.sizes[name]
     while at < whole:
         scan = scan_members(case.draft, name, at, whole - at)
@@ -328,6 +330,6 @@ def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
         size_bytes = scan.end + end + _END_BYTES
         value = open_archive(case.draft, case.listing, name, at, size_bytes).value
         is_tensor = isinstance(value, TensorRef)
-        found.append((at, size_bytes, (value.dtype, value.shape) if is_tensor else None))
+        slices.append((at, size_bytes, (value.dtype, value.shape) if is_tensor else None))
         at += size_bytes
-    return found
+    return slices

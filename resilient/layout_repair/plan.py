@@ -243,12 +243,12 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
 
 def _step(contents: Contents) -> int | None:
     """Return the step of a checkpoint, from the majority of its parts."""
-    found = [
+    known_steps = [
         contents.step,
         contents.schedule.step if contents.schedule else None,
         contents.optimizer.step if contents.optimizer else None,
     ]
-    steps = [step for step in found if step is not None]
+    steps = [step for step in known_steps if step is not None]
     ranked = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
     return ranked[0] if ranked else None
 
@@ -261,12 +261,12 @@ def _beside(url: str) -> Iterable[Donor]:
     match = _ENDS_IN_NUMBER.fullmatch(own.name)
     if match is None or not own.is_dir():
         return ()
-    found = []
+    donors_beside = []
     for path in own.absolute().parent.iterdir():
         other = _ENDS_IN_NUMBER.fullmatch(path.name)
         if other and other[1] == match[1] and path.name != own.name and path.is_dir():
-            found.append((abs(int(other[2]) - int(match[2])), path))
-    return tuple(_readable(folder for _, folder in sorted(found)))[:_NEAR_MAX]
+            donors_beside.append((abs(int(other[2]) - int(match[2])), path))
+    return tuple(_readable(folder for _, folder in sorted(donors_beside)))[:_NEAR_MAX]
 
 
 def _readable(paths: Iterable[Path]) -> Iterable[Donor]:

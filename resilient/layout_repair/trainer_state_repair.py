@@ -41,26 +41,26 @@ def parse_truncated_json(text: str) -> dict[str, Any]:
 
     A truncated list gives its complete elements.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     at = text.find("{") + 1
     while at and (match := _KEY.match(text, at)):
         value, end = _value(text, match.end())
         key = _text_of(match[1])
         if end == match.end() or key is None:
             break
-        found[key] = value
+        fields[key] = value
         if end < 0 or end == len(text):
             break
         at = end
-    return found
+    return fields
 
 
 def _text_of(quoted: str) -> str | None:
     try:
-        found = json.loads(quoted)
+        value = json.loads(quoted)
     except ValueError:
         return None
-    return found if isinstance(found, str) else None
+    return value if isinstance(value, str) else None
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
@@ -76,7 +76,7 @@ def _value(text: str, at: int) -> tuple[Any, int]:
 def _elements(text: str, at: int) -> tuple[Any, int]:
     if not text.startswith("[", at):
         return None, at
-    found, place = [], at + 1
+    elements, place = [], at + 1
     while match := _COMMA.match(text, place):
         try:
             value, place = _DECODER.raw_decode(text, match.end())
@@ -84,8 +84,8 @@ def _elements(text: str, at: int) -> tuple[Any, int]:
             break
         if place == len(text):
             break
-        found.append(value)
-    return found, -1
+        elements.append(value)
+    return elements, -1
 
 
 _OF_TRAINER, _OF_ACCELERATE = "scheduler.pt", re.compile(r"scheduler(_\d{1,4})?\.bin")
@@ -157,14 +157,14 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
         case: The checkpoint.
         without: ``schedule`` or ``state``, if that file is in doubt.
     """
-    found = case.contents
+    contents = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
-    named = int(name[1]) if name and found.layout == "hf-trainer" else None
+    named = int(name[1]) if name and contents.layout == "hf-trainer" else None
     steps = {
         "name": named,
-        "state": found.step,
-        "schedule": found.schedule.step if found.schedule else None,
-        "optimizer": found.optimizer.step if found.optimizer else None,
+        "state": contents.step,
+        "schedule": contents.schedule.step if contents.schedule else None,
+        "optimizer": contents.optimizer.step if contents.optimizer else None,
     }
     updates = steps["optimizer"]
     if _SCALER in case.listing.sizes and named and updates and updates < named:
@@ -194,15 +194,15 @@ def _groups(folder: Folder, listing: DirectoryListing, name: str) -> list[tuple[
     """Return the initial and the current rate of each group."""
     archive = open_archive(folder, listing, name)
     groups = archive.value.get("param_groups") if isinstance(archive.value, dict) else None
-    found = []
+    param_groups = []
     for group in groups if isinstance(groups, list) else ():
         first, now = (_rate(archive, group, key) for key in ("initial_lr", "lr"))
         if first is None or now is None:
             raise Unreadable("its groups had no schedule")
-        found.append((first, now))
-    if not found:
+        param_groups.append((first, now))
+    if not param_groups:
         raise Unreadable("it has no groups")
-    return found
+    return param_groups
 
 
 def _rate(archive: Archive, group: Any, key: str) -> float | None:
@@ -264,7 +264,7 @@ def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
     except Unreadable:
         return {}
     state = value.state if isinstance(value, PickledCall) else None
-    found = {}
+    arguments = {}
     for key, entry in state.items() if isinstance(state, dict) else ():
         # An enumeration member is pickled as a call with its value.
         plain = (
@@ -273,8 +273,8 @@ def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
             else entry
         )
         if isinstance(key, str) and isinstance(plain, str | int | float | None):
-            found[key] = plain
-    return found
+            arguments[key] = plain
+    return arguments
 
 
 _EMPTY: dict[str, Any] = {
@@ -359,8 +359,8 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
     if not lacking and CONTROL in known_callbacks:
         return
-    found, sources = _fields_of_run(case, lacking)
-    state = {**_EMPTY, **found, **fields}
+    fields_of_run, sources = _fields_of_run(case, lacking)
+    state = {**_EMPTY, **fields_of_run, **fields}
     state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
     if not decimal(state["train_batch_size"]):
         state["train_batch_size"] = 0
@@ -378,22 +378,22 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
 
 def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return fields from another step of the run, or from its arguments, and their sources."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     sources = []
     for state, where in _other_states(case):
         new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
-        new = {key: value for key, value in new.items() if key not in found and value is not None}
+        new = {key: value for key, value in new.items() if key not in fields and value is not None}
         sources += [where] if new else []
-        found |= new
+        fields |= new
     arguments = arguments_of(case.draft, case.listing)
     known = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
-    new = {key: value for key, value in known.items() if key in lacking and key not in found}
+    new = {key: value for key, value in known.items() if key in lacking and key not in fields}
     # The arguments may give a fraction of all steps, while the state needs a count.
     new = {
         key: int(value) for key, value in new.items() if decimal(value) is not None and value >= 1
     }
     sources += [ARGUMENTS] if new else []
-    return {**new, **found}, sources
+    return {**new, **fields}, sources
 
 
 def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
@@ -512,28 +512,30 @@ def _text(case: RepairCase) -> str:
 
 
 def _other_states(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
-    found = []
+    states = []
     for donor in case.near:
         try:
             state = read_json(donor.folder, donor.listing, STATE)
         except Unreadable:
             continue
         if whole(state.get("global_step")):
-            found.append((state, donor.url))
+            states.append((state, donor.url))
     # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
     ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
     if whole(ended.get("global_step")):
-        found.append((ended, f"../{STATE}"))
-    return found
+        states.append((ended, f"../{STATE}"))
+    return states
 
 
 _States = list[tuple[dict[str, Any], str]]
 
 
 def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
-    found = state.get("log_history")
+    log_history = state.get("log_history")
     entries = (
-        [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+        [entry for entry in log_history if isinstance(entry, dict)]
+        if isinstance(log_history, list)
+        else []
     )
     return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]
 
@@ -593,9 +595,9 @@ def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States)
         for donor_state, _ in others
         if (whole_step := whole(donor_state.get("global_step")))
     ]
-    found = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
-    if found:
-        known.state["epoch"] = found[0]
+    epochs_told = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
+    if epochs_told:
+        known.state["epoch"] = epochs_told[0]
     else:
         known.lost.append("epoch")
 

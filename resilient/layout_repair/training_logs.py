@@ -56,9 +56,9 @@ class MetricsLog:
 
     def until(self, step: int) -> list[Entry]:
         """Return the entries that led to a step, as far as they are in this log."""
-        found = woven(self.lives, step)
+        entries = woven(self.lives, step)
         # The summary of a training is logged after its last save.
-        return [entry for entry in found if entry["step"] < step or _SUMMARY not in entry]
+        return [entry for entry in entries if entry["step"] < step or _SUMMARY not in entry]
 
     def reach(self) -> int:
         """Return the last logged step."""
@@ -76,14 +76,14 @@ def logs_beside(url: str) -> list[MetricsLog]:
     """
     if protocol_of(url) != "file":
         return []
-    parent, found = Path(url).absolute().parent, []
+    parent, logs = Path(url).absolute().parent, []
     for name in (*_FOLDERS, LINES):
         place = parent / name
         # A link may lead to files of another user.
         if place.exists() and not place.is_symlink():
             folder = open_folder(str(place))
-            found += logs_in(folder, folder.list())
-    return found
+            logs += logs_in(folder, folder.list())
+    return logs
 
 
 def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
@@ -93,14 +93,14 @@ def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
         StoreError: A file could not be read.
     """
     names = sorted(listing.sizes)
-    found = [
+    logs = [
         log
         for name in names
         if name in (LINES, _EVENTS, _EVENTS.rpartition("/")[2])
         and (log := _read_lines(folder, listing, name))
     ]
     event_log = _read_tensorboard(folder, listing, [name for name in names if FILE.fullmatch(name)])
-    return [*found, *([event_log] if event_log else [])]
+    return [*logs, *([event_log] if event_log else [])]
 
 
 def _read_tensorboard(
@@ -183,14 +183,18 @@ def _line(text: str) -> tuple[int, Entry]:
         return 0, {}
     if not isinstance(line, dict):
         return 0, {}
-    found = {key: value for key, value in line.items() if key not in _NOTED}
+    metrics_of_line = {key: value for key, value in line.items() if key not in _NOTED}
     if "event" in line:
         metrics = line.get("metrics")
-        found = metrics if line["event"] == "MetricsLogged" and isinstance(metrics, dict) else {}
+        metrics_of_line = (
+            metrics if line["event"] == "MetricsLogged" and isinstance(metrics, dict) else {}
+        )
     # Entries of speed have the same keys but no epoch, and are no part of a history.
-    is_entry = "epoch" in found and whole(found.get("step")) is not None
+    is_entry = "epoch" in metrics_of_line and whole(metrics_of_line.get("step")) is not None
     plain = {
-        key: value for key, value in found.items() if isinstance(value, str | int | float | None)
+        key: value
+        for key, value in metrics_of_line.items()
+        if isinstance(value, str | int | float | None)
     }
     return whole(line.get("generation")) or 0, plain if is_entry else {}
 
@@ -201,17 +205,17 @@ def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     The attempt that reached the step last counts, from its start. Before that start, the earlier
     attempt that reached it last counts, and so on. All other attempts are ignored.
     """
-    found: list[Entry] = []
+    entries: list[Entry] = []
     limit, count = step, len(attempts)
     while count and limit > 0:
         ends = [_end(attempt, limit) for attempt in attempts[:count]]
         at = max(range(count), key=lambda index: (ends[index], index))
         taken = [attempt for attempt in attempts[at] if attempt["step"] <= limit]
         if taken:
-            found = [*taken, *found]
+            entries = [*taken, *entries]
             limit = taken[0]["step"] - 1
         count = at
-    return found
+    return entries
 
 
 def _end(entries: Sequence[Entry], limit: int) -> int:

@@ -33,13 +33,13 @@ BYTES_MAX = 1 << 18
 
 
 def _table() -> tuple[int, ...]:
-    found = []
+    table = []
     for byte in range(256):
         register = byte
         for _ in range(8):
             register = register >> 1 ^ (0xEDB88320 if register & 1 else 0)
-        found.append(register)
-    return tuple(found)
+        table.append(register)
+    return tuple(table)
 
 
 _FORWARD = _table()
@@ -60,9 +60,9 @@ def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
     for back in range(len(data)):
         bit = _OF_LAST.get(trace)
         if bit is not None:
-            found = bytearray(data)
-            found[-1 - back] ^= 1 << bit
-            return bytes(found)
+            copy = bytearray(data)
+            copy[-1 - back] ^= 1 << bit
+            return bytes(copy)
         byte = _BACKWARD[trace >> 24]
         trace = (trace ^ _FORWARD[byte]) << 8 & 0xFFFFFFFF | byte
     return None
@@ -131,17 +131,17 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
     Raises:
         StoreError: The file could not be read.
     """
-    found: list[Member] = []
+    members: list[Member] = []
     at, stop = start, start + size_bytes
-    while len(found) < _MEMBERS_MAX:
+    while len(members) < _MEMBERS_MAX:
         member = _member_at(draft, name, at, stop, start)
         if member is None:
             break
-        found.append(member)
+        members.append(member)
         at = start + member.end
     behind = draft.read(name, at, len(_DIRECTORY)) if at < stop else b""
-    is_last = bool(found) and found[-1].name.endswith(_LAST)
-    return Scan(tuple(found), bool(found) and (behind == _DIRECTORY or is_last))
+    is_last = bool(members) and members[-1].name.endswith(_LAST)
+    return Scan(tuple(members), bool(members) and (behind == _DIRECTORY or is_last))
 
 
 def mended_zip(
@@ -235,10 +235,10 @@ def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) 
         return None
     name_there = draft.read(name, at + _HEADER.size, named).decode("utf-8", "replace")
     if flags & _STREAMED:
-        found = _described(draft, name, data, stop)
-        if found is None:
+        member = _described(draft, name, data, stop)
+        if member is None:
             return None
-        size_bytes, checksum, end = found
+        size_bytes, checksum, end = member
     else:
         end = data + size_bytes
     if end > stop or (packed != size_bytes and not flags & _STREAMED):
@@ -279,11 +279,11 @@ def _places(draft: VirtualFolder, name: str, data: int, stop: int) -> Iterator[i
 
 
 def _sum(draft: VirtualFolder, name: str, at: int, size_bytes: int) -> int:
-    found = 0
+    checksum = 0
     for begin in range(0, size_bytes, BLOCK_BYTES):
         length = min(BLOCK_BYTES, size_bytes - begin)
-        found = zlib.crc32(draft.read(name, at + begin, length), found)
-    return found
+        checksum = zlib.crc32(draft.read(name, at + begin, length), checksum)
+    return checksum
 
 
 _DEPTH_MAX = 64
@@ -378,7 +378,7 @@ def _encode_call(made: PickledCall, depth: int) -> bytes:
     if not isinstance(made.name, PickledGlobal) or not isinstance(made.args, tuple):
         raise Unreadable("a call of an invalid name")
     call = b"\x81" if made.name.name in _WITHOUT_INIT else b"R"
-    found = _name(made.name) + _encode_value(made.args, depth) + call
+    code = _name(made.name) + _encode_value(made.args, depth) + call
     if made.items:
         raise Unreadable("a call with items")
-    return found if made.state is None else found + _encode_value(made.state, depth) + b"b"
+    return code if made.state is None else code + _encode_value(made.state, depth) + b"b"

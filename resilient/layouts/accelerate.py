@@ -154,11 +154,13 @@ def optimizer_half(
     name = next((optimizer for optimizer in OPTIMIZERS if listing.is_there(optimizer)), last)
     try:
         archive = open_archive(folder, listing, name)
-        found = required(optimizer_of(archive.value, archive), "an optimizer")
+        optimizer_value = required(optimizer_of(archive.value, archive), "an optimizer")
         odd = check_optimizer(name, archive.value, archive, is_begun=is_begun)
         device = device_of(archive.value)
         tensors = archive.tensors(OPTIMIZER)
-        return StateHalf(tensors, found, problems=tuple(odd), device=device, is_in_one=True)
+        return StateHalf(
+            tensors, optimizer_value, problems=tuple(odd), device=device, is_in_one=True
+        )
     except Unreadable as error:
         # A tool may ignore a missing file silently, but stops at a broken one.
         is_fatal = not loses or listing.is_there(name)
@@ -175,16 +177,16 @@ def _half(
         return StateHalf(
             kind=kind, problems=(Problem(f"{prefix}{INDEX}", str(error), is_fatal=True),)
         )
-    found = optimizer_at(folder, listing, index, "optimizer.") if part == OPTIMIZER else None
-    return StateHalf(index.tensors, found, kind, index.problems, world=index.ranks)
+    half = optimizer_at(folder, listing, index, "optimizer.") if part == OPTIMIZER else None
+    return StateHalf(index.tensors, half, kind, index.problems, world=index.ranks)
 
 
 def _first(listing: DirectoryListing, *patterns: re.Pattern[str]) -> str:
     """Return the folder that the first matching pattern finds; empty without one."""
     for pattern in patterns:
-        found = sorted(match[1] for file in listing.sizes if (match := pattern.fullmatch(file)))
-        if found:
-            return found[0]
+        numbers = sorted(match[1] for file in listing.sizes if (match := pattern.fullmatch(file)))
+        if numbers:
+            return numbers[0]
     return ""
 
 
@@ -226,7 +228,15 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
     ranks = world or (len(rng.ranks) if rng else None)
     unplaced = [] if place else _unplaced(listing, ranks)
     numbers = optimizer.optimizer
-    found = [*model.problems, *optimizer.problems, *problems, *odd, *lost, *broken, *unplaced]
+    all_problems = [
+        *model.problems,
+        *optimizer.problems,
+        *problems,
+        *odd,
+        *lost,
+        *broken,
+        *unplaced,
+    ]
     return Contents(
         "accelerate",
         f"{_TITLE}{model.kind}",
@@ -240,7 +250,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
         data={"kept by the script itself": place} if place else {},
         versions=dict(model.engine.versions) if model.engine else {},
         facts=_facts(folder, listing, own=len(_numbers(listing, _OWN))),
-        problems=(*found, *_scheduled(folder, listing, numbers, schedule)),
+        problems=(*all_problems, *_scheduled(folder, listing, numbers, schedule)),
     )
 
 
@@ -259,8 +269,8 @@ def _more(
     ):
         numbers = _numbers(listing, re.compile(f"{stem}{_NUMBERED}{re.escape(end)}"))
         names = [f"{stem}_{number}{end}" for number in sorted(numbers) if number]
-        found, broken = read_all(folder, listing, names, part)
-        tensors += found
+        halves, broken = read_all(folder, listing, names, part)
+        tensors += halves
         problems += [*broken, *_gaps(numbers, f"{stem}_{{}}{end}")]
     return tuple(tensors), problems
 
@@ -269,7 +279,7 @@ def _schedules(
     folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[Schedule | None, list[Problem]]:
     numbers = _numbers(listing, re.compile(rf"scheduler{_NUMBERED}\.bin"))
-    found: list[Schedule] = []
+    schedules: list[Schedule] = []
     problems = _gaps(numbers, "scheduler_{}.bin")
     for number in sorted(numbers):
         name = f"scheduler_{number}.bin" if number else "scheduler.bin"
@@ -277,11 +287,11 @@ def _schedules(
             archive = open_archive(folder, listing, name)
             made = schedule_of(archive.value, archive)
             if made is not None or not (archive.value and is_own_schedule(archive.value)):
-                found.append(required(made, "a schedule"))
+                schedules.append(required(made, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
     inside = model.engine.schedule if model.engine else None
-    return (found[0] if found else inside), problems
+    return (schedules[0] if schedules else inside), problems
 
 
 def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
@@ -363,12 +373,12 @@ def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
 
 
 def _facts(folder: Folder, listing: DirectoryListing, own: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"objects of the script": own} if own else {}
+    facts: dict[str, Any] = {"objects of the script": own} if own else {}
     step = _value(folder, listing, "random_states_0.pkl", "step")
     if whole(step):
-        found["batches since it began"] = whole(step)
+        facts["batches since it began"] = whole(step)
     scale = decimal(_value(folder, listing, _SCALER, "scale"))
-    return {**found, **({"loss scale": scale} if scale is not None else {})}
+    return {**facts, **({"loss scale": scale} if scale is not None else {})}
 
 
 def _value(folder: Folder, listing: DirectoryListing, name: str, key: str) -> Any:
@@ -381,8 +391,8 @@ def _value(folder: Folder, listing: DirectoryListing, name: str, key: str) -> An
 
 
 def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
-    found = (pattern.fullmatch(file) for file in listing.sizes)
-    return {int(match[1] or 0) for match in found if match}
+    matches = (pattern.fullmatch(file) for file in listing.sizes)
+    return {int(match[1] or 0) for match in matches if match}
 
 
 def _gaps(numbers: set[int], named: str, first: int = 1) -> list[Problem]:

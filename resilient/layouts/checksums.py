@@ -44,16 +44,16 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
     Raises:
         StoreError: A file could not be read.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name, start, size_bytes in _archives(folder, listing):
         for what in _changed_members(folder, name, start, size_bytes):
             is_random = bool(_RANDOM.fullmatch(name))
             loses = "random state" if is_random and what != BEHIND else ""
             is_fatal = not is_random and what != BEHIND and name != _UNREAD
-            found.append(Problem(name, what, loses, is_fatal=is_fatal))
-            if len(found) >= _LOST_MAX:
-                return tuple(found)
-    return (*found, *_behind(folder, listing))
+            problems.append(Problem(name, what, loses, is_fatal=is_fatal))
+            if len(problems) >= _LOST_MAX:
+                return tuple(problems)
+    return (*problems, *_behind(folder, listing))
 
 
 def _behind(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
@@ -120,11 +120,11 @@ def _changed_members(folder: Folder, name: str, start: int, size_bytes: int) -> 
 
 
 def _sum(folder: Folder, name: str, at: int, size_bytes: int) -> int:
-    found, left = 0, size_bytes
+    checksum, left = 0, size_bytes
     while left > 0:
         data = folder.read(name, at, min(left, _CHUNK_BYTES))
         if not data:
             raise Unreadable("it ends too early")
-        found = zlib.crc32(data, found)
+        checksum = zlib.crc32(data, checksum)
         at, left = at + len(data), left - len(data)
-    return found
+    return checksum

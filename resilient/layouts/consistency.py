@@ -57,10 +57,10 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
         lacking, alone = common - layer.keys(), [own for own in layer if counts[own] == 1]
         if len(lacking) != 1 or len(alone) != 1:
             continue
-        (lacking_name,), (found,) = lacking, alone
-        layer_tensor, is_pair = layer[found], len(layers) < _ENOUGH
+        (lacking_name,), (odd_name,) = lacking, alone
+        layer_tensor, is_pair = layer[odd_name], len(layers) < _ENOUGH
         if layer_tensor.shape != shapes[lacking_name] or (
-            is_pair and not _is_bit_apart(lacking_name, found)
+            is_pair and not _is_bit_apart(lacking_name, odd_name)
         ):
             continue
         what = (
@@ -117,11 +117,11 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
     )
     step = whole(state.get("global_step"))
-    found = [
+    problems = [
         Problem(place, problem, cure=Remedy.NEEDLESS)
         for problem in _in_time(entries, step, decimal(state.get("epoch")))
     ]
-    found += _unplaced(place, state, entries)
+    problems += _unplaced(place, state, entries)
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
@@ -135,8 +135,8 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
             f"its best metric is {best:g}, but its log has no such number at its best step, {at}: "
             "later evaluations are compared with this metric"
         )
-        found.append(Problem(place, what, "the best checkpoint", cure=Remedy.COPY))
-    return found
+        problems.append(Problem(place, what, "the best checkpoint", cure=Remedy.COPY))
+    return problems
 
 
 def epoch_of(state: Mapping[str, Any]) -> float | None:
@@ -163,9 +163,11 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
     if not logged:
         return epoch
     last = max(logged)
-    found = logged[last] * step / last
+    epoch_by_log = logged[last] * step / last
     # A log that continues beyond the step contradicts the step, and not the epoch.
-    return epoch if epoch is not None and abs(found - epoch) <= _EPOCHS_APART else found
+    return (
+        epoch if epoch is not None and abs(epoch_by_log - epoch) <= _EPOCHS_APART else epoch_by_log
+    )
 
 
 def _unplaced(
@@ -562,10 +564,10 @@ def check_optimizer_fits(
     ]
     if not weights:
         return tuple(_halved(moments))
-    found = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
+    problems = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
     # An unreadable file of weights was already reported.
-    found = [problem for problem in found if not (is_hurt and problem.loses)]
-    return (*found[:1], *_halved(moments))
+    problems = [problem for problem in problems if not (is_hurt and problem.loses)]
+    return (*problems[:1], *_halved(moments))
 
 
 def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:

@@ -135,12 +135,12 @@ def read_index(
         for key, entry in entries.items()
         if isinstance(key, str) and isinstance(entry, PickledCall) and _is_tensor(entry)
     )
-    found = {key for key in entries if isinstance(key, str)}
+    keys = {key for key in entries if isinstance(key, str)}
     version = value.get("version")
     return Index(
         tensors,
         slices,
-        frozenset(found - {tensor.name for tensor in tensors}),
+        frozenset(keys - {tensor.name for tensor in tensors}),
         version if isinstance(version, str) else "",
         _ranks(listing, prefix, slices),
         (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
@@ -178,11 +178,13 @@ def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str)
     if len(pieces) != 1:
         return None
     try:
-        found = open_archive(folder, listing, pieces[0].file, pieces[0].start, pieces[0].size_bytes)
-        number = found.number(found.value)
+        archive = open_archive(
+            folder, listing, pieces[0].file, pieces[0].start, pieces[0].size_bytes
+        )
+        number = archive.number(archive.value)
     except Unreadable:
         return None
-    return found.value if number is None else number
+    return archive.value if number is None else number
 
 
 def optimizer_at(
@@ -207,13 +209,13 @@ def optimizer_at(
         if value.startswith(f"{root}param_groups.") and value.endswith(".lr")
     )
     groups = {rate.split(".")[len(root.split("."))] for rate in rates}
-    found = (decimal(value_at(folder, listing, index, rate)) for rate in rates[:8])
+    numbers = (decimal(value_at(folder, listing, index, rate)) for rate in rates[:8])
     return Optimizer(
         whole(value_at(folder, listing, index, step)) if step else None,
         len(params),
         len(params),
         len(groups),
-        tuple(item for item in found if item is not None),
+        tuple(item for item in numbers if item is not None),
         tuple(slots),
     )
 
@@ -245,7 +247,7 @@ def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
         for chunk in entry.get("chunks") or ()
         if isinstance(chunk, PickledCall)
     }
-    found = tuple(
+    pieces = tuple(
         Piece(
             Region(part.offsets, lengths[part.offsets]),
             part.file,
@@ -256,25 +258,25 @@ def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
         for part in slices
         if part.is_plain and part.offsets in lengths and part.offsets is not None
     )
-    return found if len(found) == len(slices) else ()
+    return pieces if len(pieces) == len(slices) else ()
 
 
 def _slices(
     stored: Any, listing: DirectoryListing, prefix: str
 ) -> tuple[dict[str, tuple[Slice, ...]], list[Problem]]:
     """Return the location of every slice, and the problems of missing files."""
-    found: dict[str, list[Slice]] = defaultdict(list)
+    slices: dict[str, list[Slice]] = defaultdict(list)
     lacking: dict[str, str] = {}
     for key, info in stored.items() if isinstance(stored, dict) else ():
         name, piece = _slice(key, info, prefix)
-        found[name].append(piece)
+        slices[name].append(piece)
         size_bytes = listing.sizes.get(piece.file)
         if size_bytes is None:
             lacking[piece.file] = listing.why_unread(piece.file)
         elif piece.start + piece.size_bytes > size_bytes:
             lacking[piece.file] = f"it ends too early, with {size_bytes} bytes"
     problems = [Problem(file, why, is_fatal=True) for file, why in sorted(lacking.items())]
-    return {name: tuple(pieces) for name, pieces in found.items()}, problems
+    return {name: tuple(pieces) for name, pieces in slices.items()}, problems
 
 
 def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:

@@ -117,8 +117,8 @@ def _rank(rank: int, row: int, rows: int) -> str:
 
 def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
     """Return the number of partitions of each group, as a rank's file gives it."""
-    found = state.get("partition_count")
-    counts = found if isinstance(found, list | tuple) else [found]
+    partition_count = state.get("partition_count")
+    counts = partition_count if isinstance(partition_count, list | tuple) else [partition_count]
     return tuple(count for count in map(whole, counts) if count is not None)
 
 
@@ -162,15 +162,15 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
     steps = {value for value in step_by_file.values() if value is not None}
     if len(steps) > 1:
         return _odd_ones("global_steps", step_by_file, _expected(engine))
-    found, problems = next(iter(steps), None), []
+    model_step, problems = next(iter(steps), None), []
     for source, step in _claims(engine).items():
-        if found is not None and step is not None and step != found:
+        if model_step is not None and step is not None and step != model_step:
             place = engine.models[0].name if len(step_by_file) == 1 else engine.prefix or "."
-            what = f"its model states are of step {found}, and {source} of {step}: {_ODD}"
+            what = f"its model states are of step {model_step}, and {source} of {step}: {_ODD}"
             # Users may name a tag freely, but a Trainer resumes from its own step. The Trainer may
             # count the short step at the end of an epoch, which the engine then does not count.
-            is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != found
-            is_fatal = is_mixed or not _fits(engine, found)
+            is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != model_step
+            is_fatal = is_mixed or not _fits(engine, model_step)
             problems.append(_odd(place, what, is_fatal=is_fatal))
     return problems[:1]
 
@@ -262,8 +262,8 @@ def _odd(place: str, what: str, *, is_fatal: bool) -> Problem:
     return Problem(place, what, "" if is_fatal else AGREEMENT, is_fatal=is_fatal, cure=Remedy.COPY)
 
 
-def _common(found: Iterable[Any], right_value: Any) -> Any:
-    counts = Counter(found)
+def _common(values: Iterable[Any], right_value: Any) -> Any:
+    counts = Counter(values)
     return right_value if right_value in counts else counts.most_common(1)[0][0]
 
 
@@ -307,8 +307,8 @@ def _field_by_file(engine: Engine, field: str) -> dict[str, int | None]:
 
 
 def _version(model: Archive) -> str | None:
-    found = _field(model, "ds_version")
-    return found[:40] if isinstance(found, str) else None
+    version = _field(model, "ds_version")
+    return version[:40] if isinstance(version, str) else None
 
 
 def _field(archive: Archive, name: str) -> Any:
@@ -422,7 +422,7 @@ def model_of(archive: Archive) -> Contents:
         step=whole(fields.get("global_steps")),
         world=whole(fields.get("dp_world_size")),
         schedule=schedule_of(fields.get("lr_scheduler")),
-        data={"samples": found} if (found := whole(fields.get("global_samples"))) else {},
+        data={"samples": samples} if (samples := whole(fields.get("global_samples"))) else {},
         versions={"deepspeed": version[:40]} if isinstance(version, str) else {},
         facts=facts,
     )
@@ -431,19 +431,19 @@ def model_of(archive: Archive) -> Contents:
 def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
     """Return the shapes by name; a list has one dictionary for each group of parameters."""
     groups = value if isinstance(value, list) else [value]
-    found = []
+    shapes = []
     for group in groups:
         for name, shape in group.items() if isinstance(group, dict) else ():
-            found.append((str(name)[:200], shape_of(shape)))
-    return found
+            shapes.append((str(name)[:200], shape_of(shape)))
+    return shapes
 
 
-def _with_optimizer(engine: Engine, found: Contents) -> Contents:
+def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
         what = "no optimizer states beside the model's"
         lost = Problem(engine.prefix or ".", what, _MOMENTS, cure=Remedy.COPY)
-        return replace(found, problems=(*found.problems, *disagreements(engine), lost))
+        return replace(contents, problems=(*contents.problems, *disagreements(engine), lost))
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in present) + 1
@@ -469,12 +469,12 @@ def _with_optimizer(engine: Engine, found: Contents) -> Contents:
         except Unreadable as error:
             broken.append(Problem(archive.name, str(error), is_fatal=True))
     return replace(
-        found,
-        tensors=(*found.tensors, *tensors),
+        contents,
+        tensors=(*contents.tensors, *tensors),
         optimizer=optimizer,
-        world=found.world or ranks,
+        world=contents.world or ranks,
         problems=(
-            *found.problems,
+            *contents.problems,
             *lost_ones,
             *broken,
             *disagreements(replace(engine, parts=parts)),
@@ -510,10 +510,10 @@ def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
 def _matching(
     listing: DirectoryListing, prefix: str, pattern: re.Pattern[str]
 ) -> dict[str, re.Match[str]]:
-    found = {
+    matches = {
         name: pattern.fullmatch(name[len(prefix) :]) for name in sorted(_below(listing, prefix))
     }
-    return {name: match for name, match in found.items() if match}
+    return {name: match for name, match in matches.items() if match}
 
 
 def _below(listing: DirectoryListing, prefix: str) -> list[str]:

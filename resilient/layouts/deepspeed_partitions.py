@@ -85,8 +85,8 @@ class _Engine:
         state = base.get("state") if isinstance(base, dict) else None
         if not isinstance(state, dict) or not all(type(key) is int for key in state):
             raise Unreadable("its optimizer's state is not kept by parameter group")
-        found = [state[number] for number in sorted(state)]
-        return [item if isinstance(item, dict) else {} for item in found]
+        states = [state[number] for number in sorted(state)]
+        return [item if isinstance(item, dict) else {} for item in states]
 
 
 def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Tensor, ...]:
@@ -151,8 +151,10 @@ def _moments(engine: _Engine) -> Iterator[Tensor]:
     kinds = dict.fromkeys(kind for state in states[0] for kind in state if isinstance(kind, str))
     for kind in kinds:
         if any(_is_flat(state.get(kind)) for state in states[0]):
-            found = [[moment.get(kind) for moment in rank] for rank in states]
-            vectors = [_vectors(engine, rank, moment) for rank, moment in enumerate(found)]
+            moments_by_kind = [[moment.get(kind) for moment in rank] for rank in states]
+            vectors = [
+                _vectors(engine, rank, moment) for rank, moment in enumerate(moments_by_kind)
+            ]
             yield from _cut(engine, vectors, OPTIMIZER, f"state.{{name}}.{kind}")
             continue
         for nth, group in enumerate(engine.groups):
@@ -163,18 +165,18 @@ def _moments(engine: _Engine) -> Iterator[Tensor]:
                 yield from (_single(engine.archives[0], moment, name) for name in names)
 
 
-def _single(archive: Archive, found: TensorRef, name: str) -> Tensor:
-    pieces = archive.pieces(found)
-    return Tensor(name, OPTIMIZER, found.dtype, found.shape, (archive.name,), pieces)
+def _single(archive: Archive, tensor: TensorRef, name: str) -> Tensor:
+    pieces = archive.pieces(tensor)
+    return Tensor(name, OPTIMIZER, tensor.dtype, tensor.shape, (archive.name,), pieces)
 
 
 def _is_flat(value: Any) -> bool:
     return isinstance(value, TensorRef) and len(value.shape) > 0
 
 
-def _vectors(engine: _Engine, rank: int, found: Any) -> list[_Vector]:
+def _vectors(engine: _Engine, rank: int, value: Any) -> list[_Vector]:
     """Return a rank's vectors of one kind: one for each group, except with ZeRO 3."""
-    tensors = found if isinstance(found, list | tuple) else []
+    tensors = value if isinstance(value, list | tuple) else []
     vectors = [
         _Vector(engine.archives[rank], tensor)
         for tensor in tensors

@@ -72,11 +72,11 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
     pieces = _pieces(listing, prefix)
     tensors, steps, broken = _tensors(folder, listing, pieces)
-    found, shapes, lost = _engine(folder, listing, prefix)
+    engine, shapes, lost = _engine(folder, listing, prefix)
     optimizer, odd = _optimizer(folder, listing, prefix, pieces, steps)
     tensors = tuple(_shaped(tensor, shapes) for tensor in tensors)
     return replace(
-        found,
+        engine,
         layout="deepspeed-universal",
         title=_TITLE,
         resume=_RESUME if not prefix else _RESUME.replace("/..", ""),
@@ -88,7 +88,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
             *odd,
             *_lacking(prefix, pieces, shapes),
             *_misshapen(tensors, shapes),
-            *_disagreements(prefix, found, steps),
+            *_disagreements(prefix, engine, steps),
             Problem(
                 ".", "DeepSpeed keeps no random states", "the random state", cure=Remedy.UNKEPT
             ),
@@ -109,12 +109,12 @@ def _latest(folder: Folder, listing: DirectoryListing) -> str | None:
 
 def _pieces(listing: DirectoryListing, prefix: str) -> dict[str, dict[str, str]]:
     """Return the files of each parameter by kind of content."""
-    found: dict[str, dict[str, str]] = {}
+    pieces: dict[str, dict[str, str]] = {}
     for file in listing.sizes:
         match = _PIECE.fullmatch(file[len(prefix) :]) if file.startswith(prefix) else None
         if match:
-            found.setdefault(match[1], {})[match[2]] = file
-    return found
+            pieces.setdefault(match[1], {})[match[2]] = file
+    return pieces
 
 
 def _tensors(
@@ -210,13 +210,13 @@ def _lacking(
 ) -> list[Problem]:
     """Return the missing parameters, and parameters with missing parts."""
     lost = [shape for shape in shapes if shape not in pieces]
-    found = [
+    problems = [
         Problem(f"{prefix}zero/{item[:200]}", "the parameter is missing", is_fatal=True)
         for item in lost[:8]
     ]
     for name, files in sorted(pieces.items()):
         kinds = [WEIGHTS, *(_MOMENTS if any(moment in files for moment in _MOMENTS) else ())]
-        found += [
+        problems += [
             Problem(f"{prefix}zero/{name[:200]}/{kind}.pt", "it is missing", is_fatal=True)
             for kind in kinds
             if kind not in files
@@ -224,7 +224,7 @@ def _lacking(
     bare = [shape for shape in shapes if shape in pieces and not set(_MOMENTS) & set(pieces[shape])]
     if bare and any(set(_MOMENTS) & set(piece) for piece in pieces.values()):
         what = f"`{bare[0][:80]}` has weights and no moments"
-        found.append(
+        problems.append(
             Problem(
                 f"{prefix}zero/{bare[0][:200]}",
                 what,
@@ -232,7 +232,7 @@ def _lacking(
                 cure=Remedy.COPY,
             )
         )
-    return found[:32]
+    return problems[:32]
 
 
 def _shaped(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
@@ -266,12 +266,12 @@ def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]
     return problems[:8]
 
 
-def _disagreements(prefix: str, found: Contents, steps: Mapping[str, int]) -> list[Problem]:
+def _disagreements(prefix: str, contents: Contents, steps: Mapping[str, int]) -> list[Problem]:
     distinct = sorted(set(steps.values()))
     if len(distinct) > 1:
         what = f"its parameters are of different steps, {distinct[0]} and {distinct[-1]}"
         return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
-    if distinct and found.step is not None and distinct[0] > found.step:
-        what = f"the optimizer made {distinct[0]} updates by step {found.step}"
+    if distinct and contents.step is not None and distinct[0] > contents.step:
+        what = f"the optimizer made {distinct[0]} updates by step {contents.step}"
         return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
     return []

@@ -106,7 +106,7 @@ def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
 def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
     """Return the training state that no name in the index refers to."""
     names = {tensor.name for tensor in index.tensors} | index.values
-    found = (
+    problems = (
         []
         if optimizer
         else [Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)]
@@ -115,13 +115,13 @@ def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[P
     names = {name for name in names if not name.startswith("optim")}
     for word, what in _WANTED.items():
         if not any(re.search(word, name) for name in names):
-            found.append(
+            problems.append(
                 Problem(".", f"it contains nothing named like {what}", what, cure=Remedy.UNKEPT)
             )
     is_alone = not any(tensor.part == OPTIMIZER for tensor in index.tensors)
-    if len(found) > len(_WANTED) and index.tensors and is_alone:
+    if len(problems) > len(_WANTED) and index.tensors and is_alone:
         return [Problem(".", single_file.ALONE, single_file.WEIGHTS_ONLY, is_fatal=True, help=load)]
-    return found
+    return problems
 
 
 def _has(index: dcp.Index, root: str) -> bool:
@@ -134,14 +134,14 @@ def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
     if deepspeed.is_engine(listing):
         return deepspeed.read_engine(folder, listing, "")
     tag = deepspeed.tag_of(folder, listing)
-    found = deepspeed.read_engine(folder, listing, tag)
+    contents = deepspeed.read_engine(folder, listing, tag)
     latest = read_text(folder, listing, deepspeed.LATEST)
     if f"{latest}/" == tag:
-        return found
+        return contents
     what = f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
     help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
     pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
-    return replace(found, problems=(pointer, *found.problems))
+    return replace(contents, problems=(pointer, *contents.problems))
 
 
 def _is_engine(listing: DirectoryListing) -> bool:
@@ -190,18 +190,18 @@ def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
     if contents is None:
         return None
     problems = unfinished(folder.url, listing, _fitted(folder, listing, contents).problems)
-    found = pointers_in(folder, listing)
-    pointer_problems = pointers(folder.url, listing, problems, found, POINTER)
+    run_pointers = pointers_in(folder, listing)
+    pointer_problems = pointers(folder.url, listing, problems, run_pointers, POINTER)
     return replace(contents, problems=tuple(pointer_problems))
 
 
 def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
     if not listing.is_file:
-        found = next((layout for layout in LAYOUTS if layout.is_it(listing)), None)
-        is_model = found is None or found.name == "hf-model"
+        layout_or_none = next((layout for layout in LAYOUTS if layout.is_it(listing)), None)
+        is_model = layout_or_none is None or layout_or_none.name == "hf-model"
         if is_model and is_cut_short(folder.url, listing):
             return hf_trainer.read_trainer(folder, listing)
-        return found.read(folder, listing) if found else None
+        return layout_or_none.read(folder, listing) if layout_or_none else None
     name = next(iter(listing.sizes), "")
     if name.endswith(SAFE):
         return single_file.read_safetensors(folder, listing, name)
@@ -268,12 +268,12 @@ def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Content
 
 def checkpoints_in(listing: DirectoryListing) -> list[str]:
     """Return the folders in a folder that are named like checkpoints, newest first."""
-    found = {
+    steps = {
         match[1]: int(match[2])
         for file in listing.sizes
         if (match := _STEP_FOLDER.match(file)) and not saved_name(match[1])
     }
-    return sorted(found, key=lambda checkpoint: (-found[checkpoint], checkpoint))
+    return sorted(steps, key=lambda checkpoint: (-steps[checkpoint], checkpoint))
 
 
 WEIGHTS = "hf-model"
@@ -368,7 +368,7 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
         return []
     holders = _holders(layouts)
     taken: set[str] = set()
-    found = []
+    checkpoints = []
     for name in sorted(folders, key=lambda folder: (folder.count("/"), folder)):
         layout = layouts[name]
         if not layout or _is_below(name, taken) or (name, layout) in holders:
@@ -376,26 +376,28 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
         if layout != WEIGHTS:
             taken.add(name)
         paths = (f"{name}/{folder}" for folder in folders[name])
-        found.append(_run_checkpoint(name, layout, folders[name], _last(listing, paths)))
+        checkpoints.append(_run_checkpoint(name, layout, folders[name], _last(listing, paths)))
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, taken):
-            found.append(_run_checkpoint(name, FILE, {name: size_bytes}, _last(listing, [name])))
-    by_name = sorted(found, key=lambda checkpoint: checkpoint.name)
+            checkpoints.append(
+                _run_checkpoint(name, FILE, {name: size_bytes}, _last(listing, [name]))
+            )
+    by_name = sorted(checkpoints, key=lambda checkpoint: checkpoint.name)
     return sorted(_with_repaired(by_name), key=lambda checkpoint: checkpoint.order, reverse=True)
 
 
-def _with_repaired(found: list[RunCheckpoint]) -> list[RunCheckpoint]:
+def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
     """Mark the checkpoints that a repair wrote into a folder below those of the run."""
-    own = {checkpoint.folder for checkpoint in found if not checkpoint.is_repaired}
+    own = {checkpoint.folder for checkpoint in checkpoints if not checkpoint.is_repaired}
     below = [
         replace(
             checkpoint,
             is_repaired=checkpoint.is_repaired
             and bool(own.intersection(_above(checkpoint.folder))),
         )
-        for checkpoint in found
+        for checkpoint in checkpoints
     ]
-    names = {checkpoint.name for checkpoint in found}
+    names = {checkpoint.name for checkpoint in checkpoints}
     return [
         replace(checkpoint, is_repaired=True)
         if checkpoint.layout == FILE and _repaired_file(checkpoint, names)
@@ -417,7 +419,7 @@ def _above(folder: str) -> list[str]:
 
 
 def with_last(
-    folder: Folder, listing: DirectoryListing, found: Sequence[RunCheckpoint]
+    folder: Folder, listing: DirectoryListing, checkpoints: Sequence[RunCheckpoint]
 ) -> list[RunCheckpoint]:
     """Return the checkpoints of a run with the steps of Lightning's ``last.ckpt``, newest first.
 
@@ -426,14 +428,14 @@ def with_last(
     Args:
         folder: Folder of the runs.
         listing: Files in the folder.
-        found: The checkpoints.
+        checkpoints: The checkpoints.
 
     Raises:
         StoreError: A file could not be read.
     """
     lasts = [
         checkpoint
-        for checkpoint in found
+        for checkpoint in checkpoints
         if _LAST.fullmatch(checkpoint.base) and checkpoint.step is None
     ]
     steps = {path.name: _step_inside(folder, listing, path) for path in lasts[:_LAST_READ_MAX]}
@@ -441,7 +443,7 @@ def with_last(
         replace(checkpoint, step=step, order=(step,))
         if (step := steps.get(checkpoint.name)) is not None
         else checkpoint
-        for checkpoint in found
+        for checkpoint in checkpoints
     ]
     return sorted(
         read, key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps), reverse=True
@@ -467,20 +469,20 @@ def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
 
 
 def pointed_at(
-    folder: Folder, listing: DirectoryListing, found: Sequence[RunCheckpoint]
+    folder: Folder, listing: DirectoryListing, checkpoints: Sequence[RunCheckpoint]
 ) -> Pointers:
     """Return the checkpoints that trackers name, and the best of Transformers' Trainer.
 
     Args:
         folder: Folder of the runs.
         listing: Its files.
-        found: The checkpoints, newest first.
+        checkpoints: The checkpoints, newest first.
 
     Raises:
         StoreError: A file could not be read.
     """
     latest, best, stale = set(), set(), {}
-    for place, run in list(_by_folder(found).items())[:_RUNS_MAX]:
+    for place, run in list(_by_folder(checkpoints).items())[:_RUNS_MAX]:
         beside = {checkpoint.base: checkpoint for checkpoint in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
@@ -502,24 +504,26 @@ def pointed_at(
 
 
 def referred(
-    reference: str, found: Sequence[RunCheckpoint], latest: Collection[str] = ()
+    reference: str, checkpoints: Sequence[RunCheckpoint], latest: Collection[str] = ()
 ) -> list[RunCheckpoint]:
     """Resolve ``latest``, ``latest~2``, ``step:500`` or a name: one checkpoint for each run.
 
     Args:
         reference: The reference to resolve.
-        found: The checkpoints, newest first.
+        checkpoints: The checkpoints, newest first.
         latest: Checkpoints that trackers name; a run without one uses its newest.
     """
-    named = [checkpoint for checkpoint in found if reference in (checkpoint.name, checkpoint.base)]
+    named = [
+        checkpoint for checkpoint in checkpoints if reference in (checkpoint.name, checkpoint.base)
+    ]
     match = _REFERENCE.fullmatch(reference)
     if named or match is None:
         return named
     if match[2] is not None:
-        return [checkpoint for checkpoint in found if checkpoint.step == int(match[2])]
+        return [checkpoint for checkpoint in checkpoints if checkpoint.step == int(match[2])]
     states = [
         checkpoint
-        for checkpoint in found
+        for checkpoint in checkpoints
         if checkpoint.layout != WEIGHTS
         and not checkpoint.is_unfinished
         and not checkpoint.is_repaired
@@ -607,14 +611,14 @@ def _is_state(name: str) -> bool:
 
 
 def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = defaultdict(dict)
+    sizes_by_folder: dict[str, dict[str, int]] = defaultdict(dict)
     for name, size_bytes in listing.sizes.items():
         parts = name.split("/")
         if any(part.startswith(".") for part in parts[:-1]):
             continue
         for depth in range(1, min(len(parts), _DEPTH_MAX + 1)):
-            found["/".join(parts[:depth])]["/".join(parts[depth:])] = size_bytes
-    return found
+            sizes_by_folder["/".join(parts[:depth])]["/".join(parts[depth:])] = size_bytes
+    return sizes_by_folder
 
 
 def _layout(sizes: Mapping[str, int]) -> str:
@@ -632,15 +636,15 @@ def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
 
     A folder with the same layout as a folder below it only looks like a checkpoint.
     """
-    found = set()
+    holders = set()
     for name, layout in layouts.items():
         parts = name.split("/")
-        found |= {("/".join(parts[:depth]), layout) for depth in range(1, len(parts))}
-    return found
+        holders |= {("/".join(parts[:depth]), layout) for depth in range(1, len(parts))}
+    return holders
 
 
-def _by_folder(found: Iterable[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
+def _by_folder(checkpoints: Iterable[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
     runs: dict[str, list[RunCheckpoint]] = defaultdict(list)
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         runs[checkpoint.folder].append(checkpoint)
     return runs

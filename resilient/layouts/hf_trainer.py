@@ -167,12 +167,12 @@ def _leftover(
 def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
     """Return reasons why our own Trainer does not import what Transformers resumes."""
     names = [file for file in listing.sizes if tag and file.startswith(tag)]
-    found = []
+    problems = []
     if any("mp_rank_01" in name or "expert" in name for name in names):
-        found.append("DeepSpeed cut its layers over ranks")
+        problems.append("DeepSpeed cut its layers over ranks")
     if names and _SCHEDULE not in listing.sizes:
-        found.append("its schedule belongs to DeepSpeed")
-    return tuple(found)
+        problems.append("its schedule belongs to DeepSpeed")
+    return tuple(problems)
 
 
 def _state(folder: Folder, listing: DirectoryListing) -> tuple[dict[str, Any], list[Problem]]:
@@ -275,14 +275,14 @@ def _schedule(
         return model.engine.schedule, []
     try:
         archive = open_archive(folder, listing, _SCHEDULE)
-        found = required(schedule_of(archive.value, archive), "a schedule")
+        schedule = required(schedule_of(archive.value, archive), "a schedule")
     except Unreadable as error:
         is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
     # Engines and checkpoints sharded by name count groups in another way.
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
     odd = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
-    return found, [*check_scheduler(_SCHEDULE, archive.value), *odd]
+    return schedule, [*check_scheduler(_SCHEDULE, archive.value), *odd]
 
 
 def _behind(
@@ -330,12 +330,12 @@ def _disagreements(
     folder: Folder, step: int | None, schedule: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
     """Return the problem of files of different steps; skipped updates are already included."""
-    found = {
+    steps_by_source = {
         "the folder's name": _named_step(folder),
         STATE: step,
         "the schedule": schedule,
     }
-    steps = {name: value for name, value in found.items() if value is not None}
+    steps = {name: value for name, value in steps_by_source.items() if value is not None}
     problems = []
     if len(set(steps.values())) > 1:
         what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
@@ -348,8 +348,8 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     batch = whole(state.get("train_batch_size"))
     tokens = whole(state.get("num_input_tokens_seen"))
     epoch, step = decimal(state.get("epoch")), whole(state.get("global_step"))
-    found = {"epoch": epoch, "step": step, "batch_size_per_rank": batch, "tokens": tokens or None}
-    return {name: value for name, value in found.items() if value is not None}
+    fields = {"epoch": epoch, "step": step, "batch_size_per_rank": batch, "tokens": tokens or None}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
@@ -358,26 +358,26 @@ def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Prob
     A stream has no length: the Trainer skips its batches as if it were in its first pass.
     """
     epoch = decimal(state.get("epoch"))
-    found = []
+    problems = []
     if state.get("num_train_epochs") == _NO_LENGTH and epoch is not None and epoch >= 1:
-        found.append(
+        problems.append(
             f"its data have no length, and it is in pass {int(epoch) + 1} over them: Transformers "
             "can restore the position only in the first pass"
         )
     if arguments is not None and arguments.get("ignore_data_skip") is True:
-        found.append("its run has `ignore_data_skip`: a resume starts the data again")
+        problems.append("its run has `ignore_data_skip`: a resume starts the data again")
     return [
-        Problem(".", reason, "the place in the data", cure=Remedy.UNKEPT) for reason in found[:1]
+        Problem(".", reason, "the place in the data", cure=Remedy.UNKEPT) for reason in problems[:1]
     ]
 
 
 def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> dict[str, str]:
     versions = dict(model.engine.versions) if model.engine else {}
     try:
-        found = read_json(folder, listing, _CONFIG).get("transformers_version")
+        version = read_json(folder, listing, _CONFIG).get("transformers_version")
     except Unreadable:
-        found = None
-    return {**({"transformers": found[:40]} if isinstance(found, str) else {}), **versions}
+        version = None
+    return {**({"transformers": version[:40]} if isinstance(version, str) else {}), **versions}
 
 
 def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list[Problem]:
@@ -394,11 +394,11 @@ def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list
 def _facts(state: dict[str, Any]) -> dict[str, Any]:
     history = state.get("log_history")
     best = state.get("best_model_checkpoint")
-    found = {
+    facts = {
         "of steps": whole(state.get("max_steps")),
         "of epochs": decimal(state.get("num_train_epochs")),
         "entries of its log": len(history) if isinstance(history, list) else None,
         "best metric": decimal(state.get("best_metric")),
         "best checkpoint": best[:300] if isinstance(best, str) else None,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in facts.items() if value is not None}

@@ -117,7 +117,7 @@ def pointers(
     url: str,
     listing: DirectoryListing,
     problems: Iterable[Problem],
-    found: Iterable[str],
+    file_names: Iterable[str],
     what: str,
 ) -> Iterator[Problem]:
     """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
@@ -126,10 +126,10 @@ def pointers(
         url: URL of the checkpoint.
         listing: Its files.
         problems: Other problems of the checkpoint.
-        found: Names of the pointers.
+        file_names: Names of the pointers.
         what: Text of the problem.
     """
-    names = list(found)
+    names = list(file_names)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
     fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
     places = {problem.place for problem in problems}

@@ -98,22 +98,22 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
         raise Unreadable(f"{what} is empty")
     try:
         # ``json`` detects the encoding of bytes, but the tools themselves read UTF-8 without a BOM.
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
-        check_depth(found)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
+        check_depth(value)
         if b"\\ud" in data.lower():
-            json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{what} is not complete JSON ({str(error)[:120]})") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise Unreadable(f"{what} is not a JSON object")
-    return found
+    return value
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name appears twice in it")
-    return found
+    return fields
 
 
 def read_header(
@@ -149,17 +149,19 @@ def read_header(
     return tuple(tensors), meta
 
 
-def _metadata(found: Any) -> dict[str, Any]:
+def _metadata(metadata: Any) -> dict[str, Any]:
     """Return the metadata of a header.
 
     Raises:
         Unreadable: safetensors refuses the metadata, which must map texts to texts.
     """
-    if found is None:
+    if metadata is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise Unreadable(f"its `{_META}` does not map texts to texts, and safetensors rejects that")
-    return found
+    return metadata
 
 
 def _entry(key: str, entry: Any, part: str, file: str) -> tuple[Tensor, int, int]:

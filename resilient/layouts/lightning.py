@@ -72,7 +72,7 @@ def read_run(archive: Archive) -> Contents:
         # Several optimizers get their number as a prefix.
         optimizer_states = state if len(states) == 1 else {number: state}
         tensors += tensors_in(archive, optimizer_states, OPTIMIZER)
-    found = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
+    progress = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
     problems = [] if weights else [_fatal(archive.name, "it has no weights")]
     if "optimizer_states" not in value:
         what = "it holds weights but no optimizer's state, as with `save_weights_only=True`"
@@ -90,7 +90,7 @@ def read_run(archive: Archive) -> Contents:
     schedules = _list(value.get("lr_schedulers"))
     if len(optimizers) == len(schedules) == 1:
         problems += check_update_count(archive.name, schedules[0], optimizers[0])
-    return replace(found, problems=(*problems, *found.problems))
+    return replace(progress, problems=(*problems, *progress.problems))
 
 
 def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
@@ -109,13 +109,13 @@ def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
     if not is_run(archive.value):
         problem = _fatal(REST, "it is not the file that Lightning writes there")
         return Contents("lightning", _TITLE, tensors=index.tensors, problems=(problem,))
-    found = _progress(archive, optimizer, index.tensors)
+    progress = _progress(archive, optimizer, index.tensors)
     lost = () if optimizer else (_fatal(".", "it contains no optimizer"),)
     return replace(
-        found,
+        progress,
         title=f"{_TITLE}, FSDP with sharded state",
         world=index.ranks,
-        problems=(*index.problems, *lost, *found.problems),
+        problems=(*index.problems, *lost, *progress.problems),
     )
 
 
@@ -217,12 +217,12 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
 
 def _data(value: dict[Any, Any]) -> dict[str, Any]:
     batches = _down(value.get("loops"), "fit_loop", "epoch_loop.batch_progress")
-    found = {
+    fields = {
         "epoch": whole(value.get("epoch")),
         "batch in it": whole(_down(batches, "current", "completed")),
         "batches in all": whole(_down(batches, "total", "completed")),
     }
-    return {name: fact for name, fact in found.items() if fact is not None}
+    return {name: fact for name, fact in fields.items() if fact is not None}
 
 
 def _facts(value: dict[Any, Any]) -> dict[str, Any]:
@@ -238,12 +238,12 @@ def _facts(value: dict[Any, Any]) -> dict[str, Any]:
         None,
     )
     hyper_parameters = value.get("hyper_parameters")
-    found = {
+    facts = {
         "callbacks": ", ".join(names[:8]),
         "best checkpoint": best[:300] if isinstance(best, str) else None,
         "hyperparameters": len(hyper_parameters) if isinstance(hyper_parameters, dict) else None,
     }
-    return {name: fact for name, fact in found.items() if fact}
+    return {name: fact for name, fact in facts.items() if fact}
 
 
 def _fatal(place: str, what: str) -> Problem:

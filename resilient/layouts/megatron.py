@@ -71,8 +71,8 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _inside(listing: DirectoryListing) -> set[str]:
     """Return the folders of iterations in a folder."""
-    found = {file.partition("/")[0] + "/" for file in listing.sizes if "/" in file}
-    named = {folder for folder in found if _ITERATION.fullmatch(folder) or folder == "release/"}
+    folders = {file.partition("/")[0] + "/" for file in listing.sizes if "/" in file}
+    named = {folder for folder in folders if _ITERATION.fullmatch(folder) or folder == "release/"}
     return {folder for folder in named if is_iteration(listing, folder)}
 
 
@@ -193,13 +193,13 @@ def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
 
 
 def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> Schedule | None:
-    found = common.get("opt_param_scheduler")
-    if not isinstance(found, dict):
+    schedule = common.get("opt_param_scheduler")
+    if not isinstance(schedule, dict):
         if common:
             what = "it has no state of the schedule"
             problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule", cure=Remedy.UNKEPT))
         return None
-    return Schedule(whole(found.get("num_steps")))
+    return Schedule(whole(schedule.get("num_steps")))
 
 
 def _random(index: Index) -> RandomStates | None:
@@ -212,12 +212,12 @@ def _disagreements(
     folder: Folder, prefix: str, step: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
     named = _ITERATION.search(prefix or folder.url)
-    found = {
+    steps_by_source = {
         "the folder's name": int(named[1]) if named else None,
         COMMON: step,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    steps = {name: value for name, value in found.items() if value is not None}
+    steps = {name: value for name, value in steps_by_source.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
@@ -230,5 +230,5 @@ def _facts(values: dict[Any, Any]) -> dict[str, Any]:
         "pipeline parallel": "pipeline_model_parallel_size",
         "of iterations": "train_iters",
     }
-    found = {name: whole(values.get(key)) for name, key in names.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    facts = {name: whole(values.get(key)) for name, key in names.items()}
+    return {name: value for name, value in facts.items() if value is not None}

@@ -41,12 +41,12 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     match = _NUMBERED.fullmatch(own.name)
     if match is None or not own.parent.is_dir():
         return []
-    found = []
+    steps = []
     for path in own.parent.iterdir():
         other = _NUMBERED.fullmatch(path.name)
         if other and other[1] == match[1] and path.name != own.name and path.is_dir():
-            found.append((int(other[2]) - int(match[2]), path))
-    return sorted(found, key=lambda step: (abs(step[0]), step[0]))
+            steps.append((int(other[2]) - int(match[2]), path))
+    return sorted(steps, key=lambda step: (abs(step[0]), step[0]))
 
 
 def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:

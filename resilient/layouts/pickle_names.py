@@ -107,16 +107,16 @@ def shape_of(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _stored(found: Any) -> Any:
+def _stored(storage: Any) -> Any:
     """Return a storage from its persistent id: ("storage", type, key, device, elements)."""
-    if not isinstance(found, tuple) or len(found) < 5 or found[0] != "storage":  # noqa: PLR2004
-        return PickledCall("persistent", found)
-    kind, key, elements = found[1], found[2], found[4]
+    if not isinstance(storage, tuple) or len(storage) < 5 or storage[0] != "storage":  # noqa: PLR2004
+        return PickledCall("persistent", storage)
+    kind, key, elements = storage[1], storage[2], storage[4]
     if not isinstance(kind, PickledGlobal) or not isinstance(key, str):
         raise Unreadable("a storage without a type or a key")
     if type(elements) is not int or not 0 <= elements <= _ELEMENTS_MAX:
         raise Unreadable("a storage of impossible length")
-    device = found[3][:_DEVICE_CHARACTERS_MAX] if isinstance(found[3], str) else ""
+    device = storage[3][:_DEVICE_CHARACTERS_MAX] if isinstance(storage[3], str) else ""
     return StorageRef(_BY_STORAGE.get(kind.name, "?"), key, elements, device)
 
 
@@ -127,10 +127,10 @@ def _tensor(made: PickledCall) -> TensorRef:
         raise Unreadable("a tensor without its storage")
     name = storage.dtype if dtype is None else dtype_of(dtype)
     strides = shape_of(made.args[3]) if len(made.args) > 3 else None  # noqa: PLR2004
-    found = TensorRef(name, shape_of(shape), storage, offset, strides)
-    if strides is not None and len(strides) != len(found.shape):
+    tensor = TensorRef(name, shape_of(shape), storage, offset, strides)
+    if strides is not None and len(strides) != len(tensor.shape):
         raise Unreadable("a tensor with invalid strides")
-    return found
+    return tensor
 
 
 def _parameter(made: PickledCall) -> Any:

@@ -236,9 +236,9 @@ class _Machine:
     def _since_mark(self) -> list[Any]:
         for at in range(len(self.stack) - 1, -1, -1):
             if self.stack[at] is _MARK:
-                found = self.stack[at + 1 :]
+                items = self.stack[at + 1 :]
                 del self.stack[at:]
-                return found
+                return items
         raise ValueError("no mark")
 
     def mark(self, _: Any) -> None:
@@ -269,17 +269,17 @@ class _Machine:
         self.stack.append(self._since_mark())
 
     def as_dict(self, _: Any) -> None:
-        found = self._since_mark()
+        items = self._since_mark()
         self.stack.append({})
-        self._set(found)
+        self._set(items)
 
     def append(self, _: Any) -> None:
         value = self.stack.pop()
         _extend(self.stack[-1], [value])
 
     def appends(self, _: Any) -> None:
-        found = self._since_mark()
-        _extend(self.stack[-1], found)
+        items = self._since_mark()
+        _extend(self.stack[-1], items)
 
     def set_item(self, _: Any) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -311,9 +311,9 @@ class _Machine:
         self._push_global(module, name)
 
     def _push_global(self, module: str, name: str) -> None:
-        found = PickledGlobal(module, name)
-        self.names.add(found)
-        self.stack.append(found)
+        value = PickledGlobal(module, name)
+        self.names.add(value)
+        self.stack.append(value)
 
     def reduce(self, _: Any) -> None:
         args, name = self.stack.pop(), self.stack.pop()
@@ -333,8 +333,8 @@ class _Machine:
         self.stack.append(PickledCall(self.stack.pop(), args))
 
     def as_object(self, _: Any) -> None:
-        found = self._since_mark()
-        self.stack.append(PickledCall(found[0], tuple(found[1:])))
+        items = self._since_mark()
+        self.stack.append(PickledCall(items[0], tuple(items[1:])))
 
     def build(self, _: Any) -> None:
         state = self.stack.pop()
@@ -342,8 +342,8 @@ class _Machine:
             self.stack[-1].state = state
 
     def stored(self, argument: Any) -> None:
-        found = self.stack.pop() if argument is None else argument
-        self.stack.append(self._rebuild(PickledCall("persistent", found)))
+        key = self.stack.pop() if argument is None else argument
+        self.stack.append(self._rebuild(PickledCall("persistent", key)))
 
     def frozen(self, _: Any) -> None:
         self.stack.append(Unordered(self._since_mark()))

@@ -57,31 +57,31 @@ def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> 
     Raises:
         StoreError: A file could not be read.
     """
-    found = [text for text in _texts(folder, listing, name) if has_control_chars(text)]
-    first = found[0].encode("unicode_escape").decode("ascii")[:_SHOWN_MAX] if found else ""
-    return first, len(found)
+    texts = [text for text in _texts(folder, listing, name) if has_control_chars(text)]
+    first = texts[0].encode("unicode_escape").decode("ascii")[:_SHOWN_MAX] if texts else ""
+    return first, len(texts)
 
 
 def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str]:
     base = name.rpartition("/")[2]
-    found: Iterable[str] = ()
+    texts: Iterable[str] = ()
     # Another reader reports the file as unreadable.
     with suppress(Unreadable):
         if base.endswith(SAFE):
             tensors, meta = read_header(folder, listing, name)
-            found = [
+            texts = [
                 *(tensor.name for tensor in tensors),
                 *map(str, meta),
                 *map(str, meta.values()),
             ]
         elif base == INDEX:
             index = read_index(folder, listing, name.removesuffix(INDEX))
-            found = [*(tensor.name for tensor in index.tensors), *index.values]
+            texts = [*(tensor.name for tensor in index.tensors), *index.values]
         elif base.endswith(_INDEX) or base in _DOCUMENTS:
-            found = list(_strings(read_json(folder, listing, name)))
+            texts = list(_strings(read_json(folder, listing, name)))
         elif base.endswith(TORCH):
-            found = [tensor.name for tensor in open_archive(folder, listing, name).tensors(MODEL)]
-    return found
+            texts = [tensor.name for tensor in open_archive(folder, listing, name).tensors(MODEL)]
+    return texts
 
 
 def _strings(value: Any, depth: int = 0) -> Iterator[str]:
@@ -150,17 +150,17 @@ def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
     Raises:
         StoreError: The folder could not be read.
     """
-    found = [*_outside(listing), *_names(listing)]
+    findings = [*_outside(listing), *_names(listing)]
     if not listing.is_whole:
-        found.append(
+        findings.append(
             ScanFinding(Risk.WARNING, "", "more files than are listed", "the others were not read")
         )
     for name in sorted(listing.sizes):
-        found += _file(folder, listing, name)
-        found += _talking(folder, listing, name)
-    found += _slices(folder, listing)
+        findings += _file(folder, listing, name)
+        findings += _talking(folder, listing, name)
+    findings += _slices(folder, listing)
     order = list(Risk)
-    return sorted(found, key=lambda finding: (order.index(finding.risk), finding.file))
+    return sorted(findings, key=lambda finding: (order.index(finding.risk), finding.file))
 
 
 def _outside(listing: DirectoryListing) -> Iterator[ScanFinding]:
@@ -212,15 +212,15 @@ def _header(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[Sc
 
 def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
     try:
-        found = read_json(folder, listing, name)
+        document = read_json(folder, listing, name)
     except Unreadable as error:
         # A list or a number is valid JSON and harmless.
         if "not a JSON object" not in str(error):
             yield ScanFinding(Risk.WARNING, name, str(error), "readers fail on it")
         return
     if name.endswith(_INDEX):
-        yield from _index(name, found.get("weight_map"))
-    if "auto_map" in found:
+        yield from _index(name, document.get("weight_map"))
+    if "auto_map" in document:
         what = "it names code of its own (auto_map)"
         yield ScanFinding(Risk.NOTE, name, what, "runs when trust_remote_code=True")
 
@@ -259,11 +259,11 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
         if name.rpartition("/")[2] == INDEX:
             prefix = name.removesuffix(INDEX)
             try:
-                found = read_index(folder, listing, prefix)
+                index = read_index(folder, listing, prefix)
             except Unreadable as error:
                 yield ScanFinding(Risk.WARNING, name, str(error), "its slices were not read")
                 continue
-            pieces = {piece for slices in found.slices.values() for piece in slices}
+            pieces = {piece for slices in index.slices.values() for piece in slices}
             indexed |= {(piece.file, piece.start, piece.size_bytes) for piece in pieces}
     if len(indexed) > _SLICES_MAX:
         what = f"{len(indexed)} slices"
@@ -323,9 +323,9 @@ def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterat
             return
         # Never read more than the bound, whatever size the directory claims.
         data = head + file.read(BYTES_MAX - len(head))
-    found = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
+    findings = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
     # Tensors may begin like a pickle by chance, but then name nothing.
-    yield from (finding for finding in found if is_pickle or finding.risk is Risk.DANGER)
+    yield from (finding for finding in findings if is_pickle or finding.risk is Risk.DANGER)
 
 
 def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]:
@@ -337,8 +337,8 @@ def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]
         at = stream.tell()
         if at and not data[at : at + 2].startswith(_PICKLE_MAGIC):
             break
-        found, broken = read_names(stream)
-        names |= found
+        global_names, broken = read_names(stream)
+        names |= global_names
         if broken:
             why = why or broken
             break
@@ -357,10 +357,14 @@ _SAID = {
 
 def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
     for effect, (risk, consequence) in _SAID.items():
-        found = sorted(
+        names_of_effect = sorted(
             global_name.dotted for global_name in names if effect_of(global_name) is effect
         )
-        if found:
-            more = f" and {len(found) - _NAMES_SHOWN} more" if len(found) > _NAMES_SHOWN else ""
-            shown = ", ".join(f"`{dotted[:80]}`" for dotted in found[:_NAMES_SHOWN])
+        if names_of_effect:
+            more = (
+                f" and {len(names_of_effect) - _NAMES_SHOWN} more"
+                if len(names_of_effect) > _NAMES_SHOWN
+                else ""
+            )
+            shown = ", ".join(f"`{dotted[:80]}`" for dotted in names_of_effect[:_NAMES_SHOWN])
             yield ScanFinding(risk, name, f"a pickle that names {shown}{more}", consequence)

@@ -235,14 +235,14 @@ def read_model_folder(folder: Folder, listing: DirectoryListing) -> Contents:
 
 def _tensors(archive: Archive) -> tuple[Tensor, ...]:
     """Return the tensors, with those of optimizers identified by their key."""
-    found = archive.tensors(MODEL)
+    tensors = archive.tensors(MODEL)
     for key, value in _modules(archive):
-        found += tensors_of(archive, value, f"{key}.")
+        tensors += tensors_of(archive, value, f"{key}.")
     named = archive.value if isinstance(archive.value, dict) else {}
     parts = {key: _part(key, value) for key, value in named.items()}
     by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
     return tuple(
-        replace(tensor, part=by_text.get(_head(tensor.name, by_text), MODEL)) for tensor in found
+        replace(tensor, part=by_text.get(_head(tensor.name, by_text), MODEL)) for tensor in tensors
     )
 
 
@@ -283,12 +283,12 @@ def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
 def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
     for value in (named, *named.values()):
         schedule = value[0] if isinstance(value, list) and value else value
-        found = schedule_of(schedule, archive)
-        if found is not None:
-            return found
+        parsed_schedule = schedule_of(schedule, archive)
+        if parsed_schedule is not None:
+            return parsed_schedule
     return None
 
 
 def _first(named: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
-    found = (read(named[name]) for name in names if name in named)
-    return next((item for item in found if item is not None), None)
+    values = (read(named[name]) for name in names if name in named)
+    return next((item for item in values if item is not None), None)

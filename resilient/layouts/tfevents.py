@@ -87,7 +87,7 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
         raise Unreadable(listing.why_unread(name))
     size_bytes = listing.sizes[name]
     window = RangeReader(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
-    found: list[Scalar] = []
+    all_scalars: list[Scalar] = []
     broken = (
         ""
         if size_bytes <= FILE_BYTES_MAX
@@ -104,11 +104,11 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
             broken = broken or str(error)
             continue
         began = at if began is None else began
-        found += scalars
-        if len(found) >= _SCALARS_MAX:
+        all_scalars += scalars
+        if len(all_scalars) >= _SCALARS_MAX:
             broken = broken or f"only the first of more than {_SCALARS_MAX} numbers are read"
             break
-    return Scalars(began or 0.0, tuple(found), broken)
+    return Scalars(began or 0.0, tuple(all_scalars), broken)
 
 
 def masked_sum(data: bytes) -> int:
@@ -121,12 +121,12 @@ def masked_sum(data: bytes) -> int:
 
 
 def _table() -> tuple[int, ...]:
-    found = []
+    rows = []
     for crc in range(256):
         for _ in range(8):
             crc = crc >> 1 ^ (_POLYNOMIAL if crc & 1 else 0)  # noqa: PLW2901 - it is shifted out
-        found.append(crc)
-    return tuple(found)
+        rows.append(crc)
+    return tuple(rows)
 
 
 _TABLE = _table()
@@ -174,9 +174,9 @@ def _summary(step: int, data: bytes) -> Iterator[Scalar]:
         if count >= _VALUES_MAX:
             raise Unreadable(f"a record of more than {_VALUES_MAX} numbers")
         if (number, wire) == (_VALUE, _BYTES) and isinstance(value, bytes):
-            found = _parse_value(value)
-            if found is not None:
-                yield Scalar(step, *found)
+            scalar = _parse_value(value)
+            if scalar is not None:
+                yield Scalar(step, *scalar)
 
 
 def _parse_value(data: bytes) -> tuple[str, float] | None:
@@ -197,16 +197,16 @@ def _parse_value(data: bytes) -> tuple[str, float] | None:
 
 def _tensor_number(data: bytes) -> float | None:
     """Return the number of a one-element tensor, None for any other."""
-    dtype, found = 0, b""
+    dtype, content = 0, b""
     for field, wire, value in _fields(data):
         if (field, wire) == (_DTYPE, _VARINT) and isinstance(value, int):
             dtype = value
         elif field in (_CONTENT, _FLOATS, _DOUBLES) and isinstance(value, bytes):
-            found = value
-    if dtype == _FLOAT and len(found) == 4:  # noqa: PLR2004 - bytes of a float
-        return _single(found)
-    if dtype == _DOUBLE and len(found) == 8:  # noqa: PLR2004 - bytes of a double
-        return float(struct.unpack("<d", found)[0])
+            content = value
+    if dtype == _FLOAT and len(content) == 4:  # noqa: PLR2004 - bytes of a float
+        return _single(content)
+    if dtype == _DOUBLE and len(content) == 8:  # noqa: PLR2004 - bytes of a double
+        return float(struct.unpack("<d", content)[0])
     return None
 
 
@@ -247,9 +247,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    found = 0
+    number = 0
     for shift, byte in enumerate(data[at : at + _VARINT_BYTES_MAX]):
-        found |= (byte & 0x7F) << 7 * shift
+        number |= (byte & 0x7F) << 7 * shift
         if byte < 0x80:  # noqa: PLR2004 - the bit that says there are more
-            return found, at + shift + 1
+            return number, at + shift + 1
     raise Unreadable("a record is not a message of TensorBoard")

@@ -93,9 +93,9 @@ class RangeReader(io.RawIOBase):
             self._block = self._folder.read(self._name, self._start + begin, length)
             self._block_start = begin
         offset = self._at - self._block_start
-        found = self._block[offset : offset + size]
-        self._at += len(found)
-        return found
+        data = self._block[offset : offset + size]
+        self._at += len(data)
+        return data
 
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -200,8 +200,8 @@ class Archive:
         if len(data) != item_bytes:
             return None
         order = ">" if self.byteorder == "big" else "<"
-        found: float | int = struct.unpack(order + _NUMBERS[tensor.dtype], data)[0]
-        return found
+        number: float | int = struct.unpack(order + _NUMBERS[tensor.dtype], data)[0]
+        return number
 
 
 def tensors_in(archive: Archive, value: Any, part: str) -> tuple[Tensor, ...]:
@@ -259,17 +259,17 @@ def open_archive(
         raise Unreadable("it is empty" if whole == 0 else "it ends too early")
     try:
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
-            found = opened.infolist()
+            members = opened.infolist()
     except (*BROKEN, KeyNotFound) as error:
         return _legacy(folder, name, start, size_bytes, error)
-    return _archive(folder, name, start, found)
+    return _archive(folder, name, start, members)
 
 
-def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]) -> Archive:
-    pickles = [member for member in found if member.filename.rpartition("/")[2] == "data.pkl"]
+def _archive(folder: Folder, name: str, start: int, zip_members: list[zipfile.ZipInfo]) -> Archive:
+    pickles = [member for member in zip_members if member.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise Unreadable(f"a zip with {len(pickles)} pickles is not a file of torch")
-    stored = [member for member in found if member.compress_type == zipfile.ZIP_STORED]
+    stored = [member for member in zip_members if member.compress_type == zipfile.ZIP_STORED]
     if any(is_contradictory(member) for member in stored):
         raise Unreadable("the directory of the zip contradicts itself")
     root = pickles[0].filename.removesuffix("data.pkl")
@@ -278,7 +278,7 @@ def _archive(folder: Folder, name: str, start: int, found: list[zipfile.ZipInfo]
         for member in stored
     }
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
-    order = next((member for member in found if member.filename == f"{root}byteorder"), None)
+    order = next((member for member in zip_members if member.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
     sums = {member.filename.removeprefix(root): member.CRC for member in stored}
     return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start, sums=sums)
@@ -378,12 +378,12 @@ def resolve_pieces(folder: Folder, listing: DirectoryListing, piece: Piece, dtyp
 
 def _inside(folder: Folder, listing: DirectoryListing, piece: Piece, dtype: str) -> Piece:
     archive = open_archive(folder, listing, piece.file, piece.start, piece.size_bytes)
-    found = archive.value
-    if not isinstance(found, TensorRef):
+    value = archive.value
+    if not isinstance(value, TensorRef):
         raise Unreadable(f"a slice of `{piece.file}` holds no tensor")
-    if found.shape != piece.region.lengths or found.dtype != dtype:
+    if value.shape != piece.region.lengths or value.dtype != dtype:
         raise Unreadable(f"a slice of `{piece.file}` differs from the index")
-    pieces = archive.pieces(found)
+    pieces = archive.pieces(value)
     if not pieces:
         raise Unreadable(f"a slice of `{piece.file}` lacks its bytes")
     return replace(pieces[0], region=piece.region)

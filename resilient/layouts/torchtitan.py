@@ -105,13 +105,13 @@ def _disagreements(
     folder: Folder, step: int | None, last: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
     named = re.search(r"step-(\d{1,12})/?$", folder.url)
-    found: dict[str, Any] = {
+    steps_by_source: dict[str, Any] = {
         "the folder's name": int(named[1]) if named else None,
         "its state": step,
         "the schedule": last,
         "the optimizer": optimizer.step if optimizer else None,
     }
-    steps = {name: value for name, value in found.items() if value is not None}
+    steps = {name: value for name, value in steps_by_source.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
     what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())

@@ -111,8 +111,8 @@ def has_devices(state: Any) -> bool:
 
 def has_older_devices(state: Any) -> bool:
     """Return True if torch before 2.1 wrote a file's states of CUDA."""
-    found = _device_states(state)[1]
-    devices = found if isinstance(found, list | tuple) else [found]
+    states = _device_states(state)[1]
+    devices = states if isinstance(states, list | tuple) else [states]
     return any(
         isinstance(device, TensorRef) and device.shape == (_OLDER_BYTES,) for device in devices
     )
@@ -178,15 +178,15 @@ _KINDS = {
 }  # fmt: skip
 
 
-def required(found: _Found | None, what: str) -> _Found:
-    """Return ``found`` if it is not None.
+def required(value: _Found | None, what: str) -> _Found:
+    """Return ``value`` if it is not None.
 
     Raises:
         Unreadable: It is None.
     """
-    if found is None:
+    if value is None:
         raise Unreadable(f"it is not a state of {what}")
-    return found
+    return value
 
 
 def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
@@ -218,13 +218,13 @@ def device_of(value: Any) -> str:
     A step counter may be on another device: any tensor on a CUDA device counts.
     """
     states = _field(value, "state")
-    found = {
+    devices = {
         tensor.storage.device
         for of in (states.values() if isinstance(states, dict) else ())
         for tensor in (of.values() if isinstance(of, dict) else ())
         if isinstance(tensor, TensorRef) and tensor.storage is not None
     }
-    return next((device for device in sorted(found) if device.startswith("cuda")), "")
+    return next((device for device in sorted(devices) if device.startswith("cuda")), "")
 
 
 def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Problem]:
@@ -235,8 +235,8 @@ def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Pro
     return [Problem(place, what, "the agreement of its files", cure=Remedy.COPY)]
 
 
-def _rates(found: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
-    numbers = (archive.number(item) if archive else item for item in found)
+def _rates(values: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
+    numbers = (archive.number(item) if archive else item for item in values)
     return tuple(rate for number in numbers if (rate := decimal(number)) is not None)
 
 
@@ -257,10 +257,10 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
     """Return the position of torch's ChainedScheduler, which has none of its own."""
     inner = _list(_field(value, "_schedulers"))
-    found = [schedule_of(schedule, archive) for schedule in inner]
-    if not found or found[0] is None or None in found:
+    schedules = [schedule_of(schedule, archive) for schedule in inner]
+    if not schedules or schedules[0] is None or None in schedules:
         return None
-    return replace(found[0], rates=_rates(_list(value.get("_last_lr")), archive))
+    return replace(schedules[0], rates=_rates(_list(value.get("_last_lr")), archive))
 
 
 def is_own_schedule(value: Any) -> bool:
@@ -303,30 +303,30 @@ def read_random(
             a missing one, and numbers the files of two ranks or more.
         device: Device of the optimizer, if known.
     """
-    found: dict[int, str] = {}
+    kinds: dict[int, str] = {}
     for name in (*listing.sizes, *listing.outside):
         if match := re.fullmatch(pattern, name):
-            found[int(match[1] or 0)] = name
+            kinds[int(match[1] or 0)] = name
     values: dict[str, Any] = {}
     problems = []
-    for _, name in sorted(found.items())[:RANKS_OPENED_MAX]:
+    for _, name in sorted(kinds.items())[:RANKS_OPENED_MAX]:
         values[name], why = _opened(folder, listing, name, WANTED if stops else ())
         if why:
             help_ = _REPAIR if stops else ""
             problems.append(Problem(name, why, "random state", is_fatal=stops, help=help_))
-    if not found:
+    if not kinds:
         return None, [Problem(".", "no random states are saved", "random state", cure=Remedy.COPY)]
-    last = max(found) + 1
-    if stops and _is_numbered(pattern, found.values()):
+    last = max(kinds) + 1
+    if stops and _is_numbered(pattern, kinds.values()):
         last = max(last, _NUMBERED_LEAST)
     last = max(last, world) if world and world < _RANKS_MAX else last
-    gaps = list(islice((rank for rank in range(last) if rank not in found), _GAPS_MAX))
+    gaps = list(islice((rank for rank in range(last) if rank not in kinds), _GAPS_MAX))
     if gaps:
         what = f"ranks without a random state: {', '.join(map(str, gaps))}"
         problems.append(Problem(".", what, "random state", cure=Remedy.COPY))
-    is_alone = stops and not _is_numbered(pattern, found.values())
+    is_alone = stops and not _is_numbered(pattern, kinds.values())
     problems += _device_problems(values, device, is_alone=is_alone)
-    return RandomStates(tuple(sorted(found)), _kinds(values[found[min(found)]])), problems
+    return RandomStates(tuple(sorted(kinds)), _kinds(values[kinds[min(kinds)]])), problems
 
 
 def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
@@ -336,12 +336,12 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
         what = f"no random states of CUDA are saved, but the optimizer was on {device}"
         return [Problem(".", what, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
     old = [name for name, value in whole_ones.items() if has_older_devices(value)]
-    found = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
+    problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
     odd = check_rng_devices(whole_ones, is_alone=is_alone)
     rest = (
         Problem(name, why, OF_DEVICES, cure=Remedy.COPY) for name, why in odd if name not in old
     )
-    return [*found, *rest]
+    return [*problems, *rest]
 
 
 def _is_numbered(pattern: str, names: Iterable[str]) -> bool:

@@ -29,12 +29,12 @@ _MAP = "its `weight_map`"
 
 def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
     """Return the files that look like shards, by the index that would name them."""
-    found: dict[str, list[str]] = {}
+    shards: dict[str, list[str]] = {}
     for name in sorted(names):
         match = SHARD.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
         if match:
-            found.setdefault(f"{prefix}{match[2]}{match[5]}.index.json", []).append(name)
-    return found
+            shards.setdefault(f"{prefix}{match[2]}{match[5]}.index.json", []).append(name)
+    return shards
 
 
 def unnamed(index: str, count: int) -> Problem:
@@ -75,19 +75,21 @@ def contradictions(
         for tensor in tensors
         if tensor.name in mapped and f"{prefix}{mapped[tensor.name]}" not in tensor.files
     ]
-    found = []
+    problems = []
     if lacking:
-        found.append(f"{_MAP} lacks {len(lacking)} of their tensors, including `{lacking[0][:80]}`")
+        problems.append(
+            f"{_MAP} lacks {len(lacking)} of their tensors, including `{lacking[0][:80]}`"
+        )
     if in_other_files:
-        found.append(f"{_MAP} names the wrong shard for `{in_other_files[0][:80]}`")
+        problems.append(f"{_MAP} names the wrong shard for `{in_other_files[0][:80]}`")
     metadata = document.get("metadata")
     total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
     total = sum(tensor.size_bytes for tensor in tensors)
     if isinstance(total_size, int | float) and total_size != total:
-        found.append(
+        problems.append(
             f"its `total_size` is {total_size}, but the shards have {total} bytes of tensors"
         )
-    return [Problem(index, problem, help=_REPAIR) for problem in found]
+    return [Problem(index, problem, help=_REPAIR) for problem in problems]
 
 
 SAFE = ".safetensors"
@@ -128,10 +130,10 @@ def read_weights(
         stale = [Problem(index, STALE)] if index else []
         tensors, problems = read_all(folder, listing, names)
         return tensors, [*problems, *stale]
-    found = shards_in((*listing.sizes, *listing.outside), prefix)
+    shard_sets = shards_in((*listing.sizes, *listing.outside), prefix)
     if index:
-        return _indexed(folder, listing, prefix, index, found.get(index, ()))
-    named, shards = next(iter(found.items()), ("", []))
+        return _indexed(folder, listing, prefix, index, shard_sets.get(index, ()))
+    named, shards = next(iter(shard_sets.items()), ("", []))
     tensors, problems = read_all(folder, listing, shards)
     lost = [unnamed(named, len(shards))] if shards else []
     return tensors, [*lost, *problems, *doubled(tensors)]

@@ -45,9 +45,9 @@ def fast_state_dict(stateful: Any) -> Mapping[str, Any]:
     Crash: nothing was stored.
     """
     if isinstance(stateful, _Module):
-        found: OrderedDict[str, Any] = OrderedDict()
-        if _gather(stateful, "", found):
-            return found
+        tensors: OrderedDict[str, Any] = OrderedDict()
+        if _gather(stateful, "", tensors):
+            return tensors
     return stateful.state_dict()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
 
 
@@ -65,7 +65,7 @@ def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
     )
 
 
-def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool:
+def _gather(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bool:
     """Add the state of a module by name; return False if a module inside has its own way."""
     # Copy of Module.state_dict of torch 2.13, for a class that overrides nothing of it.
     own = vars(module)
@@ -83,14 +83,14 @@ def _gather(module: torch.nn.Module, prefix: str, found: dict[str, Any]) -> bool
             # torch's own way detaches a parameter of a foreign class, and the result is plain.
             return False
         if parameter is not None:
-            found[prefix + name] = parameter
+            tensors[prefix + name] = parameter
     if buffers := own["_buffers"]:
         passing = own["_non_persistent_buffers_set"]
         for name, buffer in buffers.items():
             if buffer is not None and name not in passing:
-                found[prefix + name] = buffer
+                tensors[prefix + name] = buffer
     return all(
-        child is None or _gather(child, f"{prefix}{name}.", found)
+        child is None or _gather(child, f"{prefix}{name}.", tensors)
         for name, child in own["_modules"].items()
     )
 
@@ -278,18 +278,18 @@ def make_change_detector(
 
 def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return a module and all modules inside, each once; none if one stores them in its own way."""
-    found: dict[int, torch.nn.Module] = {}
+    modules: dict[int, torch.nn.Module] = {}
     left = [module]
     while left:
         stateful = left.pop()
         own = vars(stateful)
         if not _DICTS.issuperset(type(own[name]) for name in _HELD):
             return []
-        if id(stateful) not in found:
-            found[id(stateful)] = stateful
+        if id(stateful) not in modules:
+            modules[id(stateful)] = stateful
             inner = [child for child in own["_modules"].values() if child is not None]
             left += reversed(inner)
-    return [*found.values()]
+    return [*modules.values()]
 
 
 def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:

@@ -152,25 +152,25 @@ class ResumeCheck:
         """
         policy, saved = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
-        found = [*_setup_changes(saved, self._setup, options=compares)]
-        found += _scheduler_changes(trees, parts, known=saved.keys())
-        found += _model_changes(manifest.tensors, trees, parts)
+        changes = [*_setup_changes(saved, self._setup, options=compares)]
+        changes += _scheduler_changes(trees, parts, known=saved.keys())
+        changes += _model_changes(manifest.tensors, trees, parts)
         lost = policy.lost(entry.name for entry in manifest.parts)
-        found += (
+        changes += (
             StateChange(
                 part, "saved, but not passed to this run: it would be lost", is_refused=True
             )
             for part in lost
         )
         refused = [
-            change for change in found if change.is_refused and not policy.allows(change.part)
+            change for change in changes if change.is_refused and not policy.allows(change.part)
         ]
         if refused:
             raise self._refusal(manifest, refused)
-        reported = tuple(change for change in found if change.part not in lost)
+        reported = tuple(change for change in changes if change.part not in lost)
         if reported:
             self._emit(StateChanged(manifest.checkpoint.folder, reported))
-        return frozenset(change.part for change in found if change.is_fresh)
+        return frozenset(change.part for change in changes if change.is_fresh)
 
     def _refusal(self, manifest: Manifest, refused: list[StateChange]) -> IncompatibleCheckpoint:
         lines = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
@@ -188,18 +188,18 @@ def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
     Returns:
         By part: ``class``, and the ``options`` that are numbers, texts, or lists of them.
     """
-    found: dict[str, Any] = {}
+    setup: dict[str, Any] = {}
     for name, part in parts.items():
         stateful: Any = part.stateful
         scheduler = scheduler_in(stateful)
         optimizer = getattr(stateful, "optimizer", None)
         if scheduler is not None:
-            found[name] = {"class": class_of(scheduler), "options": _options(vars(scheduler))}
+            setup[name] = {"class": class_of(scheduler), "options": _options(vars(scheduler))}
         elif isinstance(stateful, torch.optim.Optimizer):
-            found[name] = _optimizer_setup(stateful)
+            setup[name] = _optimizer_setup(stateful)
         elif isinstance(optimizer, torch.optim.Optimizer):
-            found[name] = _optimizer_setup(optimizer)
-    return found
+            setup[name] = _optimizer_setup(optimizer)
+    return setup
 
 
 def class_of(value: Any) -> str:
@@ -230,7 +230,7 @@ def _optimizer_setup(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the values that are numbers, texts, or lists of them."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str) or key.startswith("_") or key in _COUNTERS or key == "params":
             continue
@@ -239,12 +239,12 @@ def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
             plain = [*plain]
         plain_options = plain if isinstance(plain, list) else [plain]
         if key != "param_names" and all(type(option) in _SCALARS for option in plain_options):
-            found[key] = (
+            options[key] = (
                 [_finite(option) for option in plain_options]
                 if plain is plain_options
                 else _finite(plain)
             )
-    return found
+    return options
 
 
 def _finite(value: Any) -> Any:
@@ -339,11 +339,13 @@ def refused_changes(
             TensorEntry(path, name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), ())
             for path, tensor in tensors.items()
         )
-    found = [
+    changes = [
         *_scheduler_changes(trees, live, known=()),
         *_model_changes(entries, trees, live),
     ]
-    return tuple(change for change in found if change.is_refused and not policy.allows(change.part))
+    return tuple(
+        change for change in changes if change.is_refused and not policy.allows(change.part)
+    )
 
 
 def _model_changes(
@@ -382,12 +384,12 @@ def _names(tree: Any) -> dict[str, str]:
 def _dtype_changes(
     name: str, pairs: Iterable[tuple[str, TensorEntry, torch.Tensor]]
 ) -> Iterator[StateChange]:
-    found: dict[tuple[torch.dtype, torch.dtype], list[str]] = defaultdict(list)
+    names_by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[str]] = defaultdict(list)
     for path, entry, tensor in pairs:
         saved = TORCH_DTYPES[entry.dtype]
         if saved != tensor.dtype:
-            found[saved, tensor.dtype].append(path)
-    for (saved, own), paths in found.items():
+            names_by_dtypes[saved, tensor.dtype].append(path)
+    for (saved, own), paths in names_by_dtypes.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         is_narrower = not _holds(own, saved)
         follows = "digits would be lost" if is_narrower else "the values stay equal"

@@ -86,10 +86,10 @@ def parameter_locations(engine: Any) -> list[ParameterLocation]:
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}
     for find in _FINDERS:
-        found = find(optimizer, names)
-        if found is not None:
+        locations = find(optimizer, names)
+        if locations is not None:
             _refuse_model_parallel(engine)
-            return list(found)
+            return list(locations)
     raise ConfigError(
         f"DeepSpeed's {type(optimizer).__qualname__} keeps its state in an unknown way",
         hint="use ZeRO 0 to 3 with an optimizer of torch",

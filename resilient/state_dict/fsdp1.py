@@ -85,11 +85,11 @@ class Fsdp1Optimizer:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
         fresh = not self._optimizer.state
         with _deprecated_inside():
-            found = get_optimizer_state_dict(self._model, self._optimizer)
+            optimizer_state = get_optimizer_state_dict(self._model, self._optimizer)
         if fresh:
             # torch made an empty step to create state; that step must not count.
             self._optimizer.state.clear()
-        return {**found, "state": {}} if fresh else dict(found)
+        return {**optimizer_state, "state": {}} if fresh else dict(optimizer_state)
 
     def like(self, path: str) -> torch.Tensor | None:
         """Return a tensor with the layout of the state at ``path``: that of its parameter.

@@ -75,8 +75,8 @@ def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
     Args:
         parts: Parts to load into; their state is requested.
     """
-    found = {name: _live(name, part) for name, part in parts.items()}
-    targets = {name: value for name, value in found.items() if value}
+    targets_by_part = {name: _live(name, part) for name, part in parts.items()}
+    targets = {name: value for name, value in targets_by_part.items() if value}
     sharing = _sharing(targets)
     return {name: target for name, target in targets.items() if name not in sharing}
 
@@ -110,7 +110,7 @@ def _live(name: str, part: Part) -> Berths | None:
     state = _whole_state(part.stateful)
     if state is None:
         return None
-    found: Berths = {}
+    targets: Berths = {}
     known: set[tuple[Any, ...]] = set()
     for path, tensor in named_tensors(state, name):
         memory = _memory(tensor, path)
@@ -118,9 +118,9 @@ def _live(name: str, part: Part) -> Berths | None:
             return None
         key = (memory.data_ptr(), tensor.dtype, tensor.shape, memory.stride())
         if not tensor.numel() or key not in known:
-            found[path] = tensor
+            targets[path] = tensor
             known.add(key)
-    return found
+    return targets
 
 
 def _whole_state(stateful: Any) -> Any:
@@ -152,14 +152,14 @@ def _memory(tensor: torch.Tensor, path: str) -> torch.Tensor | None:
 
 def _sharing(targets: Mapping[str, Berths]) -> set[str]:
     """Return the parts with a tensor that shares memory with another tensor."""
-    found: set[str] = set()
+    sharing_parts: set[str] = set()
     furthest, owner = 0, ""
     for start, stop, part in sorted(_spans(targets)):
         if start < furthest:
-            found |= {part, owner}
+            sharing_parts |= {part, owner}
         if stop > furthest:
             furthest, owner = stop, part
-    return found
+    return sharing_parts
 
 
 def _spans(targets: Mapping[str, Berths]) -> Iterable[tuple[int, int, str]]:
@@ -232,16 +232,16 @@ class LoadPlan:
         From here until the next call, ``vessel`` returns the live tensors of matching parts.
         """
         self._filled_targets = matching_targets(self._targets, manifest)
-        found: dict[str, list[ReadTarget]] = defaultdict(list)
+        targets: dict[str, list[ReadTarget]] = defaultdict(list)
         for entry in manifest.tensors:
             live = self._filled_targets.get(entry.name)
             if live is not None and live.nbytes >= IN_PLACE_BYTES_MIN:
                 for file, place in read_targets(entry, _boxes_of(live)):
-                    found[file].append(place)
-        tangled = _tangled(manifest, found)
+                    targets[file].append(place)
+        tangled = _tangled(manifest, targets)
         return {
             file: sorted(places, key=lambda place: place.start)
-            for file, places in found.items()
+            for file, places in targets.items()
             if file not in tangled
         }
 
@@ -276,10 +276,14 @@ class LoadPlan:
             return live
         part = self._parts.get(entry.part) if self._together else None
         ask = getattr(part.stateful, "like", None) if part is not None else None
-        found = ask(entry.name.removeprefix(f"{entry.part}/")) if ask is not None else None
-        if found is None or type(found) in PLAIN or tuple(found.shape) != entry.shape:
+        live_value = ask(entry.name.removeprefix(f"{entry.part}/")) if ask is not None else None
+        if (
+            live_value is None
+            or type(live_value) in PLAIN
+            or tuple(live_value.shape) != entry.shape
+        ):
             return None
-        return found  # type: ignore[no-any-return]  # what a Stateful of anyone returns
+        return live_value  # type: ignore[no-any-return]  # what a Stateful of anyone returns
 
 
 def _may_be_sharded(part: Part) -> bool:
@@ -295,8 +299,8 @@ def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
                 spans[region.file].append((region.start, region.start + region.size_bytes))
     return {
         file
-        for file, found in spans.items()
-        if any(first[1] > second[0] for first, second in pairwise(sorted(found)))
+        for file, file_spans in spans.items()
+        if any(first[1] > second[0] for first, second in pairwise(sorted(file_spans)))
     }
 
 

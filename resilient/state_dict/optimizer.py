@@ -73,13 +73,13 @@ def require_compatible_optimizer(
     """
     name = type(optimizer).__name__
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
-    own, found = _identifying_options(groups), _identifying_options(saved["param_groups"])
-    missing = (optimizer.defaults.keys() & own) - found
-    strange = found - own - optimizer.defaults.keys()
+    own, saved_options = _identifying_options(groups), _identifying_options(saved["param_groups"])
+    missing = (optimizer.defaults.keys() & own) - saved_options
+    strange = saved_options - own - optimizer.defaults.keys()
     if missing and strange:
         raise ValueError(
-            f"it was saved by an optimizer with the options {_listed(found)}, but {name} has "
-            f"{_listed(own)}; create the optimizer that was saved"
+            f"it was saved by an optimizer with the options {_listed(saved_options)}, but {name} "
+            f"has {_listed(own)}; create the optimizer that was saved"
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
@@ -281,11 +281,11 @@ class NamedOptimizer:
         self._name()
         # torch gives a parameter that is twice in a group the number of its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
-        found = self._matched(state_dict["param_groups"])
+        saved_groups = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
         groups = [
             {**saved_group, "params": group["params"]}
-            for group, saved_group in zip(own, found, strict=True)
+            for group, saved_group in zip(own, saved_groups, strict=True)
         ]
         state = {
             numbers.get(name, name): _put_together(value)
@@ -461,16 +461,16 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
     Raises:
         ValueError: The parameters are in several groups with different options.
     """
-    found = [group for group in saved if not set(names).isdisjoint(group["params"])]
-    for group in found:
+    groups = [group for group in saved if not set(names).isdisjoint(group["params"])]
+    for group in groups:
         if set(group["params"]) == set(names):
             return dict(group)
     options = [
-        {key: value for key, value in group.items() if key not in _MEMBERS} for group in found
+        {key: value for key, value in group.items() if key not in _MEMBERS} for group in groups
     ]
-    members = {name for group in found for name in group["params"]}
+    members = {name for group in groups for name in group["params"]}
     if (
-        not found
+        not groups
         or set(names) - members
         or not all(is_same(option, options[0]) for option in options)
     ):
@@ -618,8 +618,8 @@ class ShardedOptimizer:
                 self.optimizer.state.pop(piece, None)
             for kind, value in saved.items():
                 self._take(run, kind, value)
-        for group, found in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: option for name, option in found.items() if name != "params"})
+        for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: option for name, option in saved_group.items() if name != "params"})
 
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield the memory that only a step of the optimizer changes."""

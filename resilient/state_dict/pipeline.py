@@ -181,16 +181,20 @@ class PipelineOptimizer:
                 hint="pass its class as `optimizer_cls_and_kwargs`, or create it in "
                 "`create_optimizer` of the trainer",
             )
-        found = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+        names_by_group = [
+            [names[id(parameter)] for parameter in group["params"]] for group in groups
+        ]
         for group in groups:
             group["params"] = [parameter for parameter in group["params"] if not parameter.is_meta]
         for parameter in [parameter for parameter in self._optimizer.state if parameter.is_meta]:
             del self._optimizer.state[parameter]
-        self._groups += found
+        self._groups += names_by_group
         self._own_names += [
             names[id(parameter)] for group in groups for parameter in group["params"]
         ]
-        self._by_path |= {escape(name): named[name] for several in found for name in several}
+        self._by_path |= {
+            escape(name): named[name] for several in names_by_group for name in several
+        }
 
     @property
     def optimizer(self) -> Optimizer:
@@ -274,11 +278,11 @@ class PipelineOptimizer:
             ConfigError: The optimizer got a parameter that the model does not have.
         """
         self._adopt()
-        found = self._matched(state_dict["param_groups"])
+        saved_groups = self._matched(state_dict["param_groups"])
         own = self._optimizer.state_dict()["param_groups"]
         groups = [
             {**saved_group, "params": group["params"]}
-            for group, saved_group in zip(own, found, strict=True)
+            for group, saved_group in zip(own, saved_groups, strict=True)
         ]
         numbers = {name: number for number, name in enumerate(self._own_names)}
         state = {

@@ -96,13 +96,13 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
         for name, tensor in tensors.items()
     }
     try:
-        found = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
+        loaded = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
     except (ResilientError, ValueError, TypeError, LookupError) as error:
         raise _refusal(part, f"cannot be read back: {error}") from error
-    differs = _difference(state, found, part)
+    differs = _difference(state, loaded, part)
     if differs:
         raise _refusal(differs, "would be loaded as another value or type")
-    _require_taken(part, stateful, found)
+    _require_taken(part, stateful, loaded)
 
 
 def _refusal(path: str, why: str) -> UnsavableState:
@@ -113,21 +113,21 @@ def _refusal(path: str, why: str) -> UnsavableState:
     )
 
 
-def _difference(live: Any, found: Any, path: str) -> str:
+def _difference(live: Any, loaded: Any, path: str) -> str:
     """Return the path of the first value that would not come back equal; empty without one.
 
     Tensors are compared by dtype and shape. A parameter comes back as a tensor.
     """
     if isinstance(live, torch.Tensor | JsonRows):
-        return "" if isinstance(live, JsonRows) or _is_tensor_alike(live, found) else path
-    if _kind_of(live) != _kind_of(found):
+        return "" if isinstance(live, JsonRows) or _is_tensor_alike(live, loaded) else path
+    if _kind_of(live) != _kind_of(loaded):
         return path
     if isinstance(live, dict):
-        return _difference_of_dicts(live, found, path)
-    if isinstance(live, list | tuple) and len(live) == len(found):
-        pairs = enumerate(zip(live, found, strict=True))
+        return _difference_of_dicts(live, loaded, path)
+    if isinstance(live, list | tuple) and len(live) == len(loaded):
+        pairs = enumerate(zip(live, loaded, strict=True))
         return next(filter(None, (_difference(*two, f"{path}/{at}") for at, two in pairs)), "")
-    return "" if _is_equal(live, found) else path
+    return "" if _is_equal(live, loaded) else path
 
 
 def _kind_of(value: Any) -> Any:
@@ -135,34 +135,34 @@ def _kind_of(value: Any) -> Any:
     return value.dtype if isinstance(value, np.generic) else type(value)
 
 
-def _is_tensor_alike(live: torch.Tensor, found: Any) -> bool:
-    is_alike = isinstance(found, torch.Tensor) and live.dtype == found.dtype
-    return is_alike and tuple(live.shape) == tuple(found.shape)
+def _is_tensor_alike(live: torch.Tensor, loaded: Any) -> bool:
+    is_alike = isinstance(loaded, torch.Tensor) and live.dtype == loaded.dtype
+    return is_alike and tuple(live.shape) == tuple(loaded.shape)
 
 
-def _difference_of_dicts(live: Mapping[Any, Any], found: Mapping[Any, Any], path: str) -> str:
-    if len(live) != len(found):
+def _difference_of_dicts(live: Mapping[Any, Any], loaded: Mapping[Any, Any], path: str) -> str:
+    if len(live) != len(loaded):
         return path
-    for key, other in zip(live, found, strict=True):
+    for key, other in zip(live, loaded, strict=True):
         inner = f"{path}/{escape(str(key))}"
         # Tensors are found by identity: a key that is one names nothing after a load.
         if isinstance(key, torch.Tensor) or _difference(key, other, inner):
             return inner
-        if differs := _difference(live[key], found[other], inner):
+        if differs := _difference(live[key], loaded[other], inner):
             return differs
     return ""
 
 
-def _is_equal(live: Any, found: Any) -> bool:
+def _is_equal(live: Any, loaded: Any) -> bool:
     if isinstance(live, np.ndarray | np.generic):
-        return bool(live.dtype == found.dtype and live.shape == found.shape)
+        return bool(live.dtype == loaded.dtype and live.shape == loaded.shape)
     if isinstance(live, float | complex):
-        return repr(live) == repr(found)
+        return repr(live) == repr(loaded)
     if isinstance(live, set | frozenset):
         return not any(isinstance(value, torch.Tensor) for value in live) and sorted(
             map(repr, live)
-        ) == sorted(map(repr, found))
-    return bool(live == found)
+        ) == sorted(map(repr, loaded))
+    return bool(live == loaded)
 
 
 def _require_taken(part: str, stateful: Any, state: Any) -> None:

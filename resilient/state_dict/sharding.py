@@ -63,13 +63,13 @@ def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[
     Returns:
         Nothing if some bytes must be read elsewhere and copied.
     """
-    found = []
+    targets = []
     for box in boxes:
         for file, start, length, data in _spans(entry, box):
             if length != data.nbytes or not data.is_contiguous():
                 return []
-            found.append((file, ReadTarget(start, _bytes_of(data))))
-    return found
+            targets.append((file, ReadTarget(start, _bytes_of(data))))
+    return targets
 
 
 def _spans(entry: TensorEntry, box: LocalShard) -> Iterator[tuple[str, int, int, torch.Tensor]]:

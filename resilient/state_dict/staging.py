@@ -66,10 +66,10 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     No model's forward pass knows them. In contrast, a model may clamp one of its own parameters.
     Optimizer state that is the memory of a parameter is left out.
     """
-    found = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
-    kept = _addresses(tensor for optimizer in found for tensor in _state_tensors(optimizer))
+    optimizers = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
+    kept = _addresses(tensor for optimizer in optimizers for tensor in _state_tensors(optimizer))
     return kept - _addresses(
-        parameter for optimizer in found for parameter in _parameters(optimizer)
+        parameter for optimizer in optimizers for parameter in _parameters(optimizer)
     )
 
 

@@ -199,12 +199,12 @@ def _require_together(tracked: Mapping[str, Any], ranks: int) -> None:
     """
     if ranks == 1 or dist.is_initialized():
         return
-    found = next(
+    tracked_name = next(
         (n for n, value in tracked.items() if isinstance(value, nn.Module | Optimizer)), None
     )
-    if found is not None:
+    if tracked_name is not None:
         raise ConfigError(
-            f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{found}`: "
+            f"this is one of {ranks} ranks (WORLD_SIZE), and each trains its own `{tracked_name}`: "
             "torch.distributed is not initialized, so the ranks are not connected",
             hint="call torch.distributed.init_process_group() before resume(); on CPUs accelerate "
             "needs Accelerator(cpu=True), and Transformers needs use_cpu=True",

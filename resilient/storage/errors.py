@@ -131,25 +131,25 @@ def is_untrusted(text: str) -> bool:
 
 def errors_of(protocol: str) -> tuple[type[Exception], ...]:
     """Return every class that the library behind ``protocol`` is known to raise."""
-    found: list[type[Exception]] = [OSError, ValueError, EOFError, NotImplementedError]
+    error_types: list[type[Exception]] = [OSError, ValueError, EOFError, NotImplementedError]
     for name in _OWN_ERRORS.get(protocol, ()):
         module, _, attribute = name.partition(":")
         with suppress(ImportError, AttributeError):
-            found.append(getattr(import_module(module), attribute))
-    return tuple(found)
+            error_types.append(getattr(import_module(module), attribute))
+    return tuple(error_types)
 
 
 def kind_of_foreign(error: BaseException) -> type[StoreError]:
     """Classify ``error`` by S3 code, HTTP status, errno and class name, in this order."""
-    found: type[StoreError] | None = _answered(code_of(error), status_of(error))
-    if found is None and any(is_untrusted(str(cause)) for cause in _chain(error)):
+    error_type: type[StoreError] | None = _answered(code_of(error), status_of(error))
+    if error_type is None and any(is_untrusted(str(cause)) for cause in _chain(error)):
         return StoreDenied
-    if found is None and isinstance(error, OSError):
-        found = kind_of(error)
-    if found is None or found is StoreError:
+    if error_type is None and isinstance(error, OSError):
+        error_type = kind_of(error)
+    if error_type is None or error_type is StoreError:
         names = (cls.__name__ for cause in _chain(error) for cls in type(cause).__mro__)
-        found = next((_BY_NAME[name] for name in names if name in _BY_NAME), found)
-    return found or StoreError
+        error_type = next((_BY_NAME[name] for name in names if name in _BY_NAME), error_type)
+    return error_type or StoreError
 
 
 def kind_of_answer(code: str, status: int) -> type[StoreError]:

@@ -157,11 +157,11 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
     return os.fdopen(handle, "rb")
 
 
-def _why_unread(found: os.stat_result, bytes_max: int | None) -> str:
+def _why_unread(status: os.stat_result, bytes_max: int | None) -> str:
     """Return why a file is not read; empty for a plain file of an accepted size."""
-    if not stat.S_ISREG(found.st_mode):
-        return next((what for is_it, what in _KINDS if is_it(found.st_mode)), "not a plain file")
-    if bytes_max is not None and found.st_size > bytes_max:
+    if not stat.S_ISREG(status.st_mode):
+        return next((what for is_it, what in _KINDS if is_it(status.st_mode)), "not a plain file")
+    if bytes_max is not None and status.st_size > bytes_max:
         return f"larger than {bytes_max >> 30} GiB"
     return ""
 
@@ -200,11 +200,11 @@ class LocalFolder:
                     return DirectoryListing(
                         sizes, tuple(outside), is_whole=False, kinds=outside, changed=changed
                     )
-                found = self._stat(name)
-                if found is None:
+                status = self._stat(name)
+                if status is None:
                     outside[name] = self._kind(name)
                 else:
-                    sizes[name], changed[name] = found.st_size, found.st_mtime
+                    sizes[name], changed[name] = status.st_size, status.st_mtime
         except FileNotFoundError as error:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
         except OSError as error:
@@ -235,12 +235,12 @@ class LocalFolder:
         if not self._single and not _is_inside(self._real, os.path.realpath(path)):
             return None
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError as error:
             if error.errno in _LEADS_NOWHERE:
                 return None
             raise
-        return found if stat.S_ISREG(found.st_mode) else None
+        return status if stat.S_ISREG(status.st_mode) else None
 
     def _kind(self, name: str) -> str:
         """Return the kind of an entry that is no plain file inside the root; follow no links."""
@@ -274,12 +274,12 @@ def _names_below(root: Path) -> Iterator[str]:
         prefix, depth = waiting.pop()
         try:
             with os.scandir(root / prefix) as entries:
-                found = sorted(entries, key=lambda item: item.name)
+                sorted_entries = sorted(entries, key=lambda item: item.name)
         except FileNotFoundError:
             if not prefix:
                 raise
             continue  # the folder was deleted meanwhile, for example by retention
-        for entry in found:
+        for entry in sorted_entries:
             name = f"{prefix}{entry.name}"
             if not entry.is_dir(follow_symlinks=False):
                 yield name
@@ -321,12 +321,12 @@ class FsspecFolder:
         """Return the current contents."""
         with self._errors(""):
             if self._protocol in _ONE_FILE_ONLY:
-                found = {self._root: self._filesystem.info(self._root)}
+                infos = {self._root: self._filesystem.info(self._root)}
             else:
-                found = self._filesystem.find(self._root, detail=True)
-        if not found:
+                infos = self._filesystem.find(self._root, detail=True)
+        if not infos:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url)
-        files = [(path, info) for path, info in sorted(found.items()) if info["type"] == "file"]
+        files = [(path, info) for path, info in sorted(infos.items()) if info["type"] == "file"]
         if any(info.get("size") is None for _, info in files):
             raise ConfigError(
                 f"cannot read {self.url}: its server does not report the size of a file",

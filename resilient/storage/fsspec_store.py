@@ -121,8 +121,8 @@ def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
         filesystem.pipe_file(path, data, mode="create", metadata={_WRITER: token})
     except FileExistsError:
         filesystem.invalidate_cache()
-        found = filesystem.info(path).get("metadata") or {}
-        if found.get(_WRITER) != token:
+        metadata = filesystem.info(path).get("metadata") or {}
+        if metadata.get(_WRITER) != token:
             raise
 
 
@@ -137,11 +137,11 @@ def _create_on_azure(filesystem: Any, path: str, data: bytes) -> None:
 
 def _writer(filesystem: Any, path: str) -> str:
     try:
-        found: dict[str, str] = filesystem.metadata(path, refresh=True)
+        metadata: dict[str, str] = filesystem.metadata(path, refresh=True)
     except FileNotFoundError as error:
         # 409: two requests met and neither may have won. A retry finds out.
         raise OSError(errno.EAGAIN, "a conflict left no object behind", path) from error
-    return {name.lower(): value for name, value in found.items()}.get(_WRITER, "")
+    return {name.lower(): value for name, value in metadata.items()}.get(_WRITER, "")
 
 
 def _s3_knows_conditions(filesystem: Any) -> bool:
@@ -275,13 +275,13 @@ class FsspecStore:
         with self._errors("list", prefix):
             self._filesystem.invalidate_cache()
             try:
-                found = self._filesystem.find(start, detail=True)
+                infos = self._filesystem.find(start, detail=True)
             except self._caught as error:
                 if is_missing(error):
                     return []
                 raise
         # For a prefix below an object, adlfs returns a list with that object; nothing is below it.
-        return sorted(self._entries(found, prefix)) if isinstance(found, dict) else []
+        return sorted(self._entries(infos, prefix)) if isinstance(infos, dict) else []
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing object is no error."""
@@ -298,10 +298,10 @@ class FsspecStore:
         path = self._path(key)
         with self._errors("stat", key, reading=True):
             self._filesystem.invalidate_cache()
-            found = self._filesystem.info(path)
-            if found["type"] != "file":
+            info = self._filesystem.info(path)
+            if info["type"] != "file":
                 raise FileNotFoundError(path)
-            return ObjectInfo(key, int(found["size"]))
+            return ObjectInfo(key, int(info["size"]))
 
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
@@ -356,8 +356,8 @@ class FsspecStore:
         if self._with_folders:
             self._filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def _entries(self, found: Mapping[str, Mapping[str, Any]], prefix: str) -> Iterator[ObjectInfo]:
-        for path, info in found.items():
+    def _entries(self, infos: Mapping[str, Mapping[str, Any]], prefix: str) -> Iterator[ObjectInfo]:
+        for path, info in infos.items():
             key = path.removeprefix(f"{self._root}/")
             if key == path or info.get("type") != "file" or info.get("islink"):
                 continue

@@ -195,15 +195,17 @@ def trusted(options: S3Options) -> bytes:
     import ssl
 
     try:
-        found = Path(path).expanduser().read_bytes()
-        ssl.create_default_context().load_verify_locations(cadata=found.decode("ascii", "ignore"))
+        certificates = Path(path).expanduser().read_bytes()
+        ssl.create_default_context().load_verify_locations(
+            cadata=certificates.decode("ascii", "ignore")
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"cannot read certificates from `{path}` (storage option `ca_file` or AWS_CA_BUNDLE): "
             f"{getattr(error, 'strerror', None) or error}",
             hint=f"openssl x509 -noout -subject -in {path}",
         ) from error
-    return found
+    return certificates
 
 
 def merged(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

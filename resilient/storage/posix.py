@@ -253,8 +253,8 @@ class PosixFileSystem:
     def items(self, path: Path) -> Iterable[DirEntry]:
         """Scan a folder that others may change; entries that vanish meanwhile are left out."""
         try:
-            with os.scandir(path) as found:
-                return [item for entry in found if (item := _item(entry)) is not None]
+            with os.scandir(path) as entries:
+                return [item for entry in entries if (item := _item(entry)) is not None]
         except (FileNotFoundError, NotADirectoryError):
             return []
 

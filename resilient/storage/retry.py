@@ -173,7 +173,7 @@ class RetryingStore:
         tries = 0
         while True:
             try:
-                found = attempt()
+                result = attempt()
             except StoreUnavailable as error:
                 tries += 1
                 pause_seconds = self._pause_seconds(tries)
@@ -187,7 +187,7 @@ class RetryingStore:
                     ) from error
             else:
                 self._tell_answer()
-                return found
+                return result
             self._clock.sleep(pause_seconds)
 
     def _tell_silence(

@@ -324,10 +324,10 @@ class HttpResponse:
 
     def text(self) -> bytes:
         """Return the body, of which at most 16 MiB are read."""
-        found, view = bytearray(), memoryview(bytearray(1 << 16))
-        while len(found) < _TEXT_BYTES_MAX and (came := self.into(view)):
-            found += view[:came]
-        return bytes(found)
+        content, view = bytearray(), memoryview(bytearray(1 << 16))
+        while len(content) < _TEXT_BYTES_MAX and (came := self.into(view)):
+            content += view[:came]
+        return bytes(content)
 
     def is_read(self) -> bool:
         """Return whether the body is read to its end, so that the connection can be reused."""
@@ -487,14 +487,14 @@ def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | 
 
 def classify_timeout(error: Exception) -> type[StoreError]:
     """Classify one of ``WIRE_ERRORS``; most mean that the server did not answer."""
-    found = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
-    return StoreUnavailable if found is StoreError else found
+    error_type = kind_of_foreign(error) if isinstance(error, OSError) else StoreUnavailable
+    return StoreUnavailable if error_type is StoreError else error_type
 
 
 def field_of(name: str, text: str) -> str:
     """Return a field of a response, which is small and flat; empty if it is missing."""
-    found = re.search(f"<{name}>([^<]*)</{name}>", text)
-    return unescape(found[1], {"&quot;": '"'}) if found else ""
+    match = re.search(f"<{name}>([^<]*)</{name}>", text)
+    return unescape(match[1], {"&quot;": '"'}) if match else ""
 
 
 def endpoint_of(options: S3Options, region: str) -> str:

@@ -144,9 +144,9 @@ class ObstoreStore:
     def get(self, key: str) -> bytes:
         """Return the whole object; read a large object in several ranges of one version."""
         with self._errors("get", check_key(key), reading=True):
-            found = self._begin(key)
-            size_bytes, version = found.meta["size"], found.meta["e_tag"]
-            began = found.bytes()
+            response = self._begin(key)
+            size_bytes, version = response.meta["size"], response.meta["e_tag"]
+            began = response.bytes()
             if len(began) >= size_bytes:
                 return began.to_bytes()
             read = partial(self._read_version, key, version)
@@ -182,8 +182,8 @@ class ObstoreStore:
             return []
         with self._errors("list", prefix):
             pages = obstore.list(self._bucket, folder or None, chunk_size=1000)
-            found = [ObjectInfo(entry["path"], entry["size"]) for page in pages for entry in page]
-        return sorted(info for info in found if info.key.startswith(prefix) and is_key(info.key))
+            entries = [ObjectInfo(entry["path"], entry["size"]) for page in pages for entry in page]
+        return sorted(info for info in entries if info.key.startswith(prefix) and is_key(info.key))
 
     def delete(self, key: str) -> None:
         """Delete the object; a missing object is no error."""
@@ -212,11 +212,11 @@ class ObstoreStore:
             return s3_multipart.abort_through_s3fs(
                 self.url, for_s3fs(self._options), is_ours, older_than_seconds, clock
             )
-        found = SignedMultipartUploads(
+        uploads = SignedMultipartUploads(
             self._name, S3Connection(self._name, self._options, credentials, clock)
         )
         prefix = f"{self._prefix}/" if self._prefix else ""
-        return s3_multipart.abort_uploads(found, prefix, is_ours, older_than_seconds, clock)
+        return s3_multipart.abort_uploads(uploads, prefix, is_ours, older_than_seconds, clock)
 
     def _begin(self, key: str) -> obstore.GetResult:
         """Get the first part, whose response also has the size and the version."""
@@ -244,12 +244,12 @@ class ObstoreStore:
 
     def _stream(self, key: str, start: int, length: int) -> Iterable[bytes]:
         try:
-            found = obstore.get(self._bucket, key, options={"range": (start, start + length)})
+            response = obstore.get(self._bucket, key, options={"range": (start, start + length)})
         except _CAUGHT as error:
             if _status(error) == _NOT_SATISFIABLE:
                 return ()
             raise
-        return found.stream(_PIECE_BYTES)
+        return response.stream(_PIECE_BYTES)
 
     def _read_version(self, key: str, version: str | None, start: int, length: int) -> memoryview:
         options: dict[str, Any] = {"range": (start, start + length)}
@@ -323,13 +323,13 @@ def _is_missing(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else 0
+    match = _STATUS.search(str(error))
+    return int(match[1]) if match else 0
 
 
 def _code(error: Exception) -> str:
-    found = _CODE.search(str(error))
-    return found[1] if found else ""
+    match = _CODE.search(str(error))
+    return match[1] if match else ""
 
 
 def _first_line(error: Exception) -> str:

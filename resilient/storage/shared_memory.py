@@ -35,8 +35,8 @@ def available_memory_bytes(root: Path = _ROOT) -> int | None:
     Returns:
         None if neither limit is known.
     """
-    found = [*_machine_memory_left(root), *_group_memory_left(root)]
-    return min(found, default=None)
+    limits = [*_machine_memory_left(root), *_group_memory_left(root)]
+    return min(limits, default=None)
 
 
 def _machine_memory_left(root: Path) -> list[int]:
@@ -50,19 +50,19 @@ def _machine_memory_left(root: Path) -> list[int]:
 
 def _group_memory_left(root: Path) -> list[int]:
     """Return the memory left to each control group (version 2) around this process."""
-    found: list[int] = []
+    limits: list[int] = []
     with suppress(OSError):
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         names = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
         top = root / "sys/fs/cgroup"
         for name in names:
             group = top / name.strip("/")
-            found += [
+            limits += [
                 _bytes_left(parent)
                 for parent in (group, *group.parents)
                 if _is_bounded(parent, top)
             ]
-    return found
+    return limits
 
 
 def _is_bounded(group: Path, top: Path) -> bool:
@@ -211,7 +211,7 @@ class SharedFolder:
 
     def is_marked_elsewhere(self, name: str) -> bool:
         """Return whether another living owner is at ``name``."""
-        others = {found.parent for found in self._root.glob(f"{_PREFIX}*/{name}")}
+        others = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
         return any(_is_owned(path) for path in others - {self.path})
 
     def close(self) -> None:

@@ -80,14 +80,14 @@ class ScatterBuffer:
 
     def cut(self, begin: int, stop: int) -> list[memoryview]:
         """Return the memory of bytes ``begin`` to ``stop`` of the run, or up to its end."""
-        found = []
+        pieces = []
         for index in range(bisect_right(self._stops, begin), len(self._pieces)):
             piece = self._pieces[index]
             first = self._stops[index] - len(piece)
             if first >= stop:
                 break
-            found.append(piece[max(begin - first, 0) : stop - first])
-        return found
+            pieces.append(piece[max(begin - first, 0) : stop - first])
+        return pieces
 
     def part(self, begin: int, stop: int) -> ScatterBuffer:
         """Return the memory of a part of the run."""

@@ -92,5 +92,5 @@ def _code_and_message(answer: re.Match[str]) -> str:
 
 
 def _field(name: str, answer: str) -> str:
-    found = re.search(f"<{name}>([^<]*)</{name}>", answer)
-    return found[1] if found else ""
+    match = re.search(f"<{name}>([^<]*)</{name}>", answer)
+    return match[1] if match else ""

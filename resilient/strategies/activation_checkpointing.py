@@ -116,7 +116,7 @@ def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence
     from torch import nn
 
     if layer_classes:
-        found = [module for module in model.modules() if type(module).__name__ in layer_classes]
+        layers = [module for module in model.modules() if type(module).__name__ in layer_classes]
     else:
         lists = _outermost(
             [
@@ -125,8 +125,8 @@ def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence
                 if isinstance(module, nn.ModuleList | nn.Sequential)
             ]
         )
-        found = [layer for value in lists for layer in value.children()]
-    return [module for module in _outermost(found) if any(True for _ in module.parameters())]
+        layers = [layer for value in lists for layer in value.children()]
+    return [module for module in _outermost(layers) if any(True for _ in module.parameters())]
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:

@@ -136,8 +136,8 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
         if id(module) not in modules:
             modules[id(module)] = module
             left += [inner for inner in module._modules.values() if inner is not None]  # noqa: SLF001
-    found = chain.from_iterable(module._buffers.values() for module in modules.values())  # noqa: SLF001
-    return [*{id(buffer): buffer for buffer in found if buffer is not None}.values()]
+    buffers = chain.from_iterable(module._buffers.values() for module in modules.values())  # noqa: SLF001
+    return [*{id(buffer): buffer for buffer in buffers if buffer is not None}.values()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -191,16 +191,16 @@ class JointScaler(torch.amp.GradScaler):
     def unscale_(self, optimizer: Optimizer) -> None:
         """Divide gradients by the scale, and detect overflows in all shards. Collective."""
         super().unscale_(optimizer)
-        found: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
+        infinities: dict[Any, torch.Tensor] = self._found_inf_per_device(optimizer)
         device = torch.device(self._device)
         worst = torch.zeros((), device=device)
-        for value in found.values():
+        for value in infinities.values():
             worst = torch.maximum(worst, value.to(device))
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        for value in found.values():
+        for value in infinities.values():
             value.copy_(worst)
-        if not found:  # a rank without any gradient decides as the other ranks do
-            found[device] = worst
+        if not infinities:  # a rank without any gradient decides as the other ranks do
+            infinities[device] = worst
 
 
 def scale_jointly(updates: OptimizerStepper, device: torch.device) -> None:

@@ -369,11 +369,11 @@ def _unfit(config: Config) -> Iterator[str]:
 
 def _match(config: Config, key: str, value: Any, says: str) -> Iterator[str]:
     """Fill one key, or yield its contradiction."""
-    found = _get(config, key)
-    if found is None or found == "auto":
+    config_value = _get(config, key)
+    if config_value is None or config_value == "auto":
         _set(config, key, value)
-    elif (list(found) if isinstance(found, list | tuple) else found) != value:
-        yield f"{key}={found!r} where {says}"
+    elif (list(config_value) if isinstance(config_value, list | tuple) else config_value) != value:
+        yield f"{key}={config_value!r} where {says}"
 
 
 def _says(argument: str, value: Any) -> str:
@@ -381,12 +381,12 @@ def _says(argument: str, value: Any) -> str:
 
 
 def _get(config: Config, key: str) -> Any:
-    found: Any = config
+    value: Any = config
     for name in key.split("."):
-        if not isinstance(found, dict) or name not in found:
+        if not isinstance(value, dict) or name not in value:
             return None
-        found = found[name]
-    return found
+        value = value[name]
+    return value
 
 
 def _set(config: Config, key: str, value: Any) -> None:

@@ -141,12 +141,12 @@ def _read(config: Mapping[str, Any] | str | None) -> dict[str, Any]:
     if not isinstance(config, str):
         return dict(config or {})
     try:
-        found = json.loads(Path(config).expanduser().read_text("utf-8"))
+        value = json.loads(Path(config).expanduser().read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read `fsdp_config` from `{config}`: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ConfigError(f"`fsdp_config`: `{config}` does not hold a JSON object")
-    return found
+    return value
 
 
 def _config(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -182,13 +182,13 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
     styles: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
         named = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
-        found = [name for name in modules if named.fullmatch(name)]
-        if not found or style not in STYLES:
+        names = [name for name in modules if named.fullmatch(name)]
+        if not names or style not in STYLES:
             what = f"style `{style}` is none of {', '.join(STYLES)}"
             raise ConfigError(
-                f"`tp_plan`: `{pattern}`: " + (what if found else "no module has this name")
+                f"`tp_plan`: `{pattern}`: " + (what if names else "no module has this name")
             )
-        styles |= {name: STYLES[style]() for name in found}
+        styles |= {name: STYLES[style]() for name in names}
     for name, module in modules.items():
         own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
         if own and any(True for _ in module.children()):

@@ -382,14 +382,14 @@ class Disk:
         fates = [_fates(node, draw) for node in unsettled]
         keys = [id(node) for node in unsettled]
         shapes: dict[int, _Shape] = {}
-        found: dict[int, Mapping[int, Fate]] = {}
+        fates_by_digest: dict[int, Mapping[int, Fate]] = {}
         last = 0
         for choice in _choices(fates, draw, limit):
             fate_by_file: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
             last = _digest(self._top, fate_by_file, settled, shapes)
-            found.setdefault(last, fate_by_file)
-        found[last] = found.pop(last)
-        for digest, fate_by_file in found.items():
+            fates_by_digest.setdefault(last, fate_by_file)
+        fates_by_digest[last] = fates_by_digest.pop(last)
+        for digest, fate_by_file in fates_by_digest.items():
             tree = None if digest in known else _built(self._top, fate_by_file, settled)
             yield DiskState(digest, tree)
 
@@ -398,9 +398,9 @@ class Disk:
         folder = self._top
         folder.settled = None
         for name in names:
-            found = folder.names[name]
-            assert isinstance(found, _Folder), "recorded operations succeeded"  # noqa: S101
-            folder = found
+            node = folder.names[name]
+            assert isinstance(node, _Folder), "recorded operations succeeded"  # noqa: S101
+            folder = node
             folder.settled = None
         return folder
 
@@ -529,16 +529,18 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
         masks = [0, *(full ^ (1 << at) for at in sample), *(1 << at for at in sample)]
         masks += [(1 << at) - 1 for at in sample]
         masks += [draw.getrandbits(count) for _ in range(2 * SUBSETS_OF_MAX)] + [full]
-    found: dict[frozenset[tuple[str, int]], Names] = {}
+    names_by_entries: dict[frozenset[tuple[str, int]], Names] = {}
     for mask in masks:
         names = dict(folder.durable)
         for at, change in enumerate(folder.pending):
             if mask >> at & 1:
                 _apply(names, change)
         key = frozenset((name, id(node)) for name, node in names.items())
-        found.pop(key, None)  # Removed first, so that the last entry is the state with all changes.
-        found[key] = names
-    return list(found.values())
+        names_by_entries.pop(
+            key, None
+        )  # Removed first, so that the last entry is the state with all changes.
+        names_by_entries[key] = names
+    return list(names_by_entries.values())
 
 
 def _contents_left(file: _File, draw: Random) -> list[bytes]:
@@ -547,8 +549,8 @@ def _contents_left(file: _File, draw: Random) -> list[bytes]:
     size = len(whole) - len(kept)
     starts = range(len(kept), len(whole), BLOCK_BYTES)
     cuts = starts[1:] if len(starts) <= SUBSETS_OF_MAX else sorted(draw.sample(starts[1:], 4))
-    found = [kept, *(whole[:cut] for cut in cuts), whole[: len(kept) + size // 2]]
-    found += [kept + bytes(size), kept + _GARBAGE * size]
+    contents = [kept, *(whole[:cut] for cut in cuts), whole[: len(kept) + size // 2]]
+    contents += [kept + bytes(size), kept + _GARBAGE * size]
     for _ in range(min(len(starts), SUBSETS_OF_MAX)):
         fill = draw.choice((b"\0", _GARBAGE))
         blocks = [
@@ -557,8 +559,8 @@ def _contents_left(file: _File, draw: Random) -> list[bytes]:
             else fill * len(whole[at : at + BLOCK_BYTES])
             for at in starts
         ]
-        found.append(kept + b"".join(blocks))
-    return list(dict.fromkeys([*found, whole]))
+        contents.append(kept + b"".join(blocks))
+    return list(dict.fromkeys([*contents, whole]))
 
 
 def _choices(

@@ -134,11 +134,11 @@ class ObjectServer:
         """Turn an upload into an object; repetition is harmless, as S3 promises for some time."""
         if upload not in self.uploads:
             return
-        key, found = self._upload(upload)
-        if len(found) != parts:
+        key, uploaded_parts = self._upload(upload)
+        if len(uploaded_parts) != parts:
             raise StoreError(f"upload of `{key}` lacks a part", key=key)
         del self.uploads[upload]
-        self.objects[key] = b"".join(found[number] for number in range(parts))
+        self.objects[key] = b"".join(uploaded_parts[number] for number in range(parts))
 
     def _upload(self, upload: int) -> tuple[str, dict[int, bytes]]:
         if upload not in self.uploads:
@@ -220,12 +220,12 @@ class ObjectClient:
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the entries, page by page."""
-        after, found = "", list[ObjectInfo]()
+        after, entries = "", list[ObjectInfo]()
         while True:
             page = self._ask("list", prefix, lambda after=after: self._list(prefix, after))  # type: ignore[misc]
-            found += page
+            entries += page
             if len(page) < self._page:
-                return found
+                return entries
             after = page[-1].key
 
     def delete(self, key: str) -> None:
@@ -243,8 +243,8 @@ class ObjectClient:
         """Abort unfinished uploads; this server treats all of them as old."""
         del older_than_seconds, clock
         uploads = self._server.uploads
-        found = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})
-        doomed = {number: key for number, key in found.items() if is_ours(key)}
+        answer = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})
+        doomed = {number: key for number, key in answer.items() if is_ours(key)}
         for number, key in doomed.items():
             self._ask("abort", key, lambda number=number: uploads.pop(number, None))  # type: ignore[misc]
         return tuple(doomed.values())

@@ -82,11 +82,11 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     if type(left) is not type(right):
         return [f"{path}: {type(left).__name__} and {type(right).__name__}"]
     if isinstance(left, dict):
-        found = (
+        problems = (
             [] if list(left) == list(right) else [f"{path}: keys {list(left)} and {list(right)}"]
         )
         shared = [key for key in left if key in right]
-        return found + [
+        return problems + [
             line for key in shared for line in differences(left[key], right[key], f"{path}/{key}")
         ]
     if isinstance(left, list | tuple):

@@ -24,12 +24,12 @@ def fast_asdict(item: Any, names: tuple[str, ...]) -> dict[str, Any]:
         item: Any object.
         names: At least two names.
     """
-    found = dict(zip(names, _getter(names)(item), strict=True))
-    if not _PLAIN.issuperset(map(type, found.values())):
-        for name, value in found.items():
+    values = dict(zip(names, _getter(names)(item), strict=True))
+    if not _PLAIN.issuperset(map(type, values.values())):
+        for name, value in values.items():
             if type(value) not in _PLAIN:
-                found[name] = _copy(value)
-    return found
+                values[name] = _copy(value)
+    return values
 
 
 class CachedAsdict:

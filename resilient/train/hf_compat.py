@@ -77,9 +77,9 @@ class Accelerator:
     def unwrap_model(self, model: nn.Module, **_options: bool) -> nn.Module:
         """Return the model without the wrappers of a strategy or a compiler."""
         strategy = getattr(self._trainer, "strategy", None)
-        found: nn.Module = model if strategy is None else strategy.unwrap(model)
-        compiled: Any = getattr(found, "_orig_mod", None)
-        return found if compiled is None else compiled
+        unwrapped: nn.Module = model if strategy is None else strategy.unwrap(model)
+        compiled: Any = getattr(unwrapped, "_orig_mod", None)
+        return unwrapped if compiled is None else compiled
 
     def wait_for_everyone(self) -> None:
         """Wait until all ranks arrive. Collective."""
@@ -304,12 +304,12 @@ def refuse_uncalled_overrides(kind: type) -> None:
         ConfigError: Names the method and the alternative.
     """
     own = [vars(cls) for cls in kind.__mro__ if not cls.__module__.startswith("resilient.")]
-    found = next(
+    override = next(
         (name for name in NOT_CALLED if any(name in attributes for attributes in own)), None
     )
-    if found is not None:
+    if override is not None:
         raise ConfigError(
-            f"`{kind.__name__}.{found}` would never be called: Transformers' Trainer calls a "
+            f"`{kind.__name__}.{override}` would never be called: Transformers' Trainer calls a "
             "method of that name, and this Trainer does not",
-            hint=NOT_CALLED[found],
+            hint=NOT_CALLED[override],
         )

@@ -93,20 +93,20 @@ class BrokenLossEpisodes:
         broken = next((name for name, figure in figures.items() if not math.isfinite(figure)), "")
         limit = spike_limit(self._recent, self._deviations)
         if broken:
-            found = LossDivergenceDetected(kind_of(figures[broken]), broken, step)
+            event = LossDivergenceDetected(kind_of(figures[broken]), broken, step)
         elif loss > limit:
-            found = LossDivergenceDetected("spike", "loss", step, loss, limit)
+            event = LossDivergenceDetected("spike", "loss", step, loss, limit)
         else:
-            found = None
+            event = None
         if math.isfinite(loss):
             # Spikes included: a loss that stays high becomes the reference for later ones.
             self._recent.append(loss)
         # A mean may contain a step that was already reported and has passed.
-        is_new = found is not None and self._is_new(found.kind)
+        is_new = event is not None and self._is_new(event.kind)
         is_new = is_new and not (broken == "loss" and self._was_read)
         self._was_read = False
-        self._kind = found.kind if found else ""
-        return [found] if found and is_new else []
+        self._kind = event.kind if event else ""
+        return [event] if event and is_new else []
 
     def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
         """Return the events for the losses of all steps up to ``last_step``."""

@@ -142,10 +142,10 @@ class Meters:
         begun, self._pending_reads = self._pending_reads, {}
         rest = [losses for losses in steps if id(losses) not in begun]
         totals = iter(self._add_up(rest) if rest else ())
-        found = [
+        means = [
             begun[id(losses)].read() if id(losses) in begun else next(totals) for losses in steps
         ]
-        return [total / self._ranks for total in found]
+        return [total / self._ranks for total in means]
 
     def _add_up(self, steps: list[list[Any]]) -> list[float]:
         sums = self._sums(steps)

@@ -136,12 +136,12 @@ def _entries(trees: Callable[[], list[Any]]) -> list[Entry]:
     from resilient.state_dict.flatten import unflatten
 
     try:
-        found = unflatten(trees(), _no_tensor)
+        entries = unflatten(trees(), _no_tensor)
     except (ValueError, RecursionError) as error:
         raise _damaged(str(error)) from error
-    if not all(type(entry) is dict for entry in found):
+    if not all(type(entry) is dict for entry in entries):
         raise _damaged("some of its entries are not objects")
-    return found  # type: ignore[no-any-return]
+    return entries  # type: ignore[no-any-return]
 
 
 def _no_tensor(name: str) -> NoReturn:

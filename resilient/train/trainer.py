@@ -268,8 +268,8 @@ class Trainer(TrainerEvaluation):
             ConfigError: There is no ``model_init``, or Optuna is not installed.
         """
         plan = runner.SearchPlan(hp_space, compute_objective, n_trials, direction, hp_name)
-        found = runner.start(self, plan, backend, options)
-        return found[0] if isinstance(direction, str) else found
+        result = runner.start(self, plan, backend, options)
+        return result[0] if isinstance(direction, str) else result
 
     def register(
         self,

@@ -234,14 +234,14 @@ def resolve_outcome(
         Fenced: A newer generation exists, so nothing was committed.
     """
     checkpoint = job.about.checkpoint
-    found = capture_failure(
+    outcome = capture_failure(
         lambda: is_committed(context.store, checkpoint) or _hear(context, job, kv_store)
     )
-    if isinstance(found, RankFailure) and found.code == Fenced.code:
-        raise found.to_error(1)
+    if isinstance(outcome, RankFailure) and outcome.code == Fenced.code:
+        raise outcome.to_error(1)
     # The daemon may have put the manifest and died before the decision arrived.
     landed = (
-        found is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True
+        outcome is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True
     )
     if not landed:
         raise SaveFailed(

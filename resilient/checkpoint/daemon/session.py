@@ -401,8 +401,8 @@ class StepCacheSession(RankSession):
 
     def _read(self) -> dict[int, StoredStep]:
         """Return the steps that the slots hold whole; their writer is gone."""
-        found = {slot: read_step_slot(partial(self._slate, slot)) for slot in range(SLOTS)}
-        return {slot: value for slot, value in found.items() if value is not None}
+        slots = {slot: read_step_slot(partial(self._slate, slot)) for slot in range(SLOTS)}
+        return {slot: value for slot, value in slots.items() if value is not None}
 
     def _slate(self, slot: int, name: str) -> memoryview:
         segment = self._segments.get(slate_name(slot, name))
@@ -415,12 +415,12 @@ class StepCacheSession(RankSession):
         ruling = agree(
             comms, _TOPIC, shown, lambda steps: choose_step(info.store, steps), LAND_SECONDS
         )
-        found = [
+        slots = [
             slot
             for slot, value in self._whole.items()
             if value.checkpoint.folder == ruling["folder"]
         ]
-        return found[0] if found else None
+        return slots[0] if slots else None
 
     def _start_to_land(self, slot: int) -> None:
         whole = self._whole[slot]

@@ -429,16 +429,16 @@ def _read_and_reconstruct(
         damaged: Key of a file that failed verification in the direct read.
     """
     entries = [entry for entry in manifest.files if entry.name in chunks_by_file]
-    found = {
+    reconstructed = {
         entry.name: reconstruct([store], manifest, entry, chunks_by_file[entry.name])
         for entry in entries
     }
     names = [
         name
-        for name, mended in found.items()
+        for name, mended in reconstructed.items()
         if mended.is_computed or manifest.key(name) == damaged
     ]
-    files = {name: mended.content for name, mended in found.items()}
+    files = {name: mended.content for name, mended in reconstructed.items()}
     return VerifiedCheckpoint(manifest, files, tuple(names))
 
 

@@ -95,10 +95,10 @@ def reconstruct(
         part = bytearray(min(count * CHUNK_BYTES, entry.size_bytes - start))
         for number in range(first, first + count):
             at = (number - first) * CHUNK_BYTES
-            found = find_chunk(places, manifest, entry, number)
-            is_computed = is_computed or found is None
+            chunk = find_chunk(places, manifest, entry, number)
+            is_computed = is_computed or chunk is None
             part[at : at + CHUNK_BYTES] = (
-                _computed(places, manifest, entry, number) if found is None else found
+                _computed(places, manifest, entry, number) if chunk is None else chunk
             )
         starts.append(start)
         parts.append(bytes(part))
@@ -247,15 +247,15 @@ def _solved(
 
 def _files(sums: _Sums, rows: Sequence[int]) -> dict[int, bytearray]:
     """Return the lost files' bytes by column."""
-    found = {}
+    files = {}
     for column, factors in zip(sums.lost, solve(sums.lost, rows), strict=True):
         content = bytearray(len(sums.rows[0]))
         add(
             content,
             [(factor, sums.rows[row]) for factor, row in zip(factors, rows, strict=True)],
         )
-        found[column] = content
-    return found
+        files[column] = content
+    return files
 
 
 def _too_much(

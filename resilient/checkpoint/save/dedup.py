@@ -132,14 +132,14 @@ class RegionFingerprints:
 
     def changed(self, file: StagedFile) -> set[int]:
         """Return the start offsets of the changed regions of ``file``; remember all regions."""
-        data, found = memoryview(file.data), set()
+        data, changes = memoryview(file.data), set()
         for tensor in file.tensors:
             for region in tensor.regions:
                 glimpse = digest_bytes(_sample_bytes(data, region))
                 if self._fingerprints.get((tensor.name, region.region), glimpse) != glimpse:
-                    found.add(region.start)
+                    changes.add(region.start)
                 self._fingerprints[tensor.name, region.region] = glimpse
-        return found
+        return changes
 
 
 def _sample_bytes(data: memoryview, region: StoredRegion) -> bytes:
@@ -323,10 +323,10 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     seen = glimpses or RegionFingerprints()
     changed = {file.name: seen.changed(file) for file in files if file.name not in documents}
     # The store is not asked if nothing can be referenced, which is the common case.
-    found = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
-    if found is None:
+    bases_of_save = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
+    if bases_of_save is None:
         return DedupResult(tuple(files), parity=parity)
-    manifest, base = found
+    manifest, base = bases_of_save
     files = [
         digested(file, changed[file.name], on_progress) if file.name in changed else file
         for file in files

@@ -145,10 +145,10 @@ def _full(
 def _describe_freeable(context: CheckpointContext) -> str:
     """Describe what retention could delete now; that is deleted only after a commit."""
     try:
-        found = scan_and_plan(context.store, context.limits.retention)
+        scan = scan_and_plan(context.store, context.limits.retention)
     except ResilientError as error:
         return f"the size that garbage collection could free is unknown ({error.message})"
-    return f"garbage collection could free {found.freed_bytes}"
+    return f"garbage collection could free {scan.freed_bytes}"
 
 
 def collect_garbage_after_commit(
@@ -301,12 +301,13 @@ def _prove(
     places = [region for tensor in tensors for region in tensor.regions if not region.digest]
     spans = [(place.start, place.start + place.size_bytes) for place in places]
     proof, digests = digest_with(data, spans, on_progress)
-    found = dict(zip(places, digests, strict=True))
+    digest_by_place = dict(zip(places, digests, strict=True))
     return proof, [
         replace(
             tensor,
             regions=tuple(
-                replace(region, digest=region.digest or found[region]) for region in tensor.regions
+                replace(region, digest=region.digest or digest_by_place[region])
+                for region in tensor.regions
             ),
         )
         for tensor in tensors

@@ -75,8 +75,8 @@ def _answer(near: Store, request: dict[str, Any]) -> tuple[dict[str, Any], bytes
     """
     verb, key = request["verb"], str(request["key"])
     if verb == "list" and is_key(key.removesuffix("/")):
-        found = [[info.key, info.size_bytes] for info in near.list(key) if _may_be_read(info.key)]
-        return {"entries": found}, b""
+        entries = [[info.key, info.size_bytes] for info in near.list(key) if _may_be_read(info.key)]
+        return {"entries": entries}, b""
     if not _may_be_read(key):
         raise KeyNotFound(f"`{key:.80}` is not served", key="")
     if verb == "stat":
@@ -153,8 +153,8 @@ class PeerStore:
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the served objects under ``prefix``."""
-        found = self._ask(verb="list", key=prefix)["entries"]
-        return [ObjectInfo(str(key), int(size_bytes)) for key, size_bytes in found]
+        entries = self._ask(verb="list", key=prefix)["entries"]
+        return [ObjectInfo(str(key), int(size_bytes)) for key, size_bytes in entries]
 
     def stat(self, key: str) -> ObjectInfo:
         """Return an object's entry."""

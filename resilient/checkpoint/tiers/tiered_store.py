@@ -100,12 +100,12 @@ class TieredStore:
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the objects of all places, each key once."""
-        found = {entry.key: entry for entry in self.durable.list(prefix)}
+        entries = {entry.key: entry for entry in self.durable.list(prefix)}
         if not prefix or prefix.startswith(CHECKPOINTS):
             for source in (*reversed(self.peers), self.near):
                 there = source.list(prefix or CHECKPOINTS)
-                found |= {entry.key: entry for entry in there if self._counts(source, entry.key)}
-        return [found[key] for key in sorted(found)]
+                entries |= {entry.key: entry for entry in there if self._counts(source, entry.key)}
+        return [entries[key] for key in sorted(entries)]
 
     def delete(self, key: str) -> None:
         """Remove the object from the tier of ``put``."""
@@ -179,35 +179,35 @@ class TieredStore:
         silent: StoreUnavailable | None = None
         for source in self._sources(key):
             try:
-                found = self._ask(source, key, ask)
+                answer = self._ask(source, key, ask)
             except StoreUnavailable as error:
                 if source is self.near:
                     raise
                 silent = error
             else:
-                if found is not None:
-                    return found
+                if answer is not None:
+                    return answer
         try:
-            found = ask(self.durable)
+            answer = ask(self.durable)
         except KeyNotFound as error:
             # The object may exist: a host that does not answer proves nothing about a checkpoint.
             raise (silent or error) from error
         if _generation_of(key):
             self.recalled.add(key)
-        return found
+        return answer
 
     def _ask(self, source: Store, key: str, ask: Callable[[Store], Result]) -> Result | None:
         """Return the response of a near repository, or None if it has no copy that counts."""
         if not self._counts(source, key):
             return None
         try:
-            found = ask(source)
+            answer = ask(source)
         except KeyNotFound:
             return None
         if source is not self.near:
             self.recalled.add(key)
             self._holders[key] = source
-        return found
+        return answer
 
     def _sources(self, key: str) -> Sequence[Store]:
         """Return the near repositories that may have ``key``, the likeliest first."""

@@ -74,8 +74,8 @@ class EventFileTail:
             if number.isdecimal():
                 ranks[int(number)] = path
         agent = self._folder / AGENT_FILE
-        found = [agent] if agent.exists() else []
-        return [*found, *(ranks[rank] for rank in sorted(ranks)[:FILES_MAX])]
+        files = [agent] if agent.exists() else []
+        return [*files, *(ranks[rank] for rank in sorted(ranks)[:FILES_MAX])]
 
     def _read(self, path: Path) -> list[EventRecord]:
         offset = self._offsets.get(path, 0)
@@ -89,8 +89,8 @@ class EventFileTail:
             whole = len(data)  # No valid event is that long.
         self._offsets[path] = offset + whole
         lines = data[:whole].decode("utf-8", errors="replace").splitlines()
-        found = (parse_line(line, path.name) for line in lines)
-        return [record for record in found if record is not None]
+        records = (parse_line(line, path.name) for line in lines)
+        return [record for record in records if record is not None]
 
 
 _CAUSES = frozenset(cause.value for cause in (*Cause, *OutcomeKind))
@@ -147,9 +147,9 @@ def hear_rank(record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_n
             ):
                 registry_of_metrics.drop(metric)
     elif record.event in ("CheckpointCommitted", "CheckpointRestored"):
-        found = parse_checkpoint(record.text("checkpoint"))
+        checkpoint = parse_checkpoint(record.text("checkpoint"))
         registry_of_metrics.put(
-            registry.CHECKPOINT_STEP, found.step if found else record.number("step")
+            registry.CHECKPOINT_STEP, checkpoint.step if checkpoint else record.number("step")
         )
     if record.event == "CheckpointCommitted":
         registry_of_metrics.put(registry.CHECKPOINT_TIME, record.at_ms / 1000)
@@ -242,20 +242,20 @@ class RankFigures:
         if not self.notes or size is None:
             return
         self._forget_previous_ranks()
-        found = {}
+        progress_by_rank = {}
         for local in range(min(int(size), RANKS_MAX)):
             signs = read_progress(progress_path(self.notes, local))
             if signs is None or signs.step < 0:
                 continue
-            found[local] = signs.step
+            progress_by_rank[local] = signs.step
             if self._steps_done.get(local) != signs.step:
                 # The rank entered its current phase at the end of the step, or a little later.
                 ago_seconds = max(0.0, monotonic_seconds - signs.since_seconds)
                 self._registry.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
             self._registry.put(registry.RANK_STEP, signs.step, str(local))
-        self._steps_done = found
-        if found and len(found) == min(int(size), RANKS_MAX):
-            self._note_step(min(found.values()), monotonic_seconds)
+        self._steps_done = progress_by_rank
+        if progress_by_rank and len(progress_by_rank) == min(int(size), RANKS_MAX):
+            self._note_step(min(progress_by_rank.values()), monotonic_seconds)
 
     def _forget_previous_ranks(self) -> None:
         """Forget the ranks of the previous attempt: the new one may have fewer."""
@@ -349,13 +349,13 @@ class GoodputFigures:
         began_seconds = self._clock.monotonic_seconds()
         if not self._records or (began_seconds < self._due_seconds and not is_last):
             return
-        found = build_report(self._records, present_ms(self._records, self._clock, now_ms))
+        report = build_report(self._records, present_ms(self._records, self._clock, now_ms))
         took_seconds = self._clock.monotonic_seconds() - began_seconds
         self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
-        for spent, spent_ms in found.spent_ms.items():
+        for spent, spent_ms in report.spent_ms.items():
             self._registry.put(registry.SPENT, spent_ms / 1000, spent.value)
-        self._registry.put(registry.GOODPUT, found.goodput)
-        self._registry.put(registry.LOST_STEPS, found.lost_steps)
+        self._registry.put(registry.GOODPUT, report.goodput)
+        self._registry.put(registry.LOST_STEPS, report.lost_steps)
 
     def _thin(self) -> None:
         """Join frequent records; if there are still too many, drop all records."""

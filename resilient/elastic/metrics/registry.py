@@ -70,10 +70,10 @@ def render(samples: Iterable[Sample]) -> str:
     """Return samples in the text format, grouped by metric."""
     by_name = sorted(samples, key=lambda sample: (sample.metric.name, sample.label, sample.suffix))
     lines = []
-    for metric, found in groupby(by_name, key=lambda sample: sample.metric):
+    for metric, metric_samples in groupby(by_name, key=lambda sample: sample.metric):
         lines.append(f"# HELP {metric.name} {_escape(metric.meaning)}")
         lines.append(f"# TYPE {metric.name} {metric.kind}")
-        lines += map(_line, found)
+        lines += map(_line, metric_samples)
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -242,8 +242,8 @@ class MetricsRegistry:
     def value(self, metric: Metric, label: str = "") -> float | None:
         """Return the current value, None without one."""
         with self._lock:
-            found = self._samples.get((metric, label, ""))
-        return None if found is None else found.value
+            sample = self._samples.get((metric, label, ""))
+        return None if sample is None else sample.value
 
     def page(self) -> str:
         """Return all values in the text format."""

@@ -53,8 +53,8 @@ class MetricsServer:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             # Resolve first: create_server leaks its socket for a name that does not resolve.
-            found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
-            self._socket = socket.create_server(found[:2], family=family, backlog=64)
+            address = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)[0][4]
+            self._socket = socket.create_server(address[:2], family=family, backlog=64)
         except (OSError, OverflowError, UnicodeError) as error:
             raise ConfigError(
                 f"--metrics-port: cannot listen at {host}:{port}: {error}",

@@ -83,16 +83,16 @@ def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:
     vendor, name = _read(dmi / "sys_vendor"), _read(dmi / "product_name")
     tag = _read(dmi / "chassis_asset_tag")
     is_off = read_flag(environ, "AWS_EC2_METADATA_DISABLED")
-    found = []
+    providers = []
     if (vendor.startswith("Amazon EC2") or tag.startswith("Amazon EC2")) and not is_off:
-        found.append("aws")
+        providers.append("aws")
     if name.startswith("Google Compute Engine") or vendor == "Google":
-        found.append("gcp")
+        providers.append("gcp")
     if tag == _AZURE_TAG:
-        found.append("azure")
+        providers.append("azure")
     if environ.get("SLURM_JOB_ID"):
-        found.append("slurm")
-    return found
+        providers.append("slurm")
+    return providers
 
 
 def _sources(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSource]:

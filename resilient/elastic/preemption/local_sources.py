@@ -222,16 +222,16 @@ class SlurmSource:
             raise SourceLost(f"scontrol did not answer: {error}") from error
         if answer.returncode:
             raise SourceLost(f"scontrol ended with {answer.returncode}: {answer.stderr[:200]}")
-        found = _END.search(answer.stdout)
-        if not found:
+        match = _END.search(answer.stdout)
+        if not match:
             raise SourceGarbled("scontrol reports no EndTime")
-        if found[1] in ("Unknown", "N/A", "None"):
+        if match[1] in ("Unknown", "N/A", "None"):
             return None
         try:
             # A time without a zone is in the zone of this host.
-            return datetime.fromisoformat(found[1]).timestamp()
+            return datetime.fromisoformat(match[1]).timestamp()
         except ValueError as error:
-            raise SourceGarbled(f"EndTime is {found[1][:40]!r}") from error
+            raise SourceGarbled(f"EndTime is {match[1][:40]!r}") from error
 
 
 _BYTES_MAX = 1 << 16

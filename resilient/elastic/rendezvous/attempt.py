@@ -58,10 +58,10 @@ def interface_for_gloo(host: str, port: int) -> str:
 
 def _is_loopback(name: str) -> bool:
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
         return True
-    return all(str(place[0]).startswith(("127.", "::1")) for *_, place in found)
+    return all(str(place[0]).startswith(("127.", "::1")) for *_, place in addresses)
 
 
 def _interface_of(address: str) -> str:

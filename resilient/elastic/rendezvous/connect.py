@@ -81,10 +81,10 @@ def leads_somewhere(name: str) -> bool:
 def is_here(host: str) -> bool:
     """Return whether a name or address belongs to this host, so that a socket can bind to it."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(_is_own(family, place) for family, _, _, _, place in found)
+    return any(_is_own(family, place) for family, _, _, _, place in addresses)
 
 
 def _is_own(family: int, place: tuple[object, ...]) -> bool:
@@ -288,14 +288,14 @@ class SkewTolerantBackend(RendezvousBackend):
     def get_state(self) -> _Answer | None:
         """Return the state with local times, and its version."""
         self._sight.open(self._seconds())
-        found = self._inner.get_state()
-        return None if found is None else (self._seen_here(found[0]), found[1])
+        state = self._inner.get_state()
+        return None if state is None else (self._seen_here(state[0]), state[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Write a state; return the state that is stored afterwards."""
         self._sight.open(self._seconds())
-        found = self._inner.set_state(self._encode_state(state), token)
-        return None if found is None else (self._seen_here(found[0]), *found[1:])
+        new_state = self._inner.set_state(self._encode_state(state), token)
+        return None if new_state is None else (self._seen_here(new_state[0]), *new_state[1:])
 
     def _seen_here(self, data: bytes) -> bytes:
         state = pickle.loads(data)  # noqa: S301 - torch's own, of the nodes of this job

@@ -46,9 +46,9 @@ def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
     A host behind a firewall looks like a lost host.
     """
     answers = _query_hosts(_answers, addresses, otherwise=lambda _: False)
-    found = sorted(answers)
-    return [agent for agent in found if answers[agent]], [
-        agent for agent in found if not answers[agent]
+    hosts = sorted(answers)
+    return [agent for agent in hosts if answers[agent]], [
+        agent for agent in hosts if not answers[agent]
     ]
 
 
@@ -72,11 +72,11 @@ def _query_hosts(
         thread.join(_ASKED_SECONDS)
         return answers[0] if answers else otherwise(host)
 
-    found = sorted(set(hosts))
-    if not found:
+    hosts_asked = sorted(set(hosts))
+    if not hosts_asked:
         return {}
-    with ThreadPool(min(len(found), _PROBED_AT_ONCE_MAX)) as pool:
-        return dict(zip(found, pool.map(ask, found), strict=True))
+    with ThreadPool(min(len(hosts_asked), _PROBED_AT_ONCE_MAX)) as pool:
+        return dict(zip(hosts_asked, pool.map(ask, hosts_asked), strict=True))
 
 
 def _answers(address: str) -> bool:
@@ -98,7 +98,7 @@ def _resolved(host: str) -> set[str]:
     if not host:
         return set()
     try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        return {str(address[4][0]) for address in socket.getaddrinfo(host, None)}
     except OSError:
         return {host}
 
@@ -142,13 +142,13 @@ def _open_sockets() -> Iterator[socket.socket]:
         with suppress(OSError):
             copy = os.dup(int(path.name))
             try:
-                found = socket.socket(fileno=copy)
+                duplicate = socket.socket(fileno=copy)
             except OSError:
                 os.close(copy)
                 continue
-            with found:
-                if found.type == socket.SOCK_STREAM and found.family != socket.AF_UNIX:
-                    yield found
+            with duplicate:
+                if duplicate.type == socket.SOCK_STREAM and duplicate.family != socket.AF_UNIX:
+                    yield duplicate
 
 
 class LeaveScope(Enum):
@@ -355,10 +355,12 @@ class Roster:
             return
         there, silent = who_answers(others)
         server = _served_at(self._handler)
-        found = addresses_of({server, *others})
-        agents = [agent for agent in there if found[server] & found[agent]]
+        addresses = addresses_of({server, *others})
+        agents = [agent for agent in there if addresses[server] & addresses[agent]]
         # If no host answers, this host may be the one that is cut off.
-        hosts = silent if there else [agent for agent in silent if found[server] & found[agent]]
+        hosts = (
+            silent if there else [agent for agent in silent if addresses[server] & addresses[agent]]
+        )
         if agents or hosts:
             self._is_reported = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))

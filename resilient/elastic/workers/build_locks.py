@@ -141,11 +141,11 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
             if identity is None or handle is None:
                 continue
             stack.callback(os.close, handle)
-            found = users_of(path)
-            reason = _unsafe(path) or found.reason
+            users = users_of(path)
+            reason = _unsafe(path) or users.reason
             if not reason:
                 dead.append((path, identity))
-            elif not found.holders:
+            elif not users.holders:
                 emit(BuildLockLeft(str(path), reason))
         if dead:
             clock.sleep(_BETWEEN_LOOKS_SECONDS)
@@ -160,13 +160,13 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
         environ: Environment of the workers, which names the cache.
     """
     if folder := environ.get("TORCH_EXTENSIONS_DIR"):
-        found = Path(folder).glob(f"*/{_NAME}")
+        locks = Path(folder).glob(f"*/{_NAME}")
     else:
         home = environ.get("HOME") or str(Path("~").expanduser())
         caches = Path(environ.get("XDG_CACHE_HOME") or Path(home, ".cache"))
         # One folder for each version of Python and of CUDA.
-        found = Path(caches, "torch_extensions").glob(f"py*_*/*/{_NAME}")
-    return sorted(lock for lock in _readable(found) if _is_lock_of_torch(lock))
+        locks = Path(caches, "torch_extensions").glob(f"py*_*/*/{_NAME}")
+    return sorted(lock for lock in _readable(locks) if _is_lock_of_torch(lock))
 
 
 def users_of(path: Path) -> Users:
@@ -302,8 +302,8 @@ def _open_files(process: int) -> Iterator[tuple[Path, str]]:
 def _may_build(process: int) -> bool:
     """Return whether a process without readable files may own a lock of this user."""
     folder = _PROC / str(process)
-    found = _USER_FIELD.search(_text(folder / "status"))
-    if found is None or int(found[1]) != os.geteuid():
+    match = _USER_FIELD.search(_text(folder / "status"))
+    if match is None or int(match[1]) != os.geteuid():
         return False
     state = _text(folder / "stat").rpartition(")")[2].split()[:1]
     is_dead = not state or state[0] in "ZX"

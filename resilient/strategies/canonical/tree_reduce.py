@@ -152,7 +152,7 @@ def _counts(leaves: int, ranks: int) -> list[int]:
     # and who does.
     cheapest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for rank in range(ranks):
-        found: dict[int, tuple[int, tuple[int, ...]]] = {}
+        best_by_extra: dict[int, tuple[int, tuple[int, ...]]] = {}
         for extra_ranks, (cost, counts) in cheapest.items():
             start = rank * base_count + extra_ranks
             for extra in (1, 0):
@@ -161,10 +161,10 @@ def _counts(leaves: int, ranks: int) -> list[int]:
                     continue
                 sent = len(cover(Node(start, start + base_count + extra), leaves))
                 way = (cost + sent, (*counts, base_count + extra))
-                known = found.get(extra_ranks + extra)
+                known = best_by_extra.get(extra_ranks + extra)
                 if known is None or way[0] < known[0]:
-                    found[extra_ranks + extra] = way
-        cheapest = found
+                    best_by_extra[extra_ranks + extra] = way
+        cheapest = best_by_extra
     return list(cheapest[more][1])
 
 
@@ -381,15 +381,15 @@ class FlatBuffer:
 
     def segments(self, start: int, stop: int) -> list[TensorSlice]:
         """Return the tensor slices between two positions in the flat buffer."""
-        found, place = [], start
+        segments, place = [], start
         tensor = bisect_right(self.offsets, start) - 1
         while place < stop:
             begin, end = self.offsets[tensor], min(self.offsets[tensor + 1], stop)
             if end > place:
-                found.append(TensorSlice(tensor, place - begin, end - begin))
+                segments.append(TensorSlice(tensor, place - begin, end - begin))
                 place = end
             tensor += 1
-        return found
+        return segments
 
     def run(self, tensor: int, rank: int) -> TensorSlice:
         """Return the elements of a tensor that a rank sums; the slice may be empty."""

@@ -117,8 +117,8 @@ class ReplicaUpdates:
                 blocks += cut
                 places += range(first, first + len(cut))
         if blocks:
-            found = torch._foreach_norm(blocks, 2, dtype=self._dtype)  # noqa: SLF001 - as torch's
-            norms[torch.tensor(places)] = torch.stack(found)
+            block_norms = torch._foreach_norm(blocks, 2, dtype=self._dtype)  # noqa: SLF001 - as torch's
+            norms[torch.tensor(places)] = torch.stack(block_norms)
         return norms
 
 

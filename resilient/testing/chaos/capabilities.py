@@ -115,14 +115,16 @@ def why_not(
         FaultKind.NOTICE.value: "the command has its own --notice" if has_notice else "",
         FaultKind.CLOCK_SKEW.value: machine.moving,
     }
-    found = {kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))}
+    reason_by_kind = {
+        kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))
+    }
     of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
     names = {
         "kill of a host" if fault.kind is FaultKind.KILL else fault.kind.value
         for fault in plan.faults
         if fault.needs_hosts
     }
-    return found | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
+    return reason_by_kind | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
 
 
 def _why_not_nodes(nnodes: str, hosts: int) -> str:

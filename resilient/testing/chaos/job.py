@@ -105,8 +105,8 @@ class Host:
 
     def look(self) -> list[RankProcess]:
         """Return the running ranks of this host."""
-        found = rank_processes(self.pid) if self._process is not None else []
-        return [replace(process, host=self.number) for process in found]
+        processes = rank_processes(self.pid) if self._process is not None else []
+        return [replace(process, host=self.number) for process in processes]
 
     def processes(self) -> list[int]:
         """Return all running processes of this host, the agent first."""
@@ -171,13 +171,13 @@ class JobEvents:
 
     def worlds(self) -> tuple[int, ...]:
         """Return the world sizes of all attempts by the agents' events, without repetition."""
-        found = set()
+        sizes = set()
         for path in (folder / "agent.jsonl" for folder in self._folders):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
             events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
             started = [event for event in events if event["event"] == "WorkerGroupStarted"]
-            found |= {int(event["world_size"]) for event in started}
-        return tuple(sorted(found))
+            sizes |= {int(event["world_size"]) for event in started}
+        return tuple(sorted(sizes))
 
 
 FOLDER, HOST = "{folder}", "{host}"
@@ -307,11 +307,11 @@ class Job:
 
     def look(self) -> list[RankProcess]:
         """Return the ranks, and record their steps."""
-        found = [rank for host in self.hosts for rank in host.look()]
-        self.highest = max([self.highest, *(process.step for process in found)])
-        self.reached |= {process.pid: process.step for process in found}
-        self.ranks = max(self.ranks, len(found))
-        return found
+        ranks = [rank for host in self.hosts for rank in host.look()]
+        self.highest = max([self.highest, *(process.step for process in ranks)])
+        self.reached |= {process.pid: process.step for process in ranks}
+        self.ranks = max(self.ranks, len(ranks))
+        return ranks
 
     def last_step(self, pids: Iterable[int]) -> int:
         """Return the last step that any of these processes was seen to finish; at least 0."""

@@ -205,8 +205,8 @@ def link_of(number: int) -> str:
 def processes_in(hosts: Collection[Namespace]) -> list[int]:
     """Return the processes started in any of these hosts, without the holder processes."""
     numbers, holders = {host.number for host in hosts}, {host.pid for host in hosts}
-    found = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
-    return [pid for pid in found if pid not in holders and _number_of(pid) in numbers]
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    return [pid for pid in pids if pid not in holders and _number_of(pid) in numbers]
 
 
 def kill_hosts(hosts: Collection[Namespace]) -> None:

@@ -37,20 +37,20 @@ class RankProcess:
 
 def children(pid: int) -> list[int]:
     """Return the direct children of a process; empty if the process is gone."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         # A thread may end between the two reads.
         with suppress(OSError):
-            found += map(int, path.read_text(encoding="ascii").split())
-    return found
+            pids += map(int, path.read_text(encoding="ascii").split())
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
     """Return every descendant of a process, parents first."""
-    found = children(pid)
-    for process in found:
-        found += [below for below in children(process) if below not in found]
-    return found
+    pids = children(pid)
+    for process in pids:
+        pids += [below for below in children(process) if below not in pids]
+    return pids
 
 
 def rank_processes(agent_pid: int) -> list[RankProcess]:
@@ -59,15 +59,15 @@ def rank_processes(agent_pid: int) -> list[RankProcess]:
     A rank is a child of its agent with a mapped heartbeat file; processes forked by a rank do not
     count.
     """
-    found = []
+    ranks = []
     for pid in children(agent_pid):
         with suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
             pulse = _PULSE.search(text)
             signs = read_progress(Path(pulse[1])) if pulse else None
             if pulse and signs:
-                found.append(RankProcess(int(pulse[2]), pid, signs.step))
-    return sorted(found, key=lambda process: process.local_rank)
+                ranks.append(RankProcess(int(pulse[2]), pid, signs.step))
+    return sorted(ranks, key=lambda process: process.local_rank)
 
 
 def is_running(pid: int) -> bool:

@@ -204,16 +204,16 @@ def began_from(
         facts: Events of rank 0.
         before: Newest checkpoint committed before these events.
     """
-    newest, found = before, []
+    newest, parents = before, []
     for event in facts:
         checkpoint = parse_checkpoint(event.get("checkpoint", ""))
         if checkpoint is None:
             continue
         if event["event"] == "CheckpointRestored":
-            found.append((checkpoint, newest))
+            parents.append((checkpoint, newest))
         elif event["event"] == "CheckpointCommitted":
             newest = checkpoint if newest is None else max(newest, checkpoint)
-    return found
+    return parents
 
 
 CALM, STRUCK = "calm", "struck"

@@ -386,8 +386,8 @@ def newest_whole(store: Store) -> CheckpointId | None:
 def saved_steps(job: Job) -> tuple[int, ...]:
     """Return the steps of the committed checkpoints of a job, in the order of time."""
     facts = (event for event in job.facts() if event["event"] == "CheckpointCommitted")
-    found = (parse_checkpoint(event["checkpoint"]) for event in facts)
-    return tuple(checkpoint.step for checkpoint in found if checkpoint)
+    checkpoints = (parse_checkpoint(event["checkpoint"]) for event in facts)
+    return tuple(checkpoint.step for checkpoint in checkpoints if checkpoint)
 
 
 def measure(job: Job, ended: RunResult) -> RunResult:
@@ -429,12 +429,12 @@ def examine(
 
 def _damages(store: Store, ours: set[CheckpointId]) -> dict[str, str]:
     """Return the problems of checkpoints without injected damage."""
-    found = {
+    damage_by_folder = {
         checkpoint.folder: _damage(store, checkpoint, ours)
         for checkpoint in committed(store)
         if checkpoint not in ours
     }
-    return {name: problem for name, problem in found.items() if problem}
+    return {name: problem for name, problem in damage_by_folder.items() if problem}
 
 
 def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointId] = ()) -> str:
@@ -463,11 +463,11 @@ def _differences(
     with_own = is_same_world(calmly, ended)
     try:
         left, right = (ending(store, with_own=with_own) for store in (calm, struck))
-        found = differences(left, right)
+        problems = differences(left, right)
     except ResilientError as error:
         return (f"the end cannot be read: {error.message}",)
-    more = len(found) - _DIFFERENCES_MAX
-    return tuple(found[:_DIFFERENCES_MAX] + ([f"and {more} more"] if more > 0 else []))
+    more = len(problems) - _DIFFERENCES_MAX
+    return tuple(problems[:_DIFFERENCES_MAX] + ([f"and {more} more"] if more > 0 else []))
 
 
 def _flaws(store: Store) -> tuple[str, ...] | None:

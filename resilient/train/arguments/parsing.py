@@ -128,7 +128,7 @@ def _yaml(text: str) -> Any:
 
 def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
     """Return the first line that begins with each key, at any level."""
-    found: dict[str, int] = {}
+    line_by_key: dict[str, int] = {}
     for key in values:
         begins: Callable[[str], Any] = re.compile(
             rf"""\s*[\[{{,]?\s*["']?{re.escape(key)}["']?\s*[:=\]]"""
@@ -136,8 +136,8 @@ def _lines(text: str, values: dict[str, Any]) -> dict[str, int]:
         numbers = (number for number, line in enumerate(text.splitlines(), 1) if begins(line))
         line = next(numbers, None)
         if line is not None:
-            found[key] = line
-    return found
+            line_by_key[key] = line
+    return line_by_key
 
 
 def from_file(cls: type, path: str | Path, changes: Mapping[str, Any]) -> Any:

@@ -133,13 +133,13 @@ def _number(text: str) -> float | None:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    found = _json(text, "{")
-    return found if isinstance(found, dict) else None
+    value = _json(text, "{")
+    return value if isinstance(value, dict) else None
 
 
 def _listed(text: str) -> list[Any] | None:
-    found = _json(text, "[")
-    return found if isinstance(found, list) else None
+    value = _json(text, "[")
+    return value if isinstance(value, list) else None
 
 
 def _json(text: str, first: str) -> Any:

@@ -40,18 +40,18 @@ def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
 
 
 def entity_report(
-    truth: Sequence[Sequence[str]], found: Sequence[Sequence[str]]
+    truth: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]
 ) -> dict[str, dict[str, float]]:
     """Return precision, recall, f1-score and support by type, and their averages.
 
     Args:
         truth: Correct tags of each sequence.
-        found: Predicted tags, of the same lengths.
+        predictions: Predicted tags, of the same lengths.
 
     The names are those of scikit-learn's and seqeval's ``classification_report``: one entry per
     type, ``micro avg``, ``macro avg`` and ``weighted avg``. A ratio with denominator 0 is 0.
     """
-    right, guessed = _all(truth), _all(found)
+    right, guessed = _all(truth), _all(predictions)
     support, tried = (Counter(kind for kind, *_ in tags) for tags in (right, guessed))
     hits = Counter(kind for kind, *_ in right & guessed)
     kinds = sorted(support | tried)
@@ -120,8 +120,11 @@ def metrics_for(
 def classification(prediction: EvalPrediction) -> dict[str, float]:
     """Return ``accuracy`` and ``f1``, the mean over classes weighted by their samples."""
     labels = np.asarray(prediction.label_ids)
-    found = _scores(prediction).argmax(1)
-    return {"accuracy": float((found == labels).mean()), "f1": _weighted_f1(labels, found)}
+    predictions = _scores(prediction).argmax(1)
+    return {
+        "accuracy": float((predictions == labels).mean()),
+        "f1": _weighted_f1(labels, predictions),
+    }
 
 
 def regression(prediction: EvalPrediction) -> dict[str, float]:
@@ -133,16 +136,16 @@ def regression(prediction: EvalPrediction) -> dict[str, float]:
 
 def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[str, float]:
     """Return precision, recall and f1 of entities, overall and as ``<type>_<metric>``."""
-    labels, found = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
+    labels, predictions = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
     counted = labels != PADDING
     truth, guess = (
         [[tags[int(item)] for item in row[keep]] for row, keep in zip(rows, counted, strict=True)]
-        for rows in (labels, found)
+        for rows in (labels, predictions)
     )
     report = entity_report(truth, guess)
     overall = report["micro avg"]
     metrics = {name: overall[f"{name}-score" if name == "f1" else name] for name in _OVERALL}
-    metrics["accuracy"] = float((labels == found)[counted].mean())
+    metrics["accuracy"] = float((labels == predictions)[counted].mean())
     for kind, row in report.items():
         if not kind.endswith(_AVERAGE):
             metrics |= {
@@ -157,9 +160,9 @@ def _scores(prediction: EvalPrediction) -> np.ndarray[Any, Any]:
     return np.asarray(first[0] if isinstance(first, tuple) else first)
 
 
-def _weighted_f1(labels: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> float:
+def _weighted_f1(labels: np.ndarray[Any, Any], predictions: np.ndarray[Any, Any]) -> float:
     classes, support = np.unique(labels, return_counts=True)
-    hits = np.array([((found == label) & (labels == label)).sum() for label in classes])
-    guessed = np.array([(found == label).sum() for label in classes])
+    hits = np.array([((predictions == label) & (labels == label)).sum() for label in classes])
+    guessed = np.array([(predictions == label).sum() for label in classes])
     f1 = 2 * hits / np.maximum(guessed + support, 1)
     return float((f1 * support).sum() / support.sum())

@@ -117,16 +117,16 @@ class TransformersFiles:
                 key=str(self.folder / index),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for file in sorted(set(places.values())):
-            found |= self._tensors(file)
-        if lost := sorted(set(places) - set(found)):
+            tensors |= self._tensors(file)
+        if lost := sorted(set(places) - set(tensors)):
             raise IntegrityError(
                 f"{index} names {lost[:3]}, which are in no file",
                 key=str(self.folder / index),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )
-        return found
+        return tensors
 
     def optimizer(self) -> dict[str, Any]:
         """Return the optimizer's state in the form of ``torch.optim``: by position, or by name.
@@ -146,8 +146,8 @@ class TransformersFiles:
                 "or state of DeepSpeed: a resume would start the optimizer again",
                 hint="load the weights with from_pretrained and start a new run from them",
             )
-        found: dict[str, Any] = self.load(name)
-        return found
+        state: dict[str, Any] = self.load(name)
+        return state
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state; None without fp16."""
@@ -163,20 +163,20 @@ class TransformersFiles:
         name = next((candidate for candidate in names if self.source.has(candidate)), None)
         if name is None:
             return None
-        found = self.load(name)
-        kind, key, position, has_gauss, gauss = found["numpy"]
+        random_state = self.load(name)
+        kind, key, position, has_gauss, gauss = random_state["numpy"]
         state = {
-            "python": found["python"],
+            "python": random_state["python"],
             "numpy": {
                 "bit_generator": kind,
                 "state": {"key": key, "pos": position},
                 "has_gauss": has_gauss,
                 "gauss": gauss,
             },
-            "cpu": found["cpu"],
+            "cpu": random_state["cpu"],
         }
-        if "cuda" in found:
-            cuda = found["cuda"]
+        if "cuda" in random_state:
+            cuda = random_state["cuda"]
             state["cuda"] = [cuda] if isinstance(cuda, torch.Tensor) else list(cuda)
         return state
 
@@ -248,24 +248,24 @@ class TransformersFiles:
         Raises:
             IntegrityError: The checkpoint is damaged, or has no such name.
         """
-        found = nested(read_dcp(self.source, name))
-        if not isinstance(found.get(root), dict):
+        nested_state = nested(read_dcp(self.source, name))
+        if not isinstance(nested_state.get(root), dict):
             raise IntegrityError(
                 f"`{self.folder / name}` holds no `{root}`", key=str(self.folder / name)
             )
-        state: dict[str, Any] = found[root]
+        state: dict[str, Any] = nested_state[root]
         return state
 
     def _tensors(self, name: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a safetensors or torch file."""
         if name.endswith(".safetensors"):
             return unpack(self.source.read(name), str(self.folder / name))
-        found = self.load(name)
-        if not isinstance(found, dict) or not all(isinstance(item, str) for item in found):
+        tensors = self.load(name)
+        if not isinstance(tensors, dict) or not all(isinstance(item, str) for item in tensors):
             raise IntegrityError(
                 f"`{self.folder / name}` holds no tensors by name", key=str(self.folder / name)
             )
-        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}
 
 
 class TransformersCheckpoint(TransformersFiles):
@@ -360,12 +360,12 @@ class TransformersCheckpoint(TransformersFiles):
                 hint="remove the schedule from DeepSpeed's config, save once, and resume from that "
                 "save",
             )
-        found: dict[str, Any] = self.load(SCHEDULER)
-        lambdas = found.get("lr_lambdas")
+        state: dict[str, Any] = self.load(SCHEDULER)
+        lambdas = state.get("lr_lambdas")
         if lambdas is not None:
             # Our schedules have their numbers in their arguments, and nothing to restore.
-            found["lr_lambdas"] = [None] * len(lambdas)
-        return found
+            state["lr_lambdas"] = [None] * len(lambdas)
+        return state
 
     def _require_fields(self) -> None:
         """Raise if the state lacks a field that every resume needs."""
@@ -380,5 +380,5 @@ class TransformersCheckpoint(TransformersFiles):
 
 def adam_steps(optimizer: Mapping[str, Any]) -> set[int]:
     """Return the step counts of an optimizer's parameters."""
-    found = (value.get("step") for value in optimizer["state"].values())
-    return {int(step) for step in found if step is not None}
+    steps = (value.get("step") for value in optimizer["state"].values())
+    return {int(step) for step in steps if step is not None}

@@ -62,12 +62,12 @@ class FreshState:
 
 
 def parts_of(
-    found: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
+    source: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
 ) -> dict[str, Part]:
     """Return all parts of our checkpoint, in loading order.
 
     Args:
-        found: Checkpoint saved by Transformers.
+        source: Checkpoint saved by Transformers.
         naming: Names of the model that will continue.
         best: Name of the new checkpoint, recorded as the best if it holds the best model.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
@@ -76,42 +76,42 @@ def parts_of(
         IncompatibleCheckpoint: It holds no optimizer, or that of another model.
         IntegrityError: A file is damaged, or its files are of several checkpoints.
     """
-    weights = naming.complete(found.weights())
-    state = found.state
-    is_best = state.get("best_global_step") == found.step
-    scaler = found.scaler()
+    weights = naming.complete(source.weights())
+    state = source.state
+    is_best = state.get("best_global_step") == source.step
+    scaler = source.scaler()
     whole: dict[str, Mapping[str, Any]] = {
         "model": weights,
-        **_progress(found, naming, weights, fresh),
+        **_progress(source, naming, weights, fresh),
         **({"scaler": scaler} if scaler is not None else {}),
-        "data": {"elsewhere": origin_of(found)},
+        "data": {"elsewhere": origin_of(source)},
         "callbacks": callback_states(state),
         "best": {"checkpoint": best if is_best else ""},
     }
     parts = {name: Part(RawState(value)) for name, value in whole.items()}
-    parts |= documents_of(found)
-    for rank in range(found.ranks):
+    parts |= documents_of(source)
+    for rank in range(source.ranks):
         # Each rank finds its part by name, no matter which rank wrote it.
         parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
-        random = found.random_state(rank)
+        random = source.random_state(rank)
         if random is not None:
             parts[rank_part("rng_state", rank)] = Part(RawState(random))
     return parts
 
 
-def documents_of(found: TransformersCheckpoint) -> dict[str, Part]:
+def documents_of(source: TransformersCheckpoint) -> dict[str, Part]:
     """Return the parts that are JSON files: the trainer's state and the model's configurations."""
     parts = {
-        "trainer_state": Part(RawState(trainer_state(found.state)), document="trainer_state.json")
+        "trainer_state": Part(RawState(trainer_state(source.state)), document="trainer_state.json")
     }
     for name, file in DOCUMENTS.items():
-        if found.source.has(file):
-            parts[name] = Part(RawState(found.document(file)), document=file)
+        if source.source.has(file):
+            parts[name] = Part(RawState(source.document(file)), document=file)
     return parts
 
 
 def _progress(
-    found: TransformersCheckpoint,
+    source: TransformersCheckpoint,
     naming: Naming,
     weights: Mapping[str, torch.Tensor],
     fresh: FreshState | None,
@@ -121,29 +121,29 @@ def _progress(
     Raises:
         IncompatibleCheckpoint: One is lost, and there is no initial state.
     """
-    if fresh is not None and not found.has_progress:
+    if fresh is not None and not source.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
-    optimizer, kept = named_optimizer(found, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _keep_groups(found.scheduler(), kept)}
+    optimizer, kept = named_optimizer(source, naming, weights)
+    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), kept)}
 
 
 def named_optimizer(
-    found: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
+    source: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], list[int]]:
     """Return the optimizer's state by name, and the numbers of its groups with parameters.
 
     Raises:
         IncompatibleCheckpoint: Its parameters or shapes are not the model's.
     """
-    plain = found.optimizer()
+    plain = source.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
-        return _by_name(found, plain, naming, weights)
+        return _by_name(source, plain, naming, weights)
     kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
     groups = [plain["param_groups"][nth] for nth in kept]
     counts = [len(group["params"]) for group in groups]
     if counts != [len(names) for names in naming.trained]:
         raise IncompatibleCheckpoint(
-            f"the optimizer in `{found.folder}` has groups of {counts} parameters, and that of "
+            f"the optimizer in `{source.folder}` has groups of {counts} parameters, and that of "
             f"this model {[len(names) for names in naming.trained]}",
             hint="train the same model, with the same parameters frozen and decayed",
         )
@@ -153,7 +153,7 @@ def named_optimizer(
         for number, name in zip(group["params"], own, strict=True)
     }
     state = {names[number]: dict(value) for number, value in plain["state"].items()}
-    _require_fit(found, state, weights)
+    _require_fit(source, state, weights)
     renamed = [
         {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
     ]
@@ -161,7 +161,7 @@ def named_optimizer(
 
 
 def _by_name(
-    found: TransformersCheckpoint,
+    source: TransformersCheckpoint,
     plain: Mapping[str, Any],
     naming: Naming,
     weights: Mapping[str, torch.Tensor],
@@ -182,12 +182,12 @@ def _by_name(
     if parameter_names != trained:
         differ = sorted(parameter_names ^ trained)
         raise IncompatibleCheckpoint(
-            f"the optimizer in `{found.folder}` and that of this model differ in `{differ[0]}` and "
-            f"{len(differ) - 1} more parameters",
+            f"the optimizer in `{source.folder}` and that of this model differ in `{differ[0]}` "
+            f"and {len(differ) - 1} more parameters",
             hint="train the same model, with the same parameters frozen",
         )
     state = {ours.get(name, name): dict(value) for name, value in plain["state"].items()}
-    _require_fit(found, state, weights)
+    _require_fit(source, state, weights)
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
@@ -200,7 +200,7 @@ def _by_name(
 
 
 def _require_fit(
-    found: TransformersCheckpoint,
+    source: TransformersCheckpoint,
     state: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
@@ -211,7 +211,7 @@ def _require_fit(
             if moment is None or name not in weights or moment.shape == weights[name].shape:
                 continue
             raise IncompatibleCheckpoint(
-                f"the moments of `{name}` in `{found.folder}` have the shape "
+                f"the moments of `{name}` in `{source.folder}` have the shape "
                 f"{tuple(moment.shape)}, and it has {tuple(weights[name].shape)}",
                 hint="the model names its parameters in another order than the one that was saved",
             )
@@ -227,18 +227,18 @@ def _keep_groups(scheduler: Mapping[str, Any], kept: Sequence[int]) -> dict[str,
     }
 
 
-def origin_of(found: TransformersCheckpoint) -> dict[str, Any]:
+def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
     """Return the origin of the run and its position in the data."""
     return {
         "trainer": "transformers",
-        "folder": found.folder.name,
-        "digest": found.digest,
-        "state_digest": found.state_digest,
+        "folder": source.folder.name,
+        "digest": source.digest,
+        "state_digest": source.state_digest,
         # The import locates its position in the data by the epoch, Transformers by the step.
-        "epoch": float(epoch_of(found.state) or 0.0),
-        "batch": int(found.state.get("train_batch_size") or 0),
-        "ranks": found.ranks,
-        **seen_of(found.random_state(0), found.state["log_history"]),
+        "epoch": float(epoch_of(source.state) or 0.0),
+        "batch": int(source.state.get("train_batch_size") or 0),
+        "ranks": source.ranks,
+        **seen_of(source.random_state(0), source.state["log_history"]),
     }
 
 

@@ -59,16 +59,16 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
         IntegrityError: The verdict is "not resumable".
         IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
     """
-    found = TransformersCheckpoint(folder)
-    verified = verify_folder(found.source.folder)
+    source = TransformersCheckpoint(folder)
+    verified = verify_folder(source.source.folder)
     require_importable(verified, str(folder))
     contents = verified.contents
-    found.world = contents.world
-    lost = (*verified.verdict.lost, *found.losses)
+    source.world = contents.world
+    lost = (*verified.verdict.lost, *source.losses)
     if strict:
         refuse_losses(str(folder), lost)
     odd = reasons([problem for problem in contents.problems if not problem.loses])
-    return ImportSource(found, lost, odd)
+    return ImportSource(source, lost, odd)
 
 
 def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:

@@ -217,23 +217,23 @@ class Import:
             IntegrityError: The folder changed since it was read; nothing was claimed.
             SaveFailed: The checkpoint could not be made durable.
         """
-        found, parts = self.source, dict(self.parts)
-        found.source.require_unchanged()
+        source, parts = self.source, dict(self.parts)
+        source.source.require_unchanged()
         engine.resume({}, ref="never", cause="import")
-        checkpoint = CheckpointId(engine.generation, found.step)
+        checkpoint = CheckpointId(engine.generation, source.step)
         keep: tuple[CheckpointId, ...] = ()
         if self.best is not None:
             step, best_parts = self.best
-            data = {"imported_from": os.fspath(found.folder), IMPORTED_AS: BEST}
+            data = {"imported_from": os.fspath(source.folder), IMPORTED_AS: BEST}
             engine.save(
                 step, best_parts, CheckpointInfo(config={"save_only_model": True}, data=data)
             )
             engine.wait()
             keep = (CheckpointId(engine.generation, step),)
             parts["best"] = Part(RawState({"checkpoint": str(keep[0])}))
-        elif found.state.get("best_global_step") == found.step:
+        elif source.state.get("best_global_step") == source.step:
             parts["best"] = Part(RawState({"checkpoint": str(checkpoint)}))
-        engine.save(found.step, parts, self._about(), keep=keep)
+        engine.save(source.step, parts, self._about(), keep=keep)
         engine.wait()
         return checkpoint
 
@@ -296,13 +296,17 @@ def best_of(
 
     Only the folder ``checkpoint-<best step>`` beside it is opened, for any recorded path.
     """
-    found, lost = source.found, source.lost
-    step = found.state.get("best_global_step")
-    if type(step) is not int or step == found.step or not found.state.get("best_model_checkpoint"):
+    checkpoint, lost = source.found, source.lost
+    step = checkpoint.state.get("best_global_step")
+    if (
+        type(step) is not int
+        or step == checkpoint.step
+        or not checkpoint.state.get("best_model_checkpoint")
+    ):
         return None, lost
     losses = lost if _BEST in lost else (*lost, _BEST)
-    folder = found.folder.absolute().parent / f"checkpoint-{step}"
-    if step > found.step or not is_transformers_folder(folder):
+    folder = checkpoint.folder.absolute().parent / f"checkpoint-{step}"
+    if step > checkpoint.step or not is_transformers_folder(folder):
         return None, losses
     try:
         other = open_source(folder).found
@@ -442,8 +446,8 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
 
 def _digests(folder: str, *, is_whole: bool) -> str:
     """Return a folder's digests; a restart compares only the state and reads no weights."""
-    found = TransformersCheckpoint(folder)
-    return f"{found.state_digest}:{found.digest if is_whole else ''}"
+    checkpoint = TransformersCheckpoint(folder)
+    return f"{checkpoint.state_digest}:{checkpoint.digest if is_whole else ''}"
 
 
 def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
@@ -568,9 +572,9 @@ def model_from_config(folder: str) -> nn.Module:
         ConfigError: There is no such file, or Transformers cannot build a model from it.
         NothingToResume: The folder holds no checkpoint.
     """
-    found = TransformersCheckpoint(folder)
+    checkpoint = TransformersCheckpoint(folder)
     hint = _HINT.format(folder=folder)
-    if not found.source.has(CONFIG):
+    if not checkpoint.source.has(CONFIG):
         raise ConfigError(f"`{folder}` has no {CONFIG} to build its model from", hint=hint)
     try:
         import transformers
@@ -579,7 +583,7 @@ def model_from_config(folder: str) -> nn.Module:
             "building a model from its configuration needs transformers",
             hint="pip install transformers",
         ) from error
-    document = found.document(CONFIG)
+    document = checkpoint.document(CONFIG)
     name = str((document.get("architectures") or ["none"])[0])
     kind = getattr(transformers, name, None)
     if kind is None or not issubclass(kind, transformers.PreTrainedModel):

@@ -114,11 +114,11 @@ def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
     return whole
 
 
-def with_groups(found: dict[str, Any]) -> dict[str, Any]:
+def with_groups(state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with integer keys of groups turned back into a list."""
-    groups = found["param_groups"]
+    groups = state["param_groups"]
     listed = [groups[number] for number in sorted(groups)]
-    return {"state": found.get("state", {}), "param_groups": listed}
+    return {"state": state.get("state", {}), "param_groups": listed}
 
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
@@ -173,17 +173,17 @@ class ZeroFolder:
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the tensors of the model; trained ones in full precision."""
         module = self._first["module"]
-        found = {name: value for name, value in module.items() if isinstance(value, torch.Tensor)}
+        tensors = {name: value for name, value in module.items() if isinstance(value, torch.Tensor)}
         if self.stage == _STAGE_3:
             # A partitioned parameter is empty here.
-            found = {name: value for name, value in found.items() if value.numel()}
-            found |= self._frozen()
+            tensors = {name: value for name, value in tensors.items() if value.numel()}
+            tensors |= self._frozen()
         if not self.stage:
-            return found
+            return tensors
         flat = "fp32_flat_groups" if self.stage == _STAGE_3 else "single_partition_of_fp32_groups"
         for nth, group in enumerate(self._lines(lambda part: part[flat])):
-            found |= self._cut(group, self._shapes[nth])
-        return found
+            tensors |= self._cut(group, self._shapes[nth])
+        return tensors
 
     def optimizer(self) -> dict[str, Any]:
         """Return the optimizer's state: by name, or by position if nothing was partitioned.
@@ -249,7 +249,7 @@ class ZeroFolder:
         self, line: Sequence[torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
     ) -> dict[str, torch.Tensor]:
         """Return the parameters of a group, cut from the ranks' shares."""
-        found, place = {}, 0
+        slices, place = {}, 0
         whole = (
             torch.cat([tensor.reshape(-1) for tensor in line]) if self.stage < _STAGE_3 else None
         )
@@ -261,9 +261,9 @@ class ZeroFolder:
                 raise self._damaged(f"its partitions end before `{name}`")
             pieces = [whole] if whole is not None else line
             flat = torch.cat([piece.narrow(0, place, width) for piece in pieces])
-            found[name] = flat[:count].reshape(shape).clone()
+            slices[name] = flat[:count].reshape(shape).clone()
             place += width
-        return found
+        return slices
 
     def _frozen(self) -> dict[str, torch.Tensor]:
         """Return the frozen parameters, of which each rank holds a part (ZeRO 3)."""
@@ -282,8 +282,8 @@ class ZeroFolder:
     @property
     def _config(self) -> Mapping[str, Any]:
         config = self._first.get("ds_config") or {}
-        found: Mapping[str, Any] = config.get("zero_optimization") or {}
-        return found
+        zero_config: Mapping[str, Any] = config.get("zero_optimization") or {}
+        return zero_config
 
     @property
     def _shapes(self) -> Shapes:
@@ -308,8 +308,8 @@ class ZeroFolder:
 
     def _base(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
         name = "optimizer_state_dict" if self.stage == _STAGE_3 else "base_optimizer_state"
-        found = part.get(name)
-        return found if isinstance(found, dict) else {}
+        base_value = part.get(name)
+        return base_value if isinstance(base_value, dict) else {}
 
     def _states(self, part: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the states of a rank's vectors, in order."""
@@ -317,16 +317,16 @@ class ZeroFolder:
         return [state[number] for number in sorted(state)]
 
     def _partition(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._load(name)["optimizer_state_dict"]
-        return found
+        partition: dict[str, Any] = self._load(name)["optimizer_state_dict"]
+        return partition
 
     def _load(self, name: str) -> dict[str, Any]:
         path = f"{self._name}/{name}"
         with self._source.open(path) as opened:
-            found = load_torch(opened, str(self._source.path / path))
-        if not isinstance(found, dict):
+            value = load_torch(opened, str(self._source.path / path))
+        if not isinstance(value, dict):
             raise self._damaged(f"`{name}` holds no dict")
-        return found
+        return value
 
     def _damaged(self, trouble: str) -> IntegrityError:
         return IntegrityError(
@@ -388,10 +388,10 @@ class _Reader:
 
     def _value(self, name: str) -> Any:
         """Return a value that is not a tensor."""
-        found = self._index.slices.get(name, ())
-        if len(found) != 1:
+        slices = self._index.slices.get(name, ())
+        if len(slices) != 1:
             raise self._damaged(f"the index does not state where `{name[:80]}` is")
-        return self._load(name, found[0])
+        return self._load(name, slices[0])
 
     def _tensor(self, tensor: Tensor) -> torch.Tensor:
         """Return a tensor assembled from its slices."""

@@ -217,8 +217,8 @@ def _require_finished(folder: Path) -> None:
     )
 
 
-def _step(found: TransformersCheckpoint) -> int:
-    return found.step
+def _step(checkpoint: TransformersCheckpoint) -> int:
+    return checkpoint.step
 
 
 def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -320,21 +320,21 @@ def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
 
 def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
     """Return the intact sibling checkpoint that knows most about the same run."""
-    found = list(_whole(path for path in folder.absolute().parent.glob("checkpoint-*")))
-    later = [sibling for sibling in found if sibling.step >= step]
+    siblings = list(_whole(path for path in folder.absolute().parent.glob("checkpoint-*")))
+    later = [sibling for sibling in siblings if sibling.step >= step]
     if later:
         return min(later, key=lambda sibling: sibling.step)
-    return max(found, key=lambda sibling: sibling.step, default=None)
+    return max(siblings, key=lambda sibling: sibling.step, default=None)
 
 
 def _whole(folders: Iterable[Path]) -> Iterable[TransformersCheckpoint]:
     for folder in folders:
         try:
-            found = TransformersCheckpoint(folder)
+            checkpoint = TransformersCheckpoint(folder)
         except (NothingToResume, IntegrityError, IncompatibleCheckpoint):
             continue
-        if found.step > 0:
-            yield found
+        if checkpoint.step > 0:
+            yield checkpoint
 
 
 # Part -> item that is lost with it.

@@ -62,8 +62,8 @@ class SourceFolder:
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the names of the files in one subfolder, without the prefix."""
-        found = (file[len(prefix) :] for file in self.listing.sizes if file.startswith(prefix))
-        return sorted(name for name in found if "/" not in name)
+        names = (file[len(prefix) :] for file in self.listing.sizes if file.startswith(prefix))
+        return sorted(name for name in names if "/" not in name)
 
     def open(self, name: str) -> BinaryIO:
         """Open a plain file that was listed.
@@ -79,8 +79,8 @@ class SourceFolder:
         except OSError as error:
             raise self._refused(name, str(error.strerror)) from error
         opened = os.fdopen(handle, "rb")
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode) or _mark_of(found) != self._marks[name]:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or _mark_of(status) != self._marks[name]:
             opened.close()
             raise self._changed(name)
         return opened
@@ -151,11 +151,11 @@ class SourceFolder:
             raise self._changed(min(other))
 
     def _digest_of(self, name: str) -> str:
-        found = hashlib.sha256()
+        hasher = hashlib.sha256()
         with self.open(name) as opened:
             for block in _blocks(opened):
-                found.update(block)
-        return found.hexdigest()
+                hasher.update(block)
+        return hasher.hexdigest()
 
     def _mark(self, name: str) -> tuple[int, ...]:
         try:
@@ -178,9 +178,9 @@ class SourceFolder:
         )
 
 
-def _mark_of(found: os.stat_result) -> tuple[int, ...]:
+def _mark_of(status: os.stat_result) -> tuple[int, ...]:
     """Return the values that distinguish versions of a file."""
-    return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def _blocks(opened: BinaryIO) -> Iterator[bytes]:

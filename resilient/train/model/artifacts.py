@@ -195,8 +195,8 @@ def _config(model: Any) -> dict[str, Any]:
 
 
 def _parsed(config: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(config.to_json_string())
-    return found
+    fields: dict[str, Any] = json.loads(config.to_json_string())
+    return fields
 
 
 # Name -> whether a generation config may hold several of them.
@@ -223,10 +223,10 @@ def align_special_tokens(model: Any, processing: Any) -> dict[str, int]:
     if callable(getattr(config, "get_text_config", None)):
         config = config.get_text_config()
     generation = getattr(model, "generation_config", None)
-    found = {name: getattr(tokenizer, name, None) for name in _TOKENS}
+    tokens = {name: getattr(tokenizer, name, None) for name in _TOKENS}
     return {
         name: token
-        for name, token in found.items()
+        for name, token in tokens.items()
         if token is not None and _align(name, token, config, generation)
     }
 

@@ -84,10 +84,10 @@ def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
     """
     loss = find_loss(outputs)
     if loss is None or loss.dim() != 0:
-        found = "none" if loss is None else f"a tensor of shape {tuple(loss.shape)}"
+        description = "none" if loss is None else f"a tensor of shape {tuple(loss.shape)}"
         raise ConfigError(
-            f"model `{type(model).__name__}` returned no scalar loss ({found}): return it first "
-            "or as `loss`, give labels, or override `compute_loss`"
+            f"model `{type(model).__name__}` returned no scalar loss ({description}): return it "
+            "first or as `loss`, give labels, or override `compute_loss`"
         )
     return loss
 

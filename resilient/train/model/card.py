@@ -197,14 +197,14 @@ def _index(info: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, 
     metrics = [
         {"name": name, "type": metric, "value": results[name]} for metric, name in known.items()
     ]
-    found = []
+    entries = []
     for task, (place, tag) in product(listed(info.tasks), enumerate(tags)):
         dataset = {"name": names[place] if place < len(names) else tag, "type": tag}
         if place < len(arguments):
             dataset["args"] = arguments[place]
         described = {"name": task.replace("-", " ").title(), "type": task}
-        found.append({"task": described, "dataset": dataset, "metrics": metrics})
-    return [{"name": info.model_name, "results": found}] if found and metrics else []
+        entries.append({"task": described, "dataset": dataset, "metrics": metrics})
+    return [{"name": info.model_name, "results": entries}] if entries and metrics else []
 
 
 def _origin(info: ModelCardInfo) -> str:
@@ -220,13 +220,17 @@ def _origin(info: ModelCardInfo) -> str:
 
 def _evaluations(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each step's evaluation metrics, with the preceding training loss as ``loss``."""
-    found: dict[Any, dict[str, Any]] = {}
+    evaluations: dict[Any, dict[str, Any]] = {}
     loss: Any = "No log"
     for entry in history:
         loss = entry.get("loss", loss)
         if any(name.startswith("eval_") for name in entry):
-            found[entry["step"]] = {**found.get(entry["step"], {}), **entry, "loss": loss}
-    return list(found.values())
+            evaluations[entry["step"]] = {
+                **evaluations.get(entry["step"], {}),
+                **entry,
+                "loss": loss,
+            }
+    return list(evaluations.values())
 
 
 def _table(judged: Sequence[Mapping[str, Any]]) -> Iterator[str]:

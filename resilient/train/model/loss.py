@@ -85,8 +85,8 @@ def find_logits(outputs: Any) -> torch.Tensor:
     """Return the logits of a model's outputs: by name, alone, or the first item."""
     if isinstance(outputs, torch.Tensor):
         return outputs
-    found: torch.Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
-    return found
+    logits: torch.Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+    return logits
 
 
 def base_of(model: nn.Module) -> nn.Module:

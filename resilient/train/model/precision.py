@@ -142,11 +142,11 @@ def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
 def _numbers(model: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Yield the module, the name and the tensor of each floating-point parameter or buffer."""
     for module in model.modules():
-        found = [
+        tensors = [
             *module.named_parameters(recurse=False, remove_duplicate=False),
             *module.named_buffers(recurse=False, remove_duplicate=False),
         ]
-        for name, tensor in found:
+        for name, tensor in tensors:
             if tensor.is_floating_point():
                 yield module, name, tensor
 

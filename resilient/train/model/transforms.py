@@ -52,16 +52,16 @@ class UnderflowOverflow:
             ResilientError: A number is NaN or infinite; shows the passes before it.
         """
         lines = [f"{'':17}{self._names[module]} {type(module).__name__}"]
-        found = [
+        names = [
             name
             for name, tensor in _tensors(module, inputs, output)
             if _describe(name, tensor.detach(), lines)
         ]
         self._frames.append("\n".join(lines))
-        if found:
+        if names:
             frames = "\n".join(self._frames)
             raise ResilientError(
-                f"NaN or infinite numbers in {', '.join(found)} of `{self._names[module]}` in "
+                f"NaN or infinite numbers in {', '.join(names)} of `{self._names[module]}` in "
                 f"forward pass {self._passes + 1} of this attempt; the last {len(self._frames)} "
                 f"passes of modules:\nabs min  abs max  of\n{frames}",
                 hint="lower `learning_rate`, clip by `max_grad_norm`, or use bf16 instead of fp16",
@@ -220,14 +220,14 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     if callable(get):
         embeddings: nn.Module = get()
         return embeddings
-    found = [module for module in base.modules() if isinstance(module, nn.Embedding)]
-    if len(found) != 1:
+    embedding_modules = [module for module in base.modules() if isinstance(module, nn.Embedding)]
+    if len(embedding_modules) != 1:
         raise ConfigError(
-            f"`neftune_noise_alpha` cannot find which of {len(found)} nn.Embedding modules of "
-            f"`{type(base).__name__}` embeds its inputs: give the model a method "
+            f"`neftune_noise_alpha` cannot find which of {len(embedding_modules)} nn.Embedding "
+            f"modules of `{type(base).__name__}` embeds its inputs: give the model a method "
             "`get_input_embeddings` that returns it"
         )
-    return found[0]
+    return embedding_modules[0]
 
 
 def _add_noise(alpha: float, module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:

@@ -53,11 +53,11 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
     topic = f"weights/{session.next_topic()}"
     comms = session.comms(topic)
 
-    def found(_: object) -> str:
+    def find_tensors(_: object) -> str:
         return resolve(open_store(url, storage_options=options), name).folder
 
     try:
-        folder: str = agree(comms, "which", None, found, args.save_within_seconds)
+        folder: str = agree(comms, "which", None, find_tensors, args.save_within_seconds)
     finally:
         comms.close()
     checkpointer = open_engine(

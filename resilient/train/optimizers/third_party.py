@@ -47,29 +47,29 @@ def package(name: str, module: str, distribution: str) -> Any:
 
 def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Lion (Chen et al. 2023) of lion-pytorch; its default betas apply unless given."""
-    found = package(args.optim, "lion_pytorch", "lion-pytorch")
+    module = package(args.optim, "lion_pytorch", "lion-pytorch")
     more = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
     betas = (more.get("beta1", 0.9), more.get("beta2", 0.99))
-    return found.Lion, {"lr": args.learning_rate, "betas": betas}
+    return module.Lion, {"lr": args.learning_rate, "betas": betas}
 
 
 def bitsandbytes(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW, Lion, RMSprop or AdEMAMix of bitsandbytes in 8 or 32 bits, paged or not."""
     name = args.optim
-    found = package(name, "bitsandbytes.optim", "bitsandbytes")
+    module = package(name, "bitsandbytes.optim", "bitsandbytes")
     bits = {"optim_bits": 8 if "8bit" in name else 32}
     rate = {"lr": args.learning_rate}
     betas = (args.adam_beta1, args.adam_beta2)
     if "rmsprop" in name:
         more = typed(name, options, {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0})
-        return found.RMSprop, {**rate, **more, **bits}
+        return module.RMSprop, {**rate, **more, **bits}
     paged = {"is_paged": "paged" in name}
     if "ademamix" in name:
-        return found.AdEMAMix, {**rate, **_ademamix(args, options), **bits, **paged}
+        return module.AdEMAMix, {**rate, **_ademamix(args, options), **bits, **paged}
     typed(name, options, {})
     if "lion" in name:
-        return found.Lion, {**rate, "betas": betas, **bits, **paged}
-    return found.AdamW, {**rate, **adam_options(args), **bits, **paged}
+        return module.Lion, {**rate, "betas": betas, **bits, **paged}
+    return module.AdamW, {**rate, **adam_options(args), **bits, **paged}
 
 
 def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any]:
@@ -90,10 +90,10 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
 
 def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW of torchao with moments in 8 or 4 bits; its step is compiled."""
-    found = package(args.optim, "torchao.optim", "torchao")
+    module = package(args.optim, "torchao.optim", "torchao")
     known = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
     more = {**known, **typed(args.optim, options, known)}
-    kind = found.AdamW4bit if "4bit" in args.optim else found.AdamW8bit
+    kind = module.AdamW4bit if "4bit" in args.optim else module.AdamW8bit
     return kind, {"lr": args.learning_rate, **adam_options(args), **more}
 
 
@@ -106,7 +106,7 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
         ConfigError: The schedule is not constant, or ``load_best_model_at_end`` is set. The best
             model is evaluated with averaged weights, and training continues from other weights.
     """
-    found = package(args.optim, "schedulefree", "schedulefree")
+    module = package(args.optim, "schedulefree", "schedulefree")
     if args.lr_scheduler_type != "constant":
         raise ConfigError(
             f"`{args.optim}` has no use for `lr_scheduler_type`={args.lr_scheduler_type!r}",
@@ -120,19 +120,19 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
     more = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
     more |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if args.optim == "schedule_free_radam":
-        return found.RAdamScheduleFree, {**more, **adam_options(args)}
+        return module.RAdamScheduleFree, {**more, **adam_options(args)}
     more["warmup_steps"] = absolute_steps(args.warmup_steps, max(args.max_steps, 0))
     if args.optim == "schedule_free_adamw":
-        return found.AdamWScheduleFree, {**more, **adam_options(args)}
-    return found.SGDScheduleFree, more
+        return module.AdamWScheduleFree, {**more, **adam_options(args)}
+    return module.SGDScheduleFree, more
 
 
 def stable_adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return StableAdamW of torch-optimi."""
-    found = package(args.optim, "optimi", "torch-optimi")
+    module = package(args.optim, "optimi", "torch-optimi")
     known = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
     more = typed(args.optim, options, known)
-    return found.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}
+    return module.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}
 
 
 _MATRIX = 2
@@ -195,15 +195,15 @@ def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | No
         raise ConfigError(f"torch {torch.__version__} has no Muon", hint="pip install 'torch>=2.9'")
     known = {"momentum": 0.95, "nesterov": True, "ns_steps": 5}
     more = typed(args.optim, options, known)
-    found = given(args, model)
+    optimizer_class = given(args, model)
     embedded = {
         id(parameter)
-        for module in found.modules()
+        for module in optimizer_class.modules()
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
     matrices, others = [], []
-    for group in parameter_groups(found, args.weight_decay):
+    for group in parameter_groups(optimizer_class, args.weight_decay):
         turned = [p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded]
         parameter_ids = {id(parameter) for parameter in turned}
         rest = [parameter for parameter in group["params"] if id(parameter) not in parameter_ids]
@@ -231,21 +231,21 @@ _APOLLO = {
 
 def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW or Adafactor of galore-torch, with projections for ``optim_target_modules``."""
-    found = package(args.optim, "galore_torch", "galore-torch")
+    module = package(args.optim, "galore_torch", "galore-torch")
     more = {**_GALORE, **typed(args.optim, options, _GALORE)}
     made = {"params": project(args, more, model), "lr": args.learning_rate}
     if args.optim == "galore_adafactor":
-        return found.GaLoreAdafactor, {**made, "scale_parameter": False, "relative_step": False}
-    kind = found.GaLoreAdamW8bit if "8bit" in args.optim else found.GaLoreAdamW
+        return module.GaLoreAdafactor, {**made, "scale_parameter": False, "relative_step": False}
+    kind = module.GaLoreAdamW8bit if "8bit" in args.optim else module.GaLoreAdamW
     return kind, {**made, **adam_options(args)}
 
 
 def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW of apollo-torch, with projections for ``optim_target_modules``."""
-    found = package(args.optim, "apollo_torch", "apollo-torch")
+    module = package(args.optim, "apollo_torch", "apollo-torch")
     more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
     made = {"params": project(args, more, model), "lr": args.learning_rate}
-    return found.APOLLOAdamW, {**made, **adam_options(args)}
+    return module.APOLLOAdamW, {**made, **adam_options(args)}
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
@@ -257,13 +257,15 @@ def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module |
     Raises:
         ConfigError: ``optim_target_modules`` names no linear module, or no model is given.
     """
-    found = given(args, model)
-    targets = target_weights(args, found)
+    optimizer_class = given(args, model)
+    targets = target_weights(args, optimizer_class)
     if not args.weight_decay:
-        trained = [parameter for parameter in found.parameters() if parameter.requires_grad]
+        trained = [
+            parameter for parameter in optimizer_class.parameters() if parameter.requires_grad
+        ]
         groups: Groups = [{"params": trained, "weight_decay": 0.0}]
     else:
-        groups = parameter_groups(found, args.weight_decay)
+        groups = parameter_groups(optimizer_class, args.weight_decay)
     rest = [{**group, "params": _outside(group["params"], targets)} for group in groups]
     projected_groups = [
         {**group, **options, "params": _inside(group["params"], targets)} for group in groups
@@ -294,13 +296,13 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     linear = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
     }
-    found = {id(value.weight) for name, value in linear.items() if _names(patterns, name)}
-    if not found:
+    target_ids = {id(value.weight) for name, value in linear.items() if _names(patterns, name)}
+    if not target_ids:
         raise ConfigError(
             f"no linear module of the model is named by `optim_target_modules`={patterns!r}; "
             f"it has {', '.join(linear) or 'none'}"
         )
-    return found
+    return target_ids
 
 
 def _names(patterns: list[str] | str, module: str) -> bool:

@@ -229,9 +229,10 @@ class TrialReporter(TrainerCallback):
 
     def take(self, metrics: Mapping[str, Any]) -> None:
         """Compute the objective of the newest evaluation."""
-        found = self._compute_objective(dict(metrics))
+        objective = self._compute_objective(dict(metrics))
         self.values = [
-            float(value) for value in ([found] if isinstance(found, (int, float)) else found)
+            float(value)
+            for value in ([objective] if isinstance(objective, (int, float)) else objective)
         ]
 
     def state_dict(self) -> dict[str, Any]:
@@ -296,8 +297,8 @@ def search(
         if not reporter.values:
             reporter.take(another.evaluate())
         from_first(partial(first.tell, reporter), ranks)
-    found: list[BestRun] = from_first(first.best, ranks)
-    return found
+    best_runs: list[BestRun] = from_first(first.best, ranks)
+    return best_runs
 
 
 class _First:

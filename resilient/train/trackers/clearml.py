@@ -35,11 +35,11 @@ class ClearML(LocalStateTracker):
     def open(self, opening: TrackerContext) -> None:
         """Create or continue the task."""
         task = load("clearml").Task
-        found = task.current_task()
-        self._is_own_run = found is None
+        current_task = task.current_task()
+        self._is_own_run = current_task is None
         if task.is_offline() and opening.run_id:
             self._before = _written(opening.run_id)
-        self._task = found or task.init(
+        self._task = current_task or task.init(
             project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
             task_name=os.environ.get("CLEARML_TASK") or opening.args.run_name or "Trainer",
             # 0 keeps our step numbers; ClearML would otherwise continue after its last step.

@@ -114,8 +114,8 @@ class MLflow(Tracker):
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
         if not name:
             return os.environ.get("MLFLOW_EXPERIMENT_ID", "0")
-        found = self._client.get_experiment_by_name(name)
-        return str(found.experiment_id if found else self._client.create_experiment(name))
+        experiment = self._client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else self._client.create_experiment(name))
 
     def _log_params(self, opening: TrackerContext, there: Mapping[str, str]) -> None:
         """Log missing parameters only: MLflow rejects changes of a run's parameters."""

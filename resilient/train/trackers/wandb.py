@@ -215,5 +215,5 @@ def _await_end(file: Path) -> None:
 def _other_files(run: Any) -> list[Path]:
     """Return the offline files that earlier attempts wrote for this run, oldest first."""
     own_file = Path(str(run.settings.sync_file))
-    found = own_file.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
-    return sorted(path for path in found if path != own_file)
+    files = own_file.parent.parent.glob(f"offline-run-*/run-{run.id}.wandb")
+    return sorted(path for path in files if path != own_file)
