@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "a save counts as failed although the daemon committed it",
         "resilient/checkpoint/daemon/client.py",
-        "found is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True",
+        "outcome is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True",
         "False",
         "tests/unit/checkpoint/test_verdict.py",
         promise="Saver daemon",

@@ -37,15 +37,15 @@ MUTANTS = [
     Mutant(
         "the fence accepts a missing generation record",
         "resilient/checkpoint/generations.py",
-        '        found = "was deleted"\n',
+        '        problem = "was deleted"\n',
         "        return\n",
         "tests/unit/checkpoint/test_fence_token.py -k record_gone",
     ),
     Mutant(
         "the fence stops a run whose generation record is damaged",
         "resilient/checkpoint/generations.py",
-        "    except IntegrityError:\n        return\n    except KeyNotFound:\n        found",
-        "    except (IntegrityError, KeyNotFound):\n        found",
+        ("    except IntegrityError:\n        return\n    except KeyNotFound:\n        problem"),
+        ("    except (IntegrityError, KeyNotFound):\n        problem"),
         "tests/unit/checkpoint/test_fence_token.py -k damaged_record",
     ),
     Mutant(

@@ -54,8 +54,8 @@ MUTANTS = [
     Mutant(
         "retention checks only the generation number",
         "resilient/checkpoint/garbage_collection.py",
-        "    plan = apply_plan(store, found, generation, token)\n",
-        "    plan = apply_plan(store, found, generation)\n",
+        "    plan = apply_plan(store, scan, generation, token)\n",
+        "    plan = apply_plan(store, scan, generation)\n",
         "tests/unit/checkpoint/test_fence_token.py -k rotation",
     ),
     Mutant(
@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "retention does not check the tags again before a delete",
         "resilient/checkpoint/garbage_collection.py",
-        "        if list_tags(store) != found.tags:",
+        "        if list_tags(store) != scan.tags:",
         "        if False:",
         "tests/unit/checkpoint/test_rotate.py",
     ),
@@ -269,11 +269,11 @@ MUTANTS = [
     Mutant(
         "a manifest is deleted before its copy is in the trash",
         "resilient/checkpoint/garbage_collection.py",
-        "            put_in_trash(store, checkpoint, found.into)\n",
+        "            put_in_trash(store, checkpoint, scan.into)\n",
         (
             "            kept = store.get(checkpoint.manifest_key)\n"
             "            store.delete(checkpoint.manifest_key)\n"
-            "            store.put(checkpoint.key(found.into), kept)\n"
+            "            store.put(checkpoint.key(scan.into), kept)\n"
         ),
         "tests/crash/test_trash_sweep.py -k anywhere",
     ),
@@ -350,7 +350,7 @@ MUTANTS = [
     Mutant(
         "a daemon that continues late runs retention with an old list",
         "resilient/checkpoint/garbage_collection.py",
-        "    if written is not None and _is_outrun(written, found.folders):",
+        "    if written is not None and _is_outrun(written, scan.folders):",
         "    if written is None:",
         "tests/crash/test_sleeping_keeper.py",
     ),
@@ -382,10 +382,10 @@ MUTANTS = [
         "resilient/checkpoint/garbage_collection.py",
         (
             "if MANIFEST in names\n"
-            "        and (found.into or checkpoint not in found.plan.doomed)\n"
+            "        and (scan.into or checkpoint not in scan.plan.doomed)\n"
             "        and checkpoint > oldest"
         ),
-        "if checkpoint.generation > 1 and (found.into or checkpoint not in found.plan.doomed) and checkpoint > oldest",
+        "if checkpoint.generation > 1 and (scan.into or checkpoint not in scan.plan.doomed) and checkpoint > oldest",
         "tests/unit/checkpoint/test_rotate_references.py",
     ),
     Mutant(
@@ -414,7 +414,7 @@ MUTANTS = [
         "resilient/checkpoint/garbage_collection.py",
         "    for done, checkpoint in enumerate(plan.doomed):\n",
         (
-            "    for checkpoint, name in found.unneeded():\n"
+            "    for checkpoint, name in scan.unneeded():\n"
             "        store.delete(checkpoint.key(name))\n"
             "    for done, checkpoint in enumerate(plan.doomed):\n"
         ),

@@ -303,7 +303,7 @@ MUTANTS = [
     Mutant(
         "parts that share memory are read in place",
         "resilient/state_dict/load.py",
-        "            found |= {part, owner}\n",
+        "            sharing_parts |= {part, owner}\n",
         "            pass\n",
         "tests/unit/state_dict/test_berths.py",
     ),

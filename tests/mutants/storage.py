@@ -165,8 +165,8 @@ MUTANTS = [
     Mutant(
         "a create on gs:// accepts an object of another writer",
         "resilient/storage/fsspec_store.py",
-        "        if found.get(_WRITER) != token:\n            raise\n",
-        "        del found\n",
+        ("        if metadata.get(_WRITER) != token:\n            raise\n"),
+        "        del metadata\n",
         "tests/unit/storage/test_cloud_options.py",
         promise="Stores",
     ),
@@ -262,8 +262,8 @@ MUTANTS = [
     Mutant(
         "the disk model calls a changed folder synced",
         "resilient/testing/disk_model.py",
-        "            folder = found\n            folder.settled = None\n",
-        "            folder = found\n",
+        ("            folder = node\n            folder.settled = None\n"),
+        "            folder = node\n",
         "tests/unit/testing/test_diskstates.py",
         promise="Crash sweep",
     ),
