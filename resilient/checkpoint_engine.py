@@ -577,8 +577,8 @@ class CheckpointEngine:
 
         Crash: reads only.
         """
-        known = catalog.lineage(self._context.store)
-        return bool(known.candidates or known.lost)
+        descent = catalog.lineage(self._context.store)
+        return bool(descent.candidates or descent.lost)
 
     def close(self) -> None:
         """Wait until the save in flight is durable in its last tier, then release all resources.

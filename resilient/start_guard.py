@@ -197,10 +197,12 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     """
     root = local_root(folder)
     checkpoints = checkpoints_in_folder(root) if root is not None else []
-    named = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
+    step_folders = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
     intact: list[str] = []
     skipped: list[SkippedFolder] = []
-    for checkpoint in sorted(named, key=lambda candidate: _step_of(candidate.path), reverse=True):
+    for checkpoint in sorted(
+        step_folders, key=lambda candidate: _step_of(candidate.path), reverse=True
+    ):
         flaw = _flaw_of(checkpoint.path)
         if flaw is None:
             intact.append(checkpoint.path)

@@ -128,25 +128,25 @@ def scan_and_plan(
     descent = lineage(store, folders, generations)
     if keep is None:
         keep = _protected(store, descent.candidates, folders)
-    known = RetentionInput(
+    state = RetentionInput(
         descent.candidates, descent.abandoned, keep=keep, separate=descent.separate
     )
     if retention.needs_contents:
-        known = replace(known, contents=contents_of(store, known.everything, folders))
-        known = _without(known, set(known.everything) - set(known.contents))
-    plan = plan_rotation(retention, known)
+        state = replace(state, contents=contents_of(store, state.everything, folders))
+        state = _without(state, set(state.everything) - set(state.contents))
+    plan = plan_rotation(retention, state)
     if not (plan.doomed or in_full):
-        return _with_needs(store, _scan_of_plan(plan, folders, None, grace), known.contents)
+        return _with_needs(store, _scan_of_plan(plan, folders, None, grace), state.contents)
     evidence = _Evidence(store, retention, folders, written)
-    known = evidence.prove_best(known)
+    state = evidence.prove_best(state)
     tags = list_tags(store)
     pins, trouble = _pins(store, tags)
-    own, unsure = _unsaved_life(store, generations, known)
-    reason = trouble or unsure or evidence.doubt_newest(known)
-    left = held_for_undo(store, known.abandoned, retention.rolled_back)
-    known = replace(known, pinned=_joined(pins, own, left), held=reason)
-    scan = _scan_of_plan(plan_rotation(retention, known), folders, tags, grace)
-    return _with_needs(store, scan, {**evidence.seen, **known.contents})
+    own, unsure = _unsaved_life(store, generations, state)
+    reason = trouble or unsure or evidence.doubt_newest(state)
+    left = held_for_undo(store, state.abandoned, retention.rolled_back)
+    state = replace(state, pinned=_joined(pins, own, left), held=reason)
+    scan = _scan_of_plan(plan_rotation(retention, state), folders, tags, grace)
+    return _with_needs(store, scan, {**evidence.seen, **state.contents})
 
 
 def _scan_of_plan(
@@ -274,14 +274,14 @@ class _Evidence:
     findings: dict[CheckpointId, str] = field(default_factory=dict)
     seen: dict[CheckpointId, CheckpointSummary] = field(default_factory=dict)
 
-    def doubt_newest(self, known: RetentionInput) -> str:
+    def doubt_newest(self, state: RetentionInput) -> str:
         """Return why the newest is not good enough to delete older ones; empty if it is."""
-        if not known.line:
+        if not state.line:
             return "resume would find no usable checkpoint"
-        newest, level = known.line[0], self.retention.verify_before_rotate
+        newest, level = state.line[0], self.retention.verify_before_rotate
         if level == "written" and newest == self.written:
             return ""
-        content = known.contents.get(newest) or content_of(self.store, newest, self.folders)
+        content = state.contents.get(newest) or content_of(self.store, newest, self.folders)
         problem = content.problem if content else "its manifest was deleted"
         if content:
             self.seen[newest] = content
@@ -289,23 +289,23 @@ class _Evidence:
             problem = self._read_in_full(newest)
         return f"the newest, {newest}, is not verified: {problem}" if problem else ""
 
-    def prove_best(self, known: RetentionInput) -> RetentionInput:
+    def prove_best(self, state: RetentionInput) -> RetentionInput:
         """If wanted, read the best checkpoints in full until all that count are whole."""
         if self.retention.verify_before_rotate != "full":
-            return known
+            return state
         while True:
             best = {
-                checkpoint for by in self.retention.keep_best for checkpoint in best_by(by, known)
+                checkpoint for by in self.retention.keep_best for checkpoint in best_by(by, state)
             }
             unread = best - set(self.findings)
             if not unread:
-                return known
-            contents = dict(known.contents)
+                return state
+            contents = dict(state.contents)
             for checkpoint in unread:
                 contents[checkpoint] = replace(
                     contents[checkpoint], problem=self._read_in_full(checkpoint)
                 )
-            known = replace(known, contents=contents)
+            state = replace(state, contents=contents)
 
     def _read_in_full(self, checkpoint: CheckpointId) -> str:
         if checkpoint not in self.findings:
@@ -328,12 +328,12 @@ def _protected(
     return content.protects if content else ()
 
 
-def _without(known: RetentionInput, removed: Collection[CheckpointId]) -> RetentionInput:
+def _without(state: RetentionInput, removed: Collection[CheckpointId]) -> RetentionInput:
     """Drop checkpoints that another process has deleted meanwhile."""
     return replace(
-        known,
-        line=[checkpoint for checkpoint in known.line if checkpoint not in removed],
-        abandoned=[checkpoint for checkpoint in known.abandoned if checkpoint not in removed],
+        state,
+        line=[checkpoint for checkpoint in state.line if checkpoint not in removed],
+        abandoned=[checkpoint for checkpoint in state.abandoned if checkpoint not in removed],
     )
 
 
@@ -350,11 +350,11 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
 
 
 def _unsaved_life(
-    store: Store, generations: list[int], known: RetentionInput
+    store: Store, generations: list[int], state: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
     """Return the parent of the newest generation, while that has no commit of its own."""
     newest = max(generations, default=0)
-    if not newest or any(checkpoint.generation >= newest for checkpoint in known.everything):
+    if not newest or any(checkpoint.generation >= newest for checkpoint in state.everything):
         return {}, ""
     try:
         parent = read_generation(store, newest).parent

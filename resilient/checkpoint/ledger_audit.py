@@ -260,9 +260,9 @@ def flaws_of_lives(
     saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
     segments = (parse_segment(key) for key in list_segments(store))
     saved |= {segment.generation for segment in segments if segment}
-    known, generations = {*numbers, *chain, *saved}, dict[int, "Generation"]()
+    known_numbers, generations = {*numbers, *chain, *saved}, dict[int, "Generation"]()
     flaws = []
-    for number in sorted(known):
+    for number in sorted(known_numbers):
         try:
             generations[number] = read_generation(store, number)
         except KeyNotFound:
@@ -277,7 +277,9 @@ def flaws_of_lives(
         for generation in generations.values()
         for flaw in _foreign_generation_problems(generation, run_id)
     ]
-    flaws += [flaw for pair in pairwise([0, *sorted(known)]) for flaw in _gap(*pair, generations)]
+    flaws += [
+        flaw for pair in pairwise([0, *sorted(known_numbers)]) for flaw in _gap(*pair, generations)
+    ]
     return sorted(flaws, key=lambda flaw: flaw.key)
 
 
@@ -388,13 +390,13 @@ def audit(
     result.flaws += flaws_of_lives(store, numbers, result.lives, result.run_id)
     result.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
     result.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
-    known = {chain[0].opening, *(link for checkpoint in chain for link in checkpoint.links)}
-    result.flaws += _unanchored(chain, known, anchors, line[0])
+    segment_keys = {chain[0].opening, *(link for checkpoint in chain for link in checkpoint.links)}
+    result.flaws += _unanchored(chain, segment_keys, anchors, line[0])
     if not result.flaws:
         _cover(chain, *anchor, result, expected)
     result.segments = len(chain)
     result.abandoned = tuple(
-        _abandoned(store, {checkpoint.key for checkpoint in chain}, known, result)
+        _abandoned(store, {checkpoint.key for checkpoint in chain}, segment_keys, result)
     )
     return result
 
@@ -519,14 +521,16 @@ def _parent(store: Store, number: int) -> CheckpointId | None:
 
 def _unanchored(
     chain: Sequence[Segment],
-    known: Collection[str],
+    segment_keys: Collection[str],
     anchors: Mapping[CheckpointId, _Anchored],
     newest: CheckpointId,
 ) -> list[LedgerProblem]:
     """Return the manifests that name a head which the chain does not have, or not there."""
     flaws = []
     for checkpoint, (manifest, anchor) in anchors.items():
-        is_there = anchor.head == chain[-1].head if checkpoint == newest else anchor.head in known
+        is_there = (
+            anchor.head == chain[-1].head if checkpoint == newest else anchor.head in segment_keys
+        )
         if not is_there:
             claim = f"states that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, but it does not"))
@@ -591,7 +595,9 @@ def _ends_elsewhere(
     return ""
 
 
-def _abandoned(store: Store, chain: set[str], known: set[str], result: Audit) -> list[Abandoned]:
+def _abandoned(
+    store: Store, chain: set[str], segment_keys: set[str], result: Audit
+) -> list[Abandoned]:
     """Return the steps in segments outside the chain that the chain does not have."""
     lost = []
     for key in list_segments(store):
@@ -606,9 +612,9 @@ def _abandoned(store: Store, chain: set[str], known: set[str], result: Audit) ->
             continue
         result.flaws += broken_links(segment)
         pairs = zip(segment.rows, segment.links, strict=True)
-        steps = [json.loads(row) for row, link in pairs if link not in known]
+        steps = [json.loads(row) for row, link in pairs if link not in segment_keys]
         steps = [step for step in steps if step[0] == "step"]
-        known.update(segment.links)
+        segment_keys.update(segment.links)
         if steps:
             lost.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
     return lost

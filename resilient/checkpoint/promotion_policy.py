@@ -88,12 +88,12 @@ def parse_tiering(options: TieringOptions | Mapping[str, Any] | None) -> Tiering
     """
     if options is None or isinstance(options, TieringOptions):
         return options or TieringOptions()
-    known = [field.name for field in fields(TieringOptions)]
+    names = [field.name for field in fields(TieringOptions)]
     if not isinstance(options, Mapping):
-        raise ConfigError(f"`tiering`={options!r} is not accepted: use a mapping of {known}")
+        raise ConfigError(f"`tiering`={options!r} is not accepted: use a mapping of {names}")
     for name in options:
-        if name not in known:
-            raise ConfigError(f"tiering has no option `{name}`: use one of {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"tiering has no option `{name}`: use one of {', '.join(names)}")
     return TieringOptions(**options)
 
 

@@ -203,11 +203,11 @@ def remove_tag(store: Store, name: str) -> CheckpointId | None:
             f"no tag `{name}` at {store.url}", hint=f"resilient ckpt ls {shell_quote(store.url)}"
         )
     try:
-        named = read_tag(store, name).checkpoint
+        checkpoint = read_tag(store, name).checkpoint
     except (IntegrityError, KeyNotFound):
-        named = None
+        checkpoint = None
     store.delete(tag_key(name))
-    return named
+    return checkpoint
 
 
 def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
@@ -257,18 +257,18 @@ def resolve(store: Store, ref: str) -> CheckpointId:
             f"no checkpoint at {store.url}: no run has saved there",
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
-    known = lineage(store)
+    descent = lineage(store)
     order = [
-        *known.candidates,
-        *(checkpoint for checkpoint in checkpoints if checkpoint not in known.candidates),
+        *descent.candidates,
+        *(checkpoint for checkpoint in checkpoints if checkpoint not in descent.candidates),
     ]
     matches = (
         _by_position(order, ref)
         or _by_name(order, ref)
         or _by_tag(store, order, ref)
-        or _by_moment(store, known, ref)
+        or _by_moment(store, descent, ref)
         or _by_life(store, ref)
-        or _by_metric(store, known, ref)
+        or _by_metric(store, descent, ref)
         or _by_root(store, order, ref)
     )
     if matches is None:
@@ -312,9 +312,9 @@ def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
 
 
 def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
-    named = parse_checkpoint(ref)
-    if named in order:
-        return named
+    named_checkpoint = parse_checkpoint(ref)
+    if named_checkpoint in order:
+        return named_checkpoint
     match = re.fullmatch(r"(?:step:|checkpoint-)?(\d+)", ref)
     return next(
         (checkpoint for checkpoint in order if match and checkpoint.step == int(match[1])), None
@@ -325,30 +325,30 @@ def _by_tag(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId |
     if parse_tag(tag_key(ref)) != ref:
         return None
     try:
-        named = read_tag(store, ref).checkpoint
+        checkpoint = read_tag(store, ref).checkpoint
     except KeyNotFound:
         return None
-    if named not in order:
-        if named in trash_of(folders_of(store)):
-            raise absent(store, str(named))
+    if checkpoint not in order:
+        if checkpoint in trash_of(folders_of(store)):
+            raise absent(store, str(checkpoint))
         raise UsageError(
-            f"tag `{ref}` names {named}, which no longer exists",
+            f"tag `{ref}` names {checkpoint}, which no longer exists",
             hint=f"resilient ckpt untag {shell_quote(ref)}",
         )
-    return named
+    return checkpoint
 
 
-def _by_metric(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
+def _by_metric(store: Store, descent: Lineage, ref: str) -> CheckpointId | None:
     kind, _, metric = ref.partition(":")
     if kind != "best":
         return None
     contents = {}
-    others = (*known.abandoned, *known.separate)
-    for candidate in (*known.candidates, *others):
+    others = (*descent.abandoned, *descent.separate)
+    for candidate in (*descent.candidates, *others):
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
             manifest = read_manifest(store, candidate)
             contents[candidate] = CheckpointSummary(manifest.created_at, manifest.metrics)
-    measured = RetentionInput(known.candidates, others, contents=contents)
+    measured = RetentionInput(descent.candidates, others, contents=contents)
     return next(iter(best_by(_wish(metric, store), measured)), None)
 
 
@@ -398,7 +398,7 @@ def _by_life(store: Store, ref: str) -> CheckpointId | None:
     return head.checkpoint
 
 
-def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
+def _by_moment(store: Store, descent: Lineage, ref: str) -> CheckpointId | None:
     """Return the newest checkpoint of the line that existed at a moment."""
     if not ref.startswith("@") or ref.startswith("@{"):
         return None
@@ -409,7 +409,7 @@ def _by_moment(store: Store, known: Lineage, ref: str) -> CheckpointId | None:
             f"`{ref}` is not a time such as @2026-11-20, @2026-11-20T10:00 or ...+01:00",
             hint="resilient help refs",
         ) from error
-    for candidate in known.candidates:
+    for candidate in descent.candidates:
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
             if _utc(read_manifest(store, candidate).created_at) <= moment:
                 return candidate

@@ -95,8 +95,8 @@ class SiblingSource:
 
     def may_have(self, entry: FileEntry, number: int) -> bool:
         """Return whether the manifest of the other checkpoint lists the same chunk."""
-        known = self._entries.get(entry.name)
-        return known is not None and entry.chunks[number] == _chunk(known, number)
+        sibling_entry = self._entries.get(entry.name)
+        return sibling_entry is not None and entry.chunks[number] == _chunk(sibling_entry, number)
 
 
 def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:

@@ -193,10 +193,10 @@ def _missing_records(
     store: Store, target: Store, generations: tuple[Generation, ...]
 ) -> Iterator[Generation]:
     """Yield the readable records that an audit of the copy would miss."""
-    known = {attempt.number for attempt in generations} | set(list_numbers(target))
+    numbers = {attempt.number for attempt in generations} | set(list_numbers(target))
     newest = max((attempt.number for attempt in generations), default=0)
     for number in list_numbers(store):
-        if number < newest and number not in known:
+        if number < newest and number not in numbers:
             with suppress(IntegrityError, KeyNotFound):
                 yield read_generation(store, number)
 

@@ -133,12 +133,12 @@ def _plan(store: Store, ref: str) -> dict[str, Any]:
     if ref != "auto":
         folder = resolve(store, ref).folder
         return {"candidates": [folder], "abandoned": [], "skipped": [], "lost": ""}
-    known = lineage(store)
+    descent = lineage(store)
     return {
-        "candidates": [candidate.folder for candidate in known.candidates],
-        "abandoned": [checkpoint.folder for checkpoint in (*known.abandoned, *known.separate)],
-        "skipped": [[skip.name, skip.reason] for skip in known.skipped],
-        "lost": known.lost,
+        "candidates": [candidate.folder for candidate in descent.candidates],
+        "abandoned": [checkpoint.folder for checkpoint in (*descent.abandoned, *descent.separate)],
+        "skipped": [[skip.name, skip.reason] for skip in descent.skipped],
+        "lost": descent.lost,
     }
 
 

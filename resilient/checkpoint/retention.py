@@ -104,24 +104,24 @@ class RotationPlan:
         ]
 
 
-def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
+def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
     """Plan the deletions, oldest and abandoned first, with all reasons to keep the others.
 
     Args:
         retention: Policies.
-        known: State of the repository.
+        state: State of the repository.
     """
     reasons: dict[CheckpointId, list[str]] = defaultdict(list)
-    damaged = dict(_damaged(retention, known))
-    for checkpoint, reason in _reasons(retention, known):
+    damaged = dict(_damaged(retention, state))
+    for checkpoint, reason in _reasons(retention, state):
         reasons[checkpoint].append(reason)
     for checkpoint, problem in damaged.items():
         reasons[checkpoint].append(problem)
-    if known.held:
-        for checkpoint in known.everything:
-            reasons[checkpoint].append(f"nothing is deleted: {known.held}")
-    checkpoints = known.everything
-    for checkpoint in known.separate:
+    if state.held:
+        for checkpoint in state.everything:
+            reasons[checkpoint].append(f"nothing is deleted: {state.held}")
+    checkpoints = state.everything
+    for checkpoint in state.separate:
         reasons[checkpoint].append(
             "from another start from scratch, which garbage collection does not touch"
         )
@@ -131,65 +131,65 @@ def plan_rotation(retention: Retention, known: RetentionInput) -> RotationPlan:
         ),
         kept={
             checkpoint: tuple(dict.fromkeys(reasons[checkpoint]))
-            for checkpoint in (*checkpoints, *known.separate)
+            for checkpoint in (*checkpoints, *state.separate)
             if checkpoint in reasons
         },
         damaged={
             checkpoint: damaged[checkpoint] for checkpoint in checkpoints if checkpoint in damaged
         },
-        held=known.held,
+        held=state.held,
     )
 
 
-def best_by(policy: BestOf, known: RetentionInput) -> list[CheckpointId]:
+def best_by(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return the best intact checkpoints by one metric, the best first."""
     whole = [
         checkpoint
-        for checkpoint in _ranked(policy, known)
-        if not known.contents[checkpoint].problem
+        for checkpoint in _ranked(policy, state)
+        if not state.contents[checkpoint].problem
     ]
     return whole[: policy.count]
 
 
-def _reasons(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
+def _reasons(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield all reasons for all checkpoints, in the order that reads best."""
     if retention.is_empty:
-        yield from ((checkpoint, "no limit is set") for checkpoint in known.everything)
-    yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])
-    for checkpoint, holders in known.pinned.items():
+        yield from ((checkpoint, "no limit is set") for checkpoint in state.everything)
+    yield from ((checkpoint, "the newest") for checkpoint in state.everything[:1])
+    for checkpoint, holders in state.pinned.items():
         yield from ((checkpoint, holder) for holder in holders)
-    yield from ((checkpoint, "protected by the run") for checkpoint in known.keep)
-    yield from _among_the_last(retention, known)
+    yield from ((checkpoint, "protected by the run") for checkpoint in state.keep)
+    yield from _among_the_last(retention, state)
     for policy in retention.keep_best:
-        for place, checkpoint in enumerate(best_by(policy, known), start=1):
-            value = policy.value(known.contents[checkpoint].metrics)
+        for place, checkpoint in enumerate(best_by(policy, state), start=1):
+            value = policy.value(state.contents[checkpoint].metrics)
             yield (
                 checkpoint,
                 f"number {place} of the best {policy.count} by {policy.metric} ({value:g})",
             )
     if retention.keep_every:
-        yield from _on_multiples(retention.keep_every, known)
-    yield from _within(retention.keep_within, known)
+        yield from _on_multiples(retention.keep_every, state)
+    yield from _within(retention.keep_within, state)
     for unit, bucket in _BUCKETS.items():
-        yield from _newest_of_each(getattr(retention, f"keep_{bucket.word}"), known, unit, bucket)
+        yield from _newest_of_each(getattr(retention, f"keep_{bucket.word}"), state, unit, bucket)
 
 
 def _among_the_last(
-    retention: Retention, known: RetentionInput
+    retention: Retention, state: RetentionInput
 ) -> Iterator[tuple[CheckpointId, str]]:
     if retention.keep_last is None:
         return
-    placed = {*known.keep, *known.everything[:1]} & {*known.everything}
-    for checkpoint in known.everything:
+    placed = {*state.keep, *state.everything[:1]} & {*state.everything}
+    for checkpoint in state.everything:
         if checkpoint not in placed and len(placed) >= retention.keep_last:
             return
         placed.add(checkpoint)
         yield checkpoint, f"among the last {retention.keep_last}"
 
 
-def _on_multiples(steps: int, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
+def _on_multiples(steps: int, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     seen: set[int] = set()
-    for checkpoint in known.everything:
+    for checkpoint in state.everything:
         if checkpoint.step % steps == 0 and checkpoint.step not in seen:
             seen.add(checkpoint.step)
             yield checkpoint, f"its step is a multiple of {steps}"
@@ -217,14 +217,14 @@ _BUCKETS = {
 }
 
 
-def _within(length: str | None, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
+def _within(length: str | None, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints saved at most ``length`` before the newest, abandoned ones included."""
     moments = {
-        checkpoint: _utc(known.contents[checkpoint].created_at)
-        for checkpoint in known.everything
-        if _is_intact(checkpoint, known)
+        checkpoint: _utc(state.contents[checkpoint].created_at)
+        for checkpoint in state.everything
+        if _is_intact(checkpoint, state)
     }
-    newest = next((moments[checkpoint] for checkpoint in known.line if checkpoint in moments), None)
+    newest = next((moments[checkpoint] for checkpoint in state.line if checkpoint in moments), None)
     seconds = parse_length(length or "")
     if seconds is None or newest is None:
         return
@@ -234,24 +234,24 @@ def _within(length: str | None, known: RetentionInput) -> Iterator[tuple[Checkpo
 
 
 def _newest_of_each(
-    count: int | None, known: RetentionInput, unit: str, bucket: _Bucket
+    count: int | None, state: RetentionInput, unit: str, bucket: _Bucket
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
     taken: set[str] = set()
-    for group in (known.line, known.abandoned):
-        intact = [checkpoint for checkpoint in group if _is_intact(checkpoint, known)]
-        moments = {checkpoint: _utc(known.contents[checkpoint].created_at) for checkpoint in intact}
+    for group in (state.line, state.abandoned):
+        intact = [checkpoint for checkpoint in group if _is_intact(checkpoint, state)]
+        moments = {checkpoint: _utc(state.contents[checkpoint].created_at) for checkpoint in intact}
         for checkpoint in sorted(
             intact, key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True
         ):
-            named = moments[checkpoint].strftime(bucket.spelling)
-            if named not in taken and len(taken) < (count or 0):
-                taken.add(named)
-                yield checkpoint, f"the newest of {unit} {named}"
+            period = moments[checkpoint].strftime(bucket.spelling)
+            if period not in taken and len(taken) < (count or 0):
+                taken.add(period)
+                yield checkpoint, f"the newest of {unit} {period}"
 
 
-def _is_intact(checkpoint: CheckpointId, known: RetentionInput) -> bool:
-    content = known.contents.get(checkpoint)
+def _is_intact(checkpoint: CheckpointId, state: RetentionInput) -> bool:
+    content = state.contents.get(checkpoint)
     return content is not None and content.is_readable and not content.problem
 
 
@@ -259,34 +259,34 @@ def _utc(moment: str) -> datetime:
     return datetime.fromisoformat(moment).astimezone(UTC)
 
 
-def _ranked(policy: BestOf, known: RetentionInput) -> list[CheckpointId]:
+def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
     ranked: list[CheckpointId] = []
-    for group in (known.line, known.abandoned):
+    for group in (state.line, state.abandoned):
         values = {
             checkpoint: value
             for checkpoint in group
-            if checkpoint in known.contents
-            and (value := policy.value(known.contents[checkpoint].metrics)) is not None
+            if checkpoint in state.contents
+            and (value := policy.value(state.contents[checkpoint].metrics)) is not None
         }
         sign = -1 if policy.rises else 1
         ranked += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
     return ranked
 
 
-def _damaged(retention: Retention, known: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
+def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints that cannot count although they might have to, with the reason."""
     for policy in retention.keep_best:
         whole = 0
-        for checkpoint in _ranked(policy, known):
-            problem = known.contents[checkpoint].problem
+        for checkpoint in _ranked(policy, state):
+            problem = state.contents[checkpoint].problem
             if problem and whole < policy.count:
                 yield (
                     checkpoint,
                     f"would be among the best by {policy.metric}, but is damaged: {problem}",
                 )
             whole += not problem
-    for checkpoint, content in known.contents.items():
+    for checkpoint, content in state.contents.items():
         if not content.is_readable:
             yield (
                 checkpoint,
@@ -456,10 +456,10 @@ def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) ->
     Raises:
         ConfigError: A name is unknown, or a value is not accepted.
     """
-    known = [option.name for option in fields(Retention)]
+    names = [option.name for option in fields(Retention)]
     for name in options:
-        if name not in known:
-            raise ConfigError(f"retention has no option `{name}`: use one of {', '.join(known)}")
+        if name not in names:
+            raise ConfigError(f"retention has no option `{name}`: use one of {', '.join(names)}")
     if keep_last is not None and options.get("keep_last") is not None:
         raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
     best = options.get("keep_best") or ()

@@ -84,8 +84,8 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
             key=target.manifest_key,
             hint=f"resilient ckpt repair {shell_quote(target)} {shell_quote(store.url)}",
         )
-    known = lineage(store)
-    line = known.candidates
+    descent = lineage(store)
+    line = descent.candidates
     kept = set(_line_from(store, target))
     left = tuple(checkpoint for checkpoint in line if checkpoint not in kept)
     return RollbackPlan(line[0] if line else None, target, left, undoes)

@@ -114,12 +114,12 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
 
 def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Problem]:
     """Check the documents in this file against the grammar and the stored tensors."""
-    known = {tensor.name for tensor in manifest.tensors}
+    tensor_names = {tensor.name for tensor in manifest.tensors}
     for part in manifest.parts:
         if part.document != entry.name:
             continue
         try:
-            missing = [name for name in tensors_of(tree_of(part, data)) if name not in known]
+            missing = [name for name in tensors_of(tree_of(part, data)) if name not in tensor_names]
         except IntegrityError as error:
             yield "", error.message
             continue
@@ -491,13 +491,13 @@ def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
 def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
     for name in list_tags(store):
         try:
-            named = read_tag(store, name).checkpoint
+            checkpoint = read_tag(store, name).checkpoint
         except (IntegrityError, KeyNotFound):
             continue
-        if named not in whole:
+        if checkpoint not in whole:
             fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
             yield Finding(
-                tag_key(name), "", f"names {named}, which no longer exists", "warning", fix=fix
+                tag_key(name), "", f"names {checkpoint}, which no longer exists", "warning", fix=fix
             )
 
 

@@ -140,9 +140,9 @@ class _Walk:
         return self._digests.of_range(archive.name, start, place[1])
 
 
-def _is_set(made: PickledCall) -> bool:
-    args = made.args
-    is_one = made.kind in _SETS and made.state is None and not made.items
+def _is_set(call: PickledCall) -> bool:
+    args = call.args
+    is_one = call.kind in _SETS and call.state is None and not call.items
     return is_one and isinstance(args, tuple) and len(args) == 1 and isinstance(args[0], list)
 
 

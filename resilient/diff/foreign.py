@@ -140,7 +140,7 @@ class Understood:
 
 
 def opaque_in(
-    folder: Folder, listing: DirectoryListing, tensors: Iterable[Tensor], known: Understood
+    folder: Folder, listing: DirectoryListing, tensors: Iterable[Tensor], understood: Understood
 ) -> tuple[dict[str, Opaque], list[str]]:
     """Return the digests of opaque content by place, and notes on what could not be read.
 
@@ -148,16 +148,16 @@ def opaque_in(
         folder: Folder of the checkpoint.
         listing: Its files.
         tensors: Tensors that are compared as tensors.
-        known: Other content that is compared.
+        understood: Other content that is compared.
 
     Raises:
         StoreError: A file could not be read.
     """
-    reader = _OpaqueReader(folder, listing, tensors, known)
+    reader = _OpaqueReader(folder, listing, tensors, understood)
     opaque_values: dict[str, Opaque] = {}
     for name in sorted(listing.sizes):
-        label = "" if listing.is_file else _label(name, known.prefix)
-        is_cut = bool(known.prefix or label != name) and bool(_OF_A_RANK.search(name))
+        label = "" if listing.is_file else _label(name, understood.prefix)
+        is_cut = bool(understood.prefix or label != name) and bool(_OF_A_RANK.search(name))
         for path, digest in reader.of_file(name):
             place = f"{label}: {path}" if label and path else label or path or "the file"
             opaque_values[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
@@ -177,9 +177,9 @@ class _OpaqueReader:
         folder: Folder,
         listing: DirectoryListing,
         tensors: Iterable[Tensor],
-        known: Understood,
+        understood: Understood,
     ) -> None:
-        self._folder, self._listing, self._known_digests = folder, listing, known
+        self._folder, self._listing, self._known_digests = folder, listing, understood
         self._digests = Digests(folder, listing)
         self._places = {(piece.file, piece.start) for tensor in tensors for piece in tensor.pieces}
         self.notes: list[str] = []
@@ -266,8 +266,8 @@ class _Walk:
         """Yield paths with digests; a value none of whose parts is a field gets a single digest."""
         if isinstance(value, PickledCall) and isinstance(value.state, dict):
             if self._is_reported(path) or depth == 0 or value.args or value.items:
-                made = (value.name, value.args, value.items)
-                yield f"{path}()", self._digest(made)
+                call_parts = (value.name, value.args, value.items)
+                yield f"{path}()", self._digest(call_parts)
             value = value.state
         parts = _parts(value) if depth <= DEPTH_MAX else ()
         if parts and self._is_worth_a_walk(parts):
@@ -394,8 +394,8 @@ class _ContentReader:
                 sample = sorted(indexes[prefix].values)[:VALUES_MAX]
                 is_reported |= dict.fromkeys(sample, _is_field)
         names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
-        known = Understood(self._engine() or "", indexes, is_reported, names)
-        return opaque_in(self._folder, self._listing, tensors, known)
+        understood = Understood(self._engine() or "", indexes, is_reported, names)
+        return opaque_in(self._folder, self._listing, tensors, understood)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
         """Return all tensors, each whole, and the order of the parameters if known."""

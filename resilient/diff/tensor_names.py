@@ -80,8 +80,8 @@ def _prefixes(value: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple
     rights = {right: _shapes(other, right) for right in _candidates(other)}
     for left in _candidates(value):
         cut = _shapes(value, left)
-        for right, named in rights.items():
-            match_count = len(cut & named)
+        for right, right_names in rights.items():
+            match_count = len(cut & right_names)
             if match_count > most:
                 best, most = (left, right), match_count
     return best
@@ -139,12 +139,12 @@ def _by_name(
     if bool(numbered[0]) == bool(numbered[1]):
         return keys
     numbered_side = 0 if numbered[0] else 1
-    named = keys[1 - numbered_side]
-    if not any(part == OPTIMIZER and slot for part, _, slot in named):
+    named_keys = keys[1 - numbered_side]
+    if not any(part == OPTIMIZER and slot for part, _, slot in named_keys):
         return keys
     for side, cut in zip(sides, cuts, strict=True):
         order = [bare(name).removeprefix(cut) for name in side.order]
-        if _fits(keys[numbered_side], named, order):
+        if _fits(keys[numbered_side], named_keys, order):
             keys[numbered_side] = _renamed(keys[numbered_side], order)
             return keys
     notes.append(
@@ -163,14 +163,14 @@ def _numbers(keys: Mapping[Key, Tensor]) -> bool:
 
 
 def _fits(
-    numbered: Mapping[Key, Tensor], named: Mapping[Key, Tensor], order: Sequence[str]
+    numbered: Mapping[Key, Tensor], named_keys: Mapping[Key, Tensor], order: Sequence[str]
 ) -> bool:
     """Return True if each number's state has the shapes of the name at its position."""
     optimizer_keys = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
     if not optimizer_keys or max(int(name) for _, name, _ in optimizer_keys) >= len(order):
         return False
     pairs = [
-        (numbered[key], named.get((OPTIMIZER, order[int(key[1])], key[2])))
+        (numbered[key], named_keys.get((OPTIMIZER, order[int(key[1])], key[2])))
         for key in optimizer_keys
     ]
     shapes = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]

@@ -318,12 +318,12 @@ def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.newest:
         why = f"{what}: at most the work since {outcome.newest} is lost"
         return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
-    known = (
+    progress_text = (
         "nothing was committed yet"
         if outcome.newest is None
         else "the committed checkpoints are unknown"
     )
-    return GiveUp(exit_code(outcome.status), f"{what}, and {known}")
+    return GiveUp(exit_code(outcome.status), f"{what}, and {progress_text}")
 
 
 _SPENT = RestartBudget(restarts_left=0)

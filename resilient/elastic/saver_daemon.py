@@ -197,9 +197,9 @@ def parse_host_bytes(text: str) -> int:
         ConfigError: The text has none of these forms.
     """
     word = text.strip().lower()
-    named = {"auto": AUTO, "0": AUTO, "none": NONE, "-1": NONE}.get(word)
-    if named is not None:
-        return named
+    limit = {"auto": AUTO, "0": AUTO, "none": NONE, "-1": NONE}.get(word)
+    if limit is not None:
+        return limit
     match = _SIZE.fullmatch(word)
     size_bytes = int(float(match[1]) * _UNITS.get(match[2], 0)) if match else 0
     if not size_bytes:

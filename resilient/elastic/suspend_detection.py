@@ -106,6 +106,8 @@ class SuspendCorrectedProgress:
         if rank not in self._away or shown.since_seconds == self._away[rank][0].since_seconds:
             return
         before, away_seconds = self._away.pop(rank)
-        known, now = (progress.longest_seconds[before.phase] for progress in (before, shown))
-        if now > known and now >= away_seconds:
-            self._suspended[rank, before.phase] = now, max(known, now - away_seconds)
+        longest_seconds, now = (
+            progress.longest_seconds[before.phase] for progress in (before, shown)
+        )
+        if now > longest_seconds and now >= away_seconds:
+            self._suspended[rank, before.phase] = now, max(longest_seconds, now - away_seconds)

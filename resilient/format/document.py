@@ -92,12 +92,12 @@ def each(check: Check, count_max: int) -> Check:
     return look
 
 
-def having(**known: Check) -> Check:
+def having(**inner_check: Check) -> Check:
     """Require an object with these fields; the reader decides about other fields."""
 
     def look(value: Any, path: str) -> None:
         _require(isinstance(value, dict), path, "is not an object")
-        for field, check in known.items():
+        for field, check in inner_check.items():
             _require(field in value, path, f"has no `{field}`")
             check(value[field], f"{path}/{field}")
 

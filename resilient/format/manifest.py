@@ -409,10 +409,15 @@ def merge_receipt_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...
     regions: defaultdict[str, list[StoredRegion]] = defaultdict(list)
     for receipt in receipts:
         for entry in receipt.tensors:
-            known = first.setdefault(entry.name, entry)
-            if (known.dtype, known.shape, known.part) != (entry.dtype, entry.shape, entry.part):
+            first_entry = first.setdefault(entry.name, entry)
+            if (first_entry.dtype, first_entry.shape, first_entry.part) != (
+                entry.dtype,
+                entry.shape,
+                entry.part,
+            ):
                 raise IntegrityError(
-                    f"ranks disagree on `{entry.name}`: {known.dtype}{list(known.shape)} and, "
+                    f"ranks disagree on `{entry.name}`: "
+                    f"{first_entry.dtype}{list(first_entry.shape)} and, "
                     f"on rank {receipt.rank}, {entry.dtype}{list(entry.shape)}",
                     tensor=entry.name,
                 )

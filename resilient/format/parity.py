@@ -228,12 +228,12 @@ def protect(files: Sequence[FileContent], groups: Iterable[ParityGroup]) -> Iter
         files: Every file of the groups.
         groups: Result of :func:`grouped` for these files.
     """
-    named = {file.name: file for file in files}
+    file_by_name = {file.name: file for file in files}
     for group in groups:
-        size_bytes = max(named[name].size_bytes for name in group.files)
+        size_bytes = max(file_by_name[name].size_bytes for name in group.files)
         totals = [bytearray(size_bytes) for _ in group.parity]
         for column, name in enumerate(group.files):
-            with named[name].lend() as content:
+            with file_by_name[name].lend() as content:
                 data = memoryview(content).cast("B")
                 for row, total in enumerate(totals):
                     add(total, [(coefficient(row, column), data)])

@@ -273,8 +273,8 @@ def _return(
     step = max(checkpoint.step, points[0].step)
     done = max(step, step_of(record, step + 1) - 1)
     # By this time, all steps before the broken step had ended.
-    known = [past for past in points if past.step < done] + [StepTime(done, record.at_ms)]
-    began_ms = when_done(known, step)
+    points_kept = [past for past in points if past.step < done] + [StepTime(done, record.at_ms)]
+    began_ms = when_done(points_kept, step)
     return Rewind(
         began_ms, record.at_ms, step, done - step, record.text("reason"), record.host, times
     )

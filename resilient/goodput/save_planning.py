@@ -109,41 +109,41 @@ def measure_save_costs(report: GoodputReport, records: Sequence[EventRecord]) ->
 
 
 def plan_tiers(
-    known: SaveCosts, mtbf_seconds: float | None, asked_seconds: float
+    costs: SaveCosts, mtbf_seconds: float | None, asked_seconds: float
 ) -> list[TierPlan]:
     """Return the best save interval of each tier; empty if no save was measured.
 
     Args:
-        known: Measured costs of the run.
+        costs: Measured costs of the run.
         mtbf_seconds: Mean time between failures from the user, for both tiers; None uses the
             observed one.
         asked_seconds: Another interval to estimate; 0 for none.
     """
     plans = []
-    if known.stalling.p50 is not None:
-        land_seconds = known.saving.p95 or 0.0
-        mtbf = mtbf_seconds or known.failures.mtbf_seconds()
+    if costs.stalling.p50 is not None:
+        land_seconds = costs.saving.p95 or 0.0
+        mtbf = mtbf_seconds or costs.failures.mtbf_seconds()
         interval = choose_interval(
-            known.stalling.p50, mtbf, IntervalBounds(land_seconds=land_seconds)
+            costs.stalling.p50, mtbf, IntervalBounds(land_seconds=land_seconds)
         )
         plans.append(_tier("saves", interval, land_seconds, asked_seconds))
-    if known.promoting.p50 is not None:
-        mtbf = mtbf_seconds or known.host_losses.mtbf_seconds()
-        bounds = IntervalBounds(PROMOTING_SHARE_MAX, land_seconds=known.promoting.p95 or 0.0)
-        interval = choose_interval(known.promoting.p50, mtbf, bounds)
+    if costs.promoting.p50 is not None:
+        mtbf = mtbf_seconds or costs.host_losses.mtbf_seconds()
+        bounds = IntervalBounds(PROMOTING_SHARE_MAX, land_seconds=costs.promoting.p95 or 0.0)
+        interval = choose_interval(costs.promoting.p50, mtbf, bounds)
         plans.append(_tier("durable", interval, bounds.land_seconds, 0.0))
     return plans
 
 
-def stop_seconds(known: SaveCosts) -> float | None:
+def stop_seconds(costs: SaveCosts) -> float | None:
     """Return the notice time that a preemption needs, in seconds; None if unknown.
 
     The time covers the current step, its save and a margin. With a near tier it includes the
     promotion to the durable tier.
     """
-    if known.saving.p95 is None:
+    if costs.saving.p95 is None:
         return None
-    return known.step_seconds + known.saving.p95 + (known.promoting.p95 or 0.0) + MARGIN_SECONDS
+    return costs.step_seconds + costs.saving.p95 + (costs.promoting.p95 or 0.0) + MARGIN_SECONDS
 
 
 def _tier(tier: str, interval: SaveInterval, land_seconds: float, asked_seconds: float) -> TierPlan:

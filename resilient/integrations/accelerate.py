@@ -314,13 +314,13 @@ class Order:
         loaders = self._accelerator._dataloaders  # noqa: SLF001 - no public way
         generators = generators_of(loaders)
         shared = (getattr(loader, "synchronized_generator", None) for loader in loaders)
-        known = {id(generator) for generator in generators}
+        generator_ids = {id(generator) for generator in generators}
         return [
             *generators,
             *(
                 generator
                 for generator in shared
-                if generator is not None and id(generator) not in known
+                if generator is not None and id(generator) not in generator_ids
             ),
         ]
 

@@ -49,9 +49,11 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     """Take the usable files of a copy; return True if any was taken."""
     different = _different(case, copy)
     _, donor_problems = looked_through(copy.folder)
-    known = names_of(donor_problems)
+    problem_names = names_of(donor_problems)
     spoiled = {
-        problem.place for problem in case.problems if (problem.place, problem.what) not in known
+        problem.place
+        for problem in case.problems
+        if (problem.place, problem.what) not in problem_names
     }
     damaged_places = {
         problem.place for problem in donor_problems if problem.is_fatal and problem.what != ALONE

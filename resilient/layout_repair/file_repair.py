@@ -119,12 +119,14 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
         available = min(size_bytes, whole - start)
         if start != at or available <= 0:
             return None
-        made: tuple[Piece, ...] | None = sliced(case.draft.pieces(name), start, start + available)
+        replacement: tuple[Piece, ...] | None = sliced(
+            case.draft.pieces(name), start, start + available
+        )
         if available < size_bytes or not _is_whole(case, name, start, available):
-            made = mended_zip(case.draft, name, start, available)
-        if made is None or sum(map(size_of, made)) != size_bytes:
+            replacement = mended_zip(case.draft, name, start, available)
+        if replacement is None or sum(map(size_of, replacement)) != size_bytes:
             return None
-        new_pieces += made
+        new_pieces += replacement
         at = start + size_bytes
     return tuple(new_pieces) if places else None
 

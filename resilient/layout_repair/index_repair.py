@@ -230,12 +230,12 @@ def mend_indexes(case: RepairCase) -> None:
             case.refused[name] = _ALONE
         for other in case.near:
             try:
-                made = _index_from_donor(case, other, prefix)
+                index = _index_from_donor(case, other, prefix)
             except Unreadable as error:
                 case.refused[name] = f"{other.url} does not fit: {error}"
                 continue
             trial = case.draft.copy()
-            trial.put(name, made)
+            trial.put(name, index)
             try:
                 read_index(trial, trial.list(), prefix)
             except Unreadable as error:

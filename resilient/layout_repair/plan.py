@@ -145,9 +145,9 @@ def plan_layout_repair(
     draft = VirtualFolder(folder, folder.list())
     contents, problems = looked_through(draft)
     case = RepairCase(draft, contents, problems)
-    named = [_near(other, storage_options) for other in others]
-    found_donors = [donor for donor in named if isinstance(donor, Donor)]
-    case.logs = tuple(log for donor in named if not isinstance(donor, Donor) for log in donor)
+    results = [_near(other, storage_options) for other in others]
+    found_donors = [donor for donor in results if isinstance(donor, Donor)]
+    case.logs = tuple(log for donor in results if not isinstance(donor, Donor) for log in donor)
     case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
     steps = [donor for donor in found_donors if donor not in case.copies]
     case.near = (*steps, *_beside(url))

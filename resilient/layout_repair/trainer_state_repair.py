@@ -159,15 +159,15 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
     """
     contents = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
-    named = int(name[1]) if name and contents.layout == "hf-trainer" else None
+    step = int(name[1]) if name and contents.layout == "hf-trainer" else None
     steps = {
-        "name": named,
+        "name": step,
         "state": contents.step,
         "schedule": contents.schedule.step if contents.schedule else None,
         "optimizer": contents.optimizer.step if contents.optimizer else None,
     }
     updates = steps["optimizer"]
-    if _SCALER in case.listing.sizes and named and updates and updates < named:
+    if _SCALER in case.listing.sizes and step and updates and updates < step:
         # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
         steps = {key: value for key, value in steps.items() if value != updates}
     votes = Counter(value for key, value in steps.items() if value is not None and key != without)
@@ -367,11 +367,11 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
         case.losses["batch size"] = CONSEQUENCES["batch size"]
     if _COUNTS[0] in odd:
         case.losses["counts"] = CONSEQUENCES["counts"]
-    named = ", ".join([*lacking, *([] if lacking else [CONTROL])])
+    names_text = ", ".join([*lacking, *([] if lacking else [CONTROL])])
     _replace_state(
         case,
         state,
-        f"completed: {named}",
+        f"completed: {names_text}",
         ", ".join(sources) or "the initial values of Transformers",
     )
 
@@ -386,8 +386,12 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
         sources += [where] if new else []
         fields |= new
     arguments = arguments_of(case.draft, case.listing)
-    known = {ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments}
-    new = {key: value for key, value in known.items() if key in lacking and key not in fields}
+    argument_values = {
+        ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments
+    }
+    new = {
+        key: value for key, value in argument_values.items() if key in lacking and key not in fields
+    }
     # The arguments may give a fraction of all steps, while the state needs a count.
     new = {
         key: int(value) for key, value in new.items() if decimal(value) is not None and value >= 1
@@ -402,23 +406,26 @@ def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     own_by_key = {key: own for key in strange if (own := _without_flip(key, KEYS - set(state)))}
     kept = {own_by_key.get(key, key): value for key, value in state.items()}
     kept = {key: value for key, value in kept.items() if key in KEYS}
-    named = ", ".join(strange[:4])[:80]
+    names_text = ", ".join(strange[:4])[:80]
     if len(own_by_key) == len(strange):
         _replace_state(
-            case, kept, f"`{named}` is `{', '.join(own_by_key.values())}` with a flipped bit", STATE
+            case,
+            kept,
+            f"`{names_text}` is `{', '.join(own_by_key.values())}` with a flipped bit",
+            STATE,
         )
     else:
-        _replace_state(case, kept, f"without `{named}`, which its loader rejects", STATE)
+        _replace_state(case, kept, f"without `{names_text}`, which its loader rejects", STATE)
     return kept
 
 
-def _without_flip(key: str, known: set[str]) -> str | None:
+def _without_flip(key: str, names: set[str]) -> str | None:
     """Return the known key that differs in one bit; None without one."""
     data = int.from_bytes(key.encode())
     return next(
         (
             candidate
-            for candidate in sorted(known)
+            for candidate in sorted(names)
             if len(candidate) == len(key.encode())
             and (data ^ int.from_bytes(candidate.encode())).bit_count() == 1
         ),
@@ -473,36 +480,38 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     others = _other_states(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
-    known = _Known(
+    rebuilt_state = _Known(
         case,
         {**_EMPTY, "global_step": step, "stateful_callbacks": {}},
         arguments=arguments,
         logs=logs,
     )
     if arguments:
-        known.sources.append(ARGUMENTS)
-    known.state |= {
+        rebuilt_state.sources.append(ARGUMENTS)
+    rebuilt_state.state |= {
         ours: arguments[argument]
         for argument, ours in _OF_ARGUMENTS.items()
         if argument in arguments
     }
     run = [(state, where) for state, where in others] + ([(stale, STATE)] if stale else [])
     for state, where in reversed(run):
-        known.state |= {key: state[key] for key in _OF_RUN if key in state}
-        known.sources.append(where)
-    _tell_history(known, step, rest, run)
-    _tell_place(known, step, rest, run)
-    _tell_best(known, step, rest, run)
-    _tell_counts(known, step, rest, run)
+        rebuilt_state.state |= {key: state[key] for key in _OF_RUN if key in state}
+        rebuilt_state.sources.append(where)
+    _tell_history(rebuilt_state, step, rest, run)
+    _tell_place(rebuilt_state, step, rest, run)
+    _tell_best(rebuilt_state, step, rest, run)
+    _tell_counts(rebuilt_state, step, rest, run)
     if rest:
-        known.state |= {key: rest[key] for key in rest if key in KEYS and key != "log_history"}
-        known.sources.append("its intact parts")
-    _tell_batch_size(known)
-    for loss in known.lost:
+        rebuilt_state.state |= {
+            key: rest[key] for key in rest if key in KEYS and key != "log_history"
+        }
+        rebuilt_state.sources.append("its intact parts")
+    _tell_batch_size(rebuilt_state)
+    for loss in rebuilt_state.lost:
         case.losses[loss] = CONSEQUENCES[loss]
     base_sources = "the folder's name, the schedule and the optimizer"
-    sources = ", ".join(dict.fromkeys((base_sources, *reversed(known.sources))))
-    _replace_state(case, known.state, f"written again, at step {step}", sources)
+    sources = ", ".join(dict.fromkeys((base_sources, *reversed(rebuilt_state.sources))))
+    _replace_state(case, rebuilt_state.state, f"written again, at step {step}", sources)
 
 
 def _text(case: RepairCase) -> str:
@@ -540,14 +549,14 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
     return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]
 
 
-def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     """Use the longest history, with all digits as far as an exact source has them."""
     candidates = [
         (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in others))
     ]
     exact = [
         (metrics_log.until(step), metrics_log.where)
-        for metrics_log in known.logs
+        for metrics_log in rebuilt_state.logs
         if metrics_log.is_exact
     ]
     entries, where = max(
@@ -556,7 +565,7 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
     sources = [where] if where else []
     rounded = [
         (metrics_log.until(step), metrics_log)
-        for metrics_log in known.logs
+        for metrics_log in rebuilt_state.logs
         if not metrics_log.is_exact
     ]
     for more, log in sorted(rounded, key=lambda pair: -_last(pair[0]))[:1]:
@@ -564,15 +573,15 @@ def _tell_history(known: _Known, step: int, rest: dict[str, Any], others: _State
         if behind:
             entries = [*entries, *behind]
             sources.append(log.where)
-            known.lost += ["digits", *(["history"] if log.broken else [])]
-    known.state["log_history"] = entries
-    known.sources += sources
+            rebuilt_state.lost += ["digits", *(["history"] if log.broken else [])]
+    rebuilt_state.state["log_history"] = entries
+    rebuilt_state.sources += sources
     reach = max(
         (whole(donor_state.get("global_step")) or 0 for donor_state, _ in others), default=0
     )
-    reach = max(reach, *(metrics_log.reach() for metrics_log in known.logs), 0)
+    reach = max(reach, *(metrics_log.reach() for metrics_log in rebuilt_state.logs), 0)
     if _last(entries) < step and reach < step:
-        known.lost.append("history")
+        rebuilt_state.lost.append("history")
 
 
 def _is_behind(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
@@ -586,10 +595,12 @@ def _last(entries: list[dict[str, Any]]) -> int:
     return max((whole(entry.get("step")) or 0 for entry in entries), default=0)
 
 
-def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
-    logged = [entry for entry in known.state["log_history"] if whole(entry.get("step")) == step]
+def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+    logged = [
+        entry for entry in rebuilt_state.state["log_history"] if whole(entry.get("step")) == step
+    ]
     epochs = [decimal(entry.get("epoch")) for entry in logged]
-    exact = [decimal(rest.get("epoch")), *([] if "digits" in known.lost else epochs)]
+    exact = [decimal(rest.get("epoch")), *([] if "digits" in rebuilt_state.lost else epochs)]
     ratio = [
         (decimal(donor_state.get("epoch")) or 0.0) * step / whole_step
         for donor_state, _ in others
@@ -597,65 +608,65 @@ def _tell_place(known: _Known, step: int, rest: dict[str, Any], others: _States)
     ]
     epochs_told = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
     if epochs_told:
-        known.state["epoch"] = epochs_told[0]
+        rebuilt_state.state["epoch"] = epochs_told[0]
     else:
-        known.lost.append("epoch")
+        rebuilt_state.lost.append("epoch")
 
 
-def _tell_best(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     """Use the best result of a state that knew it, and callbacks whose state counts nothing."""
     for candidate in (rest, *(state for state, _ in others)):
         best = whole(candidate.get("best_global_step"))
         knew = (whole(candidate.get("global_step")) or 0) >= step
         if (best is not None and best <= step and knew) or (candidate is rest and _BEST[0] in rest):
-            known.state |= {key: candidate.get(key) for key in _BEST}
+            rebuilt_state.state |= {key: candidate.get(key) for key in _BEST}
             break
     else:
-        best_logged = _best_logged(known)
-        known.state |= best_logged
-        known.lost += [] if best_logged else ["best model"]
+        best_logged = _best_logged(rebuilt_state)
+        rebuilt_state.state |= best_logged
+        rebuilt_state.lost += [] if best_logged else ["best model"]
     callbacks = next((donor_state.get("stateful_callbacks") for donor_state, _ in others), None)
     if isinstance(callbacks, dict):
-        known.state["stateful_callbacks"] = dict(callbacks)
+        rebuilt_state.state["stateful_callbacks"] = dict(callbacks)
     if not isinstance(callbacks, dict) or set(callbacks) - {CONTROL}:
-        known.lost.append("callbacks")
+        rebuilt_state.lost.append("callbacks")
     # Transformers raises at the next save without this state, so it is always written.
-    known.state["stateful_callbacks"].setdefault(CONTROL, _control())
+    rebuilt_state.state["stateful_callbacks"].setdefault(CONTROL, _control())
 
 
-def _best_logged(known: _Known) -> dict[str, Any]:
+def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
     """Return the best evaluation as the Trainer finds it; empty if an evaluation may be missing."""
-    metric = known.arguments.get("metric_for_best_model")
-    if "history" in known.lost or not isinstance(metric, str):
+    metric = rebuilt_state.arguments.get("metric_for_best_model")
+    if "history" in rebuilt_state.lost or not isinstance(metric, str):
         return {}
     key = metric if metric.startswith("eval_") else f"eval_{metric}"
     candidates = [
         (number, entry["step"])
-        for entry in known.state["log_history"]
+        for entry in rebuilt_state.state["log_history"]
         if (number := decimal(entry.get(key))) is not None
     ]
     if not candidates:
         return {}
-    is_greater = known.arguments.get("greater_is_better")
+    is_greater = rebuilt_state.arguments.get("greater_is_better")
     # The first of equals: only a better result replaces it.
     number, step = (max if is_greater else min)(candidates, key=lambda pair: pair[0])
-    where = _checkpoint_of(known.case, step)
+    where = _checkpoint_of(rebuilt_state.case, step)
     return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
 
 
-def _tell_counts(known: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
     for key in _COUNTS:
         if key in rest or not others:
             continue
         state = others[0][0]
         count, at = decimal(state.get(key)) or 0.0, whole(state.get("global_step")) or 1
-        known.state[key] = type(_EMPTY[key])(count * step / at)
+        rebuilt_state.state[key] = type(_EMPTY[key])(count * step / at)
     if not all(key in rest for key in _COUNTS):
-        known.lost.append("counts")
+        rebuilt_state.lost.append("counts")
 
 
-def _tell_batch_size(known: _Known) -> None:
+def _tell_batch_size(rebuilt_state: _Known) -> None:
     """Ensure a batch size: the Trainer divides it when it resumes."""
-    if not decimal(known.state["train_batch_size"]):
-        known.state["train_batch_size"] = 0
-        known.lost.append("batch size")
+    if not decimal(rebuilt_state.state["train_batch_size"]):
+        rebuilt_state.state["train_batch_size"] = 0
+        rebuilt_state.lost.append("batch size")

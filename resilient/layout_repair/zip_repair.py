@@ -162,7 +162,7 @@ def mended_zip(
     if not scan.has_all:
         return None
     pieces = draft.pieces(name)
-    made: list[Piece] = []
+    new_pieces: list[Piece] = []
     at = 0
     for member in scan.members:
         if member.is_whole:
@@ -173,10 +173,10 @@ def mended_zip(
         back = flip_bit_back(data, member.checksum)
         if back is None:
             return None
-        made += [*sliced(pieces, start + at, start + member.data), back]
+        new_pieces += [*sliced(pieces, start + at, start + member.data), back]
         at = member.data + member.size_bytes
-    made += sliced(pieces, start + at, start + scan.end)
-    return (*made, directory(scan.members, scan.end))
+    new_pieces += sliced(pieces, start + at, start + scan.end)
+    return (*new_pieces, directory(scan.members, scan.end))
 
 
 def directory(members: Sequence[Member], at: int) -> bytes:
@@ -229,11 +229,13 @@ def _member_at(draft: VirtualFolder, name: str, at: int, stop: int, start: int) 
     head = draft.read(name, at, _HEADER.size)
     if len(head) != _HEADER.size or not head.startswith(_LOCAL) or at + len(head) > stop:
         return None
-    _, _, flags, method, _, _, checksum, packed, size_bytes, named, extra = _HEADER.unpack(head)
-    data = at + _HEADER.size + named + extra
-    if method or named > _NAME_BYTES_MAX or data > stop:
+    _, _, flags, method, _, _, checksum, packed, size_bytes, name_bytes, extra = _HEADER.unpack(
+        head
+    )
+    data = at + _HEADER.size + name_bytes + extra
+    if method or name_bytes > _NAME_BYTES_MAX or data > stop:
         return None
-    name_there = draft.read(name, at + _HEADER.size, named).decode("utf-8", "replace")
+    name_there = draft.read(name, at + _HEADER.size, name_bytes).decode("utf-8", "replace")
     if flags & _STREAMED:
         member = _described(draft, name, data, stop)
         if member is None:
@@ -322,15 +324,15 @@ def torch_file(value: Any, root: str) -> bytes:
         "byteorder": b"little",
         "version": b"3\n",
     }
-    made, members = b"", []
+    zip_bytes, members = b"", []
     for key, data in content.items():
-        name, at = f"{root}/{key}", len(made)
+        name, at = f"{root}/{key}", len(zip_bytes)
         bare = at + 30 + len(name) + 4
         head = header(name, 4 + -bare % _ALIGNMENT)
         checksum, start = zlib.crc32(data), at + len(head)
-        made += head + data + descriptor(checksum, len(data))
-        members.append(Member(name, at, start, len(data), checksum, len(made), is_whole=True))
-    return made + directory(members, len(made))
+        zip_bytes += head + data + descriptor(checksum, len(data))
+        members.append(Member(name, at, start, len(data), checksum, len(zip_bytes), is_whole=True))
+    return zip_bytes + directory(members, len(zip_bytes))
 
 
 def _encode_value(value: Any, depth: int, *, is_old: bool = False) -> bytes:
@@ -374,11 +376,15 @@ def _name(name: PickledGlobal) -> bytes:
     return f"c{name.module}\n{name.name}\n".encode()
 
 
-def _encode_call(made: PickledCall, depth: int) -> bytes:
-    if not isinstance(made.name, PickledGlobal) or not isinstance(made.args, tuple):
+def _encode_call(pickled_call: PickledCall, depth: int) -> bytes:
+    if not isinstance(pickled_call.name, PickledGlobal) or not isinstance(pickled_call.args, tuple):
         raise Unreadable("a call of an invalid name")
-    call = b"\x81" if made.name.name in _WITHOUT_INIT else b"R"
-    code = _name(made.name) + _encode_value(made.args, depth) + call
-    if made.items:
+    call = b"\x81" if pickled_call.name.name in _WITHOUT_INIT else b"R"
+    code = _name(pickled_call.name) + _encode_value(pickled_call.args, depth) + call
+    if pickled_call.items:
         raise Unreadable("a call with items")
-    return code if made.state is None else code + _encode_value(made.state, depth) + b"b"
+    return (
+        code
+        if pickled_call.state is None
+        else code + _encode_value(pickled_call.state, depth) + b"b"
+    )

@@ -111,7 +111,7 @@ def _read_single_half(folder: Folder, listing: DirectoryListing) -> StateHalf:
 
 def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
     """Return the problem of a DeepSpeed engine that left traces but no folder."""
-    named = read_text(folder, listing, LATEST)
+    tag = read_text(folder, listing, LATEST)
     folders = (match[1] for file in listing.sizes if (match := _ENGINE_FOLDER.match(file)))
     left = next(folders, "")
     if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
@@ -122,7 +122,7 @@ def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
         else "the folder of DeepSpeed's engine is missing, and a resume does not use the model's "
         "file beside it"
     )
-    return Problem(left or f"{named or 'global_step*'}/", what, is_fatal=True, cure=Remedy.COPY)
+    return Problem(left or f"{tag or 'global_step*'}/", what, is_fatal=True, cure=Remedy.COPY)
 
 
 def optimizer_half(
@@ -285,9 +285,9 @@ def _schedules(
         name = f"scheduler_{number}.bin" if number else "scheduler.bin"
         try:
             archive = open_archive(folder, listing, name)
-            made = schedule_of(archive.value, archive)
-            if made is not None or not (archive.value and is_own_schedule(archive.value)):
-                schedules.append(required(made, "a schedule"))
+            schedule = schedule_of(archive.value, archive)
+            if schedule is not None or not (archive.value and is_own_schedule(archive.value)):
+                schedules.append(required(schedule, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
     inside = model.engine.schedule if model.engine else None
@@ -395,8 +395,10 @@ def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
     return {int(match[1] or 0) for match in matches if match}
 
 
-def _gaps(numbers: set[int], named: str, first: int = 1) -> list[Problem]:
+def _gaps(numbers: set[int], pattern: str, first: int = 1) -> list[Problem]:
     """Return the missing files of a numbered series."""
     last = min(max(numbers, default=0), _ROW_MAX)
     lacking = [number for number in range(first, last) if number not in numbers]
-    return [Problem(named.format(number), "it is missing", is_fatal=True) for number in lacking[:8]]
+    return [
+        Problem(pattern.format(number), "it is missing", is_fatal=True) for number in lacking[:8]
+    ]

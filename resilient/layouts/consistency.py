@@ -458,21 +458,21 @@ def _is_emptied(value: Any, archive: Archive) -> bool:
 
 def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield a parameter that occurs twice, and a state without a parameter."""
-    named = [
+    parameters = [
         parameter
         for group in groups
         if isinstance(members := group.get("params"), list | tuple)
         for parameter in members
         if isinstance(parameter, int | str)
     ]
-    own = set(named)
-    if len(own) != len(named):
-        twice = Counter(named).most_common(1)[0][0]
+    own = set(parameters)
+    if len(own) != len(parameters):
+        twice = Counter(parameters).most_common(1)[0][0]
         yield (
             f"parameter `{str(twice)[:80]}` is twice in its groups: another parameter continues "
             "without state"
         )
-    elif own == set(range(len(own))) and named != sorted(named, key=int):
+    elif own == set(range(len(own))) and parameters != sorted(parameters, key=int):
         yield (
             "the numbers of its parameters are not in order: torch would assign them to other "
             "parameters"
@@ -588,7 +588,7 @@ def _misshapen(
     weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
 ) -> Iterator[Problem]:
     """Yield parameters of an optimizer that match no weight, and optimizers with too many."""
-    named = {weight.name.removeprefix("model."): weight.shape for weight in weights}
+    shape_by_name = {weight.name.removeprefix("model."): weight.shape for weight in weights}
     owners: dict[tuple[str, str], dict[str, Tensor]] = {}
     for moment in moments:
         match = _OWNER.fullmatch(moment.name.rpartition(".")[0])
@@ -596,7 +596,7 @@ def _misshapen(
             owners.setdefault((_place_of(moment), match["of"]), {})[match["name"]] = moment
     for of_one in owners.values():
         for name, value in of_one.items():
-            shape = named.get(name.removeprefix("model."), value.shape)
+            shape = shape_by_name.get(name.removeprefix("model."), value.shape)
             if shape != value.shape:
                 what = (
                     f"`{value.name[:80]}` has the shape {list(value.shape)}, but its weight has "

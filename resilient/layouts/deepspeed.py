@@ -240,10 +240,10 @@ def _odd_ones(
     field: str, values: Mapping[str, Any], right_value: Any = None, loses: str = ""
 ) -> list[Problem]:
     """Return the files whose value differs from the wanted or the most common one."""
-    known = {name: value for name, value in values.items() if value is not None}
-    if len(set(known.values())) < 2:  # noqa: PLR2004 - two of them differ
+    stated_values = {name: value for name, value in values.items() if value is not None}
+    if len(set(stated_values.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
-    right = _common(known.values(), right_value)
+    right = _common(stated_values.values(), right_value)
     return [
         Problem(
             name,
@@ -253,7 +253,7 @@ def _odd_ones(
             is_fatal=not loses,
             cure=Remedy.COPY,
         )
-        for name, value in known.items()
+        for name, value in stated_values.items()
         if value != right
     ][:_NAMED_MAX]
 
@@ -282,8 +282,8 @@ def _expected(engine: Engine) -> int | None:
 
 
 def _named_step(tag: str) -> int | None:
-    named = _NAMED.fullmatch(tag)
-    return int(named[1]) if named else None
+    match = _NAMED.fullmatch(tag)
+    return int(match[1]) if match else None
 
 
 def _trainer_step(engine: Engine) -> int | None:
@@ -503,8 +503,8 @@ def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
             slots[name] = None
     groups = state.get("param_groups") or state.get("single_partition_of_fp32_groups")
     count = len(groups) if isinstance(groups, list) else 0
-    known = tuple(rate for rate in rates if rate is not None)
-    return Optimizer(step, 0, 0, max(count, len(known)), known, tuple(slots))
+    stated_rates = tuple(rate for rate in rates if rate is not None)
+    return Optimizer(step, 0, 0, max(count, len(stated_rates)), stated_rates, tuple(slots))
 
 
 def _matching(

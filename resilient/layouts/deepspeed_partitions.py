@@ -190,7 +190,7 @@ def _vectors(engine: _Engine, rank: int, value: Any) -> list[_Vector]:
 
 
 def _cut(
-    engine: _Engine, vectors: Sequence[Sequence[_Vector]], part: str, named: str
+    engine: _Engine, vectors: Sequence[Sequence[_Vector]], part: str, parameter_name: str
 ) -> Iterator[Tensor]:
     """Yield the parameters from the vectors of one kind of each rank."""
     place = 0
@@ -204,7 +204,7 @@ def _cut(
             else:
                 width = count
                 runs = [_Run(0, [ranks[nth] for ranks in vectors], place, count)]
-            yield _whole(named.replace("{name}", name), part, shape, runs)
+            yield _whole(parameter_name.replace("{name}", name), part, shape, runs)
             place += width
 
 

@@ -213,8 +213,8 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     is_sliced = any(file.endswith(dcp.SLICES) for file in files)
     is_lenient = contents.layout == "hf-trainer" and not is_sliced
     is_hurt = any(problem.is_fatal for problem in contents.problems)
-    problems, known = contents.problems, _witnesses(folder, listing, contents)
-    blamed = None if known is None or is_hurt else odd_weight(contents.tensors, known)
+    problems, witnesses = contents.problems, _witnesses(folder, listing, contents)
+    blamed = None if witnesses is None or is_hurt else odd_weight(contents.tensors, witnesses)
     if blamed is not None:
         # This weight alone caused the problems of the configuration and of the optimizer.
         problems = tuple(problem for problem in problems if problem.place != neighbours.CONFIG)
@@ -224,7 +224,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     odd = (
         *misfits,
         *check_layer_names(contents.tensors),
-        *(odd_dtypes(contents.tensors, known) if known else ()),
+        *(odd_dtypes(contents.tensors, witnesses) if witnesses else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
     return replace(contents, problems=(*problems, *odd))
@@ -497,9 +497,9 @@ def pointed_at(
         last = _last_of(run)
         if last is not None:
             latest.add(last.name)
-        named = beside.get(_best(folder, listing, beside.values()))
-        if named is not None:
-            best.add(named.name)
+        best_by_pointer = beside.get(_best(folder, listing, beside.values()))
+        if best_by_pointer is not None:
+            best.add(best_by_pointer.name)
     return Pointers(frozenset(latest), frozenset(best), stale)
 
 
@@ -513,12 +513,12 @@ def referred(
         checkpoints: The checkpoints, newest first.
         latest: Checkpoints that trackers name; a run without one uses its newest.
     """
-    named = [
+    matches = [
         checkpoint for checkpoint in checkpoints if reference in (checkpoint.name, checkpoint.base)
     ]
     match = _REFERENCE.fullmatch(reference)
-    if named or match is None:
-        return named
+    if matches or match is None:
+        return matches
     if match[2] is not None:
         return [checkpoint for checkpoint in checkpoints if checkpoint.step == int(match[2])]
     states = [

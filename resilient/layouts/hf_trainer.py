@@ -87,8 +87,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     step = whole(state.get("global_step"))
     world = ranks or (max(rng.ranks) + 1 if rng else None)
     versions = _versions(folder, listing, model)
-    named = _named_step(folder)
-    skipped = _skipped(listing, model, optimizer, named if step is None else step, schedule)
+    name_step = _named_step(folder)
+    skipped = _skipped(listing, model, optimizer, name_step if step is None else step, schedule)
     numbers = (step, schedule.step + skipped if schedule and schedule.step is not None else None)
     problems += [
         *model.problems,
@@ -244,20 +244,20 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
     return [Problem(STATE, what, "the best checkpoint")]
 
 
-def is_beside(url: str, named: str, name: str) -> bool:
+def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
     """Return True if a run's checkpoint exists at its recorded path, or beside another one.
 
     For a URL that is not on this machine the result is always True.
 
     Args:
         url: URL of the other checkpoint.
-        named: Recorded path.
+        checkpoint_name: Recorded path.
         name: Name of its folder.
     """
     if protocol_of(url) != "file":
         return True
     own = Path(url).absolute()
-    return name == own.name or any(map(_is_full, (own.parent / name, Path(named))))
+    return name == own.name or any(map(_is_full, (own.parent / name, Path(checkpoint_name))))
 
 
 def _is_full(path: Path) -> bool:
@@ -322,8 +322,8 @@ def _skipped(
 
 def _named_step(folder: Folder) -> int | None:
     """Return the step in the folder's name."""
-    named = re.search(r"checkpoint-(\d{1,12})/?$", folder.url)
-    return int(named[1]) if named else None
+    match = re.search(r"checkpoint-(\d{1,12})/?$", folder.url)
+    return int(match[1]) if match else None
 
 
 def _disagreements(

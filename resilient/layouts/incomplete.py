@@ -80,8 +80,8 @@ def unfinished(
         return tuple(problems)
     lacking = [name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))]
     of_trainer = _OF_TRAINER.fullmatch(saved_name(url) or url.rstrip("/").rpartition("/")[2])
-    named = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
-    first = Problem(place, f"{why}{named}", is_fatal=True, cure=Remedy.EARLIER)
+    lacking_text = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
+    first = Problem(place, f"{why}{lacking_text}", is_fatal=True, cure=Remedy.EARLIER)
     others = (
         replace(problem, help="", cure=Remedy.EARLIER)
         for problem in problems

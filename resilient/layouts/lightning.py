@@ -63,9 +63,9 @@ def read_run(archive: Archive) -> Contents:
     weights = tensors_in(archive, value.get("state_dict"), MODEL)
     states = _list(value.get("optimizer_states"))
     optimizers = [
-        made
+        optimizer
         for optimizer_state in states
-        if (made := optimizer_of(optimizer_state, archive)) is not None
+        if (optimizer := optimizer_of(optimizer_state, archive)) is not None
     ]
     tensors = list(weights)
     for number, state in enumerate(states):
@@ -198,12 +198,12 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
         if not isinstance(_at(loop, name), dict)
     ]
     progress = _at(loop, "epoch_loop.automatic_optimization.optim_progress")
-    made = whole(_down(progress, "optimizer", "step", "total", "completed"))
+    step_count = whole(_down(progress, "optimizer", "step", "total", "completed"))
     manual = whole(
         _down(loop, "epoch_loop.manual_optimization.optim_step_progress", "total", "completed")
     )
-    counted = (made or 0) + (manual or 0)
-    if made is not None and step is not None and counted != step:
+    counted = (step_count or 0) + (manual or 0)
+    if step_count is not None and step is not None and counted != step:
         what = f"its loops made {counted} steps, but it states {step}"
         problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Remedy.COPY))
     batches = _at(loop, "epoch_loop.batch_progress")

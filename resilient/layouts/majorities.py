@@ -68,14 +68,14 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
             votes = _votes(
                 weight, shape, references, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
             )
-            named = [name for name, is_against in votes.items() if is_against]
+            odd_names = [name for name, is_against in votes.items() if is_against]
             against = [name for name, is_against in votes.items() if is_against is False]
             if _is_total(references.index, total, weight, shape):
-                named.append("the index")
-            if len(named) >= _VOTES and len(named) > len(against):
+                odd_names.append("the index")
+            if len(odd_names) >= _VOTES and len(odd_names) > len(against):
                 what = (
                     f"`{weight.name[:80]}` has the shape {list(weight.shape)}, but "
-                    f"{_joined(named)} say {list(shape)}: the weight is damaged"
+                    f"{_joined(odd_names)} say {list(shape)}: the weight is damaged"
                 )
                 return Problem(_place(weight), what, is_fatal=True, cure=Remedy.COPY)
     return None
@@ -101,8 +101,8 @@ def _by_config(
         return None
     own_extent, other_extent = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
     sizes = {value for value in config.values() if type(value) is int and value > 1}
-    known = {times * size for size in sizes for times in _WIDTHS_OF_ONE}
-    is_mine, is_theirs = own_extent in known, other_extent in known
+    widths = {times * size for size in sizes for times in _WIDTHS_OF_ONE}
+    is_mine, is_theirs = own_extent in widths, other_extent in widths
     return None if is_mine == is_theirs else is_theirs
 
 
@@ -145,15 +145,18 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
             "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
             references.beside_name: other.dtype if other else None,
         }
-        named = {name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype}
+        dtype_by_name = {
+            name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype
+        }
         agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
-        if len(named) >= _VOTES and len(set(named.values())) == 1 and not agreeing:
-            odd.append((weight, named))
+        if len(dtype_by_name) >= _VOTES and len(set(dtype_by_name.values())) == 1 and not agreeing:
+            odd.append((weight, dtype_by_name))
     if odd:
-        first, named = odd[0]
+        first, dtype_by_name = odd[0]
         what = (
             f"{len(odd)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
-            f"{_joined(list(named))} say {next(iter(named.values()))}: they were rounded"
+            f"{_joined(list(dtype_by_name))} say {next(iter(dtype_by_name.values()))}: they were "
+            "rounded"
         )
         yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
     dtypes = {weight.dtype for weight in weights}

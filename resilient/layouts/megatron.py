@@ -60,8 +60,8 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     name = f"iter_{int(latest):07d}/" if re.fullmatch(r"\d{1,12}", latest) else "release/"
     if is_iteration(listing, name):
         return _read(folder, listing, name)
-    known = latest == "release" or name != "release/"
-    what = f"it names `{name}`, which does not exist" if known else "it names no iteration"
+    is_complete = latest == "release" or name != "release/"
+    what = f"it names `{name}`, which does not exist" if is_complete else "it names no iteration"
     other = max(_inside(listing))
     help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
     return Contents(
@@ -72,8 +72,10 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
 def _inside(listing: DirectoryListing) -> set[str]:
     """Return the folders of iterations in a folder."""
     folders = {file.partition("/")[0] + "/" for file in listing.sizes if "/" in file}
-    named = {folder for folder in folders if _ITERATION.fullmatch(folder) or folder == "release/"}
-    return {folder for folder in named if is_iteration(listing, folder)}
+    checkpoint_folders = {
+        folder for folder in folders if _ITERATION.fullmatch(folder) or folder == "release/"
+    }
+    return {folder for folder in checkpoint_folders if is_iteration(listing, folder)}
 
 
 def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
@@ -211,9 +213,9 @@ def _random(index: Index) -> RandomStates | None:
 def _disagreements(
     folder: Folder, prefix: str, step: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
-    named = _ITERATION.search(prefix or folder.url)
+    match = _ITERATION.search(prefix or folder.url)
     steps_by_source = {
-        "the folder's name": int(named[1]) if named else None,
+        "the folder's name": int(match[1]) if match else None,
         COMMON: step,
         "the optimizer": optimizer.step if optimizer else None,
     }

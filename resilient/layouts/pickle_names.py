@@ -67,19 +67,26 @@ def is_data(name: PickledGlobal) -> bool:
     if name.dotted in _NO_DATA or "." in name.name:
         return False
     if name.module == "torch":
-        known = name.name in _BY_STORAGE or name.name in _BY_TORCH
-        return known or name.name in ("Size", "Tensor", "device", "dtype", "Generator", "layout")
+        is_storage = name.name in _BY_STORAGE or name.name in _BY_TORCH
+        return is_storage or name.name in (
+            "Size",
+            "Tensor",
+            "device",
+            "dtype",
+            "Generator",
+            "layout",
+        )
     return name.module in _DATA_MODULES or name.dotted in _DATA_NAMES
 
 
-def rebuild(made: PickledCall) -> Any:
+def rebuild(call: PickledCall) -> Any:
     """Return the value of a call in a pickle if its name is known, else the call."""
-    if made.name == "persistent":
-        return _stored(made.args)
-    if not isinstance(made.args, tuple):
+    if call.name == "persistent":
+        return _stored(call.args)
+    if not isinstance(call.args, tuple):
         raise Unreadable("a call whose arguments are not a tuple")
-    known = _KNOWN.get(made.kind)
-    return made if known is None else known(made)
+    builder = _KNOWN.get(call.kind)
+    return call if builder is None else builder(call)
 
 
 def dtype_of(value: Any) -> str:
@@ -120,63 +127,63 @@ def _stored(storage: Any) -> Any:
     return StorageRef(_BY_STORAGE.get(kind.name, "?"), key, elements, device)
 
 
-def _tensor(made: PickledCall) -> TensorRef:
-    storage, offset, shape = made.args[:3]
-    dtype = made.args[6] if made.kind.endswith("_v3") and len(made.args) > 6 else None  # noqa: PLR2004
+def _tensor(call: PickledCall) -> TensorRef:
+    storage, offset, shape = call.args[:3]
+    dtype = call.args[6] if call.kind.endswith("_v3") and len(call.args) > 6 else None  # noqa: PLR2004
     if not isinstance(storage, StorageRef) or type(offset) is not int or offset < 0:
         raise Unreadable("a tensor without its storage")
     name = storage.dtype if dtype is None else dtype_of(dtype)
-    strides = shape_of(made.args[3]) if len(made.args) > 3 else None  # noqa: PLR2004
+    strides = shape_of(call.args[3]) if len(call.args) > 3 else None  # noqa: PLR2004
     tensor = TensorRef(name, shape_of(shape), storage, offset, strides)
     if strides is not None and len(strides) != len(tensor.shape):
         raise Unreadable("a tensor with invalid strides")
     return tensor
 
 
-def _parameter(made: PickledCall) -> Any:
-    return made.args[0] if isinstance(made.args[0], TensorRef) else made
+def _parameter(call: PickledCall) -> Any:
+    return call.args[0] if isinstance(call.args[0], TensorRef) else call
 
 
-def _typed(made: PickledCall) -> Any:
+def _typed(call: PickledCall) -> Any:
     """Return the tensor of ``_rebuild_from_type_v2(function, type, arguments, state)``."""
-    function, _, args = made.args[:3]
+    function, _, args = call.args[:3]
     if not isinstance(function, PickledGlobal) or function.dotted not in _TENSORS:
-        return made
+        return call
     return _tensor(PickledCall(function, args))
 
 
-def _meta(made: PickledCall) -> TensorRef:
+def _meta(call: PickledCall) -> TensorRef:
     """Return a tensor with a shape and no bytes."""
-    dtype, shape = made.args[:2]
+    dtype, shape = call.args[:2]
     return TensorRef(dtype_of(dtype), shape_of(shape))
 
 
-def _size(made: PickledCall) -> tuple[int, ...]:
-    return shape_of(made.args[0] if made.args else ())
+def _size(call: PickledCall) -> tuple[int, ...]:
+    return shape_of(call.args[0] if call.args else ())
 
 
-def _ordered(made: PickledCall) -> Any:
-    return {} if not made.args else made
+def _ordered(call: PickledCall) -> Any:
+    return {} if not call.args else call
 
 
-def _encoded(made: PickledCall) -> Any:
-    text = made.args[0]
+def _encoded(call: PickledCall) -> Any:
+    text = call.args[0]
     if not isinstance(text, str):
         raise Unreadable("bytes that are not text")
     return text.encode("latin1", "replace")
 
 
-def _path(made: PickledCall) -> str:
-    return "/".join(argument for argument in made.args if isinstance(argument, str))
+def _path(call: PickledCall) -> str:
+    return "/".join(argument for argument in call.args if isinstance(argument, str))
 
 
-def _scalar(made: PickledCall) -> Any:
+def _scalar(call: PickledCall) -> Any:
     """Return a scalar of NumPy as a number."""
-    dtype, data = made.args[:2]
+    dtype, data = call.args[:2]
     code = dtype.args[0] if isinstance(dtype, PickledCall) and dtype.args else ""
     layout = _NUMPY_SCALARS.get(code) if isinstance(code, str) else None
     if layout is None or not isinstance(data, bytes) or len(data) != struct.calcsize(layout):
-        return made
+        return call
     return struct.unpack(layout, data)[0]
 
 

@@ -105,7 +105,7 @@ class Pickled:
 
 
 def read_pickle(
-    source: bytes | io.BytesIO, rebuild: Callable[[PickledCall], Any] = lambda made: made
+    source: bytes | io.BytesIO, rebuild: Callable[[PickledCall], Any] = lambda call: call
 ) -> Pickled:
     """Return the content of a pickle as data.
 
@@ -132,7 +132,7 @@ def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
     Args:
         stream: Stream positioned at the pickle; it is left after it.
     """
-    machine = _Machine(lambda made: made)
+    machine = _Machine(lambda call: call)
     try:
         _walk(machine, stream)
     except Unreadable as error:
@@ -324,8 +324,8 @@ class _Machine:
         self.stack.append(PickledCall(name, args))
 
     def new_with_names(self, _: Any) -> None:
-        named, args, name = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        self.stack.append(PickledCall(name, args, named))
+        kwargs, args, name = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        self.stack.append(PickledCall(name, args, kwargs))
 
     def instance(self, argument: str) -> None:
         args = tuple(self._since_mark())

@@ -79,10 +79,10 @@ def assess_resumability(
 
 def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
     """Return the first few problems, each with its place."""
-    named = problems[:_NAMED_MAX]
+    first_problems = problems[:_NAMED_MAX]
     return tuple(
         problem.what if problem.place == "." else f"{problem.place}: {problem.what}"
-        for problem in named
+        for problem in first_problems
     )
 
 
@@ -106,10 +106,10 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
         return filled(REPAIR, path)
     # A command that helps against one problem does not help against the others.
     helps = {problem.help for problem in fatal}
-    named = helps.pop() if len(helps) == 1 else ""
-    is_vain = named == REPAIR and others.repair is not RepairOutcome.UNKNOWN
-    if named and not (is_vain and (others.sibling or others.repair is RepairOutcome.NONE)):
-        return filled(named, path)
+    help_text = helps.pop() if len(helps) == 1 else ""
+    is_vain = help_text == REPAIR and others.repair is not RepairOutcome.UNKNOWN
+    if help_text and not (is_vain and (others.sibling or others.repair is RepairOutcome.NONE)):
+        return filled(help_text, path)
     if others.sibling:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     # A repair cannot improve a state that was saved as it is.

@@ -96,7 +96,7 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
     Raises:
         Unreadable: The value exceeds the bounds.
     """
-    named: dict[str, TensorRef] = {}
+    tensor_by_name: dict[str, TensorRef] = {}
     waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
     seen = 0
     while waiting:
@@ -105,7 +105,7 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         if depth > DEPTH_MAX or seen > LEAVES_MAX:
             raise Unreadable("endless nesting of modules")
         fields = _fields(value)
-        named |= {
+        tensor_by_name |= {
             f"{prefix}{key}": field_value
             for key, field_value in fields
             if isinstance(field_value, TensorRef)
@@ -118,7 +118,7 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         waiting += [
             (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(inside)
         ]
-    return tensors_in(archive, named, MODEL)
+    return tensors_in(archive, tensor_by_name, MODEL)
 
 
 def _fields(module: Any) -> list[tuple[Any, Any]]:
@@ -175,15 +175,15 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         StoreError: The file could not be read.
     """
     value = archive.value
-    named = value if isinstance(value, dict) else {}
-    optimizer, schedule = _optimizer(named, archive), _schedule(named, archive)
+    fields = value if isinstance(value, dict) else {}
+    optimizer, schedule = _optimizer(fields, archive), _schedule(fields, archive)
     tensors = _tensors(archive)
     problems = [] if tensors else [Problem(archive.name, "it contains no tensor", is_fatal=True)]
     lacking = [
         *(("the optimizer's state",) if optimizer is None else ()),
         *(("the schedule",) if schedule is None else ()),
     ]
-    words = [key.lower() for key in named if isinstance(key, str)]
+    words = [key.lower() for key in fields if isinstance(key, str)]
     for word_parts, what in _WANTED.items():
         if not any(part in word for part in word_parts for word in words):
             lacking.append(what)
@@ -198,13 +198,13 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         problems.append(Problem(archive.name, what, cure=Remedy.NEEDLESS))
     if stops and not _modules(archive):
         problems.append(Problem(archive.name, stops, cure=Remedy.NEEDLESS))
-    step = _first(named, _STEPS, whole)
+    step = _first(fields, _STEPS, whole)
     problems += ahead(archive.name, optimizer, step)
     is_begun = bool(step or (schedule and schedule.step))
-    for state in _states(named):
+    for state in _states(fields):
         problems += check_optimizer(archive.name, state, archive, is_begun=is_begun)
-    states = [candidate for candidate in named.values() if schedule_of(candidate) is not None]
-    if len(states) == 1 and len(list(_states(named))) == 1:
+    states = [candidate for candidate in fields.values() if schedule_of(candidate) is not None]
+    if len(states) == 1 and len(list(_states(fields))) == 1:
         problems += check_update_count(archive.name, states[0], optimizer)
     return Contents(
         layout,
@@ -212,10 +212,12 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         load,
         tensors,
         step=step,
-        epoch=_first(named, _EPOCHS, decimal),
+        epoch=_first(fields, _EPOCHS, decimal),
         optimizer=optimizer,
         schedule=schedule,
-        facts={"keys": ", ".join(str(name)[:40] for name in list(named)[:12])} if optimizer else {},
+        facts={"keys": ", ".join(str(name)[:40] for name in list(fields)[:12])}
+        if optimizer
+        else {},
         problems=tuple(problems),
     )
 
@@ -238,8 +240,8 @@ def _tensors(archive: Archive) -> tuple[Tensor, ...]:
     tensors = archive.tensors(MODEL)
     for key, value in _modules(archive):
         tensors += tensors_of(archive, value, f"{key}.")
-    named = archive.value if isinstance(archive.value, dict) else {}
-    parts = {key: _part(key, value) for key, value in named.items()}
+    fields = archive.value if isinstance(archive.value, dict) else {}
+    parts = {key: _part(key, value) for key, value in fields.items()}
     by_text = {str(key): part for key, part in parts.items() if isinstance(key, str | int)}
     return tuple(
         replace(tensor, part=by_text.get(_head(tensor.name, by_text), MODEL)) for tensor in tensors
@@ -248,14 +250,14 @@ def _tensors(archive: Archive) -> tuple[Tensor, ...]:
 
 def _modules(archive: Archive) -> list[tuple[str, Any]]:
     """Return the modules that a script stored in its dictionary."""
-    named = archive.value if isinstance(archive.value, dict) else {}
-    return [(str(key)[:80], value) for key, value in named.items() if is_module(value)]
+    fields = archive.value if isinstance(archive.value, dict) else {}
+    return [(str(key)[:80], value) for key, value in fields.items() if is_module(value)]
 
 
-def _head(name: str, known: dict[str, str]) -> str:
+def _head(name: str, metadata: dict[str, str]) -> str:
     """Return the known first key of a path; keys may contain dots."""
     head = name.partition(".")[0]
-    return head if head in known else name
+    return head if head in metadata else name
 
 
 def _part(key: Any, value: Any) -> str:
@@ -267,21 +269,21 @@ def _part(key: Any, value: Any) -> str:
     return OTHER if is_state else MODEL
 
 
-def _optimizer(named: dict[Any, Any], archive: Archive) -> Optimizer | None:
-    first = next(_states(named), None)
+def _optimizer(fields: dict[Any, Any], archive: Archive) -> Optimizer | None:
+    first = next(_states(fields), None)
     return None if first is None else optimizer_of(first, archive)
 
 
-def _states(named: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
+def _states(fields: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
     """Yield the optimizer states: the value itself, its fields, and elements of lists in them."""
-    for value in (named, *named.values()):
+    for value in (fields, *fields.values()):
         for state in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
             if optimizer_of(state, None) is not None:
                 yield state
 
 
-def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
-    for value in (named, *named.values()):
+def _schedule(fields: dict[Any, Any], archive: Archive) -> Schedule | None:
+    for value in (fields, *fields.values()):
         schedule = value[0] if isinstance(value, list) and value else value
         parsed_schedule = schedule_of(schedule, archive)
         if parsed_schedule is not None:
@@ -289,6 +291,6 @@ def _schedule(named: dict[Any, Any], archive: Archive) -> Schedule | None:
     return None
 
 
-def _first(named: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
-    values = (read(named[name]) for name in names if name in named)
+def _first(fields: dict[Any, Any], names: tuple[str, ...], read: Any) -> Any:
+    values = (read(fields[name]) for name in names if name in fields)
     return next((item for item in values if item is not None), None)

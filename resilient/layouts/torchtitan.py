@@ -104,9 +104,9 @@ def _unplaced(index: Index, world: int | None) -> list[Problem]:
 def _disagreements(
     folder: Folder, step: int | None, last: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
-    named = re.search(r"step-(\d{1,12})/?$", folder.url)
+    match = re.search(r"step-(\d{1,12})/?$", folder.url)
     steps_by_source: dict[str, Any] = {
-        "the folder's name": int(named[1]) if named else None,
+        "the folder's name": int(match[1]) if match else None,
         "its state": step,
         "the schedule": last,
         "the optimizer": optimizer.step if optimizer else None,

@@ -133,9 +133,9 @@ def read_weights(
     shard_sets = shards_in((*listing.sizes, *listing.outside), prefix)
     if index:
         return _indexed(folder, listing, prefix, index, shard_sets.get(index, ()))
-    named, shards = next(iter(shard_sets.items()), ("", []))
+    shard_name, shards = next(iter(shard_sets.items()), ("", []))
     tensors, problems = read_all(folder, listing, shards)
-    lost = [unnamed(named, len(shards))] if shards else []
+    lost = [unnamed(shard_name, len(shards))] if shards else []
     return tensors, [*lost, *problems, *doubled(tensors)]
 
 

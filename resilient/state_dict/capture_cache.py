@@ -171,20 +171,20 @@ class OptimizerChangeDetector:
 
     is_by_value = False
 
-    def __init__(self, named: NamedOptimizer) -> None:
-        self._named_optimizer = named
-        self._names = named.names
-        self._parameters = [*named.optimizer.state]
-        self._dicts: list[dict[str, Any]] = [*named.optimizer.state.values()]
+    def __init__(self, named_optimizer: NamedOptimizer) -> None:
+        self._named_optimizer = named_optimizer
+        self._names = named_optimizer.names
+        self._parameters = [*named_optimizer.optimizer.state]
+        self._dicts: list[dict[str, Any]] = [*named_optimizer.optimizer.state.values()]
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
         """Return whether no parameter and no tensor of the state was added, removed or replaced."""
-        named = self._named_optimizer
-        state = named.optimizer.state
+        named_optimizer = self._named_optimizer
+        state = named_optimizer.optimizer.state
         return (
-            named.is_asked_plainly()
-            and named.names is self._names
+            named_optimizer.is_asked_plainly()
+            and named_optimizer.names is self._names
             and _are([*state], self._parameters)
             and _are([*state.values()], self._dicts)
             and self._content.is_in(self._dicts)
@@ -397,10 +397,10 @@ class CaptureCache:
         return None if more else ({"state": look.constant, **tree}, look.tensors)
 
     def _is_still_there(self, part: str, look: _Look) -> bool:
-        known = self._records.get(part)
+        record = self._records.get(part)
         if look.glance.is_by_value:
             return True
-        return known is not None and known.tensors is look.tensors and known.is_still_there()
+        return record is not None and record.tensors is look.tensors and record.is_still_there()
 
     def flatten(self, part: str, value: Any) -> tuple[Any, Tensors]:
         """Return the result of :func:`~resilient.state_dict.flatten.flatten`.
@@ -414,22 +414,22 @@ class CaptureCache:
         """
         if part in self._strange:
             return flatten(part, value)
-        known = self._records.pop(part, None)
-        walk = _Walk(known.constants if known else ())
+        record = self._records.pop(part, None)
+        walk = _Walk(record.constants if record else ())
         try:
             tree = walk.visit(value)
         except (_Unlike, RecursionError):
             self._strange.add(part)
             return flatten(part, value)
-        if known is None or not known.is_like(walk):
+        if record is None or not record.is_like(walk):
             tree, tensors = flatten(part, value)
             if not tensors:
                 self._strange.add(part)
                 return tree, tensors
-            known = _Known(walk, tree, CachedTensors(tensors))
-        known.live = walk.seen
-        self._records[part] = known
-        return tree, known.tensors
+            record = _Known(walk, tree, CachedTensors(tensors))
+        record.live = walk.seen
+        self._records[part] = record
+        return tree, record.tensors
 
 
 @dataclass(slots=True)
@@ -529,8 +529,8 @@ class _Walk:
             return self._mapping(kind, value)
         if kind is list or kind is tuple:
             self.places.append((kind, len(value)))
-            made = [self._child(index, item) for index, item in enumerate(value)]
-            return made if kind is list else {"$tuple": made}
+            children = [self._child(index, item) for index, item in enumerate(value)]
+            return children if kind is list else {"$tuple": children}
         raise _Unlike
 
     def _mapping(self, kind: type, value: Mapping[Any, Any]) -> Any:

@@ -153,7 +153,7 @@ class ResumeCheck:
         policy, saved = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
         changes = [*_setup_changes(saved, self._setup, options=compares)]
-        changes += _scheduler_changes(trees, parts, known=saved.keys())
+        changes += _scheduler_changes(trees, parts, known_names=saved.keys())
         changes += _model_changes(manifest.tensors, trees, parts)
         lost = policy.lost(entry.name for entry in manifest.parts)
         changes += (
@@ -285,7 +285,7 @@ def _option_changes(
 
 
 def _scheduler_changes(
-    trees: Mapping[str, Any], parts: Mapping[str, Part], known: Collection[str]
+    trees: Mapping[str, Any], parts: Mapping[str, Part], known_names: Collection[str]
 ) -> Iterator[StateChange]:
     """Find schedulers with other groups, and schedulers whose keys show another class."""
     for name, tree in trees.items():
@@ -294,7 +294,7 @@ def _scheduler_changes(
             continue
         if scheduler is parts[name].stateful:
             yield from _rate_changes(name, tree, scheduler)
-        if name in known:
+        if name in known_names:
             continue
         own = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
         saved = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
@@ -340,7 +340,7 @@ def refused_changes(
             for path, tensor in tensors.items()
         )
     changes = [
-        *_scheduler_changes(trees, live, known=()),
+        *_scheduler_changes(trees, live, known_names=()),
         *_model_changes(entries, trees, live),
     ]
     return tuple(

@@ -244,9 +244,9 @@ class ZeroModel:
 
     def state_dict(self) -> dict[str, Any]:
         """Return full-precision weights and all other state by their names in the model."""
-        named = dict(self._engine.module.named_parameters())
+        parameter_by_name = dict(self._engine.module.named_parameters())
         locations = {
-            id(named[home.name]): home.part_of(home.flat)
+            id(parameter_by_name[home.name]): home.part_of(home.flat)
             for home in parameter_locations(self._engine)
         }
         # Tied parameters have several names and must stay one tensor.

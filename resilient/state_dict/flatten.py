@@ -177,9 +177,9 @@ class _Flattener:
         # A tensor without memory cannot be identified by its address.
         if address := local.data_ptr() if local is value else _address_of(local):
             here = self._at.setdefault(address, [])
-            for known in here:
-                if _is_same(self.tensors[known], value):
-                    return {"$tensor": known}
+            for candidate in here:
+                if _is_same(self.tensors[candidate], value):
+                    return {"$tensor": candidate}
             here.append(name)
         self.tensors[name] = value.detach()
         return {"$tensor": name}
@@ -445,9 +445,9 @@ def restore_objects(value: Any) -> Any:
         return value
     if _OBJECT in value:
         kind = _class_of(value[_OBJECT], OBJECTS)
-        made = kind.__new__(kind)
-        vars(made).update(value["fields"])
-        return made
+        instance = kind.__new__(kind)
+        vars(instance).update(value["fields"])
+        return instance
     if _TENSOR in value:
         kind = _class_of(value[_TENSOR], TENSORS)
         shape = torch.Size(value["shape"])
@@ -463,11 +463,11 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, torch.Size) else value
 
 
-def _class_of(name: str, known: set[str]) -> Any:
-    if name not in known:
+def _class_of(name: str, names: set[str]) -> Any:
+    if name not in names:
         raise IncompatibleCheckpoint(
             f"the optimizer's state holds a `{name}`, which is not one of "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(names))}"
         )
     module, _, kind = name.rpartition(".")
     try:

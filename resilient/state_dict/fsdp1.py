@@ -98,8 +98,8 @@ class Fsdp1Optimizer:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
         if not self._layout:
-            named = get_model_state_dict(self._model)
-            self._layout = {escape(name): value for name, value in named.items()}
+            model_state = get_model_state_dict(self._model)
+            self._layout = {escape(name): value for name, value in model_state.items()}
         place, _, rest = path.partition("/")
         name, _, kind = rest.partition("/")
         return self._layout.get(name) if place == "state" and kind != "step" else None

@@ -211,10 +211,10 @@ class DeferredCopies:
             batch = self._pending.popleft()
         except IndexError:
             return False
-        made = capture_failure(lambda: batch.make(modestly=modestly))
+        result = capture_failure(lambda: batch.make(modestly=modestly))
         with self._lock:
-            if isinstance(made, RankFailure):
-                self._failures.append(made)
+            if isinstance(result, RankFailure):
+                self._failures.append(result)
             self._missing -= 1
             if not self._missing:
                 self._whole.set()

@@ -111,15 +111,15 @@ def _live(name: str, part: Part) -> Berths | None:
     if state is None:
         return None
     targets: Berths = {}
-    known: set[tuple[Any, ...]] = set()
+    keys: set[tuple[Any, ...]] = set()
     for path, tensor in named_tensors(state, name):
         memory = _memory(tensor, path)
         if memory is None:
             return None
         key = (memory.data_ptr(), tensor.dtype, tensor.shape, memory.stride())
-        if not tensor.numel() or key not in known:
+        if not tensor.numel() or key not in keys:
             targets[path] = tensor
-            known.add(key)
+            keys.add(key)
     return targets
 
 

@@ -364,9 +364,9 @@ def _taken_apart(state: Any) -> Any:
 
 
 def _put_together(state: Any) -> Any:
-    made = restore_objects(state)
-    if made is not state or not isinstance(state, dict):
-        return made
+    restored_state = restore_objects(state)
+    if restored_state is not state or not isinstance(state, dict):
+        return restored_state
     return {kind: restore_objects(value) for kind, value in state.items()}
 
 

@@ -170,8 +170,8 @@ class PipelineOptimizer:
         groups = self._optimizer.param_groups[len(self._groups) :]
         if not groups:
             return
-        named = dict(self._model.named_parameters())
-        names = {id(value): name for name, value in named.items()}
+        parameter_by_name = dict(self._model.named_parameters())
+        names = {id(value): name for name, value in parameter_by_name.items()}
         members = [parameter for group in groups for parameter in group["params"]]
         unknown = sum(id(parameter) not in names for parameter in members)
         if unknown:
@@ -193,7 +193,7 @@ class PipelineOptimizer:
             names[id(parameter)] for group in groups for parameter in group["params"]
         ]
         self._by_path |= {
-            escape(name): named[name] for several in names_by_group for name in several
+            escape(name): parameter_by_name[name] for several in names_by_group for name in several
         }
 
     @property

@@ -488,11 +488,11 @@ class SavePlanner:
         if any(type(tensor) not in PLAIN for tensor in part.tensors.values()):
             return _shares(part, world)
         shapes = _shapes_of(part)
-        known = self._plans.get(part.name)
-        if known is None or known[:2] != (world, shapes):
+        record = self._plans.get(part.name)
+        if record is None or record[:2] != (world, shapes):
             plans = [_Plan.like(share) for share in _shares(part, world)]
-            known = self._plans[part.name] = (world, shapes, plans)
-        return [plan.of(part.tensors) for plan in known[2]]
+            record = self._plans[part.name] = (world, shapes, plans)
+        return [plan.of(part.tensors) for plan in record[2]]
 
     def _own_draft(self, part: FlattenedPart, rank: int) -> PlannedFile:
         name, shapes = own_file(part, rank), _shapes_of(part)

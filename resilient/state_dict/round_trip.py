@@ -189,11 +189,11 @@ def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) 
     """Load a state into a copy of a scheduler of torch."""
     if not _is_of_torch(scheduler):
         return
-    made = _copy_of(scheduler)
+    schedule_copy = _copy_of(scheduler)
     if stateful is scheduler:
-        made.load_state_dict(state)
+        schedule_copy.load_state_dict(state)
     elif hasattr(stateful, "with_scheduler"):
-        stateful.with_scheduler(made).load_state_dict(state)
+        stateful.with_scheduler(schedule_copy).load_state_dict(state)
 
 
 def _is_of_torch(scheduler: Any) -> bool:
@@ -208,15 +208,15 @@ def _is_of_torch(scheduler: Any) -> bool:
 
 def _copy_of(scheduler: Any) -> Any:
     """Return a copy of a scheduler whose load changes neither the scheduler nor its functions."""
-    made = copy.copy(scheduler)
+    scheduler_copy = copy.copy(scheduler)
     for name, value in vars(scheduler).items():
         if name == "_schedulers":
-            made._schedulers = [_copy_of(item) for item in value]  # noqa: SLF001 - as torch keeps them
+            scheduler_copy._schedulers = [_copy_of(item) for item in value]  # noqa: SLF001 - as torch keeps them
         elif name == "lr_lambdas":
-            made.lr_lambdas = [_copy_of_callable(function) for function in value]
+            scheduler_copy.lr_lambdas = [_copy_of_callable(function) for function in value]
         elif name == "_scale_fn_custom":
-            made._scale_fn_custom = _copy_of_callable(value)  # noqa: SLF001 - CyclicLR loads into it
-    return made
+            scheduler_copy._scale_fn_custom = _copy_of_callable(value)  # noqa: SLF001 - CyclicLR loads into it
+    return scheduler_copy
 
 
 def _copy_of_callable(function: Any) -> Any:
@@ -226,15 +226,15 @@ def _copy_of_callable(function: Any) -> Any:
 
 def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Raise if a module saves keys that its load does not know."""
-    known: set[str] = set()
+    keys: set[str] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         if _has_own_load(module):
             return
         names = [*module._parameters, *module._buffers]  # noqa: SLF001 - torch has no public way
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             names.append("_extra_state")
-        known.update(f"{prefix}.{name}".removeprefix(".") for name in names)
-    strange = sorted(map(str, state.keys() - known))
+        keys.update(f"{prefix}.{name}".removeprefix(".") for name in names)
+    strange = sorted(map(str, state.keys() - keys))
     if strange:
         raise ValueError(f"load_state_dict() of the module does not know `{strange[0]}`")
 

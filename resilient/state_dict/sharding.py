@@ -99,11 +99,11 @@ class FlatShard(torch.Tensor):
     def __new__(cls: type[Self], shape: Sequence[int], start: int, memory: torch.Tensor) -> Self:
         """Describe ``memory``, which is shared, as a part of a tensor of ``shape``."""
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents it so
-        made = make(cls, torch.Size(shape), dtype=memory.dtype, device=memory.device)
-        made.start = start
+        shard = make(cls, torch.Size(shape), dtype=memory.dtype, device=memory.device)
+        shard.start = start
         # A tied parameter is identified by its address, so an empty run needs its own address, too.
-        made.memory = memory if memory.numel() else memory.new_empty(1)[:0]
-        return made  # type: ignore[no-any-return]
+        shard.memory = memory if memory.numel() else memory.new_empty(1)[:0]
+        return shard  # type: ignore[no-any-return]
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it so, and types another one
@@ -112,9 +112,9 @@ class FlatShard(torch.Tensor):
         """Detach, or make a tensor of the same layout; every other operation is refused."""
         shard, packet = args[0], func.overloadpacket
         if packet is torch.ops.aten.detach:
-            made = cls(shard.shape, shard.start, shard.memory)
-            made.memory = shard.memory
-            return made
+            new_shard = cls(shard.shape, shard.start, shard.memory)
+            new_shard.memory = shard.memory
+            return new_shard
         if packet is torch.ops.aten.empty_like:
             dtype = (kwargs or {}).get("dtype") or shard.dtype
             return cls(shard.shape, shard.start, torch.empty_like(shard.memory, dtype=dtype))

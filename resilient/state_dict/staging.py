@@ -427,17 +427,17 @@ class CopyScheduleCache:
             steady: Addresses of storages that do not change for a while.
             small: Addresses in ``steady`` whose tensors wait at any size.
         """
-        known = self._schedules.get(file)
-        if known is None or (known.steady, known.small) != (steady, small):
-            known = self._schedules[file] = CopySchedule.of(file, into, steady, small)
-            return known
-        for copy in known.waiting:
+        schedule = self._schedules.get(file)
+        if schedule is None or (schedule.steady, schedule.small) != (steady, small):
+            schedule = self._schedules[file] = CopySchedule.of(file, into, steady, small)
+            return schedule
+        for copy in schedule.waiting:
             copy.renew()
-        return known
+        return schedule
 
     def forget(self, name: str) -> None:
         """Drop everything that points into the memory of a file of this name."""
-        for file in [known for known in self._schedules if known.name == name]:
+        for file in [planned_file for planned_file in self._schedules if planned_file.name == name]:
             del self._schedules[file]
 
 

@@ -115,12 +115,12 @@ def read_s3_options(values: Mapping[str, Any]) -> S3Options:
         ConfigError: A name is unknown or a value has the wrong type. The message shows names, never
             values.
     """
-    known: dict[str, Any] = {}
+    s3_values: dict[str, Any] = {}
     for_s3fs: dict[str, Any] = {}
     for name, value in values.items():
         word = _ALIASES.get(name, name)
         if word in _KNOWN:
-            known[word] = _checked(word, value)
+            s3_values[word] = _checked(word, value)
         elif name in _S3FS_ALONE:
             for_s3fs[name] = value
         else:
@@ -128,7 +128,7 @@ def read_s3_options(values: Mapping[str, Any]) -> S3Options:
                 f"storage option `{name}` is unknown for s3://{_did_you_mean(name)}",
                 hint=f"use some of: {', '.join(_KNOWN)}",
             )
-    options = S3Options(**known, for_s3fs=for_s3fs)
+    options = S3Options(**s3_values, for_s3fs=for_s3fs)
     _check_limits(options)
     return options
 

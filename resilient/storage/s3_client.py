@@ -460,13 +460,13 @@ class S3Connection:
                 idle.close()
         parts = urlsplit(self._base)
         host, within_seconds = parts.hostname or "", self._options.connect_seconds
-        made = (
+        connection = (
             HTTPSConnection(host, parts.port, timeout=within_seconds, context=self._trust)
             if self._trust
             else HTTPConnection(host, parts.port, timeout=within_seconds)
         )
-        made.connect()
-        return made
+        connection.connect()
+        return connection
 
 
 def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | None:

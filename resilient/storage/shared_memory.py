@@ -303,12 +303,12 @@ def _is_shared_memory_folder(path: Path) -> bool:
 
     An owner that was killed before it wrote the owner file had put nothing else there.
     """
-    named = _NAME.fullmatch(path.name)
-    if named is None:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
         return False
     try:
         owner = json.loads((path / _OWNER).read_text())
-        if owner["pid"] == int(named[1]):
+        if owner["pid"] == int(match[1]):
             return True
     except (OSError, ValueError, TypeError, KeyError):
         pass

@@ -43,12 +43,12 @@ def read_recomputing(options_given: Mapping[str, Any] | None) -> ActivationCheck
         ConfigError: A key is unknown or a value is not accepted.
     """
     options = dict(options_given or {})
-    known = (*_OURS, *_TORCHS)
+    names = (*_OURS, *_TORCHS)
     for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
+        if name not in names:
+            close = get_close_matches(name, names, n=1)
             raise ConfigError(
-                f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(known)}"
+                f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(names)}"
                 + (f"; did you mean `{close[0]}`?" if close else "")
             )
     layer_interval = options.pop("every_n_layers", 1)
@@ -143,14 +143,14 @@ def _recomputed(
     saving: Any = partial(checkpoint, **settings.options)
 
     @wraps(forward)
-    def recomputed(*inputs: Any, **named: Any) -> Any:
+    def recomputed(*inputs: Any, **kwargs: Any) -> Any:
         if not is_grad_enabled():
-            return forward(*inputs, **named)
-        if settings.options["use_reentrant"] and named:
+            return forward(*inputs, **kwargs)
+        if settings.options["use_reentrant"] and kwargs:
             # torch passes on only positional arguments there.
-            return saving(partial(forward, **named), *inputs)
+            return saving(partial(forward, **kwargs), *inputs)
         with _waiting_room(offload=settings.offload):
-            return saving(forward, *inputs, **named)
+            return saving(forward, *inputs, **kwargs)
 
     return recomputed
 

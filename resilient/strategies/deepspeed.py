@@ -80,10 +80,10 @@ class DeepSpeedStrategy:
         if self._clips_by_itself:
             config["gradient_clipping"] = 0.0
         with refusing_config():
-            made = import_module("deepspeed").initialize(
+            engine_parts = import_module("deepspeed").initialize(
                 model=model, optimizer=optimizer, config=config, dist_init_required=False
             )
-        return made[0]
+        return engine_parts[0]
 
     @property
     def _clips_by_itself(self) -> bool:
@@ -91,12 +91,12 @@ class DeepSpeedStrategy:
         half = any(self.config.get(section, {}).get("enabled") for section in ("bf16", "fp16"))
         return stage_in(self.config) == 0 and not half
 
-    def _in_model_dtype(self, _: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
+    def _in_model_dtype(self, _: nn.Module, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
         """Convert the batch to the half precision of the model."""
         for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
             if self.config.get(name, {}).get("enabled"):
-                return _cast(inputs, dtype), _cast(named, dtype)
-        return inputs, named
+                return _cast(inputs, dtype), _cast(kwargs, dtype)
+        return inputs, kwargs
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Return the module inside the engine."""

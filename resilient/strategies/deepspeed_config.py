@@ -292,21 +292,21 @@ def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     unknown = [*find_misspelt_keys(config)]
     if unknown:
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
-    made = deepcopy(dict(config))
-    wrong = [*_fill(made, inputs), *_unfit(made)]
-    wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(made)]
+    full_config = deepcopy(dict(config))
+    wrong = [*_fill(full_config, inputs), *_unfit(full_config)]
+    wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(full_config)]
     if wrong:
         raise ConfigError(
             f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}",
             hint='write "auto" for these keys, or omit them',
         )
-    made.pop("optimizer", None)
-    made.setdefault("steps_per_print", 100)
-    made.setdefault("wall_clock_breakdown", False)
+    full_config.pop("optimizer", None)
+    full_config.setdefault("steps_per_print", 100)
+    full_config.setdefault("wall_clock_breakdown", False)
     # The loop's optimizer is torch's; DeepSpeed would require its own CPU optimizer.
-    made["zero_force_ds_cpu_optimizer"] = False
-    made["zero_allow_untested_optimizer"] = True
-    return made
+    full_config["zero_force_ds_cpu_optimizer"] = False
+    full_config["zero_allow_untested_optimizer"] = True
+    return full_config
 
 
 def stage_in(config: Mapping[str, Any]) -> int:

@@ -195,17 +195,18 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
 
 
 def _classes_in(model: nn.Module, options: FsdpOptions) -> set[str]:
-    known = {type(module).__name__ for module in model.modules()}
-    unknown = sorted(set(options.layer_classes) - known)
+    module_types = {type(module).__name__ for module in model.modules()}
+    unknown = sorted(set(options.layer_classes) - module_types)
     if unknown:
         raise ConfigError(
-            f"no module of the model is a {', '.join(unknown)}; it has {', '.join(sorted(known))}",
+            f"no module of the model is a {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(module_types))}",
             hint="name classes of the model in fsdp_transformer_layer_cls_to_wrap",
         )
     if options.layer_classes or not options.wrap or options.min_num_params:
         return set(options.layer_classes)
     # Layer classes that a Transformers model names itself.
-    return known & set(getattr(model, "_no_split_modules", None) or ())
+    return module_types & set(getattr(model, "_no_split_modules", None) or ())
 
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:

@@ -83,10 +83,10 @@ class Fsdp1Strategy:
         if not self.options.use_orig_params:
             _refuse_frozen_parts(model, units)
         broadcast([*model.parameters(), *model.buffers()])
-        named = named_in(model)
+        parameters = named_in(model)
         wrapper = self._wrap(model, units)
         wrapper.register_forward_pre_hook(begin_with_rank_0)
-        ForwardRedirect(model, wrapper, named)
+        ForwardRedirect(model, wrapper, parameters)
         return model
 
     def _wrap(self, model: nn.Module, units: Sequence[nn.Module]) -> FullyShardedDataParallel:

@@ -121,16 +121,18 @@ def _words(fsdp: Any) -> dict[str, Any]:
     if fsdp is None or isinstance(fsdp, bool):
         return {}
     words = fsdp.replace(",", " ").split() if isinstance(fsdp, str) else list(fsdp)
-    known = {**MODES, **_EXTRAS}
+    option_by_word = {**MODES, **_EXTRAS}
     options: dict[str, Any] = {}
     for word in words:
         if word.lower() in ("true", "1"):
             continue
         if word == "no_shard":
             raise _refused("fsdp", word, 'it shards nothing: write parallelism="ddp"')
-        if word not in known:
-            raise _refused("fsdp", word, f"use {', '.join(known)}{_suggest(word, known)}")
-        options |= known[word]
+        if word not in option_by_word:
+            raise _refused(
+                "fsdp", word, f"use {', '.join(option_by_word)}{_suggest(word, option_by_word)}"
+            )
+        options |= option_by_word[word]
     modes = [word for word in words if word in MODES]
     if len(modes) > 1:
         raise ConfigError(f"`fsdp` says {' and '.join(modes)}: use one of them")
@@ -214,10 +216,10 @@ def _number(name: str, value: Any) -> int:
     return int(number)
 
 
-def _require_choice(name: str, value: Any, known: Collection[str]) -> str:
+def _require_choice(name: str, value: Any, choices: Collection[str]) -> str:
     word = str(value).lower()
-    if word not in known:
-        raise _refused(name, value, f"use one of {', '.join(known)}{_suggest(word, known)}")
+    if word not in choices:
+        raise _refused(name, value, f"use one of {', '.join(choices)}{_suggest(word, choices)}")
     return word
 
 
@@ -244,8 +246,8 @@ def _layers(name: str, value: Any) -> dict[str, Any]:
 
 
 def _policy(name: str, value: Any) -> dict[str, Any]:
-    known = ("transformer_based_wrap", "size_based_wrap", "no_wrap")
-    return {"auto_wrap_policy": _require_choice(name, value, known)}
+    policies = ("transformer_based_wrap", "size_based_wrap", "no_wrap")
+    return {"auto_wrap_policy": _require_choice(name, value, policies)}
 
 
 def _prefetch(name: str, value: Any) -> dict[str, Any]:
@@ -258,11 +260,13 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
     is_one = isinstance(value, str)
     if is_one:
         value = {"param_dtype": value, "reduce_dtype": value, "output_dtype": None}
-    known = [f"{field}_dtype" for field in Dtypes._fields]
+    dtype_names = [f"{field}_dtype" for field in Dtypes._fields]
     dtypes: dict[str, str | None] = {}
     for key, dtype in dict(value or {}).items():
-        if key not in known:
-            raise _refused(f"{name}.{key}", dtype, f"use {', '.join(known)}{_suggest(key, known)}")
+        if key not in dtype_names:
+            raise _refused(
+                f"{name}.{key}", dtype, f"use {', '.join(dtype_names)}{_suggest(key, dtype_names)}"
+            )
         word = str(dtype).removeprefix("torch.").lower()
         dtypes[key.removesuffix("_dtype")] = (
             None if dtype is None else DTYPES[_require_choice(f"{name}.{key}", word, DTYPES)]
@@ -322,8 +326,8 @@ _KEYS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
 }
 
 
-def _suggest(word: str, known: Collection[str]) -> str:
-    close = get_close_matches(word, known, n=1)
+def _suggest(word: str, choices: Collection[str]) -> str:
+    close = get_close_matches(word, choices, n=1)
     return f"; did you mean `{close[0]}`?" if close else ""
 
 

@@ -45,9 +45,9 @@ class ForwardRedirect:
         named: The module's parameters before it was wrapped.
     """
 
-    def __init__(self, module: nn.Module, wrapper: nn.Module, named: Sequence[Named]) -> None:
+    def __init__(self, module: nn.Module, wrapper: nn.Module, tensors: Sequence[Named]) -> None:
         self.wrapper = wrapper
-        self.named = named
+        self.named = tensors
         self._compute: Callable[..., Any] = (
             module._compiled_call_impl or module._call_impl  # noqa: SLF001 - torch has no public way
         )
@@ -70,10 +70,10 @@ class ForwardRedirect:
     def _leave(self, *_: object) -> None:
         self._is_inside = False
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return the result of the module inside its wrapper."""
         call = self._compute if self._is_inside else self.wrapper
-        return call(*inputs, **named)
+        return call(*inputs, **kwargs)
 
 
 def find_redirect(module: nn.Module) -> ForwardRedirect | None:

@@ -220,10 +220,10 @@ def check_mesh(config: Mapping[str, Any] | None) -> None:
     """
     for name, value in (config or {}).items():
         if name not in _KEYS:
-            known = (*MESH_KEYS, *_ONE)
-            close = get_close_matches(name, known, n=1)
+            keys = (*MESH_KEYS, *_ONE)
+            close = get_close_matches(name, keys, n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise _refused(name, value, f"use {', '.join(known)}{hint}")
+            raise _refused(name, value, f"use {', '.join(keys)}{hint}")
         accepts, accepted = _KEYS[name]
         if value is not None and not accepts(value):
             raise _refused(name, value, accepted)

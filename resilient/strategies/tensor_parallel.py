@@ -181,8 +181,8 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
         raise ConfigError(f"parameter `{tied[0]}` is tied to another: a cut would untie them")
     styles: dict[str, ParallelStyle] = {}
     for pattern, style in plan.items():
-        named = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
-        names = [name for name in modules if named.fullmatch(name)]
+        name_pattern = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+        names = [name for name in modules if name_pattern.fullmatch(name)]
         if not names or style not in STYLES:
             what = f"style `{style}` is none of {', '.join(STYLES)}"
             raise ConfigError(

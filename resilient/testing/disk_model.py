@@ -364,7 +364,7 @@ class Disk:
                 folder.change(removal | {op.target[-1]: folder.names[name]})
 
     def states(
-        self, draw: Random, limit: int, known: Container[int] = frozenset()
+        self, draw: Random, limit: int, known_digests: Container[int] = frozenset()
     ) -> Iterator[DiskState]:
         """Yield the possible states after a power loss now: all, or ``limit`` drawn ones.
 
@@ -374,7 +374,7 @@ class Disk:
         Args:
             draw: Random source for too many states.
             limit: Largest number of states.
-            known: Digests of states whose trees need not be built.
+            known_digests: Digests of states whose trees need not be built.
         """
         unsettled: list[_File | _Folder] = []
         settled: dict[int, tuple[int, Tree]] = {}
@@ -390,7 +390,7 @@ class Disk:
             fates_by_digest.setdefault(last, fate_by_file)
         fates_by_digest[last] = fates_by_digest.pop(last)
         for digest, fate_by_file in fates_by_digest.items():
-            tree = None if digest in known else _built(self._top, fate_by_file, settled)
+            tree = None if digest in known_digests else _built(self._top, fate_by_file, settled)
             yield DiskState(digest, tree)
 
     def _at(self, names: Sequence[str]) -> _Folder:

@@ -198,10 +198,10 @@ def _loader_of(hooks: TrainerHooks) -> Any:
     Raises:
         ConfigError: An override made a loader that has no such position.
     """
-    made, sampler = hooks.get_train_dataloader(), hooks.train_sampler
+    train_loader, sampler = hooks.get_train_dataloader(), hooks.train_sampler
     assert sampler is not None, "a run has a data position"  # noqa: S101
-    loader = resumable_loader(hooks.args, made, sampler)
-    if loader is not made and hooks.session.world.is_coordinator:
+    loader = resumable_loader(hooks.args, train_loader, sampler)
+    if loader is not train_loader and hooks.session.world.is_coordinator:
         hooks.session.emit(LoaderRebuilt(sampler.sampling.name))
     return loader
 

@@ -262,9 +262,12 @@ class FinalSavePlanned(Event):
     def message(self) -> str:
         """Format the choice and its numbers."""
         took = self.save_p95_seconds
-        known = "not measured yet" if took is None else f"{took:.2f} s (p95)"
+        duration_text = "not measured yet" if took is None else f"{took:.2f} s (p95)"
         tier = _TIERS[self.tier]
-        return f"step {self.global_step}: {tier}; {self.left_seconds:.1f} s left, a save: {known}"
+        return (
+            f"step {self.global_step}: {tier}; {self.left_seconds:.1f} s left, a save: "
+            f"{duration_text}"
+        )
 
 
 _TIERS = {

@@ -173,12 +173,12 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
     require_resumable(changes, args.resume_changes)
 
 
-def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
+def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangePolicy:
     """Return the policy for objects that differ from the checkpoint's.
 
     Args:
         args: Arguments of this run; ``resume_changes`` may contain ``part:NAME``.
-        known: Names of the parts that the trainer makes and that the user registered.
+        known_names: Names of the parts that the trainer makes and that the user registered.
     """
     allowed = args.resume_changes or ()
 
@@ -188,7 +188,7 @@ def policy_for(args: TrainingArguments, known: Collection[str]) -> ChangePolicy:
         return all(change.rule.kind == FREE for change in changed)
 
     def lost(saved: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(name for name in saved if whose_part(name) not in known))
+        return tuple(sorted(name for name in saved if whose_part(name) not in known_names))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),

@@ -220,8 +220,8 @@ class TrainerState:
         Raises:
             TypeError: A field cannot have the given value; no field was changed.
         """
-        known = {attribute.name for attribute in fields(self)} - set(_OWN)
-        taken = {name: state_dict[name] for name in known & set(state_dict)}
+        field_names = {attribute.name for attribute in fields(self)} - set(_OWN)
+        taken = {name: state_dict[name] for name in field_names & set(state_dict)}
         _require_kinds(taken)
         for name, value in taken.items():
             setattr(self, name, value)
@@ -249,8 +249,8 @@ class TrainerState:
 
         try:
             loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
-            known = {attribute.name for attribute in fields(cls)}
-            taken = {name: value for name, value in loaded.items() if name in known}
+            field_names = {attribute.name for attribute in fields(cls)}
+            taken = {name: value for name, value in loaded.items() if name in field_names}
             _require_kinds(taken)
         except (ValueError, RecursionError, TypeError, AttributeError) as error:
             raise IntegrityError(

@@ -100,16 +100,16 @@ class Trainer(TrainerEvaluation):
     _has_trained: bool = False
     _has_trained_weights: bool = False
 
-    def __new__(cls, *args: Any, **named: Any) -> Self:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Record the constructor arguments: a hyper-parameter search makes more such trainers.
 
         Raises:
             ConfigError: The class overrides a method that only Transformers' trainer calls.
         """
         refuse_uncalled_overrides(cls)
-        made = super().__new__(cls)
-        made.made_with = runner.by_name(cls.__init__, Trainer.__init__, args, named)
-        return made
+        trainer = super().__new__(cls)
+        trainer.made_with = runner.by_name(cls.__init__, Trainer.__init__, args, kwargs)
+        return trainer
 
     def __init__(  # noqa: PLR0913, PLR0917 - the field's signature, in its order
         self,

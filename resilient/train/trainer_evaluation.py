@@ -244,8 +244,8 @@ class TrainerEvaluation(TrainerHooks):
             losses_or_none = losses if "loss" in self.args.include_for_metrics else None
             spread = None if losses_or_none is None else share.spread(losses_or_none)
             metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
-        named: dict[str, Any] = plain_value(prefixed(metrics, prefix))
-        return PredictionOutput(predictions, labels, named)
+        prefixed_metrics: dict[str, Any] = plain_value(prefixed(metrics, prefix))
+        return PredictionOutput(predictions, labels, prefixed_metrics)
 
     def _batch_metrics(self, share: EvalShard, *, loss_only: bool) -> BatchMetrics | None:
         if loss_only or self.compute_metrics is None or not self.args.batch_eval_metrics:

@@ -170,10 +170,10 @@ class TrainerHooks:
                 # Draw as for a new loader: results must not depend on which attempt made it.
                 self._draw_for_loader()
                 return loader
-        made = self._loader_of_share(dataset, persistent=True)
-        if not isinstance(made, StreamEvaluation):
-            self._eval_loaders = [*self._eval_loaders, (dataset, made_for, made)]
-        return made
+        loader_of_share = self._loader_of_share(dataset, persistent=True)
+        if not isinstance(loader_of_share, StreamEvaluation):
+            self._eval_loaders = [*self._eval_loaders, (dataset, made_for, loader_of_share)]
+        return loader_of_share
 
     def _end_eval_workers(self) -> None:
         """End the processes of all evaluation loaders; the next evaluation starts new ones."""
@@ -189,9 +189,9 @@ class TrainerHooks:
         sets: Any = self.eval_dataset
         if isinstance(sets, Mapping) and name in sets:
             return sets[name]
-        known = ", ".join(map(str, sets)) if isinstance(sets, Mapping) else "none"
+        set_names = ", ".join(map(str, sets)) if isinstance(sets, Mapping) else "none"
         raise ConfigError(
-            f"`eval_dataset` has no dataset named `{name}` (it names: {known})",
+            f"`eval_dataset` has no dataset named `{name}` (it names: {set_names})",
             hint="pass the Trainer `eval_dataset={name: dataset}`, or pass the dataset itself",
         )
 

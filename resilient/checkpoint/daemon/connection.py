@@ -209,13 +209,13 @@ def feed(
         PeerFailed: The daemon is gone.
         ResilientError: The failure that the daemon reported.
     """
-    named = {file.name: file for file in files if isinstance(file, StreamedFile)}
+    file_by_name = {file.name: file for file in files if isinstance(file, StreamedFile)}
     note: dict[str, object] = {}
     while (answer := talk.request("wait", is_urgent=is_urgent(), **note)).get("is_pending"):
         note = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]
-            done = capture_failure(partial(_fill, named.get(name), slots.get(slot)))
+            done = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
             note = {"came": number}
             if isinstance(done, RankFailure):
                 note = {"failed": done.to_json()["failure"]}

@@ -147,10 +147,10 @@ def tiers_to_json(context: CheckpointContext) -> dict[str, Any]:
     Crash: nothing changes.
     """
     peers = context.store.peers if isinstance(context.store, TieredStore) else ()
-    known = [peer for peer in peers if isinstance(peer, PeerStore)]
+    peer_stores = [peer for peer in peers if isinstance(peer, PeerStore)]
     return {
         "groups": context.places.groups,
-        "peers": [[peer.url, peer.address.to_json()] for peer in known],
+        "peers": [[peer.url, peer.address.to_json()] for peer in peer_stores],
     }
 
 

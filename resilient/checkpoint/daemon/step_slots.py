@@ -126,7 +126,7 @@ class StoredStep:
 
     def _about(self) -> Manifest:
         message = self.said["about"]
-        known = {name: message[name] for name in _AS_SAID}
+        fields = {name: message[name] for name in _AS_SAID}
         return Manifest(
             checkpoint=self.checkpoint,
             parent=None if message["parent"] is None else _parse_folder(message["parent"]),
@@ -135,7 +135,7 @@ class StoredStep:
             tensors=(),
             parts=(),
             protects=tuple(map(_parse_folder, message["protects"])),
-            **known,
+            **fields,
         )
 
 
@@ -447,11 +447,11 @@ class _Notes:
         return 0 if fits else _room_bytes(note)
 
     def _differing(self, notes_by_file: _Wanted) -> dict[str, bytes]:
-        known = self._puts
+        puts = self._puts
         return {
             name: note_of(value)
             for name, (value, note_of) in notes_by_file.items()
-            if name not in known or known[name].value != value
+            if name not in puts or puts[name].value != value
         }
 
 

@@ -257,8 +257,8 @@ class MetricsRegistry:
 
     def _set(self, metric: Metric, value: float, label: str, suffix: str) -> None:
         key = (metric, label, suffix)
-        known = sum(1 for sample in self._samples if sample[0] == metric) if label else 0
-        if key in self._samples or known < LABELS_MAX:
+        sample_count = sum(1 for sample in self._samples if sample[0] == metric) if label else 0
+        if key in self._samples or sample_count < LABELS_MAX:
             self._samples[key] = Sample(metric, value, label, suffix)
 
 

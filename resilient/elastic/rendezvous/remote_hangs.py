@@ -207,7 +207,7 @@ class PeerHangExchange:
         for node, text in zip(self._published, texts, strict=True):
             with suppress(ValueError):
                 number, standing = parse_standing(text.decode())
-                known, _, at_seconds = statuses.get(node, (number, standing, None))
-                if number != known:
+                last_number, _, at_seconds = statuses.get(node, (number, standing, None))
+                if number != last_number:
                     at_seconds = self._clock.monotonic_seconds()
                 statuses[node] = number, standing, at_seconds

@@ -249,11 +249,11 @@ class Roster:
     def __init__(self, handler: RendezvousHandler, store: Any, emit: Emitter) -> None:
         self._handler = handler
         self._store = store
-        known: Any = store if isinstance(store, RoundStore) else None
+        round_store: Any = store if isinstance(store, RoundStore) else None
         state = _state_of(handler)
-        self._round = known.round if known else getattr(state, "round", 0)
+        self._round = round_store.round if round_store else getattr(state, "round", 0)
         self._nodes: Mapping[Any, int] = dict(
-            known.members if known else getattr(state, "participants", {})
+            round_store.members if round_store else getattr(state, "participants", {})
         )
         self._missing_since_seconds: dict[Any, float] = {}
         self._emit = emit

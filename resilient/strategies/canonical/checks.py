@@ -177,11 +177,11 @@ def _numbers(device: torch.device, dtype: torch.dtype) -> Iterator[torch.Tensor]
         right = torch.randn(inner, columns, generator=generator).to(device).requires_grad_()
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             product = functional.gelu(left @ right)
-            made = functional.layer_norm(product, (columns,)).softmax(-1)
-            loss = (made.float().log() * product.float().tanh()).mean()
+            result = functional.layer_norm(product, (columns,)).softmax(-1)
+            loss = (result.float().log() * product.float().tanh()).mean()
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         yield from (
-            made,
+            result,
             loss,
             *(tensor.grad for tensor in (left, right) if tensor.grad is not None),
         )
@@ -192,10 +192,10 @@ def _numbers(device: torch.device, dtype: torch.dtype) -> Iterator[torch.Tensor]
 def _convolved(generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:
     image = torch.randn(2, 3, 17, 19, generator=generator).to(device)
     kernel = torch.randn(5, 3, 3, 3, generator=generator).to(device).requires_grad_()
-    made = functional.conv2d(image, kernel)
-    made.exp().sum().backward()  # type: ignore[no-untyped-call]  # as above
+    result = functional.conv2d(image, kernel)
+    result.exp().sum().backward()  # type: ignore[no-untyped-call]  # as above
     assert kernel.grad is not None  # noqa: S101 - for mypy
-    yield from (made, kernel.grad)
+    yield from (result, kernel.grad)
 
 
 def _stepped(generator: torch.Generator, device: torch.device) -> Iterator[torch.Tensor]:

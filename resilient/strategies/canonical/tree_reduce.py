@@ -161,8 +161,8 @@ def _counts(leaves: int, ranks: int) -> list[int]:
                     continue
                 sent = len(cover(Node(start, start + base_count + extra), leaves))
                 way = (cost + sent, (*counts, base_count + extra))
-                known = best_by_extra.get(extra_ranks + extra)
-                if known is None or way[0] < known[0]:
+                best = best_by_extra.get(extra_ranks + extra)
+                if best is None or way[0] < best[0]:
                     best_by_extra[extra_ranks + extra] = way
         cheapest = best_by_extra
     return list(cheapest[more][1])

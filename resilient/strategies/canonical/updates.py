@@ -189,7 +189,7 @@ def cut_optimizer(
     numbers = {id(parameter): number for number, parameter in enumerate(reducer.parameters)}
     runs: dict[int, ParameterSlice] = {}
     for nth, group in enumerate(optimizer.param_groups):
-        whole, known = _whole(group["params"])
+        whole, parameters_by_group = _whole(group["params"])
         strange = sum(id(parameter) not in numbers for parameter in whole)
         if strange:
             raise ConfigError(
@@ -200,7 +200,7 @@ def cut_optimizer(
             number = numbers[id(parameter)]
             segment = reducer.run_of(number)
             memory = flat(parameter.detach())[segment.start : segment.stop]
-            pieces = known.get(id(parameter)) or [
+            pieces = parameters_by_group.get(id(parameter)) or [
                 _piece(cut, parameter) for cut in torch.split(memory, BLOCK)
             ]
             alone = reducer.ranks == 1
@@ -232,14 +232,14 @@ def _whole(
     parameters: Sequence[nn.Parameter],
 ) -> tuple[list[nn.Parameter], dict[int, list[nn.Parameter]]]:
     """Return the parameters of a group, and the pieces of those that were cut before."""
-    known: dict[int, list[nn.Parameter]] = {}
+    parameters_by_group: dict[int, list[nn.Parameter]] = {}
     whole: dict[int, nn.Parameter] = {}
     for parameter in parameters:
         owner = getattr(parameter, _OF, parameter)
         whole.setdefault(id(owner), owner)
         if owner is not parameter:
-            known.setdefault(id(owner), []).append(parameter)
-    return list(whole.values()), known
+            parameters_by_group.setdefault(id(owner), []).append(parameter)
+    return list(whole.values()), parameters_by_group
 
 
 def _piece(memory: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:

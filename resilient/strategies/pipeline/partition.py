@@ -73,14 +73,14 @@ def likeness(module: nn.Module) -> nn.Module:
             memo[id(parameter)] = (
                 nn.Parameter(empty, requires_grad=False) if is_parameter else empty
             )
-    made = copy.deepcopy(module, memo)
-    for inner in made.modules():
+    duplicate = copy.deepcopy(module, memo)
+    for inner in duplicate.modules():
         # A wrapper of a forward pass (activation checkpointing) knows the original, and hooks need
         # values.
         inner.__dict__.pop("forward", None)
         inner._forward_hooks.clear()  # noqa: SLF001 - torch removes them by handle alone
         inner._forward_pre_hooks.clear()  # noqa: SLF001
-    return made
+    return duplicate
 
 
 class _Stub(nn.Module):
@@ -105,14 +105,14 @@ class EarlierStageStub(_Stub):
         super().__init__(name, alike)
         self._answers: dict[Any, Any] = {}
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return fake tensors; the same ones for shapes that were requested before."""
-        shapes = _shapes_of((inputs, named))
+        shapes = _shapes_of((inputs, kwargs))
         if shapes is None or shapes not in self._answers:
             if len(self._answers) >= _ANSWERS_MAX:
                 self._answers.clear()
             with torch.no_grad():
-                answer = self.__dict__["_alike"](*inputs, **named)
+                answer = self.__dict__["_alike"](*inputs, **kwargs)
             if shapes is None:
                 return answer
             self._answers[shapes] = answer
@@ -128,7 +128,7 @@ class StageEntry(_Stub):
         self.module = module
         self.waiting: torch.Tensor | None = None
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module with the received tensor in place of the fake one.
 
         Raises:
@@ -140,37 +140,37 @@ class StageEntry(_Stub):
                 f"`{self._name_in_model}`, which starts a stage, is called twice with one "
                 "micro-batch, but gets its tensor once: call the model once in `compute_loss`"
             )
-        new_inputs, named = _replace_first(inputs, named, waiting)
-        if is_fake((new_inputs, named)):
+        new_inputs, kwargs = _replace_first(inputs, kwargs, waiting)
+        if is_fake((new_inputs, kwargs)):
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, needs a second tensor of earlier "
                 "stages, but only one is sent: cut the model elsewhere"
             )
-        return self.module(*new_inputs, **named)
+        return self.module(*new_inputs, **kwargs)
 
 
 class StageExit(_Stub):
     """First module of the next stage, at which a pass ends."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """End the pass with the first tensor.
 
         Raises:
             StageOver: Always, unless there is no such tensor.
         """
-        raise StageComplete(_first(inputs, named, self._name_in_model))
+        raise StageComplete(_first(inputs, kwargs, self._name_in_model))
 
 
 class LaterStageStub(_Stub):
     """A module of a later stage that begins no stage: a pass never reaches it."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Reject the model.
 
         Raises:
             ConfigError: Always.
         """
-        del inputs, named
+        del inputs, kwargs
         raise ConfigError(
             f"the model calls `{self._name_in_model}` before the module that starts its stage: "
             "register it where it is used, or cut the model elsewhere"
@@ -182,23 +182,23 @@ class Planner(_Stub):
 
     seen: list[torch.Tensor]
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Record the input, and continue as a stand-in."""
-        self.seen.append(_first(inputs, named, self._name_in_model))
-        return self.__dict__["_alike"](*inputs, **named)
+        self.seen.append(_first(inputs, kwargs, self._name_in_model))
+        return self.__dict__["_alike"](*inputs, **kwargs)
 
 
 class LastPlanner(Planner):
     """First module of the last stage, after which no shape is needed."""
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Record the input, and end the pass."""
-        self.seen.append(_first(inputs, named, self._name_in_model))
+        self.seen.append(_first(inputs, kwargs, self._name_in_model))
         raise StageComplete(self.seen[-1])
 
 
-def _first(inputs: Any, named: Any, name: str) -> torch.Tensor:
-    for value in (*inputs, *named.values()):
+def _first(inputs: Any, kwargs: Any, name: str) -> torch.Tensor:
+    for value in (*inputs, *kwargs.values()):
         if isinstance(value, torch.Tensor):
             if not value.is_floating_point():
                 break
@@ -208,14 +208,14 @@ def _first(inputs: Any, named: Any, name: str) -> torch.Tensor:
     )
 
 
-def _replace_first(inputs: Any, named: Any, tensor: torch.Tensor) -> tuple[Any, dict[str, Any]]:
+def _replace_first(inputs: Any, kwargs: Any, tensor: torch.Tensor) -> tuple[Any, dict[str, Any]]:
     for place, value in enumerate(inputs):
         if isinstance(value, torch.Tensor):
-            return (*inputs[:place], tensor, *inputs[place + 1 :]), named
-    for name, value in named.items():
+            return (*inputs[:place], tensor, *inputs[place + 1 :]), kwargs
+    for name, value in kwargs.items():
         if isinstance(value, torch.Tensor):
-            return inputs, {**named, name: tensor}
-    return inputs, named
+            return inputs, {**kwargs, name: tensor}
+    return inputs, kwargs
 
 
 def _shapes_of(value: Any) -> Any:
@@ -239,13 +239,13 @@ def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = 
     inside = f"{name}." if name else ""
     if not any(tensor.startswith(inside) for tensor in stand_ins):
         return model
-    made = copy.copy(model)
+    tree = copy.copy(model)
     children = {
         child: None if module is None else tree_with(module, stand_ins, f"{inside}{child}")
         for child, module in model._modules.items()  # noqa: SLF001 - torch has no public way
     }
-    made.__dict__["_modules"] = children
-    return made
+    tree.__dict__["_modules"] = children
+    return tree
 
 
 class StageModules:

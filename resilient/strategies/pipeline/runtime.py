@@ -168,7 +168,7 @@ def make_schedule(
         place: Place of this rank.
     """
     device, group = place
-    made = [
+    pipeline_stages = [
         PipelineStage(
             module,
             number,
@@ -185,7 +185,10 @@ def make_schedule(
     ]
     several = SCHEDULES[options.schedule]
     return class_for(options, count)(
-        made if several else made[0], count, loss_fn=_its_loss, scale_grads=False
+        pipeline_stages if several else pipeline_stages[0],
+        count,
+        loss_fn=_its_loss,
+        scale_grads=False,
     )
 
 
@@ -239,7 +242,7 @@ class Stage(nn.Module):
         if entry is not None:
             entry.waiting = tensors[0]
         try:
-            made = self.runs[int(nth)](self.tree)
+            output = self.runs[int(nth)](self.tree)
         except StageComplete as over:
             return self._checked(over.tensor)
         if self.number < len(self.shapes):
@@ -247,9 +250,9 @@ class Stage(nn.Module):
                 f"the model's forward pass ended in stage {self.number} of the pipeline, before "
                 "it reached the next stage"
             )
-        if is_fake(made):
+        if is_fake(output):
             raise ConfigError(_NEEDS_MORE)
-        return made
+        return output
 
     def _checked(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_fake(tensor):
@@ -306,7 +309,7 @@ class PipelinedModel(nn.Module):
         self.__dict__["_plan"] = plan
         self._schedules: dict[tuple[int, Shapes], Any] = {}
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Return the model's outputs on every rank of the pipeline. Collective, without gradients.
 
         Outputs other than tensors and plain values, such as caches, become None.
@@ -321,14 +324,14 @@ class PipelinedModel(nn.Module):
             )
 
         def run(model: nn.Module) -> Any:
-            return model(*inputs, **named)
+            return model(*inputs, **kwargs)
 
-        shapes = self._shapes(run, (inputs, named))
-        made: Any = None
+        shapes = self._shapes(run, (inputs, kwargs))
+        outputs: Any = None
         for number in range(self.options.stages):
             if number in self.stages:
-                made = self._evaluate(self.stages[number], run, shapes, made)
-        return self._broadcast_outputs(made)
+                outputs = self._evaluate(self.stages[number], run, shapes, outputs)
+        return self._broadcast_outputs(outputs)
 
     def align(self) -> None:
         """Broadcast buffers from the first of the ranks that hold the same stages. Collective."""
@@ -374,11 +377,11 @@ class PipelinedModel(nn.Module):
                 tensors = (torch.empty(shape, dtype=dtype, device=place.device),)
                 dist.recv(tensors[0], place.holder(number - 1), group=place.pipeline_group)
         stage.shapes, stage.runs = shapes, (run,)
-        made = stage(*tensors, nth=torch.zeros(1, dtype=torch.int64))
+        output = stage(*tensors, nth=torch.zeros(1, dtype=torch.int64))
         stage.runs = ()
         if number < len(shapes) and place.holder(number + 1) != me:
-            dist.send(made, place.holder(number + 1), group=place.pipeline_group)
-        return made
+            dist.send(output, place.holder(number + 1), group=place.pipeline_group)
+        return output
 
     def _broadcast_outputs(self, outputs: Any) -> Any:
         """Broadcast the last stage's outputs to every rank."""
@@ -464,13 +467,15 @@ class PipelinedModel(nn.Module):
         return losses
 
     def _schedule(self, count: int, shapes: Shapes) -> Any:
-        known = self._schedules
-        if (count, shapes) not in known:
-            if len(known) >= _SCHEDULES_MAX:
-                del known[next(iter(known))]
+        schedules = self._schedules
+        if (count, shapes) not in schedules:
+            if len(schedules) >= _SCHEDULES_MAX:
+                del schedules[next(iter(schedules))]
             place = (self.place.device, self.place.pipeline_group)
-            known[count, shapes] = make_schedule(self.options, self.stages, shapes, count, place)
-        return known[count, shapes]
+            schedules[count, shapes] = make_schedule(
+                self.options, self.stages, shapes, count, place
+            )
+        return schedules[count, shapes]
 
     def _broadcast_losses(self, losses: list[torch.Tensor], count: int) -> list[torch.Tensor]:
         """Broadcast the losses of the last stage to every rank of the pipeline."""

@@ -66,9 +66,9 @@ class PipelineStrategy:
         Raises:
             ConfigError: The model cannot be cut so.
         """
-        known = pipeline_of(model)
-        if known is not None:
-            return known
+        existing = pipeline_of(model)
+        if existing is not None:
+            return existing
         cut = split_model(model, self.options, self.layer_classes)
         broadcast([*model.parameters(), *model.buffers()])
         place, mesh = self._meet()
@@ -79,10 +79,10 @@ class PipelineStrategy:
         _free_elsewhere(model, cut, set(numbers))
         if mesh is not None:
             self._spread(model, cut, stages, mesh)
-        made = PipelinedModel(model, stages, plan, self.options, place)
-        made.units, made.beside = cut.units, beside(model, cut)
-        remember(model, made)
-        return made
+        pipelined = PipelinedModel(model, stages, plan, self.options, place)
+        pipelined.units, pipelined.beside = cut.units, beside(model, cut)
+        remember(model, pipelined)
+        return pipelined
 
     def _meet(self) -> tuple[PipelineRank, DeviceMesh | None]:
         """Return where this rank is, and the mesh of its stage's ranks if they are several."""

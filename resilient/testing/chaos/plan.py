@@ -198,9 +198,11 @@ def read_plan(name: str) -> ChaosPlan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(sorted(plan_file.stem for plan_file in PLANS.glob("*.toml")))
+        plan_names = ", ".join(sorted(plan_file.stem for plan_file in PLANS.glob("*.toml")))
         raise ConfigError(
-            f"no plan `{name}`: {error}" if is_path else f"no plan `{name}`: there are {known}",
+            f"no plan `{name}`: {error}"
+            if is_path
+            else f"no plan `{name}`: there are {plan_names}",
             hint="resilient chaos list, or the path of a .toml file",
         ) from error
     return parse_plan(text, path.stem)

@@ -121,7 +121,7 @@ class FaultedRun:
     def _strike(self, strike: Injection) -> InjectionResult:
         job = self._job
         old, events_before = {process.pid for process in job.look()}, len(job.facts())
-        ended, known = [len(host.codes) for host in job.hosts], set(job.reached)
+        ended, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
         struck = self._striker.strike(strike)
         struck = replace(struck, after=newest_whole(job.store))
         if struck.code == 0:
@@ -135,7 +135,7 @@ class FaultedRun:
         except JobFailed as error:
             problem = str(error)
         seconds = self._clock.monotonic_seconds() - began_seconds
-        is_new_life = struck.is_new_life or bool(set(job.reached) - known)
+        is_new_life = struck.is_new_life or bool(set(job.reached) - reached_steps)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
         struck = with_lives(struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1)
         struck = self._with_ends(struck, ended)
@@ -164,8 +164,8 @@ class FaultedRun:
         codes = {host.number: host.code() for host in job.hosts}
         ends = tuple(
             HostEnd(host.number, code, right_codes(fault, struck.host, host.number))
-            for host, known in zip(job.hosts, before, strict=True)
-            for code in host.codes[known:]
+            for host, codes_before in zip(job.hosts, before, strict=True)
+            for code in host.codes[codes_before:]
         )
         if 0 in codes.values():
             job.excused |= {

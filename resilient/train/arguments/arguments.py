@@ -191,8 +191,8 @@ class _Named(type):
     """Metaclass that checks argument names before the dataclass rejects them, in subclasses too."""
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        known = {field.name for field in fields(cast("Any", cls))}
-        return super().__call__(*args, **rename_deprecated(options, known))
+        names = {field.name for field in fields(cast("Any", cls))}
+        return super().__call__(*args, **rename_deprecated(options, names))
 
 
 @dataclass
@@ -255,8 +255,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         """Expand the ``parallelism`` section, which may hold all distributed arguments."""
         section: Any = self.parallelism
         if isinstance(section, dict):
-            known = {field.name for field in fields(DistributedArguments)}
-            for name, value in unfold_section(section, known).items():
+            names = {field.name for field in fields(DistributedArguments)}
+            for name, value in unfold_section(section, names).items():
                 setattr(self, name, value)
 
     def _work_out(self) -> None:
@@ -284,8 +284,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         Raises:
             ConfigError: The file cannot be read, or a value is not accepted; names the line.
         """
-        made: Self = from_file(cls, path, changes)
-        return made
+        arguments: Self = from_file(cls, path, changes)
+        return arguments
 
     @classmethod
     def from_command_line(cls, argv: Sequence[str] | None = None) -> Self:
@@ -301,8 +301,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
             UsageError: An option is unknown, or lacks its value.
             ConfigError: A value is not accepted.
         """
-        made: Self = parse_arguments(cls, argv=argv)[0]
-        return made
+        arguments: Self = parse_arguments(cls, argv=argv)[0]
+        return arguments
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without secrets.

@@ -158,30 +158,30 @@ OLD_NAMES = frozenset({*RENAMED, *MEANT})
 
 
 def rename_deprecated(
-    options: Mapping[str, Any], known: Collection[str], *, depth: int = 3
+    options: Mapping[str, Any], field_names: Collection[str], *, depth: int = 3
 ) -> dict[str, Any]:
     """Return the options under today's names, with a warning for each old name.
 
     Args:
         options: Arguments by name.
-        known: Names of the class's own fields; they take precedence over old names.
+        field_names: Names of the class's own fields; they take precedence over old names.
         depth: Frames between this call and the user's line, for the warning.
 
     Raises:
         ConfigError: A name is unknown, an old value has no equivalent, or old and new contradict.
     """
-    taken = {name: value for name, value in options.items() if name in known}
+    taken = {name: value for name, value in options.items() if name in field_names}
     for name, value in options.items():
-        if name in known:
+        if name in field_names:
             continue
-        written = _written(name, value, known)
+        written = _written(name, value, field_names)
         warnings.warn(_deprecation_text(name, written), FutureWarning, stacklevel=depth)
         for new_name, new_value in written.items():
             taken[new_name] = _joined(name, new_name, new_value, taken)
     return taken
 
 
-def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
+def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:
     """Return an old argument as today's arguments.
 
     Raises:
@@ -198,7 +198,7 @@ def _written(name: str, value: Any, known: Collection[str]) -> dict[str, Any]:
         return old.written(value)
     if name in ELSEWHERE:
         raise ConfigError(f"`{name}`={value!r} is not an argument of training: {ELSEWHERE[name]}")
-    hint = did_you_mean(name, [*known, *OLD_NAMES])
+    hint = did_you_mean(name, [*field_names, *OLD_NAMES])
     raise ConfigError(f"`{name}`={value!r} is not an argument of training{hint}")
 
 

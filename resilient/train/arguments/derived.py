@@ -54,12 +54,12 @@ _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def unfold_section(section: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the arguments of the ``parallelism`` section.
 
     Args:
         section: ``strategy``, sizes of the mesh and its plan, and arguments by name.
-        known: Names of the distributed arguments.
+        names: Names of the distributed arguments.
 
     Raises:
         ConfigError: A key is none of these.
@@ -71,10 +71,10 @@ def unfold_section(section: Mapping[str, Any], known: Collection[str]) -> dict[s
             values["parallelism"] = value
         elif name in MESH_KEYS:
             mesh[name] = value
-        elif name in known and name != "parallelism":
+        elif name in names and name != "parallelism":
             values[name] = value
         else:
-            hint = did_you_mean(name, ["strategy", *MESH_KEYS, *known])
+            hint = did_you_mean(name, ["strategy", *MESH_KEYS, *names])
             raise refused(f"parallelism.{name}", value, f"it is not a key of the section{hint}")
     return {**values, "parallelism_config": mesh} if mesh else values
 
@@ -159,7 +159,7 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
     config = args.accelerator_config
     options = dict(config) if isinstance(config, dict) else {}
     accumulation = dict(options.pop("gradient_accumulation_kwargs", None) or {})
-    known = {
+    support = {
         **_ACCELERATOR,
         "num_steps": ((None, args.gradient_accumulation_steps), "set gradient_accumulation_steps"),
         "adjust_scheduler": ((True,), "the schedule counts steps, not micro-batches"),
@@ -167,11 +167,11 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
         "sync_each_batch": ((True, False), "use True or False"),
     }
     for name, value in {**options, **accumulation}.items():
-        if name not in known:
-            hint = did_you_mean(name, known)
+        if name not in support:
+            hint = did_you_mean(name, support)
             raise refused(f"accelerator_config.{name}", value, f"it is not a key of it{hint}")
-        if value not in known[name][0]:
-            raise refused(f"accelerator_config.{name}", value, known[name][1])
+        if value not in support[name][0]:
+            raise refused(f"accelerator_config.{name}", value, support[name][1])
     return bool(accumulation.get("sync_each_batch"))
 
 

@@ -20,8 +20,8 @@ def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # n
         is_secret: The value is never shown and never saved.
     """
     metadata = {"help": help, "is_secret": is_secret}
-    made: Value = field(default=default, repr=not is_secret, metadata=metadata)
-    return made
+    new_field: Value = field(default=default, repr=not is_secret, metadata=metadata)
+    return new_field
 
 
 def made_by(factory: Callable[[], Any], help: str) -> Any:  # noqa: A002 - as above

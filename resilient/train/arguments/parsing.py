@@ -101,12 +101,12 @@ def _json(text: str) -> Any:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the pairs as a dict; refuse equal keys instead of silently keeping the last."""
-    made: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in made:
+        if key in values:
             raise ValueError(f"it has `{key}` twice")
-        made[key] = value
-    return made
+        values[key] = value
+    return values
 
 
 def _yaml(text: str) -> Any:
@@ -157,29 +157,29 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
         ConfigError: A key is unknown or its text has no value; names file and line.
     """
     file = read_argument_file(path)
-    known = {name: cls for cls in classes for name in names_of(cls)}
+    owner_by_name = {name: cls for cls in classes for name in names_of(cls)}
     values: dict[str, Any] = {}
     for name, value in file.values.items():
-        if name not in known and name not in OLD_NAMES:
+        if name not in owner_by_name and name not in OLD_NAMES:
             more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-            hint = more or did_you_mean(name, [*known, *OLD_NAMES])
+            hint = more or did_you_mean(name, [*owner_by_name, *OLD_NAMES])
             raise ConfigError(f"{file.place(name)}: `{name}` is not an argument{hint}")
         try:
-            values[name] = _read(known, name, value)
+            values[name] = _read(owner_by_name, name, value)
         except ConfigError as error:
             raise ConfigError(f"{file.place(name)}: {error.message}") from error
-    written = rename_deprecated(values, set(known), depth=6)
+    written = rename_deprecated(values, set(owner_by_name), depth=6)
     places = {name: file.place(name) for name in written}
     places |= {RENAMED[name]: file.place(name) for name in values if name in RENAMED}
     return written, places
 
 
-def _read(known: Mapping[str, type], name: str, value: Any) -> Any:
+def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
     """Return a file's value; text is parsed if the field takes no text (YAML's ``1e-4``)."""
     today = RENAMED.get(name, name)
-    if today not in known:
+    if today not in owner_by_name:
         return value
-    kinds = kinds_of(known[today]).get(today, ())
+    kinds = kinds_of(owner_by_name[today]).get(today, ())
     if isinstance(value, str) and kinds and str not in kinds:
         return from_text(name, value, kinds)
     return value
@@ -276,24 +276,24 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
         UsageError: An option is unknown, or lacks its value.
         ConfigError: A value is not accepted; names the file or the option.
     """
-    known = _owners(classes)
+    owners = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)
     namespace, left = _parser(classes).parse_known_args(words)
     if left:
-        options = ["--" + name.replace("_", "-") for name in (*known, *OLD_NAMES, _CONFIG)]
+        options = ["--" + name.replace("_", "-") for name in (*owners, *OLD_NAMES, _CONFIG)]
         hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
         raise UsageError(f"`{left[0]}` is not an option{hint}; `--help` lists them")
     parsed = vars(namespace)
     config = parsed.pop(_CONFIG, None)
     values, places = file_values(classes, config) if config else ({}, {})
-    renamed_values = rename_deprecated(_values(parsed, known), set(known))
+    renamed_values = rename_deprecated(_values(parsed, owners), set(owners))
     values |= renamed_values
     places |= {name: f"--{name.replace('_', '-')}" for name in renamed_values}
-    made = []
+    instances = []
     for cls in classes:
         own = names_of(cls)
-        made.append(build(cls, {name: values[name] for name in own & values.keys()}, places))
-    return tuple(made)
+        instances.append(build(cls, {name: values[name] for name in own & values.keys()}, places))
+    return tuple(instances)
 
 
 def _owners(classes: Sequence[type]) -> dict[str, type]:
@@ -367,12 +367,12 @@ def _help(argument: Field[Any]) -> str:
     return f"{argument.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
 
 
-def _values(options: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> dict[str, Any]:
     """Return the values of the command line's words."""
     values: dict[str, Any] = {}
     for name, words in options.items():
         today = RENAMED.get(name, name)
-        kinds = kinds_of(known[today]).get(today, ()) if today in known else ()
+        kinds = kinds_of(owner_by_name[today]).get(today, ()) if today in owner_by_name else ()
         if isinstance(words, list):
             values[name] = _several(name, words, kinds)
         elif name in MEANT:

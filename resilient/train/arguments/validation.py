@@ -163,12 +163,12 @@ def _names_in(args: TrainingArguments, name: str) -> list[str]:
 
 
 def _check_choices(args: TrainingArguments) -> None:
-    for name, known in CHOICES.items():
+    for name, choices in CHOICES.items():
         for value in _names_in(args, name):
-            if value not in known:
+            if value not in choices:
                 refusing = {*NEVER.get(name, {}), *NAMES_NOT_YET.get(name, ())}
-                there = ", ".join(item for item in known if item not in refusing)
-                raise refused(name, value, f"use one of {there}{did_you_mean(str(value), known)}")
+                there = ", ".join(item for item in choices if item not in refusing)
+                raise refused(name, value, f"use one of {there}{did_you_mean(str(value), choices)}")
 
 
 def _check_support(args: TrainingArguments) -> None:
@@ -258,8 +258,8 @@ def _check_combinations(args: TrainingArguments) -> None:
             "set `dataloader_num_workers` to at least 1"
         )
     _check_best(args)
-    named = args.resume_changes or []
-    for name in [named] if isinstance(named, str) else named:
+    change_names = args.resume_changes or []
+    for name in [change_names] if isinstance(change_names, str) else change_names:
         if name not in (ALL, *RULES) and not name.startswith(PART):
             hint = f"use names of arguments, part:NAME, or all{did_you_mean(name, RULES)}"
             raise refused("resume_changes", name, hint)

@@ -173,12 +173,12 @@ def _make_callback(callback: Any) -> Any:
     Raises:
         ConfigError: The object handles no event.
     """
-    made = callback() if isinstance(callback, type) else callback
-    if isinstance(made, TrainerCallback) or any(hasattr(made, event) for event in EVENTS):
-        return made
+    instance = callback() if isinstance(callback, type) else callback
+    if isinstance(instance, TrainerCallback) or any(hasattr(instance, event) for event in EVENTS):
+        return instance
     raise ConfigError(
-        f"`callbacks` holds a `{type(made).__name__}`, which has none of the methods for events: "
-        "derive it from TrainerCallback"
+        f"`callbacks` holds a `{type(instance).__name__}`, which has none of the methods for "
+        "events: derive it from TrainerCallback"
     )
 
 
@@ -229,11 +229,13 @@ class CallbackHandler:
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
         """Remove and return the given callback, or the first of a class; None if missing."""
-        for known in self.callbacks:
-            if known is callback or (isinstance(callback, type) and isinstance(known, callback)):
-                self.callbacks.remove(known)
+        for candidate in self.callbacks:
+            if candidate is callback or (
+                isinstance(callback, type) and isinstance(candidate, callback)
+            ):
+                self.callbacks.remove(candidate)
                 self._find_listeners()
-                return known
+                return candidate
         return None
 
     def fire(self, event: str, **more: Any) -> None:
@@ -269,7 +271,7 @@ class CallbackHandler:
 
     def _append(self, callback: Any) -> None:
         name = type(callback).__name__
-        if any(type(known) is type(callback) for known in self.callbacks):
+        if any(type(registered) is type(callback) for registered in self.callbacks):
             warnings.warn(
                 f"the trainer has two callbacks of the class `{name}`: both receive every event",
                 UserWarning,
@@ -287,15 +289,15 @@ class CallbackHandler:
 
     def stateful(self) -> dict[str, Any]:
         """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
-        named: dict[str, Any] = {}
+        callback_by_name: dict[str, Any] = {}
         seen: dict[str, int] = {}
         for callback in self.callbacks:
             if not has_state(callback):
                 continue
             name = type(callback).__name__
             seen[name] = seen.get(name, 0) + 1
-            named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback
-        return named
+            callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback
+        return callback_by_name
 
 
 def _listens(callback: Any, event: str) -> bool:
@@ -395,9 +397,9 @@ class EarlyStoppingCallback(TrainerCallback):
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> EarlyStoppingCallback:
         """Return a callback with the arguments and attributes from ``state``."""
-        made = cls(**state["args"])
-        made.load_state_dict(state["attributes"])
-        return made
+        instance = cls(**state["args"])
+        instance.load_state_dict(state["attributes"])
+        return instance
 
     def state_dict(self) -> dict[str, int]:
         """Return the counter; patience and threshold belong to the script."""
@@ -421,12 +423,12 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
 def _callback_to_json(callback: Any) -> dict[str, Any]:
     if exports_state(callback):
         return {name: _plain(value) for name, value in callback.state().items()}
-    made = {
+    arguments = {
         name: getattr(callback, name)
         for name in _names_of(cast("Any", type(callback)))
         if hasattr(callback, name)
     }
-    return {"args": _plain(made), "attributes": _plain(callback.state_dict())}
+    return {"args": _plain(arguments), "attributes": _plain(callback.state_dict())}
 
 
 @cache

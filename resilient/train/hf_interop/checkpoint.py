@@ -225,15 +225,15 @@ class TransformersFiles:
             IncompatibleCheckpoint: Its layout is unknown.
         """
         step = self.known_step()
-        named = f"global_step{step}"
+        engine_tag = f"global_step{step}"
         if self.source.has(_ENGINE_TAG):
-            named = self.source.line(_ENGINE_TAG)
-        elif not self.source.has_folder(named):
+            engine_tag = self.source.line(_ENGINE_TAG)
+        elif not self.source.has_folder(engine_tag):
             return None
-        if Path(named).name != named or named == "..":
+        if Path(engine_tag).name != engine_tag or engine_tag == "..":
             tag = self.folder / _ENGINE_TAG
-            raise IntegrityError(f"`{tag}` names no folder: {named!r}", key=str(tag))
-        return ZeroFolder(self.source, named, step)
+            raise IntegrityError(f"`{tag}` names no folder: {engine_tag!r}", key=str(tag))
+        return ZeroFolder(self.source, engine_tag, step)
 
     @property
     def losses(self) -> tuple[str, ...]:

@@ -244,8 +244,8 @@ def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
 
 def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields, with the best checkpoint's name without its folder."""
-    known = {attribute.name for attribute in fields(TrainerState)}
-    taken = {name: value for name, value in state.items() if name in known}
+    field_names = {attribute.name for attribute in fields(TrainerState)}
+    taken = {name: value for name, value in state.items() if name in field_names}
     best = taken.get("best_global_step")
     return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
 
@@ -359,10 +359,10 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     """Return the names of each parameter that has several."""
-    known: defaultdict[int, list[str]] = defaultdict(list)
+    names_by_id: defaultdict[int, list[str]] = defaultdict(list)
     for parameter in named_in(model):
-        known[parameter.number].append(parameter.name)
-    return tuple(tuple(names) for names in known.values() if len(names) > 1)
+        names_by_id[parameter.number].append(parameter.name)
+    return tuple(tuple(names) for names in names_by_id.values() if len(names) > 1)
 
 
 def tie(

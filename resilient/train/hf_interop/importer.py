@@ -423,25 +423,25 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
     try:
         if holds_run(engine):
             return _digests(folder, is_whole=session.gang.launch.cause == "start")
-        made = prepare_import(
+        prepared = prepare_import(
             folder,
             _naming(hooks),
             hooks.model,
             strict=session.gang.launch.strict_resume or session.args.strict_resume,
             fresh=_fresh(hooks),
         )
-        _require_run(hooks, made.parts)
+        _require_run(hooks, prepared.parts)
         replicated_parts = {name: part for name, part in more.items() if part.scope == "replicated"}
-        made.parts.update(replicated_parts)
-        checkpoint = made.commit(engine)
-        session.emit(HFCheckpointImported(folder, str(checkpoint), made.source.step))
-        if made.lost:
-            session.emit(ImportLossReported(folder, made.lost))
-        if made.odd:
-            session.emit(ImportOddityReported(folder, made.odd))
+        prepared.parts.update(replicated_parts)
+        checkpoint = prepared.commit(engine)
+        session.emit(HFCheckpointImported(folder, str(checkpoint), prepared.source.step))
+        if prepared.lost:
+            session.emit(ImportLossReported(folder, prepared.lost))
+        if prepared.odd:
+            session.emit(ImportOddityReported(folder, prepared.odd))
     finally:
         engine.close()
-    return f"{made.source.state_digest}:{made.source.digest}"
+    return f"{prepared.source.state_digest}:{prepared.source.digest}"
 
 
 def _digests(folder: str, *, is_whole: bool) -> str:
@@ -545,7 +545,7 @@ def import_folder(
     """
     model = model_from_config(os.fspath(folder))
     naming = naming_of(model, parameter_groups(model, 1.0))
-    made = prepare_import(folder, naming, model, strict=strict)
+    prepared = prepare_import(folder, naming, model, strict=strict)
     engine = open_engine(url, storage_options=storage_options)
     try:
         if holds_run(engine):
@@ -554,7 +554,7 @@ def import_folder(
                 "once",
                 hint=f"resilient ckpt ls {shell_quote(url)}",
             )
-        return ImportedFolder(made.commit(engine), made.lost)
+        return ImportedFolder(prepared.commit(engine), prepared.lost)
     finally:
         engine.close()
 

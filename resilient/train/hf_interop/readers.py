@@ -155,9 +155,9 @@ class ZeroFolder:
         if sorted(files) != list(range(len(files))):
             raise self._damaged(f"it has the partitions of ranks {sorted(files)}")
         self._first = self._load(_MODEL if _MODEL in names else f"zero_pp_rank_0_{_MODEL}")
-        made = self._first.get("global_steps", step)
-        if step is not None and made != step:
-            raise self._damaged(f"it is of step {made}, not of {step}")
+        global_steps = self._first.get("global_steps", step)
+        if step is not None and global_steps != step:
+            raise self._damaged(f"it is of step {global_steps}, not of {step}")
         self._parts = [self._partition(files[rank]) for rank in range(len(files))]
         self.stage = int(self._config.get("stage", 0)) if files else 0
         ranks = int(self._first.get("dp_world_size") or len(files))

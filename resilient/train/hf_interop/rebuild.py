@@ -136,11 +136,11 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     files.weights()
     whole, lost = _readable(files)
     step, said_by = _step_of(files, whole)
-    state, known, losses = _state_beside(files.folder, step)
-    made = RebuildPlan(
+    state, sources, losses = _state_beside(files.folder, step)
+    plan = RebuildPlan(
         str(target),
         step,
-        {"weights": str(files.folder), "step": said_by, **known},
+        {"weights": str(files.folder), "step": said_by, **sources},
         {name: CONSEQUENCES[name] for name in (*lost, *losses, "best model", "callbacks")},
     )
     skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}
@@ -150,7 +150,7 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
             if path.is_file() and path.name not in skipped:
                 shutil.copy2(path, draft / path.name)
 
-    return write_rebuilt(target, made, state, fill)
+    return write_rebuilt(target, plan, state, fill)
 
 
 def is_weights_folder(path: str | Path) -> bool:
@@ -173,7 +173,7 @@ def require_new(target: Path) -> None:
 
 
 def write_rebuilt(
-    target: Path, made: RebuildPlan, state: TrainerState, fill: Callable[[Path], None]
+    target: Path, plan: RebuildPlan, state: TrainerState, fill: Callable[[Path], None]
 ) -> RebuildPlan:
     """Write a folder with the files of ``fill``, the state, and the report of the losses."""
     draft = target.with_name(f".{target.name}.partial")
@@ -184,10 +184,10 @@ def write_rebuilt(
     callbacks = {"TrainerControl": TrainerControl().state(), **state.stateful_callbacks}
     state = replace(state, stateful_callbacks=callbacks)
     state.save_to_json(draft / STATE)
-    text = json.dumps(asdict(made), indent=2, sort_keys=True) + "\n"
+    text = json.dumps(asdict(plan), indent=2, sort_keys=True) + "\n"
     (draft / REPORT).write_text(text, encoding="utf-8")
     draft.rename(target)
-    return made
+    return plan
 
 
 def _require_lost(files: TransformersFiles) -> None:
@@ -252,15 +252,15 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
         IntegrityError: The sources disagree.
     """
     steps: dict[str, int] = {}
-    if named := LAST.fullmatch(files.folder.name):
-        steps["the folder's name"] = int(named[1])
+    if match := LAST.fullmatch(files.folder.name):
+        steps["the folder's name"] = int(match[1])
     if SCHEDULER in whole:
         counted = schedule_of(whole[SCHEDULER])
         # A schedule driven by a metric counts evaluations.
         if counted is not None and counted.step is not None:
             steps[SCHEDULER] = counted.step
-    if made := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
-        steps[OPTIMIZER] = max(made)
+    if optimizer_steps := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
+        steps[OPTIMIZER] = max(optimizer_steps)
     if not steps:
         raise ConfigError(
             f"the step of `{files.folder}` is unknown",
@@ -286,7 +286,7 @@ def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str]
         return TrainerState(global_step=step), {}, ["place in the data", "history"]
     sibling_state = sibling.state
     entries = [entry for entry in sibling_state["log_history"] if entry.get("step", 0) <= step]
-    named = {
+    limits = {
         name: sibling_state[name]
         for name in ("max_steps", "num_train_epochs")
         if name in sibling_state
@@ -296,16 +296,16 @@ def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str]
         epoch=_epoch_at(step, sibling),
         train_batch_size=int(sibling_state.get("train_batch_size") or 0),
         log_history=entries,
-        **named,
+        **limits,
     )
     state = replace(
         state, **{name: sibling_state[name] for name in _CADENCES if name in sibling_state}
     )
-    known = {"place in the data": str(sibling.folder), "history": str(sibling.folder)}
+    sources = {"place in the data": str(sibling.folder), "history": str(sibling.folder)}
     if sibling.step >= step:
-        return state, known, []
-    known["history"] += f", up to step {sibling.step}"
-    return state, known, ["history"]
+        return state, sources, []
+    sources["history"] += f", up to step {sibling.step}"
+    return state, sources, ["history"]
 
 
 _CADENCES = ("logging_steps", "eval_steps", "save_steps")
@@ -394,14 +394,14 @@ def rebuild_checkpoint(
     if "trainer_state" in damaged_parts:
         lost.add("best model")
     source = f"{manifest.checkpoint} of {url}"
-    known = dict.fromkeys(("weights", "step", "place in the data"), source)
+    sources = dict.fromkeys(("weights", "step", "place in the data"), source)
     # The state gives the position by Transformers' count, even if the manifest has none.
     if "global_batch" not in manifest.data and "trainer_state" not in parts:
-        known.pop("place in the data")
+        sources.pop("place in the data")
         lost.add("place in the data")
     consequences = {name: CONSEQUENCES[name] for name in sorted(lost)}
-    made = RebuildPlan(str(target), state.global_step, known, consequences)
-    return write_rebuilt(target, made, state, lambda draft: _fill(draft, parts, ranks))
+    plan = RebuildPlan(str(target), state.global_step, sources, consequences)
+    return write_rebuilt(target, plan, state, lambda draft: _fill(draft, parts, ranks))
 
 
 def _read(
@@ -589,9 +589,11 @@ def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
     """
     name = rank_part_file(_PART, rank)
     entry = next((file for file in manifest.files if file.name == name), None)
-    made = [_bytes_of(name, step, World(rank, ranks), devices) for devices in range(_DEVICES_MAX)]
-    fitting = [path for path in made if entry and digest_file(path) == entry.proof]
-    return (fitting or made)[0]
+    candidates = [
+        _bytes_of(name, step, World(rank, ranks), devices) for devices in range(_DEVICES_MAX)
+    ]
+    fitting = [path for path in candidates if entry and digest_file(path) == entry.proof]
+    return (fitting or candidates)[0]
 
 
 def _bytes_of(name: str, step: int, world: World, devices: int) -> bytes:

@@ -75,8 +75,8 @@ class SavedModels:
                 attempts and those deleted by retention are left out.
         """
         after = parse_checkpoint(mark)
-        known = lineage(open_store(self.url, storage_options=self.options))
-        own = [candidate for candidate in known.candidates if self._is_mine(candidate)]
+        descent = lineage(open_store(self.url, storage_options=self.options))
+        own = [candidate for candidate in descent.candidates if self._is_mine(candidate)]
         return sorted(checkpoint for checkpoint in own if after is None or checkpoint > after)
 
     def final(self, *, best: bool) -> CheckpointId | None:

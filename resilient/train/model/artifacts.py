@@ -243,14 +243,14 @@ def _tokenizer_of(processing: Any) -> Any:
 
 def _align(name: str, token: int, config: Any, generation: Any) -> bool:
     """Write one token; return whether a configuration lacked it."""
-    known = getattr(config, name, None)
-    ids = known if isinstance(known, list) else [known]
+    current = getattr(config, name, None)
+    ids = current if isinstance(current, list) else [current]
     generated = getattr(generation, name, None)
     stops = generated if isinstance(generated, list) else [generated]
     if token in ids and (generation is None or token in stops):
         return False
     several = _TOKENS[name]
-    keeps = several and isinstance(known, list)
+    keeps = several and isinstance(current, list)
     setattr(
         config, name, [token, *(number for number in ids if number != token)] if keeps else token
     )

@@ -150,8 +150,8 @@ def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, finds_all: b
 def main_input(inputs: Any, model: nn.Module) -> Any:
     """Return a model's main input in a batch: ``main_input_name``, or the first item."""
     if isinstance(inputs, Mapping):
-        named = inputs.get(getattr(model, "main_input_name", "input_ids"))
-        return next(iter(inputs.values())) if named is None else named
+        main_value = inputs.get(getattr(model, "main_input_name", "input_ids"))
+        return next(iter(inputs.values())) if main_value is None else main_value
     return inputs[0] if isinstance(inputs, (list, tuple)) else inputs
 
 

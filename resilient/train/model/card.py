@@ -172,7 +172,7 @@ def listed(value: Any) -> list[Any]:
 def _metadata(
     info: ModelCardInfo, library: str | None, results: Mapping[str, Any]
 ) -> dict[str, Any]:
-    known = {
+    card_metrics = {
         metric: name
         for metric in METRICS
         for name in results
@@ -185,17 +185,20 @@ def _metadata(
         "base_model": info.finetuned_from,
         "tags": list(dict.fromkeys([*listed(info.tags), GENERATED])),
         "datasets": listed(info.dataset_tags),
-        "metrics": list(known),
-        "model-index": _index(info, known, results),
+        "metrics": list(card_metrics),
+        "model-index": _index(info, card_metrics, results),
     }
 
 
-def _index(info: ModelCardInfo, known: Mapping[str, str], results: Mapping[str, Any]) -> list[Any]:
+def _index(
+    info: ModelCardInfo, card_metrics: Mapping[str, str], results: Mapping[str, Any]
+) -> list[Any]:
     """Return results in the Hub's format, which requires a task and a dataset for each."""
     tags, names = listed(info.dataset_tags), listed(info.dataset)
     arguments = listed(info.dataset_args)
     metrics = [
-        {"name": name, "type": metric, "value": results[name]} for metric, name in known.items()
+        {"name": name, "type": metric, "value": results[name]}
+        for metric, name in card_metrics.items()
     ]
     entries = []
     for task, (place, tag) in product(listed(info.tasks), enumerate(tags)):

@@ -125,8 +125,8 @@ def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     weights = list(_numbers(model))
     copies = {id(tensor): _copy(tensor, dtype) for _, _, tensor in weights}
 
-    def lowered(_: nn.Module, inputs: Any, named: Any) -> tuple[Any, Any]:
-        return _cast(inputs, dtype), _cast(named, dtype)
+    def lowered(_: nn.Module, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+        return _cast(inputs, dtype), _cast(kwargs, dtype)
 
     hook = model.register_forward_pre_hook(lowered, with_kwargs=True)
     try:

@@ -137,11 +137,11 @@ def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
 def _require_backend(backend: str) -> None:
     import torch._dynamo
 
-    known = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - torch's documented way
-    if backend not in known:
+    backends = torch._dynamo.list_backends(exclude_tags=())  # noqa: SLF001 - torch's documented way
+    if backend not in backends:
         raise ConfigError(
             f"`torch_compile_backend`={backend!r} is not a backend of torch here: use one of "
-            f"{', '.join(known)}{did_you_mean(backend, known)}"
+            f"{', '.join(backends)}{did_you_mean(backend, backends)}"
         )
 
 
@@ -153,11 +153,11 @@ def _require_mode(backend: str, mode: str) -> None:
         )
     import torch._inductor
 
-    known = list(torch._inductor.list_mode_options())  # noqa: SLF001 - torch's documented way
-    if mode not in known:
+    modes = list(torch._inductor.list_mode_options())  # noqa: SLF001 - torch's documented way
+    if mode not in modes:
         raise ConfigError(
-            f"`torch_compile_mode`={mode!r} is not accepted: use one of {', '.join(known)}"
-            f"{did_you_mean(mode, known)}"
+            f"`torch_compile_mode`={mode!r} is not accepted: use one of {', '.join(modes)}"
+            f"{did_you_mean(mode, modes)}"
         )
 
 

@@ -60,18 +60,18 @@ def parameter_groups(
         ConfigError: The model has no trainable parameter.
     """
     decayed = set(decay_parameter_names(model) if names is None else names)
-    named = [
+    named_parameters = [
         (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
     ]
-    if not named:
+    if not named_parameters:
         raise ConfigError("the model has no parameter that requires a gradient")
     groups = [
         {
-            "params": [parameter for name, parameter in named if name in decayed],
+            "params": [parameter for name, parameter in named_parameters if name in decayed],
             "weight_decay": weight_decay,
         },
         {
-            "params": [parameter for name, parameter in named if name not in decayed],
+            "params": [parameter for name, parameter in named_parameters if name not in decayed],
             "weight_decay": 0.0,
         },
     ]
@@ -169,20 +169,20 @@ def adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None)
 
 def sgd(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return SGD."""
-    known = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
-    return torch.optim.SGD, {"lr": args.learning_rate, **typed(args.optim, options, known)}
+    defaults = {"momentum": 0.0, "dampening": 0.0, "nesterov": False}
+    return torch.optim.SGD, {"lr": args.learning_rate, **typed(args.optim, options, defaults)}
 
 
 def adagrad(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Adagrad."""
-    known = {"lr_decay": 0.0, "eps": 1e-10}
-    return torch.optim.Adagrad, {"lr": args.learning_rate, **typed(args.optim, options, known)}
+    defaults = {"lr_decay": 0.0, "eps": 1e-10}
+    return torch.optim.Adagrad, {"lr": args.learning_rate, **typed(args.optim, options, defaults)}
 
 
 def rmsprop(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return RMSprop."""
-    known = {"momentum": 0.0, "alpha": 0.99, "eps": 1e-8, "centered": False}
-    return torch.optim.RMSprop, {"lr": args.learning_rate, **typed(args.optim, options, known)}
+    defaults = {"momentum": 0.0, "alpha": 0.99, "eps": 1e-8, "centered": False}
+    return torch.optim.RMSprop, {"lr": args.learning_rate, **typed(args.optim, options, defaults)}
 
 
 def adafactor(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:

@@ -73,7 +73,7 @@ def bitsandbytes(args: TrainingArguments, options: dict[str, Any], _: nn.Module 
 
 
 def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any]:
-    known = {
+    defaults = {
         "beta1": args.adam_beta1,
         "beta2": args.adam_beta2,
         "beta3": 0.9999,
@@ -82,8 +82,11 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
         "t_alpha": int,
         "t_beta3": int,
     }
-    options_given = typed(args.optim, options, known)
-    merged = {**{key: value for key, value in known.items() if value is not int}, **options_given}
+    options_given = typed(args.optim, options, defaults)
+    merged = {
+        **{key: value for key, value in defaults.items() if value is not int},
+        **options_given,
+    }
     betas = (merged.pop("beta1"), merged.pop("beta2"), merged.pop("beta3"))
     return {"betas": betas, **merged}
 
@@ -91,8 +94,8 @@ def _ademamix(args: TrainingArguments, options: dict[str, Any]) -> dict[str, Any
 def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return AdamW of torchao with moments in 8 or 4 bits; its step is compiled."""
     module = package(args.optim, "torchao.optim", "torchao")
-    known = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
-    more = {**known, **typed(args.optim, options, known)}
+    defaults = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
+    more = {**defaults, **typed(args.optim, options, defaults)}
     kind = module.AdamW4bit if "4bit" in args.optim else module.AdamW8bit
     return kind, {"lr": args.learning_rate, **adam_options(args), **more}
 
@@ -130,8 +133,8 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
 def stable_adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return StableAdamW of torch-optimi."""
     module = package(args.optim, "optimi", "torch-optimi")
-    known = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
-    more = typed(args.optim, options, known)
+    defaults = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
+    more = typed(args.optim, options, defaults)
     return module.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}
 
 
@@ -193,8 +196,8 @@ def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | No
     """
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"torch {torch.__version__} has no Muon", hint="pip install 'torch>=2.9'")
-    known = {"momentum": 0.95, "nesterov": True, "ns_steps": 5}
-    more = typed(args.optim, options, known)
+    defaults = {"momentum": 0.95, "nesterov": True, "ns_steps": 5}
+    more = typed(args.optim, options, defaults)
     optimizer_class = given(args, model)
     embedded = {
         id(parameter)
@@ -233,19 +236,23 @@ def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
     """Return AdamW or Adafactor of galore-torch, with projections for ``optim_target_modules``."""
     module = package(args.optim, "galore_torch", "galore-torch")
     more = {**_GALORE, **typed(args.optim, options, _GALORE)}
-    made = {"params": project(args, more, model), "lr": args.learning_rate}
+    optimizer_options = {"params": project(args, more, model), "lr": args.learning_rate}
     if args.optim == "galore_adafactor":
-        return module.GaLoreAdafactor, {**made, "scale_parameter": False, "relative_step": False}
+        return module.GaLoreAdafactor, {
+            **optimizer_options,
+            "scale_parameter": False,
+            "relative_step": False,
+        }
     kind = module.GaLoreAdamW8bit if "8bit" in args.optim else module.GaLoreAdamW
-    return kind, {**made, **adam_options(args)}
+    return kind, {**optimizer_options, **adam_options(args)}
 
 
 def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW of apollo-torch, with projections for ``optim_target_modules``."""
     module = package(args.optim, "apollo_torch", "apollo-torch")
     more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
-    made = {"params": project(args, more, model), "lr": args.learning_rate}
-    return module.APOLLOAdamW, {**made, **adam_options(args)}
+    optimizer_options = {"params": project(args, more, model), "lr": args.learning_rate}
+    return module.APOLLOAdamW, {**optimizer_options, **adam_options(args)}
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:

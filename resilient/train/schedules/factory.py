@@ -270,31 +270,32 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
 def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any]) -> LRScheduler:
     name = args.lr_scheduler_type
     try:
-        made: LRScheduler = FED[name](optimizer, **options)
+        scheduler: LRScheduler = FED[name](optimizer, **options)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"`lr_scheduler_kwargs` do not fit `{name}`: {error}") from error
-    return made
+    return scheduler
 
 
 def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
     """Refuse an unknown option of a schedule, and a missing option without a default."""
-    named = [
+    keyword_parameters = [
         parameter
         for parameter in inspect.signature(shape).parameters.values()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    known = [parameter.name for parameter in named]
+    keyword_names = [parameter.name for parameter in keyword_parameters]
     for option in options:
-        if option not in known:
+        if option not in keyword_names:
             raise ConfigError(
                 f"`lr_scheduler_kwargs` name `{option}`, which `{name}` does not have"
-                f"{did_you_mean(option, known)}: it has {', '.join(known) or 'none'}"
+                f"{did_you_mean(option, keyword_names)}: it has "
+                f"{', '.join(keyword_names) or 'none'}"
             )
     missing = [
         parameter.name
-        for parameter in named
+        for parameter in keyword_parameters
         if parameter.default is parameter.empty and parameter.name not in options
     ]
     if missing:

@@ -60,11 +60,11 @@ class OptunaStudy:
             if isinstance(direction, str)
             else {"directions": list(direction)}
         )
-        named = {"study_name": "search", **options}
-        named.setdefault("storage", self._file(folder))
-        if named.get("sampler") is None:
-            named["sampler"] = TPEByName(seed)
-        self.study = optuna.create_study(load_if_exists=True, **several, **named)
+        study_options = {"study_name": "search", **options}
+        study_options.setdefault("storage", self._file(folder))
+        if study_options.get("sampler") is None:
+            study_options["sampler"] = TPEByName(seed)
+        self.study = optuna.create_study(load_if_exists=True, **several, **study_options)
 
     def ask(self) -> Any:
         """Return the trial whose end was never recorded, or a new one; None if there are enough."""

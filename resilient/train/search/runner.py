@@ -86,7 +86,7 @@ def by_name(
     init: Callable[..., Any],
     base: Callable[..., Any],
     values: Sequence[Any],
-    named: Mapping[str, Any],
+    named_values: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return a trainer's constructor arguments by name.
 
@@ -94,14 +94,14 @@ def by_name(
         init: Constructor of its class; one that takes ``*args`` passes them on.
         base: Constructor of the base class.
         values: Arguments by position.
-        named: Arguments by name.
+        named_values: Arguments by name.
     """
     own = list(inspect.signature(init).parameters.values())[1:]
     names = [
         parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     names = names or list(inspect.signature(base).parameters)[1:]
-    return {**dict(zip(names, values, strict=False)), **named}
+    return {**dict(zip(names, values, strict=False)), **named_values}
 
 
 def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | None) -> nn.Module:
@@ -121,8 +121,8 @@ def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | 
         raise ConfigError(
             "the trainer has no model: pass `model`, or `model_init` that creates one"
         )
-    made: nn.Module = call_model_init(model_init, None)
-    return made
+    new_model: nn.Module = call_model_init(model_init, None)
+    return new_model
 
 
 def take_trial(trainer: Any, trial: Any) -> None:

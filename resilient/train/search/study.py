@@ -342,12 +342,12 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
         for name in ("output_dir", "repo", "near_repo")
         if (place := getattr(args, name))
     }
-    known = argument_values(values, args, trainer.model_init)
+    argument_by_name = argument_values(values, args, trainer.model_init)
     # Copied deeply: a callback's state must not pass from trial to trial.
-    named = dict(trainer.made_with)
-    named["callbacks"] = copy.deepcopy(tuple(named.get("callbacks") or ()))
-    args = replace(args, **{**known, **places})
-    another = type(trainer)(**{**named, "model": None, "args": args})
+    trainer_arguments = dict(trainer.made_with)
+    trainer_arguments["callbacks"] = copy.deepcopy(tuple(trainer_arguments.get("callbacks") or ()))
+    args = replace(args, **{**argument_by_name, **places})
+    another = type(trainer)(**{**trainer_arguments, "model": None, "args": args})
     _follow(trainer.callback_handler.callbacks, another)
     lost = sorted(set(trainer.registered) - set(another.registered))
     if lost:

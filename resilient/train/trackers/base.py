@@ -240,11 +240,11 @@ class LocalStateTracker(Tracker):
         self.open(opening)
         name = f"{self.name}-{self.run_id.replace('/', '_')}.json"
         self._file = Path(opening.args.output_dir) / "trackers" / name
-        known = self.known() if self.run_id == opening.run_id else None
-        if known is None:
+        saved_state = self.known() if self.run_id == opening.run_id else None
+        if saved_state is None:
             return None
-        self._steps = dict(known)
-        return LoggedSteps(known)
+        self._steps = dict(saved_state)
+        return LoggedSteps(saved_state)
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
         """Hand the points over, then record their step in the file."""

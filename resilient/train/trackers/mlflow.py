@@ -68,12 +68,12 @@ class MLflow(Tracker):
         """Log numbers; MLflow cannot store texts by step."""
         entities = load("mlflow.entities")
         now_ms = int(datetime.now(tz=UTC).timestamp() * 1000)
-        made = [
+        metric_entities = [
             entities.Metric(name, value, now_ms, step)
             for name, value in metrics.items()
             if not isinstance(value, str)
         ]
-        self._client.log_batch(self.run_id, metrics=made)
+        self._client.log_batch(self.run_id, metrics=metric_entities)
 
     def finish(self, *, completed: bool) -> None:
         """Record how the run ended; the next attempt reopens an interrupted run."""

@@ -375,10 +375,10 @@ class ReportTo(Reporting):
 
     def __init__(self, names: Sequence[str]) -> None:
         tracker_names = [name for name in CHOICES if _is_there(name)] if "all" in names else names
-        made = (
+        trackers = (
             _make_tracker(name) for name in dict.fromkeys(tracker_names) if not _is_disabled(name)
         )
-        super().__init__(*made)
+        super().__init__(*trackers)
 
 
 def _is_there(name: str) -> bool:
