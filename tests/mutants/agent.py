@@ -227,7 +227,7 @@ MUTANTS = [
     Mutant(
         "a suspended step becomes the longest step",
         "resilient/elastic/suspend_detection.py",
-        "        if now > known and now >= away_seconds:\n",
+        "        if now > longest_seconds and now >= away_seconds:\n",
         "        if False:\n",
         "tests/unit/elastic/test_sight.py -k learned",
     ),

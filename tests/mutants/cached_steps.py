@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "a changed layout is not published",
         "resilient/checkpoint/daemon/step_slots.py",
-        " or known[name].value != value",
+        " or puts[name].value != value",
         "",
         "tests/process/test_held_steps.py tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",

@@ -36,19 +36,19 @@ MUTANTS = [
     Mutant(
         "a part is planned with the shapes of an earlier one",
         "resilient/state_dict/planner.py",
-        "        if known is None or known[:2] != (world, shapes):",
-        "        if known is None:",
+        "        if record is None or record[:2] != (world, shapes):",
+        "        if record is None:",
         "tests/unit/state_dict/test_drafts.py",
         promise="P6",
     ),
     Mutant(
         "a planned part is saved with its earlier tensors",
         "resilient/state_dict/planner.py",
-        "        return [plan.of(part.tensors) for plan in known[2]]",
+        "        return [plan.of(part.tensors) for plan in record[2]]",
         (
             "        self._last = getattr(self, '_last', {})\n"
             "        return self._last.setdefault(\n"
-            "            part.name, [plan.of(part.tensors) for plan in known[2]]\n"
+            "            part.name, [plan.of(part.tensors) for plan in record[2]]\n"
             "        )"
         ),
         "tests/unit/state_dict/test_drafts.py",
@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "tensors at the same address count as the same tensor",
         "resilient/state_dict/flatten.py",
-        "                if _is_same(self.tensors[known], value):",
-        "                if known:",
+        "                if _is_same(self.tensors[candidate], value):",
+        "                if candidate:",
         "tests/unit/state_dict/test_drafts.py",
         promise="P6",
     ),
@@ -141,8 +141,8 @@ MUTANTS = [
     Mutant(
         "a GaLore projector is created anew at resume",
         "resilient/state_dict/flatten.py",
-        '        vars(made).update(value["fields"])\n',
-        '        made.__init__(value["fields"]["rank"], update_proj_gap=3)\n',
+        '        vars(instance).update(value["fields"])\n',
+        '        instance.__init__(value["fields"]["rank"], update_proj_gap=3)\n',
         "tests/unit/train/test_matrix.py -k galore_adamw",
         promise="P6",
     ),
@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant(
         "a new parameter group is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and named.names is self._names\n",
+        "            and named_optimizer.names is self._names\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -245,8 +245,8 @@ MUTANTS = [
     Mutant(
         "released objects are compared instead of the current ones",
         "resilient/state_dict/capture_cache.py",
-        "        known.live = walk.seen\n",
-        '        known.live = getattr(known, "live", walk.seen)\n',
+        "        record.live = walk.seen\n",
+        '        record.live = getattr(record, "live", walk.seen)\n',
         "tests/unit/state_dict/test_glances_later.py",
         promise="P6",
     ),
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "a tensor at another address is not noticed",
         "resilient/state_dict/capture_cache.py",
-        " and known.is_still_there()",
+        " and record.is_still_there()",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -505,8 +505,8 @@ MUTANTS = [
     Mutant(
         "memory that may change now is still copied later",
         "resilient/state_dict/staging.py",
-        "known is None or (known.steady, known.small) != (steady, small)",
-        "known is None",
+        "schedule is None or (schedule.steady, schedule.small) != (steady, small)",
+        "schedule is None",
         "tests/unit/state_dict/test_known_again.py",
         promise="P6",
     ),

@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "a DeepSpeed engine of another step is imported",
         "resilient/train/hf_interop/readers.py",
-        "        if step is not None and made != step:\n",
+        "        if step is not None and global_steps != step:\n",
         "        if False:\n",
         "tests/unit/train/interop/test_sharded_folders.py",
         promise="Start and resume",

@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "an old status of a host counts as an answer",
         "resilient/elastic/rendezvous/remote_hangs.py",
-        "                if number != known:\n",
+        "                if number != last_number:\n",
         "                if True:\n",
         "tests/unit/elastic/test_elsewhere.py -k silence",
         promise="Stops and hangs",
@@ -176,8 +176,8 @@ MUTANTS = [
     Mutant(
         "a host that died during the start is not known",
         "resilient/elastic/rendezvous/roster.py",
-        "known: Any = store if isinstance(store, RoundStore) else None",
-        "known: Any = None",
+        "round_store: Any = store if isinstance(store, RoundStore) else None",
+        "round_store: Any = None",
         "tests/unit/elastic/test_member_silent.py",
         promise="Simulator",
     ),

@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "parity ends where the shortest file ends",
         "resilient/format/parity.py",
-        "        size_bytes = max(named[name].size_bytes for name in group.files)",
-        "        size_bytes = min(named[name].size_bytes for name in group.files)",
+        "        size_bytes = max(file_by_name[name].size_bytes for name in group.files)",
+        "        size_bytes = min(file_by_name[name].size_bytes for name in group.files)",
         "tests/unit/format/test_parity.py",
         promise="Parity",
     ),

@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "keep_within counts from the newest checkpoint, abandoned ones included",
         "resilient/checkpoint/retention.py",
-        "(moments[checkpoint] for checkpoint in known.line if checkpoint in moments)",
+        "(moments[checkpoint] for checkpoint in state.line if checkpoint in moments)",
         "iter(sorted(moments.values(), reverse=True))",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py -k within",
         promise="Retention",
@@ -115,7 +115,7 @@ MUTANTS = [
     Mutant(
         "the newest checkpoint stays only if a policy keeps it",
         "resilient/checkpoint/retention.py",
-        'yield from ((checkpoint, "the newest") for checkpoint in known.everything[:1])',
+        'yield from ((checkpoint, "the newest") for checkpoint in state.everything[:1])',
         "pass",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
@@ -123,15 +123,15 @@ MUTANTS = [
     Mutant(
         "an abandoned checkpoint takes the place of a best one",
         "resilient/checkpoint/retention.py",
-        "    for group in (known.line, known.abandoned):\n        values = {",
-        "    for group in (known.everything,):\n        values = {",
+        ("    for group in (state.line, state.abandoned):\n        values = {"),
+        ("    for group in (state.everything,):\n        values = {"),
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
     ),
     Mutant(
         "a damaged best checkpoint keeps its place",
         "resilient/checkpoint/retention.py",
-        "if not known.contents[checkpoint].problem\n    ]",
+        ("if not state.contents[checkpoint].problem\n    ]"),
         "]",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "retention deletes although the newest checkpoint is damaged",
         "resilient/checkpoint/garbage_collection.py",
-        "unsure or evidence.doubt_newest(known)",
+        "unsure or evidence.doubt_newest(state)",
         "unsure",
         "tests/unit/checkpoint/test_rotate.py",
     ),
@@ -214,7 +214,7 @@ MUTANTS = [
     Mutant(
         'verify_before_rotate="full" does not read the best checkpoint',
         "resilient/checkpoint/garbage_collection.py",
-        "    known = evidence.prove_best(known)\n",
+        "    state = evidence.prove_best(state)\n",
         "",
         "tests/unit/checkpoint/test_rotate.py",
     ),

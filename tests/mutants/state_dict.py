@@ -22,8 +22,8 @@ MUTANTS = [
     Mutant(
         "the round-trip check loads state into the live function of a schedule",
         "resilient/state_dict/round_trip.py",
-        "made._scale_fn_custom = _copy_of_callable(value)",
-        "made._scale_fn_custom = value",
+        "scheduler_copy._scale_fn_custom = _copy_of_callable(value)",
+        "scheduler_copy._scale_fn_custom = value",
         "tests/unit/state_dict/test_round_trip.py -k changes_no_live",
     ),
     Mutant(

@@ -185,8 +185,8 @@ MUTANTS = [
     Mutant(
         "two callbacks of one class share saved state",
         "resilient/train/callbacks/base.py",
-        'named[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback',
-        "named[name] = callback",
+        'callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback',
+        "callback_by_name[name] = callback",
         "tests/unit/train/test_callbacks.py -k of_one_class",
         promise="P6",
     ),
