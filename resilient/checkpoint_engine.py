@@ -264,15 +264,15 @@ class CheckpointEngine:
         """
         context, start_identity, claimant = self._context, self.start, self.claimant
 
-        def rule(shown: list[Any]) -> dict[str, str]:
-            starts = [StartIdentity.from_json(answer) for answer in shown if answer]
+        def rule(answers: list[Any]) -> dict[str, str]:
+            starts = [StartIdentity.from_json(answer) for answer in answers if answer]
             if claimant is not None and is_first:
                 refuse_live_writer(context.store, starts, claimant)
             decision = settle_wish(context.store, resume_option, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
-        shown = start_identity.to_json() if start_identity else None
-        ruling = agree(context.comms, "resume/wish", shown, rule, context.limits.within_seconds)
+        answers = start_identity.to_json() if start_identity else None
+        ruling = agree(context.comms, "resume/wish", answers, rule, context.limits.within_seconds)
         if ruling["reason"]:
             context.emit_once(
                 events.ResumeSettled(resume_option, ruling["reference"], ruling["reason"])
@@ -560,9 +560,9 @@ class CheckpointEngine:
 
     def _agree(self, topic: str, own_result: Any) -> None:
         """Continue only if no rank failed."""
-        shown = own_result if isinstance(own_result, RankFailure) else None
+        answer = own_result if isinstance(own_result, RankFailure) else None
         agree(
-            self._context.comms, topic, shown, lambda _: None, self._context.limits.within_seconds
+            self._context.comms, topic, answer, lambda _: None, self._context.limits.within_seconds
         )
 
     def committed(self) -> list[CheckpointId]:

@@ -387,10 +387,10 @@ class Checkpointer:
             if isinstance(optimizer, Optimizer)
         ]
 
-    def _require_engine(self, what: str) -> checkpoint_engine.CheckpointEngine:
+    def _require_engine(self, subject: str) -> checkpoint_engine.CheckpointEngine:
         if self._engine is None:
             raise ConfigError(
-                f"call resume() before {what}",
+                f"call resume() before {subject}",
                 hint="resume() starts from scratch if nothing was saved, and never overwrites",
             )
         return self._engine

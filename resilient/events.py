@@ -136,8 +136,8 @@ class Event:
         fields = self.fields()
         if self.template:
             return self.template.format(**fields)
-        shown = " ".join(f"{name}={value}" for name, value in fields.items())
-        return f"{type(self).__name__} {shown}".rstrip()
+        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        return f"{type(self).__name__} {text}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

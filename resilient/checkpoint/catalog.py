@@ -229,17 +229,17 @@ def _descend(
     skipped: list[Skipped] = []
     lost = ""
     while bound.generation > 0:
-        own = [
+        own_checkpoints = [
             checkpoint
             for checkpoint in generations.whole
             if checkpoint.generation == bound.generation and checkpoint <= bound
         ]
-        line += own
+        line += own_checkpoints
         ours.add(bound.generation)
         parent, trouble = generations.parent(bound.generation)
         if trouble:
             skipped.append(trouble)
-        if parent is None and own:
+        if parent is None and own_checkpoints:
             break
         if parent is None:
             # An attempt that began from scratch and committed nothing hides nothing.

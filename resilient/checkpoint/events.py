@@ -92,10 +92,10 @@ class CountersUnread(Event):
 
     def message(self) -> str:
         """Name each counter with its resumed value, and the way to use it."""
-        shown = ", ".join(f"`{name}` was resumed as {value}" for name, value in self.counters)
+        text = ", ".join(f"`{name}` was resumed as {value}" for name, value in self.counters)
         name = self.counters[0][0]
         return (
-            f"{shown}, but the loop neither read nor set it after resume(): if the loop counts "
+            f"{text}, but the loop neither read nor set it after resume(): if the loop counts "
             f'from 0 again, continue from checkpointer["{name}"]'
         )
 

@@ -205,9 +205,15 @@ def find_writer(store: Store) -> Writer | None:
     generation = max([*numbers, *(folder.generation for folder in folders)], default=0)
     if not generation:
         return None
-    own = sorted((folder for folder in folders if folder.generation == generation), reverse=True)
-    last = next((checkpoint for checkpoint in own if MANIFEST in folders[checkpoint]), None)
-    unfinished = tuple(checkpoint for checkpoint in own if last is None or checkpoint > last)
+    own_checkpoints = sorted(
+        (folder for folder in folders if folder.generation == generation), reverse=True
+    )
+    last = next(
+        (checkpoint for checkpoint in own_checkpoints if MANIFEST in folders[checkpoint]), None
+    )
+    unfinished = tuple(
+        checkpoint for checkpoint in own_checkpoints if last is None or checkpoint > last
+    )
     record, problem = _read(store, generation)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None

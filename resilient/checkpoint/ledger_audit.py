@@ -189,7 +189,7 @@ class Coverage:
             coverage.order, coverage.digest = ORDERS[0 if expected else 1], digest
         coverage.size = size
 
-    def _enter(self, what: str, epoch: int, start: int) -> EpochCoverage:
+    def _enter(self, subject: str, epoch: int, start: int) -> EpochCoverage:
         """Return the epoch of a record that begins at ``start``."""
         place = self.place
         if epoch == place.epoch + 1 and place.samples:
@@ -201,11 +201,11 @@ class Coverage:
             seen = "twice" if start < place.samples else "never"
             low, high = sorted((start, place.samples))
             raise LedgerGap(
-                f"{what} starts at sample {start} of epoch {epoch} instead of {place.samples}: "
+                f"{subject} starts at sample {start} of epoch {epoch} instead of {place.samples}: "
                 f"samples {low} to {high} were trained {seen}"
             )
         raise LedgerGap(
-            f"{what} is at epoch {epoch}, sample {start}, but the previous record ends at "
+            f"{subject} is at epoch {epoch}, sample {start}, but the previous record ends at "
             f"epoch {place.epoch}, sample {place.samples}"
         )
 
@@ -217,9 +217,11 @@ class Coverage:
                 "record says that the others were skipped"
             )
 
-    def _advance(self, what: str, coverage: EpochCoverage, start: int, stop: int) -> None:
+    def _advance(self, subject: str, coverage: EpochCoverage, start: int, stop: int) -> None:
         if stop < start or (coverage.size and stop > coverage.size):
-            raise LedgerGap(f"{what}: samples {start} to {stop} of {coverage.size} are impossible")
+            raise LedgerGap(
+                f"{subject}: samples {start} to {stop} of {coverage.size} are impossible"
+            )
 
 
 @dataclass(frozen=True, slots=True)

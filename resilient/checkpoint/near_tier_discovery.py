@@ -69,15 +69,15 @@ def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGrou
     return places
 
 
-def _ruling(shown: list[Any]) -> dict[str, Any]:
+def _ruling(answers: list[Any]) -> dict[str, Any]:
     """Group the ranks by what they read; name those whose host lacks the others' generations."""
     groups: dict[str, list[int]] = {}
-    for rank, (read, _) in enumerate(shown):
+    for rank, (read, _) in enumerate(answers):
         groups.setdefault(read, []).append(rank)
-    has_lives = any(newest for _, newest in shown)
+    has_lives = any(newest for _, newest in answers)
     return {
         "groups": list(groups.values()) if len(groups) > 1 else [],
-        "fresh": [rank for rank, (_, newest) in enumerate(shown) if has_lives and not newest],
+        "fresh": [rank for rank, (_, newest) in enumerate(answers) if has_lives and not newest],
     }
 
 
@@ -97,7 +97,7 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
         return server.address.to_json()
 
     served = agree(
-        comms, "near/served", capture_failure(serve), lambda shown: shown, within_seconds
+        comms, "near/served", capture_failure(serve), lambda answers: answers, within_seconds
     )
 
     def connect() -> tuple[PeerStore, ...]:
@@ -106,8 +106,8 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
         return tuple(_connect(tiers, rank, served[rank]) for rank in others)
 
     peers: Any = capture_failure(connect)
-    shown = None if isinstance(peers, tuple) else peers
-    agree(comms, "near/reached", shown, lambda _: None, within_seconds)
+    answers = None if isinstance(peers, tuple) else peers
+    agree(comms, "near/reached", answers, lambda _: None, within_seconds)
     assert isinstance(peers, tuple), "a failure of mine would have been everyone's"  # noqa: S101
     return peers
 

@@ -141,14 +141,16 @@ def promote(
     fence = partial(check_fence, tiers.durable, generation, token)
     with together.comms.at_work() as beat:
         copied: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
-    shown = copied
+    answers = copied
     if not isinstance(copied, RankFailure):
-        shown = {"names": copied.names, "put": copied.put_bytes} if copied else None
+        answers = {"names": copied.names, "put": copied.put_bytes} if copied else None
 
-    def rule(shown: list[Any]) -> dict[str, Any]:
-        return _put_manifest(tiers, copied, shown, fence) if copied else {"put": 0, "is_new": False}
+    def rule(answers: list[Any]) -> dict[str, Any]:
+        return (
+            _put_manifest(tiers, copied, answers, fence) if copied else {"put": 0, "is_new": False}
+        )
 
-    ruling = _agree(together, "carried", shown, rule)
+    ruling = _agree(together, "carried", answers, rule)
     put_bytes = int(ruling["put"])
     if ruling["is_new"]:
         # A sweep that looked before the manifest was put may have deleted files as leftovers.
@@ -164,9 +166,9 @@ def promote(
 
 
 def _agree(
-    together: PromotionGroup, what: str, shown: Any, rule: Callable[[list[Any]], Any]
+    together: PromotionGroup, subject: str, shown: Any, rule: Callable[[list[Any]], Any]
 ) -> Any:
-    topic = f"{together.topic}/{what}"
+    topic = f"{together.topic}/{subject}"
     return agree(together.comms, topic, shown, rule, together.within_seconds)
 
 
@@ -208,14 +210,14 @@ def _carry_again(
 
 
 def _put_manifest(
-    tiers: TieredStore, copied: _Cargo, shown: list[Any], fence: Callable[[], None]
+    tiers: TieredStore, copied: _Cargo, answers: list[Any], fence: Callable[[], None]
 ) -> dict[str, Any]:
     """Decide over the shares of all places: only the coordinator puts the manifest, here."""
     manifest = copied.manifest
-    put_bytes = sum(report["put"] for report in shown if report)
+    put_bytes = sum(report["put"] for report in answers if report)
     if copied.is_committed:
         return {"put": put_bytes, "is_new": False}
-    carried = {name for report in shown if report for name in report["names"]}
+    carried = {name for report in answers if report for name in report["names"]}
     for entry in manifest.files:
         key = manifest.key(entry.name)
         if entry.name not in carried and _size_of(tiers.durable, key) != entry.size_bytes:
@@ -471,9 +473,9 @@ class TierPromoter:
     ) -> list[CheckpointId]:
         """Return the coordinator's list to promote, if all places ended at the same checkpoint."""
 
-        def rule(shown: list[str]) -> list[str]:
-            if len(set(shown)) > 1:
-                ends = ", ".join(sorted(set(shown)))
+        def rule(answers: list[str]) -> list[str]:
+            if len(set(answers)) > 1:
+                ends = ", ".join(sorted(set(answers)))
                 raise PeerFailed(f"hosts ended at different checkpoints: {ends}")
             return [checkpoint.folder for checkpoint in owed]
 

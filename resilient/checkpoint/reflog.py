@@ -88,9 +88,11 @@ class Reflog:
     def head_of(self, number: int) -> ReflogHead:
         """Return the end of generation ``number``, or of the one before if it left no trace."""
         while number > 0:
-            own = [checkpoint for checkpoint in self._whole if checkpoint.generation == number]
-            if own:
-                return ReflogHead(own[0])
+            own_checkpoints = [
+                checkpoint for checkpoint in self._whole if checkpoint.generation == number
+            ]
+            if own_checkpoints:
+                return ReflogHead(own_checkpoints[0])
             if number in self._marks:
                 return ReflogHead(None, f"the checkpoints of generation {number} were deleted")
             generation = self._generations.get(number)

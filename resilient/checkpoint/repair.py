@@ -219,7 +219,7 @@ class RepairPlan:
 def plan_repair(
     store: Store,
     checkpoint: CheckpointId,
-    others: Sequence[Store] = (),
+    stores: Sequence[Store] = (),
     *,
     undelete: bool = False,
 ) -> RepairPlan:
@@ -230,7 +230,7 @@ def plan_repair(
     Args:
         store: Repository.
         checkpoint: Checkpoint to repair.
-        others: Repositories that may hold the same checkpoint.
+        stores: Repositories that may hold the same checkpoint.
         undelete: Repair it although its manifest is gone, which usually means that a person or
             retention deleted it.
 
@@ -239,7 +239,7 @@ def plan_repair(
         IncompatibleCheckpoint: The format is newer.
         StoreError: A store failed, which proves nothing about the checkpoint.
     """
-    manifest, data, fixes = _manifest(store, checkpoint, others, undelete=undelete)
+    manifest, data, fixes = _manifest(store, checkpoint, stores, undelete=undelete)
     if manifest is None:
         return RepairPlan(
             checkpoint, None, None, (), (UnrepairableFile(MANIFEST, "damaged, and no copy"),)
@@ -247,7 +247,7 @@ def plan_repair(
     damaged_files = [
         _with_first_bytes(store, manifest, damage) for damage in damages(store, manifest, "full")
     ]
-    near: list[Store | SiblingSource] = [*others]
+    near: list[Store | SiblingSource] = [*stores]
     near += siblings_of(store, manifest) if damaged_files else []
     left = {damage.finding.file: _not_elsewhere(damage, manifest, near) for damage in damaged_files}
     losses = []
@@ -272,7 +272,7 @@ def plan_repair(
     return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), is_missing)
 
 
-def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -> dict[str, str]:
+def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -> dict[str, str]:
     """Put every repairable file, verified; a deleted checkpoint comes back only if all files can.
 
     Crash: each file is unchanged, or whole with the damaged version beside it; run the same repair
@@ -281,7 +281,7 @@ def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -
     Args:
         store: Repository.
         plan: Result of :func:`plan_repair` for this repository.
-        others: As for the plan.
+        stores: As for the plan.
 
     Returns:
         Key of the kept damaged version by file name; files that were missing are not included.
@@ -295,7 +295,7 @@ def apply_repair(store: Store, plan: RepairPlan, others: Sequence[Store] = ()) -
     kept: dict[str, str] = {}
     if manifest is None or (plan.is_gone and not plan.is_whole):
         return kept
-    places: list[Store | SiblingSource] = [store, *others, *siblings_of(store, manifest)]
+    places: list[Store | SiblingSource] = [store, *stores, *siblings_of(store, manifest)]
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
             raise NothingToResume(
@@ -331,7 +331,7 @@ def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
 
 
 def _manifest(
-    store: Store, checkpoint: CheckpointId, others: Sequence[Store], *, undelete: bool
+    store: Store, checkpoint: CheckpointId, stores: Sequence[Store], *, undelete: bool
 ) -> tuple[Manifest | None, bytes | None, list[RepairStep]]:
     """Return the manifest; if it has to be replaced, also its bytes and the repair step."""
     try:
@@ -342,7 +342,7 @@ def _manifest(
         problem = "gone"
         if not undelete:
             raise _no_manifest_error(store, checkpoint) from error
-    for data, source in _copies(store, checkpoint, others):
+    for data, source in _copies(store, checkpoint, stores):
         manifest = decode(data, checkpoint.manifest_key)
         return manifest, data, [RepairStep(MANIFEST, problem, source)]
     if problem == "gone":
@@ -364,13 +364,13 @@ def _no_manifest_error(store: Store, checkpoint: CheckpointId) -> NothingToResum
 
 
 def _copies(
-    store: Store, checkpoint: CheckpointId, others: Sequence[Store]
+    store: Store, checkpoint: CheckpointId, stores: Sequence[Store]
 ) -> list[tuple[bytes, str]]:
     """Return whole copies of a manifest with their sources, the nearest first."""
     copies = []
     with suppress(KeyNotFound, IntegrityError):
         copies.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
-    for other in others:
+    for other in stores:
         with suppress(KeyNotFound, IntegrityError):
             if _same_life(store, other, checkpoint.generation):
                 copies.append((_bytes_of(other, checkpoint), other.url))
@@ -424,21 +424,21 @@ def _used(
 
 
 def _not_elsewhere(
-    damage: Damage, manifest: Manifest, others: Sequence[Store | SiblingSource]
+    damage: Damage, manifest: Manifest, stores: Sequence[Store | SiblingSource]
 ) -> frozenset[int]:
     """Return the damaged chunks that no other place holds."""
     chunks = damage.chunks or frozenset()
-    if not others:
+    if not stores:
         return chunks
     entry = manifest.file(damage.finding.file)
     return frozenset(
-        chunk for chunk in chunks if find_chunk(others, manifest, entry, chunk) is None
+        chunk for chunk in chunks if find_chunk(stores, manifest, entry, chunk) is None
     )
 
 
-def _source(damage: Damage, left: frozenset[int], others: Sequence[Store | SiblingSource]) -> str:
+def _source(damage: Damage, left: frozenset[int], stores: Sequence[Store | SiblingSource]) -> str:
     """Describe the source of a file's missing bytes."""
-    other_urls = " or ".join(other.url for other in others)
+    other_urls = " or ".join(other.url for other in stores)
     if not damage.chunks:
         return OWN_BYTES
     if not left:

@@ -224,31 +224,39 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
     if len(set(steps.values())) > 1:
         most, _ = Counter(steps.values()).most_common(1)[0]
         file = next(file for file, step in steps.items() if step != most)
-        what = f"`{file.name[:80]}` is {steps[file]:g}, but most others are {most:g}"
-        yield Problem(file.files[0], what, cure=Remedy.COPY)
+        problem_text = f"`{file.name[:80]}` is {steps[file]:g}, but most others are {most:g}"
+        yield Problem(file.files[0], problem_text, cure=Remedy.COPY)
 
 
 def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem | None:
     """Return the problem of a tensor's numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     if counts.nans or counts.infinite:
-        what = f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
+        problem_text = (
+            f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
+        )
         # Every tool resumes a buffer as it is: no step trains it, and NaN may be its first value.
         is_buffer = tensor.name in buffers or tensor.name.endswith(_STATISTICS)
         is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)
         loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
-        return Problem(place, what, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
+        return Problem(place, problem_text, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
-        what = f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"
-        return Problem(place, what, is_fatal=True)
+        problem_text = (
+            f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"
+        )
+        return Problem(place, problem_text, is_fatal=True)
     if _is_beyond(counts, tensor.dtype):
         times = f"{counts.top / counts.others:.0e}" if counts.others else "more than 1e15"
-        what = f"`{name}` has a value of {counts.top:.0e}, {times} times the mean of its others"
-        return Problem(place, f"{what}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
+        problem_text = (
+            f"`{name}` has a value of {counts.top:.0e}, {times} times the mean of its others"
+        )
+        return Problem(place, f"{problem_text}: {_BEYOND}", is_fatal=True, cure=Remedy.COPY)
     if counts.hole and counts.nonzero:
         at, length = counts.hole
-        what = f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
-        return Problem(place, what + _HOLE, is_fatal=True, cure=Remedy.COPY)
+        problem_text = (
+            f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
+        )
+        return Problem(place, problem_text + _HOLE, is_fatal=True, cure=Remedy.COPY)
     return None
 
 

@@ -69,8 +69,8 @@ def stale_copies(
             continue
         step = other.url.rstrip("/").rpartition("/")[2]
         for name in alike:
-            what = f"{STALE}{step} beside it, although each step changes it"
-            yield Problem(name, what, _LOSES[kinds[name]], cure=Remedy.COPY)
+            problem_text = f"{STALE}{step} beside it, although each step changes it"
+            yield Problem(name, problem_text, _LOSES[kinds[name]], cure=Remedy.COPY)
         if alike:
             return
 

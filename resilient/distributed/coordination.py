@@ -136,7 +136,7 @@ class ControlGroup:
             return None
         keys = [self.key(topic, rank) for rank in range(self.world.size)]
         before: dict[int, bytes] = {}
-        while (shown := self._kv_store.wait(keys, within_seconds)) is None:
+        while (answers := self._kv_store.wait(keys, within_seconds)) is None:
             absent = [rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None]
             beats = self._beats_of(absent)
             silent = [rank for rank in absent if beats.get(rank) == before.get(rank)]
@@ -147,7 +147,7 @@ class ControlGroup:
                     hint=_hint(within_seconds),
                 )
             before = beats
-        return [json.loads(answer) for answer in shown]
+        return [json.loads(answer) for answer in answers]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
         """Send the coordinator's ``ruling`` to all ranks; the argument of other ranks is ignored.
@@ -281,9 +281,11 @@ def agree(
         ResilientError: The first rank's failure, or the rule's, as an error of the same kind.
         DeadlineExceeded: A rank was silent, or the coordinator did not decide.
     """
-    shown = own_result.to_json() if isinstance(own_result, RankFailure) else {"value": own_result}
+    own_answer = (
+        own_result.to_json() if isinstance(own_result, RankFailure) else {"value": own_result}
+    )
     ruling: Any = None
-    gathered = capture_failure(lambda: comms.gather(topic, shown, within_seconds))
+    gathered = capture_failure(lambda: comms.gather(topic, own_answer, within_seconds))
     if comms.world.is_coordinator:
         ruling = _conclude(gathered, rule)
         answer = (

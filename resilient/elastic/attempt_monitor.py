@@ -110,11 +110,11 @@ def _stack_lines(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
     """Return the stack lines of ranks that are at the same place."""
     ranks_text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     if stacks.is_answered:
-        lines, what = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
+        lines, text = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
-        lines, what = stacks.kernel.splitlines(), "no answer; state in the kernel:"
+        lines, text = stacks.kernel.splitlines(), "no answer; state in the kernel:"
     more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
-    return [f"  {ranks_text}: {what}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
+    return [f"  {ranks_text}: {text}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
 
 
 def end_hung(

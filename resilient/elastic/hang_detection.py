@@ -136,15 +136,15 @@ class LearnedDeadlines:
     median_seconds: float | None = None
     longest_seconds: tuple[float, ...] = (0.0,) * len(Phase)
 
-    def after(self, shown: Sequence[ProgressRecord]) -> LearnedDeadlines:
+    def after(self, record: Sequence[ProgressRecord]) -> LearnedDeadlines:
         """Return the durations updated with these heartbeats; the slowest rank counts."""
         medians = [
             statistics.median(progress.step_seconds)
-            for progress in shown
+            for progress in record
             if len(progress.step_seconds) >= STEPS_TO_LEARN
         ]
         longest = zip(
-            *(progress.longest_seconds for progress in shown), self.longest_seconds, strict=True
+            *(progress.longest_seconds for progress in record), self.longest_seconds, strict=True
         )
         return LearnedDeadlines(
             max(medians, default=self.median_seconds),

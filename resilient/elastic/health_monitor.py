@@ -78,9 +78,9 @@ class GpuFaulted(Event):
 
     def message(self) -> str:
         """Return the message: device, error and the user's next command."""
-        what = f"Xid {self.number}" if self.kind == "xid" else self.kind.replace("_", " ")
+        text = f"Xid {self.number}" if self.kind == "xid" else self.kind.replace("_", " ")
         hint = "; drain this host: nvidia-smi -q, dmesg | grep Xid" if self.is_broken else ""
-        return f"GPU {self.device} reported {what}{hint}"
+        return f"GPU {self.device} reported {text}{hint}"
 
 
 class GpuWatch:
@@ -501,10 +501,10 @@ class HealthMonitor:
     def _vital(
         self, local: int, pid: int, now_seconds: float, away_seconds: float
     ) -> RankStatus | None:
-        shown = read_progress(progress_path(self._notes, local))
-        if shown is None:
+        record = read_progress(progress_path(self._notes, local))
+        if record is None:
             return None
-        signs = self._progress.signs(self._ranks[local], shown, away_seconds)
+        signs = self._progress.signs(self._ranks[local], record, away_seconds)
         return self._at(local, state_of(pid), signs, now_seconds)
 
     def _at(self, local: int, state: str, signs: ProgressRecord, now_seconds: float) -> RankStatus:

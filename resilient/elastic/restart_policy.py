@@ -300,30 +300,30 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
             "stopped outside training, according to the workers: no step is lost, and the same "
             "command starts it again",
         )
-    what = "stopped by SIGTERM without a save"
+    text = "stopped by SIGTERM without a save"
     if outcome.newest is None:
         why = (
-            f"{what}: nothing was committed yet, so all work is lost and the run starts from "
+            f"{text}: nothing was committed yet, so all work is lost and the run starts from "
             "scratch"
         )
     else:
         newest = outcome.newest or "the last checkpoint"
-        why = f"{what}: the work since {newest} is lost; it is intact and {budget.again} resumes"
+        why = f"{text}: the work since {newest} is lost; it is intact and {budget.again} resumes"
     return GiveUp(exit_code(outcome.status), why)
 
 
 def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle a rank killed from outside before all ranks saved, as on a lost host."""
-    what = "a rank was killed from outside (SIGKILL) during the stop"
+    text = "a rank was killed from outside (SIGKILL) during the stop"
     if outcome.newest:
-        why = f"{what}: at most the work since {outcome.newest} is lost"
+        why = f"{text}: at most the work since {outcome.newest} is lost"
         return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
     progress_text = (
         "nothing was committed yet"
         if outcome.newest is None
         else "the committed checkpoints are unknown"
     )
-    return GiveUp(exit_code(outcome.status), f"{what}, and {progress_text}")
+    return GiveUp(exit_code(outcome.status), f"{text}, and {progress_text}")
 
 
 _SPENT = RestartBudget(restarts_left=0)

@@ -77,37 +77,37 @@ class SuspendCorrectedProgress:
         self._away.clear()
         self._suspended.clear()
 
-    def signs(self, rank: int, shown: ProgressRecord, away_seconds: float = 0.0) -> ProgressRecord:
+    def signs(self, rank: int, record: ProgressRecord, away_seconds: float = 0.0) -> ProgressRecord:
         """Return a heartbeat as if its rank had never been suspended.
 
         Args:
             rank: Global rank of the heartbeat.
-            shown: Current heartbeat.
+            record: Current heartbeat.
             away_seconds: Length of the suspension before this check.
         """
         if away_seconds and rank in self._last:
             self._away[rank] = self._last[rank], away_seconds
-        self._last[rank] = shown
-        self._look_for_spoiled(rank, shown)
+        self._last[rank] = record
+        self._look_for_spoiled(rank, record)
         longest = tuple(
             self._suspended[rank, phase][1]
             if self._suspended.get((rank, phase), (None,))[0] == seconds
             else seconds
-            for phase, seconds in enumerate(shown.longest_seconds)
+            for phase, seconds in enumerate(record.longest_seconds)
         )
-        since_seconds = self._sight.shifted(shown.since_seconds)
-        return replace(shown, since_seconds=since_seconds, longest_seconds=longest)
+        since_seconds = self._sight.shifted(record.since_seconds)
+        return replace(record, since_seconds=since_seconds, longest_seconds=longest)
 
-    def _look_for_spoiled(self, rank: int, shown: ProgressRecord) -> None:
+    def _look_for_spoiled(self, rank: int, record: ProgressRecord) -> None:
         """Detect a longest phase time that contains a suspension.
 
         Twice that time would otherwise be the deadline from now on.
         """
-        if rank not in self._away or shown.since_seconds == self._away[rank][0].since_seconds:
+        if rank not in self._away or record.since_seconds == self._away[rank][0].since_seconds:
             return
         before, away_seconds = self._away.pop(rank)
         longest_seconds, now = (
-            progress.longest_seconds[before.phase] for progress in (before, shown)
+            progress.longest_seconds[before.phase] for progress in (before, record)
         )
         if now > longest_seconds and now >= away_seconds:
             self._suspended[rank, before.phase] = now, max(longest_seconds, now - away_seconds)

@@ -174,10 +174,10 @@ def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
         loss: Mean over the steps and ranks.
     """
     last, epoch, start, stop, rounds, batch, owners, ranks, updates = step
-    shown = repr(loss) if math.isfinite(loss) else f'"{loss}"'
+    text = repr(loss) if math.isfinite(loss) else f'"{loss}"'
     return (
         f'["step",{place.step + 1},{last},{epoch},{start},{stop},{rounds},{batch},{owners},'
-        f"{ranks},{updates},{shown}]"
+        f"{ranks},{updates},{text}]"
     )
 
 

@@ -265,9 +265,9 @@ class RepairCase:
             for problem in self.problems
         )
 
-    def done(self, file: str, what: str, source: str) -> None:
+    def done(self, file: str, change_text: str, source: str) -> None:
         """Record a repair, and check the draft again."""
-        self.steps.append(RepairAction(file, what, source))
+        self.steps.append(RepairAction(file, change_text, source))
         self.refused.pop(file, None)
         self.look()
 

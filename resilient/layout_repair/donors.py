@@ -75,8 +75,8 @@ def _take(case: RepairCase, copy: Donor) -> bool:
         return False
     for name in names:
         _replace(case, copy, name)
-    what = f"{len(names)} files copied" if len(names) > 1 else "copied"
-    case.done(", ".join(sorted(names)), what, copy.url)
+    change_text = f"{len(names)} files copied" if len(names) > 1 else "copied"
+    case.done(", ".join(sorted(names)), change_text, copy.url)
     return True
 
 
@@ -188,9 +188,9 @@ def _is_kept(case: RepairCase, name: str) -> bool:
 
 def _leave_unread(case: RepairCase) -> None:
     """Remove broken files that no resume needs."""
-    for name, (what, follows) in _UNREAD.items():
+    for name, (label, follows) in _UNREAD.items():
         if name in case.broken() and name in case.listing.sizes:
-            case.losses[what] = follows
+            case.losses[label] = follows
             case.draft.drop(name)
             case.done(name, "left out: it is damaged", "its tool continues without it")
 
@@ -240,7 +240,9 @@ def _leave_engine(case: RepairCase) -> None:
     _restart(case, names, ", ".join(folders) or _OF_ENGINE[0], "`from_pretrained`", name)
 
 
-def _restart(case: RepairCase, names: list[str], what: str, source: str, name: str = "") -> None:
+def _restart(
+    case: RepairCase, names: list[str], change_text: str, source: str, name: str = ""
+) -> None:
     """Remove files if whole weights remain, and record the losses."""
     trial = case.draft.copy()
     for file in names:
@@ -256,4 +258,6 @@ def _restart(case: RepairCase, names: list[str], what: str, source: str, name: s
     case.losses |= dict.fromkeys(("the optimizer's state", "the schedule"), follows)
     if name:
         case.losses |= dict.fromkeys(("random state", "the place in the data"), _NEW)
-    case.done(what, "left out with the files that depend on it: the weights are intact", source)
+    case.done(
+        change_text, "left out with the files that depend on it: the weights are intact", source
+    )

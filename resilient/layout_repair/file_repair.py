@@ -51,13 +51,13 @@ def mend_zips(case: RepairCase) -> None:
             pieces = _mended_slices(case, name)
         if pieces is None:
             continue
-        what = _describe_change(case, name, pieces)
+        change_text = _describe_change(case, name, pieces)
         before, trial = case.draft.copy(), case.draft.copy()
         trial.put(name, *pieces)
-        if not what or not _opens(trial, name):
+        if not change_text or not _opens(trial, name):
             continue
         case.draft.take(trial)
-        case.done(name, what, _OWN)
+        case.done(name, change_text, _OWN)
         if not _is_sound(case, name):
             case.draft.take(before)
             case.undo()

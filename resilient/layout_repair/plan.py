@@ -127,13 +127,13 @@ class LayoutRepairPlan:
 
 
 def plan_layout_repair(
-    url: str, others: Sequence[str] = (), storage_options: Mapping[str, Any] | None = None
+    url: str, urls: Sequence[str] = (), storage_options: Mapping[str, Any] | None = None
 ) -> LayoutRepairPlan:
     """Plan the repair of a checkpoint of another tool; reads only.
 
     Args:
         url: The folder or the file.
-        others: Other copies of it, other steps of the same run, and logs of the run.
+        urls: Other copies of it, other steps of the same run, and logs of the run.
         storage_options: Storage options for all of these places.
 
     Raises:
@@ -145,7 +145,7 @@ def plan_layout_repair(
     draft = VirtualFolder(folder, folder.list())
     contents, problems = looked_through(draft)
     case = RepairCase(draft, contents, problems)
-    results = [_near(other, storage_options) for other in others]
+    results = [_near(other, storage_options) for other in urls]
     found_donors = [donor for donor in results if isinstance(donor, Donor)]
     case.logs = tuple(log for donor in results if not isinstance(donor, Donor) for log in donor)
     case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
@@ -257,14 +257,14 @@ def _beside(url: str) -> Iterable[Donor]:
     """Return other steps beside a checkpoint, the nearest first."""
     if protocol_of(url) != "file":
         return ()
-    own = Path(url)
-    match = _ENDS_IN_NUMBER.fullmatch(own.name)
-    if match is None or not own.is_dir():
+    own_path = Path(url)
+    match = _ENDS_IN_NUMBER.fullmatch(own_path.name)
+    if match is None or not own_path.is_dir():
         return ()
     donors_beside = []
-    for path in own.absolute().parent.iterdir():
+    for path in own_path.absolute().parent.iterdir():
         other = _ENDS_IN_NUMBER.fullmatch(path.name)
-        if other and other[1] == match[1] and path.name != own.name and path.is_dir():
+        if other and other[1] == match[1] and path.name != own_path.name and path.is_dir():
             donors_beside.append((abs(int(other[2]) - int(match[2])), path))
     return tuple(_readable(folder for _, folder in sorted(donors_beside)))[:_NEAR_MAX]
 
@@ -289,8 +289,8 @@ REPAIRED, SALVAGED = "repaired", "salvaged"
 
 def place_of(plan: LayoutRepairPlan) -> Path:
     """Return the default output path of a plan: beside the damaged checkpoint, with its name."""
-    own = Path(plan.draft.url)
-    return own.parent / (REPAIRED if plan.is_mended else SALVAGED) / own.name
+    own_path = Path(plan.draft.url)
+    return own_path.parent / (REPAIRED if plan.is_mended else SALVAGED) / own_path.name
 
 
 def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:

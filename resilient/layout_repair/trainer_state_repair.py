@@ -433,9 +433,9 @@ def _without_flip(key: str, names: set[str]) -> str | None:
     )
 
 
-def _replace_state(case: RepairCase, state: dict[str, Any], what: str, source: str) -> None:
+def _replace_state(case: RepairCase, state: dict[str, Any], change_text: str, source: str) -> None:
     case.draft.put(STATE, (json.dumps(state, indent=2, sort_keys=True) + "\n").encode())
-    case.done(STATE, what, source)
+    case.done(STATE, change_text, source)
 
 
 def mend_best(case: RepairCase) -> None:
@@ -463,8 +463,8 @@ def mend_best(case: RepairCase) -> None:
 def _checkpoint_of(case: RepairCase, step: int) -> str | None:
     """Return the path of another step of the run, None if it is not beside this one."""
     name = f"checkpoint-{step}"
-    parent, own = Path(case.draft.url).parent, Path(case.draft.url).name
-    is_there = own == name or any(Path(donor.url) == parent / name for donor in case.near)
+    parent, own_path = Path(case.draft.url).parent, Path(case.draft.url).name
+    is_there = own_path == name or any(Path(donor.url) == parent / name for donor in case.near)
     is_there = is_there or (parent / name / STATE).is_file()
     return str(parent / name) if is_there else None
 
@@ -477,7 +477,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
         return
     if whole(rest.get("global_step")) not in (step, None):
         rest = {}
-    others = _other_states(case)
+    states = _other_states(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
     rebuilt_state = _Known(
@@ -493,7 +493,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
         for argument, ours in _OF_ARGUMENTS.items()
         if argument in arguments
     }
-    run = [(state, where) for state, where in others] + ([(stale, STATE)] if stale else [])
+    run = [(state, where) for state, where in states] + ([(stale, STATE)] if stale else [])
     for state, where in reversed(run):
         rebuilt_state.state |= {key: state[key] for key in _OF_RUN if key in state}
         rebuilt_state.sources.append(where)
@@ -549,10 +549,10 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
     return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]
 
 
-def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
     """Use the longest history, with all digits as far as an exact source has them."""
     candidates = [
-        (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in others))
+        (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in states))
     ]
     exact = [
         (metrics_log.until(step), metrics_log.where)
@@ -577,7 +577,7 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], others
     rebuilt_state.state["log_history"] = entries
     rebuilt_state.sources += sources
     reach = max(
-        (whole(donor_state.get("global_step")) or 0 for donor_state, _ in others), default=0
+        (whole(donor_state.get("global_step")) or 0 for donor_state, _ in states), default=0
     )
     reach = max(reach, *(metrics_log.reach() for metrics_log in rebuilt_state.logs), 0)
     if _last(entries) < step and reach < step:
@@ -595,7 +595,7 @@ def _last(entries: list[dict[str, Any]]) -> int:
     return max((whole(entry.get("step")) or 0 for entry in entries), default=0)
 
 
-def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
     logged = [
         entry for entry in rebuilt_state.state["log_history"] if whole(entry.get("step")) == step
     ]
@@ -603,7 +603,7 @@ def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: 
     exact = [decimal(rest.get("epoch")), *([] if "digits" in rebuilt_state.lost else epochs)]
     ratio = [
         (decimal(donor_state.get("epoch")) or 0.0) * step / whole_step
-        for donor_state, _ in others
+        for donor_state, _ in states
         if (whole_step := whole(donor_state.get("global_step")))
     ]
     epochs_told = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
@@ -613,9 +613,9 @@ def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: 
         rebuilt_state.lost.append("epoch")
 
 
-def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
     """Use the best result of a state that knew it, and callbacks whose state counts nothing."""
-    for candidate in (rest, *(state for state, _ in others)):
+    for candidate in (rest, *(state for state, _ in states)):
         best = whole(candidate.get("best_global_step"))
         knew = (whole(candidate.get("global_step")) or 0) >= step
         if (best is not None and best <= step and knew) or (candidate is rest and _BEST[0] in rest):
@@ -625,7 +625,7 @@ def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _
         best_logged = _best_logged(rebuilt_state)
         rebuilt_state.state |= best_logged
         rebuilt_state.lost += [] if best_logged else ["best model"]
-    callbacks = next((donor_state.get("stateful_callbacks") for donor_state, _ in others), None)
+    callbacks = next((donor_state.get("stateful_callbacks") for donor_state, _ in states), None)
     if isinstance(callbacks, dict):
         rebuilt_state.state["stateful_callbacks"] = dict(callbacks)
     if not isinstance(callbacks, dict) or set(callbacks) - {CONTROL}:
@@ -654,11 +654,11 @@ def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
     return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
 
 
-def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], others: _States) -> None:
+def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
     for key in _COUNTS:
-        if key in rest or not others:
+        if key in rest or not states:
             continue
-        state = others[0][0]
+        state = states[0][0]
         count, at = decimal(state.get(key)) or 0.0, whole(state.get("global_step")) or 1
         rebuilt_state.state[key] = type(_EMPTY[key])(count * step / at)
     if not all(key in rest for key in _COUNTS):

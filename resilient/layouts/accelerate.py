@@ -102,8 +102,8 @@ def _read_single_half(folder: Folder, listing: DirectoryListing) -> StateHalf:
     tensors, problems = read_weights(folder, listing)
     if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
         # Only with FSDP the Trainer writes this name, and it then loads weights from no other file.
-        what = "it is missing, and with FSDP the Trainer fails without it"
-        problems = [Problem(_FSDP, what, is_fatal=True, cure=Remedy.COPY)]
+        problem_text = "it is missing, and with FSDP the Trainer fails without it"
+        problems = [Problem(_FSDP, problem_text, is_fatal=True, cure=Remedy.COPY)]
     elif not tensors and not problems:
         problems = [Problem(".", "it contains no weights", is_fatal=True)]
     return StateHalf(tensors, None, "", tuple(problems))
@@ -116,13 +116,15 @@ def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
     left = next(folders, "")
     if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
         return None
-    what = (
+    problem_text = (
         "the engine's model states are missing, and DeepSpeed fails without them"
         if left
         else "the folder of DeepSpeed's engine is missing, and a resume does not use the model's "
         "file beside it"
     )
-    return Problem(left or f"{tag or 'global_step*'}/", what, is_fatal=True, cure=Remedy.COPY)
+    return Problem(
+        left or f"{tag or 'global_step*'}/", problem_text, is_fatal=True, cure=Remedy.COPY
+    )
 
 
 def optimizer_half(
@@ -316,14 +318,14 @@ def _scheduled(
     """
     name = "scheduler.bin"
     if schedule is None and name not in listing.sizes and _had_schedule(folder, listing):
-        what = "it is missing, but the optimizer had a schedule"
-        return [Problem(name, what, is_fatal=True)]
+        problem_text = "it is missing, but the optimizer had a schedule"
+        return [Problem(name, problem_text, is_fatal=True)]
     if optimizer is None or schedule is None or not schedule.rates or not optimizer.rates:
         return []
     if optimizer.rates == schedule.rates or len(optimizer.rates) != len(schedule.rates):
         return []
-    what = f"the optimizer has the rates {optimizer.rates}, the schedule {schedule.rates}"
-    return [Problem(".", what, "the agreement of its files", cure=Remedy.COPY)]
+    problem_text = f"the optimizer has the rates {optimizer.rates}, the schedule {schedule.rates}"
+    return [Problem(".", problem_text, "the agreement of its files", cure=Remedy.COPY)]
 
 
 def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
@@ -365,10 +367,12 @@ def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
     if _LOADER not in listing.sizes:
         return [Problem(".", "it does not contain a data position", _PLACE, cure=Remedy.UNKEPT)]
     if (ranks or 1) > 1:
-        what = (
+        problem_text = (
             f"{ranks} ranks wrote their data positions to this one file, and only the last remains"
         )
-        return [Problem(_LOADER, what, f"{_PLACE} of all ranks but one", cure=Remedy.UNKEPT)]
+        return [
+            Problem(_LOADER, problem_text, f"{_PLACE} of all ranks but one", cure=Remedy.UNKEPT)
+        ]
     return []
 
 

@@ -46,11 +46,11 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
     """
     problems: list[Problem] = []
     for name, start, size_bytes in _archives(folder, listing):
-        for what in _changed_members(folder, name, start, size_bytes):
+        for label in _changed_members(folder, name, start, size_bytes):
             is_random = bool(_RANDOM.fullmatch(name))
-            loses = "random state" if is_random and what != BEHIND else ""
-            is_fatal = not is_random and what != BEHIND and name != _UNREAD
-            problems.append(Problem(name, what, loses, is_fatal=is_fatal))
+            loses = "random state" if is_random and label != BEHIND else ""
+            is_fatal = not is_random and label != BEHIND and name != _UNREAD
+            problems.append(Problem(name, label, loses, is_fatal=is_fatal))
             if len(problems) >= _LOST_MAX:
                 return tuple(problems)
     return (*problems, *_behind(folder, listing))

@@ -63,13 +63,16 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
             is_pair and not _is_bit_apart(lacking_name, odd_name)
         ):
             continue
-        what = (
+        problem_text = (
             f"`{layer_tensor.name[:80]}` is in no other layer, and `{lacking_name[:80]}` of "
             f"{'the other' if is_pair else 'all others'} is not in this one: one of both names is "
             "wrong, and its tool initializes that weight again"
         )
         yield Problem(
-            layer_tensor.files[0] if layer_tensor.files else ".", what, LOSES, cure=Remedy.COPY
+            layer_tensor.files[0] if layer_tensor.files else ".",
+            problem_text,
+            LOSES,
+            cure=Remedy.COPY,
         )
         if is_pair:
             return  # the other layer would be reported for the same pair
@@ -131,11 +134,11 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         if isinstance(name, str) and name.startswith("eval_")
     ]
     if best is not None and measured and best not in measured:
-        what = (
+        problem_text = (
             f"its best metric is {best:g}, but its log has no such number at its best step, {at}: "
             "later evaluations are compared with this metric"
         )
-        problems.append(Problem(place, what, "the best checkpoint", cure=Remedy.COPY))
+        problems.append(Problem(place, problem_text, "the best checkpoint", cure=Remedy.COPY))
     return problems
 
 
@@ -177,8 +180,10 @@ def _unplaced(
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
     if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
         return []
-    what = f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
-    return [Problem(place, what, "the place in the data", cure=Remedy.UNKEPT)]
+    problem_text = (
+        f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
+    )
+    return [Problem(place, problem_text, "the place in the data", cure=Remedy.UNKEPT)]
 
 
 def _in_time(
@@ -216,22 +221,30 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
     rates = value.get("base_lrs")
     for rate in rates if isinstance(rates, list) else []:
         if isinstance(rate, float) and not math.isfinite(rate):
-            what = f"an initial rate is {rate}: a step spoils all weights"
-            return [Problem(place, what, is_fatal=True, help="resilient ckpt repair {path}")]
+            problem_text = f"an initial rate is {rate}: a step spoils all weights"
+            return [
+                Problem(place, problem_text, is_fatal=True, help="resilient ckpt repair {path}")
+            ]
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
     step, last_rates = whole(last), value.get("_last_lr")
     if _LAMBDAS in value and isinstance(rates, list) and isinstance(last_rates, list):
         for at, (left, right) in enumerate(zip(rates, last_rates, strict=False)):
             if decimal(left) == 0 and decimal(right):
-                what = f"group {at} starts from a rate of 0, but its last rate was {right:g}"
-                return [Problem(place, f"{what}: it learns nothing more", _BASES, cure=Remedy.COPY)]
+                problem_text = (
+                    f"group {at} starts from a rate of 0, but its last rate was {right:g}"
+                )
+                return [
+                    Problem(
+                        place, f"{problem_text}: it learns nothing more", _BASES, cure=Remedy.COPY
+                    )
+                ]
     if type(last) is int and last < 0 and count:
-        what = f"it is at step {last} after {count} calls: its rates would start again"
-        return [Problem(place, what, "the place in the schedule", cure=Remedy.COPY)]
+        problem_text = f"it is at step {last} after {count} calls: its rates would start again"
+        return [Problem(place, problem_text, "the place in the schedule", cure=Remedy.COPY)]
     if count is None or step is None or count == step + 1 or "_schedulers" in value:
         return []
-    what = f"it counts {count} calls at step {step}, but each step adds one"
-    return [Problem(place, what, cure=Remedy.NEEDLESS)]
+    problem_text = f"it counts {count} calls at step {step}, but each step adds one"
+    return [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
 
 
 def check_update_count(
@@ -249,22 +262,26 @@ def check_update_count(
         return []
     bases, last = value.get("base_lrs"), value.get("_last_lr")
     if not isinstance(bases, list):
-        what = "it has no `base_lrs`: the initial rates would be those of the current arguments"
-        return [Problem(place, what, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
+        problem_text = (
+            "it has no `base_lrs`: the initial rates would be those of the current arguments"
+        )
+        return [Problem(place, problem_text, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
     count, begun = optimizer.groups, len(bases)
     groups = len(last) if isinstance(last, list) else count
     stops = Problem(place, "", is_fatal=True, cure=Remedy.COPY)
     if begun == groups != count:
-        what = f"it has {count} groups, but the schedule has rates of {groups}: torch fails at that"
-        return [replace(stops, place=owner or place, what=what)]
+        problem_text = (
+            f"it has {count} groups, but the schedule has rates of {groups}: torch fails at that"
+        )
+        return [replace(stops, place=owner or place, what=problem_text)]
     if begun != count and (_LAMBDAS in value or groups != count):
-        what = f"it has rates of {begun} groups, but the optimizer has {count}"
-        return [replace(stops, what=f"{what}: torch fails at that")]
-    what = (
+        problem_text = f"it has rates of {begun} groups, but the optimizer has {count}"
+        return [replace(stops, what=f"{problem_text}: torch fails at that")]
+    problem_text = (
         f"it has {begun} initial rates and {groups} last rates, but the optimizer has {count} "
         "groups"
     )
-    return [] if begun == groups else [Problem(place, what, cure=Remedy.NEEDLESS)]
+    return [] if begun == groups else [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
 
 
 def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
@@ -273,11 +290,11 @@ def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None)
         return []
     for at, (left, right) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
         if not math.isclose(left, right, rel_tol=_RATES_APART, abs_tol=1e-30):
-            what = (
+            problem_text = (
                 f"the learning rate of group {at} is {left:g} in the optimizer and {right:g} in "
                 "the schedule: the next step uses the optimizer's rate"
             )
-            return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
+            return [Problem(".", problem_text, _AGREEMENT, cure=Remedy.COPY)]
     return []
 
 
@@ -293,8 +310,10 @@ def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> 
         return []
     if may_skip:
         return []
-    what = f"the optimizer made {optimizer.step} updates by step {step}, and no scaler skipped any"
-    return [Problem(".", what, _AGREEMENT, cure=Remedy.COPY)]
+    problem_text = (
+        f"the optimizer made {optimizer.step} updates by step {step}, and no scaler skipped any"
+    )
+    return [Problem(".", problem_text, _AGREEMENT, cure=Remedy.COPY)]
 
 
 def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
@@ -306,14 +325,14 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     for prefix in _WRAPPERS:
         if weights and all(weight.name.startswith(prefix) for weight in weights):
-            what = (
+            problem_text = (
                 f"all its weights are named `{prefix}...`, as of a model in a wrapper: a model "
                 "without the wrapper loads none of them, and the Trainer continues from new "
                 "weights"
             )
             loses = "the weights, unless the model is in that wrapper"
             place = weights[0].files[0] if weights[0].files else "."
-            return (Problem(place, what, loses, cure=Remedy.EARLIER),)
+            return (Problem(place, problem_text, loses, cure=Remedy.EARLIER),)
     return ()
 
 
@@ -440,12 +459,12 @@ def _partial_state_problem(place: str, value: Any) -> list[Problem]:
     if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
         return []
     lacking = count - len(states)
-    what = (
+    problem_text = (
         f"it has no state of {lacking} of its {count} parameters: unless these parameters never "
         "had a gradient, their moments start again"
     )
     loses = f"the optimizer's state of {lacking} parameters"
-    return [Problem(place, what, loses, cure=Remedy.COPY)]
+    return [Problem(place, problem_text, loses, cure=Remedy.COPY)]
 
 
 def _is_emptied(value: Any, archive: Archive) -> bool:
@@ -530,8 +549,8 @@ def _not_finite(groups: list[dict[Any, Any]], archive: Archive) -> Iterator[str]
                     return
 
 
-def _fatal(place: str, what: str) -> Problem:
-    return Problem(place, what, is_fatal=True, help=_REPAIR)
+def _fatal(place: str, problem_text: str) -> Problem:
+    return Problem(place, problem_text, is_fatal=True, help=_REPAIR)
 
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -577,11 +596,11 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
         owner, _, slot = moment.name.rpartition(".")
         other = first.setdefault(owner, moment)
         if other.shape != moment.shape:
-            what = (
+            problem_text = (
                 f"`{owner[:80]}` has `{other.name.rpartition('.')[2]}` of the shape "
                 f"{list(other.shape)} and `{slot}` of {list(moment.shape)}: the first step fails"
             )
-            yield Problem(_place(moment), what, is_fatal=True)
+            yield Problem(_place(moment), problem_text, is_fatal=True)
 
 
 def _misshapen(
@@ -598,11 +617,11 @@ def _misshapen(
         for name, value in of_one.items():
             shape = shape_by_name.get(name.removeprefix("model."), value.shape)
             if shape != value.shape:
-                what = (
+                problem_text = (
                     f"`{value.name[:80]}` has the shape {list(value.shape)}, but its weight has "
                     f"{list(shape)}"
                 )
-                yield Problem(_place(value), f"{what}: {_ANOTHER}", is_fatal=True)
+                yield Problem(_place(value), f"{problem_text}: {_ANOTHER}", is_fatal=True)
         counts = Counter(weight.shape for weight in weights)
         shapes = Counter(value.shape for value in of_one.values())
         if odd := [value for value in of_one.values() if shapes[value.shape] > counts[value.shape]]:
@@ -620,8 +639,8 @@ def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> P
     of = (
         f"{count} weights have it, and {shapes[odd.shape]} moments" if count else "no weight has it"
     )
-    what = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, but {of}: {_ANOTHER}"
-    return Problem(_place(odd), what, is_fatal=True)
+    problem_text = f"`{odd.name[:80]}` has the shape {list(odd.shape)}, but {of}: {_ANOTHER}"
+    return Problem(_place(odd), problem_text, is_fatal=True)
 
 
 def _lost_weights_problem(
@@ -630,13 +649,13 @@ def _lost_weights_problem(
     """Return the problem of moments whose weights are missing while all other weights match."""
     lost, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
     follows = "starts those again" if is_lenient else "fails at that"
-    what = (
+    problem_text = (
         f"the optimizer has the state of {shapes.total()} weights, but {lost} of them are not "
         f"here, including one of the shape {list(odd.shape)}: its tool {follows}"
     )
     place = places.pop() if len(places) == 1 else "."
     loses = f"{lost} of {shapes.total()} weights"
-    return Problem(place, what, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
+    return Problem(place, problem_text, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
 
 
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:
@@ -651,8 +670,8 @@ def _halved(moments: Sequence[Tensor]) -> list[Problem]:
         lacking = _PAIR - set(slots)
         if len(lacking) == 1:
             place = _place(next(iter(slots.values())))
-            what = f"`{owner[:80]}` has no `{lacking.pop()}`, although others have it"
-            return [Problem(place, what, is_fatal=True)]
+            problem_text = f"`{owner[:80]}` has no `{lacking.pop()}`, although others have it"
+            return [Problem(place, problem_text, is_fatal=True)]
     return []
 
 

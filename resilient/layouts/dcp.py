@@ -305,8 +305,8 @@ def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
             if isinstance(chunk, PickledCall)
         ]
         if sum(sizes) != math.prod(shape_of(entry.get("size"))):
-            what = f"the pieces of `{str(key)[:80]}` do not cover it"
-            problems.append(Problem(f"{prefix}{INDEX}", what, is_fatal=True))
+            problem_text = f"the pieces of `{str(key)[:80]}` do not cover it"
+            problems.append(Problem(f"{prefix}{INDEX}", problem_text, is_fatal=True))
     return problems[:8]
 
 
@@ -384,8 +384,10 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
             problems.append(Problem(name, str(error), is_fatal=True, cure=Remedy.COPY))
     lost = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)[:_GAPS_MAX]
     for number in lost:
-        what = f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
-        problems.append(Problem(".", what, is_fatal=True, cure=Remedy.COPY))
+        problem_text = (
+            f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
+        )
+        problems.append(Problem(".", problem_text, is_fatal=True, cure=Remedy.COPY))
     whole = tuple(_joined(box) for box in boxes.values())
     problems += [] if problems else _incomplete_slices(whole)
     ranks = max(numbers, default=0) or None

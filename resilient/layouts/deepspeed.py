@@ -89,12 +89,12 @@ class Engine:
 
 
 def missing(
-    what: str, place: str, present: Collection[tuple[int, int]], ranks: int, rows: int
+    noun: str, place: str, present: Collection[tuple[int, int]], ranks: int, rows: int
 ) -> list[Problem]:
     """Return the ranks without a file; DeepSpeed stops at the first of them.
 
     Args:
-        what: Description, with ``{}`` in place of the rank.
+        noun: Description, with ``{}`` in place of the rank.
         place: Folder of the tag.
         present: Data-parallel and model-parallel ranks that have a file.
         ranks: Number of data-parallel ranks.
@@ -106,7 +106,7 @@ def missing(
     pairs = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
     lost = islice((name for name in pairs if name not in present), _NAMED_MAX)
     return [
-        Problem(place or ".", what.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
+        Problem(place or ".", noun.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
         for rank, row in lost
     ]
 
@@ -147,13 +147,15 @@ def _pointer(engine: Engine) -> list[Problem]:
     is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
     mend = _REPAIR if is_there else ""
     if latest != tag and "latest_universal" not in engine.listing.sizes:
-        what = f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
-        what = f"{what}: DeepSpeed loads nothing, and the Trainer fails"
-        return [Problem(LATEST, what, is_fatal=True, help=mend)]
+        problem_text = (
+            f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
+        )
+        problem_text = f"{problem_text}: DeepSpeed loads nothing, and the Trainer fails"
+        return [Problem(LATEST, problem_text, is_fatal=True, help=mend)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
-        what = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
-        what = f"{what}: DeepSpeed would continue from the other tag"
-        return [Problem(LATEST, what, is_fatal=True, help=mend)]
+        problem_text = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
+        problem_text = f"{problem_text}: DeepSpeed would continue from the other tag"
+        return [Problem(LATEST, problem_text, is_fatal=True, help=mend)]
     return []
 
 
@@ -166,12 +168,14 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
     for source, step in _claims(engine).items():
         if model_step is not None and step is not None and step != model_step:
             place = engine.models[0].name if len(step_by_file) == 1 else engine.prefix or "."
-            what = f"its model states are of step {model_step}, and {source} of {step}: {_ODD}"
+            problem_text = (
+                f"its model states are of step {model_step}, and {source} of {step}: {_ODD}"
+            )
             # Users may name a tag freely, but a Trainer resumes from its own step. The Trainer may
             # count the short step at the end of an epoch, which the engine then does not count.
             is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != model_step
             is_fatal = is_mixed or not _fits(engine, model_step)
-            problems.append(_odd(place, what, is_fatal=is_fatal))
+            problems.append(_odd(place, problem_text, is_fatal=is_fatal))
     return problems[:1]
 
 
@@ -193,10 +197,10 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
             is_mixed and step != _common(steps.values(), right_step)
         ):
             continue
-        what = f"its optimizer made {step} updates by step {right_step}: {_ODD}"
+        problem_text = f"its optimizer made {step} updates by step {right_step}: {_ODD}"
         # A load without the optimizer's state restarts it in the middle of a run.
         is_fatal = is_mixed or step > right_step or _trainer_step(engine) is not None
-        problems.append(_odd(name, what, is_fatal=is_fatal))
+        problems.append(_odd(name, problem_text, is_fatal=is_fatal))
     return problems[:_NAMED_MAX]
 
 
@@ -216,8 +220,8 @@ def _copies(engine: Engine) -> Iterator[Problem]:
         other = first.setdefault(sums, part)
         # Partitions of padding only are equal.
         if other is not part and not _is_blank(part.archive):
-            what = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
-            yield _odd(part.archive.name, what, is_fatal=True)
+            problem_text = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
+            yield _odd(part.archive.name, problem_text, is_fatal=True)
 
 
 def _is_blank(archive: Archive) -> bool:
@@ -258,8 +262,10 @@ def _odd_ones(
     ][:_NAMED_MAX]
 
 
-def _odd(place: str, what: str, *, is_fatal: bool) -> Problem:
-    return Problem(place, what, "" if is_fatal else AGREEMENT, is_fatal=is_fatal, cure=Remedy.COPY)
+def _odd(place: str, problem_text: str, *, is_fatal: bool) -> Problem:
+    return Problem(
+        place, problem_text, "" if is_fatal else AGREEMENT, is_fatal=is_fatal, cure=Remedy.COPY
+    )
 
 
 def _common(values: Iterable[Any], right_value: Any) -> Any:
@@ -357,8 +363,10 @@ def read_engine(folder: Folder, listing: DirectoryListing, prefix: str = "") -> 
     """
     models = _matching(listing, prefix, MODEL_STATES)
     if not models:
-        what = "the engine's model states are missing"
-        return Contents("deepspeed", _TITLE, problems=(Problem(prefix, what, is_fatal=True),))
+        problem_text = "the engine's model states are missing"
+        return Contents(
+            "deepspeed", _TITLE, problems=(Problem(prefix, problem_text, is_fatal=True),)
+        )
     opened, problems = _open(folder, listing, models)
     if not opened:
         return Contents("deepspeed", _TITLE, problems=tuple(problems))
@@ -441,8 +449,8 @@ def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
-        what = "no optimizer states beside the model's"
-        lost = Problem(engine.prefix or ".", what, _MOMENTS, cure=Remedy.COPY)
+        problem_text = "no optimizer states beside the model's"
+        lost = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
         return replace(contents, problems=(*contents.problems, *disagreements(engine), lost))
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)

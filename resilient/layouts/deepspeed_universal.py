@@ -66,9 +66,9 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     prefix = "" if _is_directly(listing) else _latest(folder, listing)
     if prefix is None:
         latest = read_text(folder, listing, LATEST)[:80]
-        what = f"it names `{latest}`, which does not exist" if latest else "it names no tag"
+        problem_text = f"it names `{latest}`, which does not exist" if latest else "it names no tag"
         help_ = "resilient ckpt inspect {path}/" + tag_in(listing)[-1].rstrip("/")
-        problem = Problem(LATEST, what, is_fatal=True, help=help_)
+        problem = Problem(LATEST, problem_text, is_fatal=True, help=help_)
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
     pieces = _pieces(listing, prefix)
     tensors, steps, broken = _tensors(folder, listing, pieces)
@@ -161,8 +161,8 @@ def _engine(
     models = sorted(name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :]))
     empty = Contents("", "")
     if not models:
-        what = "the engine's model states are missing"
-        return empty, {}, [Problem(prefix or ".", what, is_fatal=True)]
+        problem_text = "the engine's model states are missing"
+        return empty, {}, [Problem(prefix or ".", problem_text, is_fatal=True)]
     try:
         archive = open_archive(folder, listing, models[0])
         return model_of(archive), _shapes(archive), []
@@ -223,11 +223,11 @@ def _lacking(
         ]
     bare = [shape for shape in shapes if shape in pieces and not set(_MOMENTS) & set(pieces[shape])]
     if bare and any(set(_MOMENTS) & set(piece) for piece in pieces.values()):
-        what = f"`{bare[0][:80]}` has weights and no moments"
+        problem_text = f"`{bare[0][:80]}` has weights and no moments"
         problems.append(
             Problem(
                 f"{prefix}zero/{bare[0][:200]}",
-                what,
+                problem_text,
                 "a part of the optimizer's state",
                 cure=Remedy.COPY,
             )
@@ -258,20 +258,24 @@ def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]
     for tensor in tensors:
         name = _owner(tensor)
         if name in shapes and tensor.elements != math.prod(shapes[name]):
-            what = (
+            problem_text = (
                 f"it has {tensor.elements} elements, but the parameter has "
                 f"{math.prod(shapes[name])}"
             )
-            problems.append(Problem(tensor.files[0], what, is_fatal=True))
+            problems.append(Problem(tensor.files[0], problem_text, is_fatal=True))
     return problems[:8]
 
 
 def _disagreements(prefix: str, contents: Contents, steps: Mapping[str, int]) -> list[Problem]:
     distinct = sorted(set(steps.values()))
     if len(distinct) > 1:
-        what = f"its parameters are of different steps, {distinct[0]} and {distinct[-1]}"
-        return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
+        problem_text = f"its parameters are of different steps, {distinct[0]} and {distinct[-1]}"
+        return [
+            Problem(prefix or ".", problem_text, "the agreement of its files", cure=Remedy.COPY)
+        ]
     if distinct and contents.step is not None and distinct[0] > contents.step:
-        what = f"the optimizer made {distinct[0]} updates by step {contents.step}"
-        return [Problem(prefix or ".", what, "the agreement of its files", cure=Remedy.COPY)]
+        problem_text = f"the optimizer made {distinct[0]} updates by step {contents.step}"
+        return [
+            Problem(prefix or ".", problem_text, "the agreement of its files", cure=Remedy.COPY)
+        ]
     return []

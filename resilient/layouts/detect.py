@@ -113,10 +113,10 @@ def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[P
     )
     # The step in an optimizer's state belongs to one parameter.
     names = {name for name in names if not name.startswith("optim")}
-    for word, what in _WANTED.items():
+    for word, label in _WANTED.items():
         if not any(re.search(word, name) for name in names):
             problems.append(
-                Problem(".", f"it contains nothing named like {what}", what, cure=Remedy.UNKEPT)
+                Problem(".", f"it contains nothing named like {label}", label, cure=Remedy.UNKEPT)
             )
     is_alone = not any(tensor.part == OPTIMIZER for tensor in index.tensors)
     if len(problems) > len(_WANTED) and index.tensors and is_alone:
@@ -138,9 +138,11 @@ def _read_engine(folder: Folder, listing: DirectoryListing) -> Contents:
     latest = read_text(folder, listing, deepspeed.LATEST)
     if f"{latest}/" == tag:
         return contents
-    what = f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
+    problem_text = (
+        f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
+    )
     help_ = "engine.load_checkpoint('{path}', tag='" + tag.rstrip("/") + "')"
-    pointer = Problem(deepspeed.LATEST, what, is_fatal=True, help=help_)
+    pointer = Problem(deepspeed.LATEST, problem_text, is_fatal=True, help=help_)
     return replace(contents, problems=(pointer, *contents.problems))
 
 

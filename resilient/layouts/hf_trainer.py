@@ -150,18 +150,18 @@ def _leftover(
     if world:
         last = 0 if world == 1 else world
         more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
-        what = (
+        problem_text = (
             f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
         )
-        return [Problem(name, what, cure=Remedy.NEEDLESS) for name in more]
+        return [Problem(name, problem_text, cure=Remedy.NEEDLESS) for name in more]
     if not numbered or _ALONE not in listing.sizes or rng is None:
         return []
-    what = (
+    problem_text = (
         f"`{_ALONE}` is of a run of one process, `{numbered[max(numbered)]}` of one of "
         f"{max(numbered) + 1}, and which run this was is unknown: remove the files of the other "
         "run"
     )
-    return [Problem(".", what, is_fatal=True, cure=Remedy.COPY)]
+    return [Problem(".", problem_text, is_fatal=True, cure=Remedy.COPY)]
 
 
 def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
@@ -218,8 +218,8 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
     """Return a problem if the batch size is 0; ``_refusal`` refuses what is not a number."""
     if decimal(state["train_batch_size"]):
         return []
-    what = "its `train_batch_size` is 0, which Transformers warns about"
-    return [Problem(STATE, what, "the batch size that `auto_find_batch_size` had found")]
+    problem_text = "its `train_batch_size` is 0, which Transformers warns about"
+    return [Problem(STATE, problem_text, "the batch size that `auto_find_batch_size` had found")]
 
 
 def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
@@ -232,16 +232,16 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
         # Versions before 4.51 name the folder alone.
         if is_beside(folder.url, best, base):
             return []
-        what = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
+        problem_text = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
     elif base != f"checkpoint-{step}":
-        what = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
+        problem_text = f"its best checkpoint `{best[:80]}` is not that of its best step, {step}"
     elif step != whole(state.get("global_step")) and not is_beside(
         folder.url, best, f"checkpoint-{step}"
     ):
-        what = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
+        problem_text = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
     else:
         return []
-    return [Problem(STATE, what, "the best checkpoint")]
+    return [Problem(STATE, problem_text, "the best checkpoint")]
 
 
 def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
@@ -256,8 +256,10 @@ def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
     """
     if protocol_of(url) != "file":
         return True
-    own = Path(url).absolute()
-    return name == own.name or any(map(_is_full, (own.parent / name, Path(checkpoint_name))))
+    own_path = Path(url).absolute()
+    return name == own_path.name or any(
+        map(_is_full, (own_path.parent / name, Path(checkpoint_name)))
+    )
 
 
 def _is_full(path: Path) -> bool:
@@ -338,8 +340,10 @@ def _disagreements(
     steps = {name: value for name, value in steps_by_source.items() if value is not None}
     problems = []
     if len(set(steps.values())) > 1:
-        what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
-        problems.append(Problem(".", what, "the agreement of its files", is_fatal=False))
+        problem_text = "they name different steps: " + ", ".join(
+            f"{a} of {b}" for a, b in steps.items()
+        )
+        problems.append(Problem(".", problem_text, "the agreement of its files", is_fatal=False))
     return [*problems, *ahead(".", optimizer, step)]
 
 
@@ -387,8 +391,8 @@ def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list
     try:
         return check_model_config(_CONFIG, read_json(folder, listing, _CONFIG), model.tensors)
     except Unreadable as error:
-        what = f"{error}; Transformers reads it as it resumes"
-        return [Problem(_CONFIG, what, is_fatal=True, help=_REBUILD)]
+        problem_text = f"{error}; Transformers reads it as it resumes"
+        return [Problem(_CONFIG, problem_text, is_fatal=True, help=_REBUILD)]
 
 
 def _facts(state: dict[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def pointers(
     listing: DirectoryListing,
     problems: Iterable[Problem],
     file_names: Iterable[str],
-    what: str,
+    problem_text: str,
 ) -> Iterator[Problem]:
     """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
 
@@ -127,15 +127,15 @@ def pointers(
         listing: Its files.
         problems: Other problems of the checkpoint.
         file_names: Names of the pointers.
-        what: Text of the problem.
+        problem_text: Text of the problem.
     """
     names = list(file_names)
     where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
     fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
     places = {problem.place for problem in problems}
     for problem in problems:
-        text = what if problem.place in names else problem.what
+        text = problem_text if problem.place in names else problem.what
         yield replace(problem, what=text, help=fetch) if fetch and problem.is_fatal else problem
     for name in names:
         if name not in places:
-            yield Problem(name, what, help=fetch)
+            yield Problem(name, problem_text, help=fetch)

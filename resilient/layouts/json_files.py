@@ -93,9 +93,9 @@ def decimal(value: Any) -> float | None:
     return float(value) if abs(value) < _DECIMAL_MAX else None
 
 
-def _parsed(data: bytes, what: str) -> dict[str, Any]:
+def _parsed(data: bytes, problem_text: str) -> dict[str, Any]:
     if not data.strip():
-        raise Unreadable(f"{what} is empty")
+        raise Unreadable(f"{problem_text} is empty")
     try:
         # ``json`` detects the encoding of bytes, but the tools themselves read UTF-8 without a BOM.
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
@@ -103,9 +103,9 @@ def _parsed(data: bytes, what: str) -> dict[str, Any]:
         if b"\\ud" in data.lower():
             json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"{what} is not complete JSON ({str(error)[:120]})") from error
+        raise Unreadable(f"{problem_text} is not complete JSON ({str(error)[:120]})") from error
     if not isinstance(value, dict):
-        raise Unreadable(f"{what} is not a JSON object")
+        raise Unreadable(f"{problem_text} is not a JSON object")
     return value
 
 

@@ -75,15 +75,17 @@ def read_run(archive: Archive) -> Contents:
     progress = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
     problems = [] if weights else [_fatal(archive.name, "it has no weights")]
     if "optimizer_states" not in value:
-        what = "it holds weights but no optimizer's state, as with `save_weights_only=True`"
-        problems.append(_fatal(archive.name, what))
+        problem_text = "it holds weights but no optimizer's state, as with `save_weights_only=True`"
+        problems.append(_fatal(archive.name, problem_text))
     elif len(optimizers) != len(states):
         problems.append(_fatal(archive.name, "an optimizer's state in it is invalid"))
     is_begun = bool(whole(value.get("global_step")))
     if value.get("optimizer_states") == [] and is_begun:
         # The loader pairs optimizers with states, and an optimizer without one restarts silently.
-        what = "its `optimizer_states` is empty, but it has made steps"
-        problems.append(Problem(archive.name, what, "the optimizer's state", cure=Remedy.COPY))
+        problem_text = "its `optimizer_states` is empty, but it has made steps"
+        problems.append(
+            Problem(archive.name, problem_text, "the optimizer's state", cure=Remedy.COPY)
+        )
     for optimizer_state in states:
         if optimizer_of(optimizer_state, archive) is not None:
             problems += check_optimizer(archive.name, optimizer_state, archive, is_begun=is_begun)
@@ -169,12 +171,12 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
     if any(begins_anew(schedule) or (not schedule and has_schedule) for schedule in schedules):
         # torch takes the values that are there, and leaves the others as they are at step 0.
-        what = "the state of a schedule in it has no `last_epoch`"
-        return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
+        problem_text = "the state of a schedule in it has no `last_epoch`"
+        return [Problem(archive.name, problem_text, "the schedule", cure=Remedy.COPY)]
     if not schedules and has_schedule:
         # The loader pairs schedulers with states, and a scheduler without one restarts silently.
-        what = "the optimizer had a schedule, but the file has none"
-        return [Problem(archive.name, what, "the schedule", cure=Remedy.COPY)]
+        problem_text = "the optimizer had a schedule, but the file has none"
+        return [Problem(archive.name, problem_text, "the schedule", cure=Remedy.COPY)]
     return []
 
 
@@ -204,14 +206,16 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     )
     counted = (step_count or 0) + (manual or 0)
     if step_count is not None and step is not None and counted != step:
-        what = f"its loops made {counted} steps, but it states {step}"
-        problems.append(Problem(archive.name, what, "the agreement of its parts", cure=Remedy.COPY))
+        problem_text = f"its loops made {counted} steps, but it states {step}"
+        problems.append(
+            Problem(archive.name, problem_text, "the agreement of its parts", cure=Remedy.COPY)
+        )
     batches = _at(loop, "epoch_loop.batch_progress")
     is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
     kept = _down(loop, "state_dict", "combined_loader")
     if is_within and not kept:
-        what = "it was saved within an epoch, and its loader stores no position"
-        problems.append(Problem(archive.name, what, _PLACE, cure=Remedy.UNKEPT))
+        problem_text = "it was saved within an epoch, and its loader stores no position"
+        problems.append(Problem(archive.name, problem_text, _PLACE, cure=Remedy.UNKEPT))
     return problems
 
 
@@ -246,8 +250,8 @@ def _facts(value: dict[Any, Any]) -> dict[str, Any]:
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def _fatal(place: str, what: str) -> Problem:
-    return Problem(place, what, is_fatal=True, help=_FROM)
+def _fatal(place: str, problem_text: str) -> Problem:
+    return Problem(place, problem_text, is_fatal=True, help=_FROM)
 
 
 def _down(value: Any, *names: str) -> Any:

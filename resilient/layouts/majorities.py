@@ -73,11 +73,11 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
             if _is_total(references.index, total, weight, shape):
                 odd_names.append("the index")
             if len(odd_names) >= _VOTES and len(odd_names) > len(against):
-                what = (
+                problem_text = (
                     f"`{weight.name[:80]}` has the shape {list(weight.shape)}, but "
                     f"{_joined(odd_names)} say {list(shape)}: the weight is damaged"
                 )
-                return Problem(_place(weight), what, is_fatal=True, cure=Remedy.COPY)
+                return Problem(_place(weight), problem_text, is_fatal=True, cure=Remedy.COPY)
     return None
 
 
@@ -153,12 +153,12 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
             odd.append((weight, dtype_by_name))
     if odd:
         first, dtype_by_name = odd[0]
-        what = (
+        problem_text = (
             f"{len(odd)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
             f"{_joined(list(dtype_by_name))} say {next(iter(dtype_by_name.values()))}: they were "
             "rounded"
         )
-        yield Problem(_place(first), what, _PRECISION, cure=Remedy.COPY)
+        yield Problem(_place(first), problem_text, _PRECISION, cure=Remedy.COPY)
     dtypes = {weight.dtype for weight in weights}
     if (
         stated_dtype
@@ -167,9 +167,9 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
         and kept == dtypes
         and is_trained
     ):
-        what = f"its `dtype` is {dtype_text}, but weights and optimizer are {dtypes.pop()}"
+        problem_text = f"its `dtype` is {dtype_text}, but weights and optimizer are {dtypes.pop()}"
         after = "`from_pretrained` of this folder would create another model"
-        yield Problem("config.json", f"{what}: {after}")
+        yield Problem("config.json", f"{problem_text}: {after}")
 
 
 def _moments(tensors: Sequence[Tensor]) -> list[Tensor]:

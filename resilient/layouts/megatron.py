@@ -61,11 +61,13 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     if is_iteration(listing, name):
         return _read(folder, listing, name)
     is_complete = latest == "release" or name != "release/"
-    what = f"it names `{name}`, which does not exist" if is_complete else "it names no iteration"
+    problem_text = (
+        f"it names `{name}`, which does not exist" if is_complete else "it names no iteration"
+    )
     other = max(_inside(listing))
     help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
     return Contents(
-        "megatron", _TITLE, problems=(Problem(TRACKER, what, is_fatal=True, help=help_),)
+        "megatron", _TITLE, problems=(Problem(TRACKER, problem_text, is_fatal=True, help=help_),)
     )
 
 
@@ -137,8 +139,10 @@ def _config(
         return {}
     backend = config.get("sharded_backend")
     if backend != "torch_dist":
-        what = f"its tensors are stored by `{str(backend)[:40]}`, which is not supported here"
-        problems.append(Problem(name, what, is_fatal=True))
+        problem_text = (
+            f"its tensors are stored by `{str(backend)[:40]}`, which is not supported here"
+        )
+        problems.append(Problem(name, problem_text, is_fatal=True))
     return config
 
 
@@ -151,8 +155,8 @@ def _common(
 ) -> dict[Any, Any]:
     name = f"{prefix}{COMMON}"
     if name not in listing.sizes and config and "common_backend" not in config:
-        what = "it is missing; newer releases store it in the index, where it is not read"
-        problems.append(Problem(name, what))
+        problem_text = "it is missing; newer releases store it in the index, where it is not read"
+        problems.append(Problem(name, problem_text))
         return {}
     try:
         value = open_archive(folder, listing, name).value
@@ -198,8 +202,10 @@ def _schedule(common: dict[Any, Any], problems: list[Problem], prefix: str) -> S
     schedule = common.get("opt_param_scheduler")
     if not isinstance(schedule, dict):
         if common:
-            what = "it has no state of the schedule"
-            problems.append(Problem(f"{prefix}{COMMON}", what, "the schedule", cure=Remedy.UNKEPT))
+            problem_text = "it has no state of the schedule"
+            problems.append(
+                Problem(f"{prefix}{COMMON}", problem_text, "the schedule", cure=Remedy.UNKEPT)
+            )
         return None
     return Schedule(whole(schedule.get("num_steps")))
 
@@ -222,8 +228,10 @@ def _disagreements(
     steps = {name: value for name, value in steps_by_source.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
-    return [Problem(prefix or ".", what, "the agreement of its files")]
+    problem_text = "they name different steps: " + ", ".join(
+        f"{a} of {b}" for a, b in steps.items()
+    )
+    return [Problem(prefix or ".", problem_text, "the agreement of its files")]
 
 
 def _facts(values: dict[Any, Any]) -> dict[str, Any]:

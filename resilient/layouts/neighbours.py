@@ -37,14 +37,14 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
     """
     if protocol_of(url) != "file":
         return []
-    own = Path(url.removeprefix("file://")).absolute()
-    match = _NUMBERED.fullmatch(own.name)
-    if match is None or not own.parent.is_dir():
+    own_path = Path(url.removeprefix("file://")).absolute()
+    match = _NUMBERED.fullmatch(own_path.name)
+    if match is None or not own_path.parent.is_dir():
         return []
     steps = []
-    for path in own.parent.iterdir():
+    for path in own_path.parent.iterdir():
         other = _NUMBERED.fullmatch(path.name)
-        if other and other[1] == match[1] and path.name != own.name and path.is_dir():
+        if other and other[1] == match[1] and path.name != own_path.name and path.is_dir():
             steps.append((int(other[2]) - int(match[2]), path))
     return sorted(steps, key=lambda step: (abs(step[0]), step[0]))
 

@@ -381,11 +381,11 @@ def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
         return LOAD, ""
     shown = sorted(stops)
     more = f" and {len(shown) - 1} more" if shown[1:] else ""
-    what = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` rejects it"
+    problem_text = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` rejects it"
     effects = set(stops.values())
     if effects == {Effect.LIBRARY} and len(shown) <= _NAMED_MAX:
-        return _LOAD_NAMED.replace("{names}", ", ".join(shown)), what
-    return _LOAD_ALL if effects <= {Effect.LIBRARY, Effect.REBUILDS} else LOAD, what
+        return _LOAD_NAMED.replace("{names}", ", ".join(shown)), problem_text
+    return _LOAD_ALL if effects <= {Effect.LIBRARY, Effect.REBUILDS} else LOAD, problem_text
 
 
 def _is_allowed(name: PickledGlobal) -> bool:

@@ -165,23 +165,29 @@ def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
 
 def _outside(listing: DirectoryListing) -> Iterator[ScanFinding]:
     for name in listing.outside:
-        what = listing.kinds.get(name, LINK)
-        yield ScanFinding(Risk.DANGER, name, what, "its reader reads or writes another file")
+        problem_text = listing.kinds.get(name, LINK)
+        yield ScanFinding(
+            Risk.DANGER, name, problem_text, "its reader reads or writes another file"
+        )
 
 
 def _names(listing: DirectoryListing) -> Iterator[ScanFinding]:
     for name in (*listing.sizes, *listing.outside):
         if has_control_chars(name):
-            what = "a name with control characters"
-            yield ScanFinding(Risk.WARNING, name, what, "a terminal that lists it executes them")
+            problem_text = "a name with control characters"
+            yield ScanFinding(
+                Risk.WARNING, name, problem_text, "a terminal that lists it executes them"
+            )
 
 
 def _talking(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
     first, count = find_control_chars(folder, listing, name)
     if count:
         more = f" and {count - 1} more" if count > 1 else ""
-        what = f"control characters or marks of direction in `{first}`{more}"
-        yield ScanFinding(Risk.WARNING, name, what, "a terminal that shows it executes them")
+        problem_text = f"control characters or marks of direction in `{first}`{more}"
+        yield ScanFinding(
+            Risk.WARNING, name, problem_text, "a terminal that shows it executes them"
+        )
 
 
 def _file(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
@@ -191,9 +197,9 @@ def _file(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[Scan
     elif base.endswith(".json"):
         yield from _document(folder, listing, name)
     elif base.endswith((".py", ".pyc", ".so", ".pyd", ".dll")):
-        what = "code that comes with the checkpoint"
+        problem_text = "code that comes with the checkpoint"
         yield ScanFinding(
-            Risk.NOTE, name, what, "runs when trust_remote_code=True, or when imported"
+            Risk.NOTE, name, problem_text, "runs when trust_remote_code=True, or when imported"
         )
     elif base.endswith(SLICES):
         return  # each slice is a zip, and the index lists its range
@@ -221,8 +227,8 @@ def _document(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[
     if name.endswith(_INDEX):
         yield from _index(name, document.get("weight_map"))
     if "auto_map" in document:
-        what = "it names code of its own (auto_map)"
-        yield ScanFinding(Risk.NOTE, name, what, "runs when trust_remote_code=True")
+        problem_text = "it names code of its own (auto_map)"
+        yield ScanFinding(Risk.NOTE, name, problem_text, "runs when trust_remote_code=True")
 
 
 def _index(name: str, weight_map: Any) -> Iterator[ScanFinding]:
@@ -230,8 +236,10 @@ def _index(name: str, weight_map: Any) -> Iterator[ScanFinding]:
         return
     files = {str(value) for value in weight_map.values()}
     for file in sorted(filter(leads_out, files))[:_NAMES_SHOWN]:
-        what = f"it names a file outside: `{file[:80]}`"
-        yield ScanFinding(Risk.DANGER, name, what, "a loader that follows it reads another file")
+        problem_text = f"it names a file outside: `{file[:80]}`"
+        yield ScanFinding(
+            Risk.DANGER, name, problem_text, "a loader that follows it reads another file"
+        )
 
 
 def _binary(
@@ -243,8 +251,10 @@ def _binary(
         yield from _archive(folder, name, size_bytes)
     elif head.startswith(_NPY_MAGIC):
         if b"|O" in folder.read(name, 0, 4096):
-            what = "an array of objects, which is a pickle"
-            yield ScanFinding(Risk.WARNING, name, what, "numpy.load(allow_pickle=True) runs it")
+            problem_text = "an array of objects, which is a pickle"
+            yield ScanFinding(
+                Risk.WARNING, name, problem_text, "numpy.load(allow_pickle=True) runs it"
+            )
     elif is_expected or head.startswith(_PICKLE_MAGIC):
         if size_bytes > BYTES_MAX and not head.startswith(_PICKLE_MAGIC):
             return
@@ -266,8 +276,8 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
             pieces = {piece for slices in index.slices.values() for piece in slices}
             indexed |= {(piece.file, piece.start, piece.size_bytes) for piece in pieces}
     if len(indexed) > _SLICES_MAX:
-        what = f"{len(indexed)} slices"
-        yield ScanFinding(Risk.WARNING, "", what, f"only the first {_SLICES_MAX} were read")
+        problem_text = f"{len(indexed)} slices"
+        yield ScanFinding(Risk.WARNING, "", problem_text, f"only the first {_SLICES_MAX} were read")
     for file, start, size_bytes in sorted(indexed)[:_SLICES_MAX]:
         yield from _archive(folder, file, size_bytes, start)
     lost = {name for name in listing.sizes if name.endswith(SLICES)} - {
@@ -293,25 +303,27 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
     except _BROKEN as error:
         broken = str(error)
     if broken:
-        what = f"a zip that cannot be read ({broken[:120]})"
-        yield ScanFinding(Risk.WARNING, name, what, "readers disagree about its kind")
+        problem_text = f"a zip that cannot be read ({broken[:120]})"
+        yield ScanFinding(Risk.WARNING, name, problem_text, "readers disagree about its kind")
 
 
 def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iterator[ScanFinding]:
     for member in members:
         if leads_out(member.filename):
-            what = f"a member that leads out: `{member.filename[:80]}`"
-            yield ScanFinding(Risk.DANGER, name, what, "unpacking it writes elsewhere")
+            problem_text = f"a member that leads out: `{member.filename[:80]}`"
+            yield ScanFinding(Risk.DANGER, name, problem_text, "unpacking it writes elsewhere")
     doubles = [
         path for path, count in Counter(member.filename for member in members).items() if count > 1
     ]
     if doubles:
-        what = f"`{doubles[0][:80]}` appears in it twice"
-        yield ScanFinding(Risk.DANGER, name, what, "two readers can see two different contents")
+        problem_text = f"`{doubles[0][:80]}` appears in it twice"
+        yield ScanFinding(
+            Risk.DANGER, name, problem_text, "two readers can see two different contents"
+        )
     unpacked = sum(member.file_size for member in members)
     if unpacked > max(_SWELLS * size_bytes, _SWELLS_FROM_BYTES):
-        what = f"{size_bytes} bytes that unpack to {unpacked}"
-        yield ScanFinding(Risk.DANGER, name, what, "unpacking it fills memory or disk")
+        problem_text = f"{size_bytes} bytes that unpack to {unpacked}"
+        yield ScanFinding(Risk.DANGER, name, problem_text, "unpacking it fills memory or disk")
 
 
 def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterator[ScanFinding]:
@@ -344,8 +356,8 @@ def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]
             break
     yield from _effects(name, names)
     if why:
-        what = f"a pickle that cannot be read to its end: {why}"
-        yield ScanFinding(Risk.WARNING, name, what, "the rest of the pickle is unknown")
+        problem_text = f"a pickle that cannot be read to its end: {why}"
+        yield ScanFinding(Risk.WARNING, name, problem_text, "the rest of the pickle is unknown")
 
 
 _SAID = {
@@ -366,5 +378,5 @@ def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
                 if len(names_of_effect) > _NAMES_SHOWN
                 else ""
             )
-            shown = ", ".join(f"`{dotted[:80]}`" for dotted in names_of_effect[:_NAMES_SHOWN])
-            yield ScanFinding(risk, name, f"a pickle that names {shown}{more}", consequence)
+            text = ", ".join(f"`{dotted[:80]}`" for dotted in names_of_effect[:_NAMES_SHOWN])
+            yield ScanFinding(risk, name, f"a pickle that names {text}{more}", consequence)

@@ -72,8 +72,8 @@ def read_module(archive: Archive) -> Contents:
         problem = Problem(archive.name, _AS_PROGRAM, _WEIGHTS, is_fatal=True, help=_LOAD_PROGRAM)
         title, layout, resume = "a TorchScript program", "torchscript", _LOAD_PROGRAM
     else:
-        what = _IN_CODE.format(value.kind[:80] or "its class")
-        problem = Problem(archive.name, what, _WEIGHTS, is_fatal=True, help=_SCAN)
+        problem_text = _IN_CODE.format(value.kind[:80] or "its class")
+        problem = Problem(archive.name, problem_text, _WEIGHTS, is_fatal=True, help=_SCAN)
         title, layout, resume = "a torch module, saved as an object", "torch-module", _SCAN
     return Contents(
         layout,
@@ -184,9 +184,9 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         *(("the schedule",) if schedule is None else ()),
     ]
     words = [key.lower() for key in fields if isinstance(key, str)]
-    for word_parts, what in _WANTED.items():
+    for word_parts, label in _WANTED.items():
         if not any(part in word for part in word_parts for word in words):
-            lacking.append(what)
+            lacking.append(label)
     load, stops = how_to_load(archive.names)
     if optimizer is None and schedule is None and tensors:
         problems = [Problem(archive.name, ALONE, is_fatal=True, help=load)]
@@ -194,8 +194,8 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
         Problem(archive.name, f"it has no {part[4:]}", part, cure=Remedy.UNKEPT) for part in lacking
     ]
     for key, _ in _modules(archive):
-        what = f"`{key}` in it is the module itself: `torch.load` with `weights_only` rejects it"
-        problems.append(Problem(archive.name, what, cure=Remedy.NEEDLESS))
+        label = f"`{key}` in it is the module itself: `torch.load` with `weights_only` rejects it"
+        problems.append(Problem(archive.name, label, cure=Remedy.NEEDLESS))
     if stops and not _modules(archive):
         problems.append(Problem(archive.name, stops, cure=Remedy.NEEDLESS))
     step = _first(fields, _STEPS, whole)

@@ -114,8 +114,10 @@ def _disagreements(
     steps = {name: value for name, value in steps_by_source.items() if value is not None}
     if len(set(steps.values())) < 2:  # noqa: PLR2004 - they agree
         return []
-    what = "they name different steps: " + ", ".join(f"{a} of {b}" for a, b in steps.items())
+    problem_text = "they name different steps: " + ", ".join(
+        f"{a} of {b}" for a, b in steps.items()
+    )
     # A repair can fix a wrong name alone.
     is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR
-    return [Problem(".", what, "the agreement of its files", cure=cure)]
+    return [Problem(".", problem_text, "the agreement of its files", cure=cure)]

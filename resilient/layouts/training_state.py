@@ -178,14 +178,14 @@ _KINDS = {
 }  # fmt: skip
 
 
-def required(value: _Found | None, what: str) -> _Found:
+def required(value: _Found | None, noun: str) -> _Found:
     """Return ``value`` if it is not None.
 
     Raises:
         Unreadable: It is None.
     """
     if value is None:
-        raise Unreadable(f"it is not a state of {what}")
+        raise Unreadable(f"it is not a state of {noun}")
     return value
 
 
@@ -231,8 +231,8 @@ def ahead(place: str, optimizer: Optimizer | None, step: int | None) -> list[Pro
     """Return the problem of an optimizer with more updates than training steps."""
     if optimizer is None or optimizer.step is None or step is None or optimizer.step <= step:
         return []
-    what = f"the optimizer made {optimizer.step} updates by step {step}"
-    return [Problem(place, what, "the agreement of its files", cure=Remedy.COPY)]
+    problem_text = f"the optimizer made {optimizer.step} updates by step {step}"
+    return [Problem(place, problem_text, "the agreement of its files", cure=Remedy.COPY)]
 
 
 def _rates(values: Iterable[Any], archive: Archive | None) -> tuple[float, ...]:
@@ -322,8 +322,8 @@ def read_random(
     last = max(last, world) if world and world < _RANKS_MAX else last
     gaps = list(islice((rank for rank in range(last) if rank not in kinds), _GAPS_MAX))
     if gaps:
-        what = f"ranks without a random state: {', '.join(map(str, gaps))}"
-        problems.append(Problem(".", what, "random state", cure=Remedy.COPY))
+        problem_text = f"ranks without a random state: {', '.join(map(str, gaps))}"
+        problems.append(Problem(".", problem_text, "random state", cure=Remedy.COPY))
     is_alone = stops and not _is_numbered(pattern, kinds.values())
     problems += _device_problems(values, device, is_alone=is_alone)
     return RandomStates(tuple(sorted(kinds)), _kinds(values[kinds[min(kinds)]])), problems
@@ -333,8 +333,8 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
     """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
     whole_ones = {name: value for name, value in values.items() if isinstance(value, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
-        what = f"no random states of CUDA are saved, but the optimizer was on {device}"
-        return [Problem(".", what, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
+        problem_text = f"no random states of CUDA are saved, but the optimizer was on {device}"
+        return [Problem(".", problem_text, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
     old = [name for name, value in whole_ones.items() if has_older_devices(value)]
     problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
     odd = check_rng_devices(whole_ones, is_alone=is_alone)

@@ -39,8 +39,8 @@ def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
 
 def unnamed(index: str, count: int) -> Problem:
     """Return the problem of shards without an index."""
-    what = f"it is missing, and its tool needs it to find the {count} shards"
-    return Problem(index, what, is_fatal=True, help=_REPAIR)
+    problem_text = f"it is missing, and its tool needs it to find the {count} shards"
+    return Problem(index, problem_text, is_fatal=True, help=_REPAIR)
 
 
 def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
@@ -49,11 +49,11 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
     for tensor in tensors:
         other = first_of_name.setdefault(tensor.name, tensor)
         if other is not tensor and other.files != tensor.files:
-            what = (
+            problem_text = (
                 f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` too, and the right one is "
                 "unknown"
             )
-            return [Problem(tensor.files[0], what, is_fatal=True, cure=Remedy.COPY)]
+            return [Problem(tensor.files[0], problem_text, is_fatal=True, cure=Remedy.COPY)]
     return []
 
 
@@ -154,8 +154,10 @@ def _indexed(
     tensors, problems = read_all(folder, listing, shards)
     lacking = sorted(set(mapped) - {tensor.name for tensor in tensors})
     if lacking and not problems:
-        what = f"{len(lacking)} of its tensors are in no file, including `{lacking[0][:80]}`"
-        problems.append(Problem(index, what, is_fatal=True))
+        problem_text = (
+            f"{len(lacking)} of its tensors are in no file, including `{lacking[0][:80]}`"
+        )
+        problems.append(Problem(index, problem_text, is_fatal=True))
     elif not problems:
         problems += doubled(tensors) or contradictions(index, document, prefix, tensors)
     return tensors, [*problems, *(Problem(file, ORPHAN) for file in beside if file not in shards)]

@@ -68,30 +68,30 @@ def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
 def _gather(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bool:
     """Add the state of a module by name; return False if a module inside has its own way."""
     # Copy of Module.state_dict of torch 2.13, for a class that overrides nothing of it.
-    own = vars(module)
+    attributes = vars(module)
     if (
         # A traced module stores its members where only its own way finds them.
-        "_parameters" not in own
+        "_parameters" not in attributes
         or not has_default_state_dict(type(module))
-        or not ASKED.isdisjoint(own)
-        or own["_state_dict_pre_hooks"]
-        or own["_state_dict_hooks"]
+        or not ASKED.isdisjoint(attributes)
+        or attributes["_state_dict_pre_hooks"]
+        or attributes["_state_dict_hooks"]
     ):
         return False
-    for name, parameter in own["_parameters"].items():
+    for name, parameter in attributes["_parameters"].items():
         if isinstance(parameter, torch.nn.Parameter) and not _is_known(parameter):
             # torch's own way detaches a parameter of a foreign class, and the result is plain.
             return False
         if parameter is not None:
             tensors[prefix + name] = parameter
-    if buffers := own["_buffers"]:
-        passing = own["_non_persistent_buffers_set"]
+    if buffers := attributes["_buffers"]:
+        passing = attributes["_non_persistent_buffers_set"]
         for name, buffer in buffers.items():
             if buffer is not None and name not in passing:
                 tensors[prefix + name] = buffer
     return all(
         child is None or _gather(child, f"{prefix}{name}.", tensors)
-        for name, child in own["_modules"].items()
+        for name, child in attributes["_modules"].items()
     )
 
 
@@ -282,12 +282,12 @@ def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
     left = [module]
     while left:
         stateful = left.pop()
-        own = vars(stateful)
-        if not _DICTS.issuperset(type(own[name]) for name in _HELD):
+        attributes = vars(stateful)
+        if not _DICTS.issuperset(type(attributes[name]) for name in _HELD):
             return []
         if id(stateful) not in modules:
             modules[id(stateful)] = stateful
-            inner = [child for child in own["_modules"].values() if child is not None]
+            inner = [child for child in attributes["_modules"].values() if child is not None]
             left += reversed(inner)
     return [*modules.values()]
 

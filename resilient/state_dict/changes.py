@@ -79,8 +79,8 @@ class StateChanged(Event):
 
     def message(self) -> str:
         """Name each part with both values and what follows, one to a line."""
-        shown = (f"\n  {change.part}: {change.text}" for change in self.changes)
-        return f"objects differ from those of {self.checkpoint}:{''.join(shown)}"
+        text = (f"\n  {change.part}: {change.text}" for change in self.changes)
+        return f"objects differ from those of {self.checkpoint}:{''.join(text)}"
 
 
 def _always(_: Mapping[str, Any]) -> bool:
@@ -253,11 +253,11 @@ def _finite(value: Any) -> Any:
 
 
 def _setup_changes(
-    saved: Mapping[str, Any], own: Mapping[str, Any], *, options: bool
+    saved: Mapping[str, Any], current: Mapping[str, Any], *, options: bool
 ) -> Iterator[StateChange]:
     """Compare two setups; parts that one setup lacks are not compared."""
-    for name in [change for change in own if change in saved]:
-        old, new = saved[name], own[name]
+    for name in [change for change in current if change in saved]:
+        old, new = saved[name], current[name]
         if old["class"] != new["class"]:
             is_scheduler = "groups" not in new["options"]
             follows = (
@@ -296,12 +296,12 @@ def _scheduler_changes(
             yield from _rate_changes(name, tree, scheduler)
         if name in known_names:
             continue
-        own = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
+        own_groups = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
         saved = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
-        if own - saved and saved - own:
+        if own_groups - saved and saved - own_groups:
             text = (
-                f"saved by a scheduler with {_listed(saved - own)}, and "
-                f"{type(scheduler).__name__} has {_listed(own - saved)}: "
+                f"saved by a scheduler with {_listed(saved - own_groups)}, and "
+                f"{type(scheduler).__name__} has {_listed(own_groups - saved)}: "
                 "the rate would follow neither schedule"
             )
             yield StateChange(name, text, is_refused=True, is_fresh=True)
@@ -409,15 +409,15 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
 def _tie_changes(
     name: str,
     saved: Mapping[str, str],
-    own: Mapping[str, str],
+    current: Mapping[str, str],
     entries: Mapping[str, TensorEntry],
 ) -> Iterator[StateChange]:
     """Find tied weights that are separate here, and separate weights that are tied here."""
-    for paths in _tied_keys(saved, own):
-        if len({own[path] for path in paths}) > 1:
+    for paths in _tied_keys(saved, current):
+        if len({current[path] for path in paths}) > 1:
             text = f"{_listed(paths)} were one tied tensor, and are separate here"
             yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
-    for paths in _tied_keys(own, saved):
+    for paths in _tied_keys(current, saved):
         stored = {saved[path] for path in paths}
         content = {
             tuple((region.region, region.digest) for region in entries[tensor].regions)

@@ -348,9 +348,9 @@ class ZeroOptimizer:
         """
         self._look()
         state = {
-            home.name: {kind: _part(home, kind, value) for kind, value in kept.items()}
+            home.name: {kind: _part(home, kind, value) for kind, value in parameter_state.items()}
             for home in self._homes
-            if (kept := self.optimizer.state.get(home.flat))
+            if (parameter_state := self.optimizer.state.get(home.flat))
         }
         groups = [
             {**{name: value for name, value in group.items() if name != "params"}, "params": names}
@@ -428,8 +428,8 @@ class ZeroOptimizer:
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield the memory that only a step of the optimizer changes."""
         yield from (home.flat.detach() for home in self._homes)
-        for kept in self.optimizer.state.values():
-            yield from (value for value in kept.values() if torch.is_tensor(value))
+        for parameter_state in self.optimizer.state.values():
+            yield from (value for value in parameter_state.values() if torch.is_tensor(value))
 
     def _names(self) -> list[list[str]]:
         """Return the names of the parameters of each group."""
@@ -441,9 +441,9 @@ class ZeroOptimizer:
 
     def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
         """Return the present or future memory of one kind of state, for all parameters in it."""
-        kept = self.optimizer.state.get(home.flat, {})
-        if kind in kept:
-            return kept[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
+        parameter_state = self.optimizer.state.get(home.flat, {})
+        if kind in parameter_state:
+            return parameter_state[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
         key = (id(home.flat), kind)
         if key not in self._arriving:
             self._arriving[key] = torch.zeros_like(home.flat.detach())

@@ -205,10 +205,10 @@ class _Flattener:
 
 
 def _too_deep(path: str) -> UnsavableState:
-    shown = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
+    text = path if len(path) <= _SHOWN_MAX else f"{path[:_SHOWN_MAX]}..."
     return UnsavableState(
-        f"`{shown}` is nested deeper than the limit of {DEPTH_MAX} levels, or contains itself",
-        path=shown,
+        f"`{text}` is nested deeper than the limit of {DEPTH_MAX} levels, or contains itself",
+        path=text,
         hint="remove references to containing objects, and flatten the rest",
     )
 

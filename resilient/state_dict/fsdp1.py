@@ -119,13 +119,13 @@ class Fsdp1Optimizer:
             ValueError: The saved names or groups are not this optimizer's.
         """
         self._layout = {}
-        own = self.state_dict()["param_groups"]
-        names = [group["params"] for group in own]
+        own_groups = self.state_dict()["param_groups"]
+        names = [group["params"] for group in own_groups]
         require_same_names(
             (name for group in state_dict["param_groups"] for name in group["params"]),
             [name for group in names for name in group],
         )
-        groups = matched_groups(names, state_dict["param_groups"], own)
+        groups = matched_groups(names, state_dict["param_groups"], own_groups)
         if state_dict["state"]:
             self._load_with_state(dict(state_dict["state"]), groups)
             return

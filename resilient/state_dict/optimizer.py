@@ -84,10 +84,16 @@ def require_compatible_optimizer(
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
     members = {member for group in saved["param_groups"] for member in group["params"]}
-    for parameter, kept in saved["state"].items():
-        if needed and parameter in members and kept and not needed <= kept.keys():
+    for parameter, parameter_state in saved["state"].items():
+        if (
+            needed
+            and parameter in members
+            and parameter_state
+            and not needed <= parameter_state.keys()
+        ):
             raise ValueError(
-                f"it was saved by an optimizer that keeps {_listed(kept)} of `{parameter}`, but "
+                f"it was saved by an optimizer that keeps {_listed(parameter_state)} of "
+                f"`{parameter}`, but "
                 f"{name} needs {_listed(needed)}; create the optimizer that was saved"
             )
 
@@ -267,8 +273,8 @@ class NamedOptimizer:
     def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the saved group of each group of the optimizer."""
         require_same_names((name for group in saved for name in group["params"]), self._names)
-        own = self.groups()
-        return matched_groups([group["params"] for group in own], saved, own)
+        own_groups = self.groups()
+        return matched_groups([group["params"] for group in own_groups], saved, own_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each parameter by its name.
@@ -282,10 +288,10 @@ class NamedOptimizer:
         # torch gives a parameter that is twice in a group the number of its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
         saved_groups = self._matched(state_dict["param_groups"])
-        own = self._optimizer.state_dict()["param_groups"]
+        own_groups = self._optimizer.state_dict()["param_groups"]
         groups = [
             {**saved_group, "params": group["params"]}
-            for group, saved_group in zip(own, saved_groups, strict=True)
+            for group, saved_group in zip(own_groups, saved_groups, strict=True)
         ]
         state = {
             numbers.get(name, name): _put_together(value)
@@ -303,11 +309,15 @@ class NamedOptimizer:
         """Undo torch's casts of parameter state to the dtype of the parameters."""
         is_own = not type(self._optimizer).__module__.startswith("torch.optim.")
         for number, parameter in enumerate(self._parameters):
-            kept = self._optimizer.state.get(parameter)
-            if number in saved and isinstance(kept, dict) and isinstance(saved[number], dict):
+            parameter_state = self._optimizer.state.get(parameter)
+            if (
+                number in saved
+                and isinstance(parameter_state, dict)
+                and isinstance(saved[number], dict)
+            ):
                 for key, value in saved[number].items():
-                    if key in kept:
-                        kept[key] = _uncast(value, kept[key], is_own=is_own)
+                    if key in parameter_state:
+                        parameter_state[key] = _uncast(value, parameter_state[key], is_own=is_own)
 
 
 def _moved(state: Any, live: Any, device: torch.device) -> Any:
@@ -406,18 +416,20 @@ def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence
             )
 
 
-def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: bool = False) -> None:
+def require_same_names(
+    saved: Iterable[str], current: Sequence[str], *, partial: bool = False
+) -> None:
     """Raise if saved parameters are not the own parameters.
 
     Args:
         saved: Names of saved parameters.
-        own: Names of own parameters.
+        current: Names of own parameters.
         partial: Whether some may be missing, as before a first step.
 
     Raises:
         ValueError: The names differ.
     """
-    differ = sorted(set(saved) - set(own) if partial else set(saved) ^ set(own))
+    differ = sorted(set(saved) - set(current) if partial else set(saved) ^ set(current))
     if differ:
         raise ValueError(f"parameters differ: {', '.join(differ[:5])} ({len(differ)} in all)")
 
@@ -425,7 +437,7 @@ def require_same_names(saved: Iterable[str], own: Sequence[str], *, partial: boo
 def matched_groups(
     names: Sequence[Sequence[str]],
     saved: Sequence[Mapping[str, Any]],
-    own: Sequence[Mapping[str, Any]],
+    current: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return the saved group of each own group, matched by the names of its parameters.
 
@@ -436,7 +448,7 @@ def matched_groups(
     Args:
         names: Names of the parameters of each own group.
         saved: Groups whose ``params`` are names.
-        own: Options of each own group.
+        current: Options of each own group.
 
     Raises:
         ValueError: Parameters were grouped in another way, with different options.
@@ -450,7 +462,7 @@ def matched_groups(
         matched[number] = dict(saved[number])
         empty.remove(number)
     for number in [value for value in vacant if matched[value] is None]:
-        group = saved[empty.pop(0)] if empty else own[number]
+        group = saved[empty.pop(0)] if empty else current[number]
         matched[number] = {**group, "params": []}
     return [value for value in matched if value is not None]
 
@@ -564,9 +576,9 @@ class ShardedOptimizer:
             for names, group in zip(self._names(), self.optimizer.param_groups, strict=True)
         ]
         state = {
-            run.name: {kind: self._part(run, kind) for kind in kept}
+            run.name: {kind: self._part(run, kind) for kind in parameter_state}
             for run in self.runs
-            if (kept := self.optimizer.state.get(run.pieces[0]))
+            if (parameter_state := self.optimizer.state.get(run.pieces[0]))
         }
         return {"state": state, "param_groups": groups}
 
@@ -624,8 +636,8 @@ class ShardedOptimizer:
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield the memory that only a step of the optimizer changes."""
         yield from (run.memory for run in self.runs)
-        for kept in self.optimizer.state.values():
-            yield from (value for value in kept.values() if torch.is_tensor(value))
+        for parameter_state in self.optimizer.state.values():
+            yield from (value for value in parameter_state.values() if torch.is_tensor(value))
 
     def _names(self) -> list[list[str]]:
         """Return the names of the parameters of each group."""

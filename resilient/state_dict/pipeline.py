@@ -218,8 +218,10 @@ class PipelineOptimizer:
         self._adopt()
         plain = self._optimizer.state_dict()
         own = {
-            self._own_names[number]: {kind: flatten_objects(value) for kind, value in kept.items()}
-            for number, kept in plain["state"].items()
+            self._own_names[number]: {
+                kind: flatten_objects(value) for kind, value in parameter_state.items()
+            }
+            for number, parameter_state in plain["state"].items()
         }
         shown: dict[str, Any] = {}
         for stage in self._exchange(_mapped(own, _outline)):
@@ -279,15 +281,15 @@ class PipelineOptimizer:
         """
         self._adopt()
         saved_groups = self._matched(state_dict["param_groups"])
-        own = self._optimizer.state_dict()["param_groups"]
+        own_groups = self._optimizer.state_dict()["param_groups"]
         groups = [
             {**saved_group, "params": group["params"]}
-            for group, saved_group in zip(own, saved_groups, strict=True)
+            for group, saved_group in zip(own_groups, saved_groups, strict=True)
         ]
         numbers = {name: number for number, name in enumerate(self._own_names)}
         state = {
-            numbers[name]: {kind: restore_objects(value) for kind, value in kept.items()}
-            for name, kept in state_dict["state"].items()
+            numbers[name]: {kind: restore_objects(value) for kind, value in parameter_state.items()}
+            for name, parameter_state in state_dict["state"].items()
             if name in numbers
         }
         self._optimizer.load_state_dict({**state_dict, "state": state, "param_groups": groups})

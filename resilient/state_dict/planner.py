@@ -298,11 +298,11 @@ def document_to_json(tree: Any) -> str:
 def _document_of(tree: Any) -> str:
     if type(tree) is not dict or not tree:
         return _dumped(tree) + "\n"
-    kept = {name: value for name, value in tree.items() if isinstance(value, JsonRows)}
+    fields = {name: value for name, value in tree.items() if isinstance(value, JsonRows)}
     # As json.dumps puts it together, which is slow where it indents.
     lines = [f"{_EDGE}{_quoted(key)}: {_value_text(tree[key])}" for key in sorted(tree)]
     text = "{\n" + ",\n".join(lines) + "\n}"
-    for name, rows in kept.items():
+    for name, rows in fields.items():
         text = insert_rows(text, name, rows)
     return text + "\n"
 

@@ -240,11 +240,11 @@ def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _has_own_load(module: nn.Module) -> bool:
-    kind, own = type(module), vars(module)
+    kind, attributes = type(module), vars(module)
     return (
         kind.load_state_dict is not nn.Module.load_state_dict
         or kind._load_from_state_dict is not nn.Module._load_from_state_dict  # noqa: SLF001
-        or not {"load_state_dict", "_load_from_state_dict"}.isdisjoint(own)
-        or bool(own["_load_state_dict_pre_hooks"])
-        or bool(own["_load_state_dict_post_hooks"])
+        or not {"load_state_dict", "_load_from_state_dict"}.isdisjoint(attributes)
+        or bool(attributes["_load_state_dict_pre_hooks"])
+        or bool(attributes["_load_state_dict_post_hooks"])
     )

@@ -160,7 +160,7 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
 def _why_unread(status: os.stat_result, bytes_max: int | None) -> str:
     """Return why a file is not read; empty for a plain file of an accepted size."""
     if not stat.S_ISREG(status.st_mode):
-        return next((what for is_it, what in _KINDS if is_it(status.st_mode)), "not a plain file")
+        return next((label for is_it, label in _KINDS if is_it(status.st_mode)), "not a plain file")
     if bytes_max is not None and status.st_size > bytes_max:
         return f"larger than {bytes_max >> 30} GiB"
     return ""
@@ -248,7 +248,7 @@ class LocalFolder:
             mode = (self._root / name).lstat().st_mode
         except OSError:
             return LINK
-        return next((what for is_it, what in _KINDS if is_it(mode)), LINK)
+        return next((label for is_it, label in _KINDS if is_it(mode)), LINK)
 
     def _error(self, name: str, error: OSError) -> StoreError:
         where = f"`{name[:200]}` in {self.url}" if name else self.url

@@ -99,15 +99,15 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
             ranks that would suffice.
     """
     need, room = model.state_bytes, machine.room_bytes
-    what = (
+    text = (
         f"parameters, gradients and optimizer take {_gib(need)}, and a rank has {_gib(room)} for "
         f"them ({ROOM_FOR_THE_REST:.0%} of {_gib(machine.device_bytes)} is left for activations)"
     )
-    reasons = [what]
+    reasons = [text]
     tensor = _tensor_ranks(model, machine, reasons)
     if need > room * machine.ranks:
         raise ConfigError(
-            f"the model does not fit: {what}, so it needs {-int(-need // room)} ranks, and there "
+            f"the model does not fit: {text}, so it needs {-int(-need // room)} ranks, and there "
             f"are {machine.ranks}",
             hint="start more ranks, use an optimizer with less state, or offload it: "
             'TrainingArguments(fsdp="full_shard offload")',
@@ -132,15 +132,15 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) 
     if layer <= spare or machine.ranks == 1:
         return 1
     fits = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
-    what = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
+    text = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
     if not fits:
-        raise ConfigError(f"the model does not fit: {what}, on all ranks of a host as well")
+        raise ConfigError(f"the model does not fit: {text}, on all ranks of a host as well")
     if not model.is_cut_by_plan:
         raise ConfigError(
-            f"{what}: it must be cut over {fits[0]} ranks, and the model does not define how",
+            f"{text}: it must be cut over {fits[0]} ranks, and the model does not define how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
-    reasons.append(f"{what}: layers are cut over {fits[0]} ranks of a host")
+    reasons.append(f"{text}: layers are cut over {fits[0]} ranks of a host")
     return fits[0]
 
 

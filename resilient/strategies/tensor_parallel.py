@@ -184,18 +184,18 @@ def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelS
         name_pattern = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
         names = [name for name in modules if name_pattern.fullmatch(name)]
         if not names or style not in STYLES:
-            what = f"style `{style}` is none of {', '.join(STYLES)}"
+            text = f"style `{style}` is none of {', '.join(STYLES)}"
             raise ConfigError(
-                f"`tp_plan`: `{pattern}`: " + (what if names else "no module has this name")
+                f"`tp_plan`: `{pattern}`: " + (text if names else "no module has this name")
             )
         styles |= {name: STYLES[style]() for name in names}
     for name, module in modules.items():
-        own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
-        if own and any(True for _ in module.children()):
+        own_parameters = [tensor for tensor, _ in module.named_parameters(recurse=False)]
+        if own_parameters and any(True for _ in module.children()):
             raise ConfigError(
-                f"`{name}.{own[0]}` is beside modules, where it cannot be replicated",
+                f"`{name}.{own_parameters[0]}` is beside modules, where it cannot be replicated",
                 hint="give it its own module",
             )
-        if own:
+        if own_parameters:
             styles.setdefault(name, Replicated())
     return styles

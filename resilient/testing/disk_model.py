@@ -179,10 +179,10 @@ class RecordingFileSystem:
             self._inner.sync_folder(path)
             self._did(FileOpKind.SYNC_FOLDER, path)
 
-    def note(self, what: Any) -> None:
+    def note(self, subject: Any) -> None:
         """Record what the user of the store knows at this moment."""
         with self._lock:
-            self.record.steps.append(what)
+            self.record.steps.append(subject)
 
     def die_in(self, operations: int) -> None:
         """Make the process die right after ``operations`` more operations."""

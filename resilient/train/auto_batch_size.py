@@ -99,9 +99,9 @@ class AutoBatchSize:
         if self.ranks == 1:
             return failed, []
         flags = [failed, *(parameter.grad is not None for parameter in parameters)]
-        shown = torch.tensor(flags, dtype=torch.int32, device=self.device)
-        dist.all_reduce(shown, dist.ReduceOp.MAX)
-        any_failed, *trained = shown.tolist()
+        flag_tensor = torch.tensor(flags, dtype=torch.int32, device=self.device)
+        dist.all_reduce(flag_tensor, dist.ReduceOp.MAX)
+        any_failed, *trained = flag_tensor.tolist()
         return bool(any_failed), [
             parameter for parameter, has in zip(parameters, trained, strict=True) if has
         ]

@@ -105,14 +105,14 @@ class ArithmeticFingerprint:
         self.digest, self.machine = own_arithmetic, machine
 
 
-def require_same(session: Session, topic: str, digest: str, what: str) -> None:
+def require_same(session: Session, topic: str, digest: str, subject: str) -> None:
     """Compare a digest with that of the other ranks. Collective, over the key-value store.
 
     Args:
         session: Session of this rank.
         topic: Name of the agreement; used once.
         digest: Digest of this rank's result.
-        what: Description of the result that all ranks must share.
+        subject: Description of the result that all ranks must share.
 
     Raises:
         ConfigError: The digests differ, and the arguments do not allow to continue.
@@ -122,8 +122,8 @@ def require_same(session: Session, topic: str, digest: str, what: str) -> None:
     comms = session.comms(f"canonical/{topic}")
     groups = agree(comms, "digest", digest, _by_digest, session.args.ddp_timeout)
     if len(groups) > 1:
-        shown = " and ".join(f"ranks {ranks}" for ranks in groups)
-        told(session, f"{shown} do not compute {what}")
+        text = " and ".join(f"ranks {ranks}" for ranks in groups)
+        told(session, f"{text} do not compute {subject}")
 
 
 def told(session: Session, problem: str) -> None:
@@ -322,8 +322,8 @@ class CanonicalPasses:
         refuse_mixing(run.model)
         self.arithmetic.require_same(trainer.session, f"{self.topic}/arithmetic")
         digest = check_first_micro_batch(trainer, run, self.arithmetic.seed)
-        what = "the same gradients of the same micro-batch"
-        require_same(trainer.session, f"{self.topic}/rehearsal", digest, what)
+        text = "the same gradients of the same micro-batch"
+        require_same(trainer.session, f"{self.topic}/rehearsal", digest, text)
 
     def begin_step(self, step: int) -> None:
         """Seed the random numbers drawn before the passes of a step.

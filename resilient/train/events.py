@@ -48,8 +48,8 @@ class ArgumentsChanged(Event):
 
     def message(self) -> str:
         """Format each argument with both values and the consequence, one per line."""
-        shown = (f"\n  {change.shown(name)}" for name, change in self.changes.items())
-        return f"arguments differ from the checkpoint's:{''.join(shown)}"
+        text = (f"\n  {change.shown(name)}" for name, change in self.changes.items())
+        return f"arguments differ from the checkpoint's:{''.join(text)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class SpecialTokensAligned(Event):
 
     def message(self) -> str:
         """Format the tokens."""
-        shown = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
-        return f"the model's configuration takes special tokens of the processing class: {shown}"
+        text = ", ".join(f"{name} {value}" for name, value in self.tokens.items())
+        return f"the model's configuration takes special tokens of the processing class: {text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,8 +219,8 @@ class StopCoordinator:
         self._threads[-1].join()
         keys = [f"{self._scope}/met/{rank}" for rank in range(self._world.size)]
         self._kv_store.post(keys[self._world.rank], str(value).encode())
-        shown = self._kv_store.wait(keys, max(0.0, self.left_seconds))
-        return max(int(answer) for answer in shown) if shown else value
+        answers = self._kv_store.wait(keys, max(0.0, self.left_seconds))
+        return max(int(answer) for answer in answers) if answers else value
 
     def go(self, why: str) -> None:
         """Exit at once as preempted; other processes do the remaining work."""
@@ -259,10 +259,10 @@ class StopCoordinator:
             kv_store.post(f"{self._scope}/request", json.dumps(request).encode())
             kv_store.post(self._key(self._world.rank), json.dumps(self._position).encode())
             keys = [self._key(rank) for rank in range(self._world.size)]
-            shown = None
-            while shown is None and not self._is_closed:
-                shown = kv_store.wait(keys, _POLL_SECONDS)
-            positions = [json.loads(answer) for answer in shown or [b"[0, 0]"]]
+            answers = None
+            while answers is None and not self._is_closed:
+                answers = kv_store.wait(keys, _POLL_SECONDS)
+            positions = [json.loads(answer) for answer in answers or [b"[0, 0]"]]
             self._agree(max((step, batch) for step, batch in positions))
 
     def _wait_closed(self, is_reached: Callable[[], bool]) -> bool:

@@ -243,8 +243,8 @@ class ParallelismChosen(Event):
 
     def message(self) -> str:
         """Format the choice and its reasons, one per line."""
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"parallelism auto: {shown}" + "".join(f"\n  {reason}" for reason in self.reasons)
+        text = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"parallelism auto: {text}" + "".join(f"\n  {reason}" for reason in self.reasons)
 
 
 def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Module) -> None:

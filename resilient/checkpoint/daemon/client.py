@@ -66,22 +66,22 @@ def first_if_all(stores: list[Any]) -> Any:
     return stores[0] if all(stores) else None
 
 
-def choose_route(shown: list[Any]) -> dict[str, Any]:
+def choose_route(answers: list[Any]) -> dict[str, Any]:
     """Return the first reason against a hand-over, and whether any rank must stream files."""
     reasons = [
-        f"rank {rank}: {report['why_not']}" if len(shown) > 1 else report["why_not"]
-        for rank, report in enumerate(shown)
+        f"rank {rank}: {report['why_not']}" if len(answers) > 1 else report["why_not"]
+        for rank, report in enumerate(answers)
         if report["why_not"]
     ]
     return {
         "why_not": next(iter(reasons), ""),
-        "streams": any(report["streams"] for report in shown),
+        "streams": any(report["streams"] for report in answers),
     }
 
 
-def is_any_gone(shown: list[Any]) -> bool:
+def is_any_gone(answers: list[Any]) -> bool:
     """Return whether any rank has lost its daemon."""
-    return any(report["gone"] for report in shown)
+    return any(report["gone"] for report in answers)
 
 
 _GONE_SECONDS = 2.0
@@ -326,9 +326,9 @@ class DaemonSaveExecutor:
         """
         settled = capture_failure(lambda: self._settle(context))
         self._why_not = settled.message if isinstance(settled, RankFailure) else ""
-        shown = None if isinstance(settled, RankFailure) else settled
+        answer = None if isinstance(settled, RankFailure) else settled
         within_seconds = context.limits.within_seconds
-        kv_store = agree(context.comms, "keeper/board", shown, first_if_all, within_seconds)
+        kv_store = agree(context.comms, "keeper/board", answer, first_if_all, within_seconds)
         if kv_store is None:
             self._lose(self._why_not or "another host has no saver daemon")
         if self._talk is None:

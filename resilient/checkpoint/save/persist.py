@@ -113,10 +113,10 @@ def require_space(
             lambda: {"needs": needs_bytes, "free": free_bytes(context.store)}
         )
 
-    def rule(shown: list[Any]) -> None:
-        ranks = range(len(shown))
+    def rule(answers: list[Any]) -> None:
+        ranks = range(len(answers))
         for group in context.places.groups or (tuple(ranks),):
-            here = [shown[rank] for rank in group]
+            here = [answers[rank] for rank in group]
             free = min(
                 (report["free"] for report in here if report["free"] is not None), default=None
             )
@@ -423,7 +423,7 @@ def persist(
             context.comms,
             job.topic,
             _summary_for_peers(context, job, receipt, pace.rested_seconds),
-            lambda shown: _commit(context, job, shown),
+            lambda answers: _commit(context, job, answers),
             context.limits.within_seconds,
         )
     except Fenced:
@@ -496,31 +496,31 @@ def _summary_for_peers(
     }
 
 
-def _commit(context: CheckpointContext, job: SaveJob, shown: list[Any]) -> dict[str, Any]:
+def _commit(context: CheckpointContext, job: SaveJob, answers: list[Any]) -> dict[str, Any]:
     """Decide over the receipts: only the coordinator stores the manifest, here.
 
     Returns:
         Bytes of all files that the checkpoint needs and of those written for it; seconds paused;
         and the plan for the durable tier.
     """
-    folders = sorted({str(report["checkpoint"]) for report in shown})
+    folders = sorted({str(report["checkpoint"]) for report in answers})
     if folders != [job.about.checkpoint.folder]:
         raise IntegrityError(f"ranks save different steps at the same time: {', '.join(folders)}")
-    receipts = [Receipt.from_json(report["receipt"]) for report in shown]
+    receipts = [Receipt.from_json(report["receipt"]) for report in answers]
     manifest = gather_receipts(job.about, receipts)
     if job.has_rival:
         require_files(context.store, manifest)
     if job.segment is not None:
         put_segment(context.store, job.segment, context.token)
     key = context.signing.key
-    files = {name: digest for report in shown for name, digest in report["signed"].items()}
+    files = {name: digest for report in answers for name, digest in report["signed"].items()}
     commit(context.store, manifest, Signature(key, files) if key else None, context.token)
     promoter = context.promoter
     orders = promoter.plan(context, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
     return {
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
-        "rested_seconds": max(float(report["rested_seconds"]) for report in shown),
+        "rested_seconds": max(float(report["rested_seconds"]) for report in answers),
         "orders": orders.to_json(),
     }
 

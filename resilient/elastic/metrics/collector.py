@@ -376,21 +376,21 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     record with the summed time, so totals stay. Records are never joined across the start or end of
     an attempt.
     """
-    kept: list[EventRecord] = []
+    joined_records: list[EventRecord] = []
     since: dict[tuple[str, ...], tuple[int, int]] = {}
     for record in sorted(records, key=lambda item: item.at_ms):
         if record.event not in _OFTEN:
             since.clear()
-            kept.append(record)
+            joined_records.append(record)
             continue
         key = (record.event, record.source, record.agent, record.text("phase"))
         began_ms, nth = since.get(key, (record.at_ms - apart_ms, 0))
         if record.at_ms - began_ms < apart_ms:
-            kept[nth] = _merge_records(kept[nth], record)
+            joined_records[nth] = _merge_records(joined_records[nth], record)
         else:
-            since[key] = (record.at_ms, len(kept))
-            kept.append(record)
-    return kept
+            since[key] = (record.at_ms, len(joined_records))
+            joined_records.append(record)
+    return joined_records
 
 
 def _merge_records(first: EventRecord, last: EventRecord) -> EventRecord:

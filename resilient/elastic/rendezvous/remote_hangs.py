@@ -119,16 +119,26 @@ class PeerHangExchange:
         if self._thread.is_alive():
             self._thread.join(_LEAVE_SECONDS)
 
-    def tell(self, own: HostHangStatus | None) -> None:
+    def tell(self, own_status: HostHangStatus | None) -> None:
         """Publish the status of this host's ranks; this call does not query the other hosts.
 
         An overdue status stays as first seen, so that all hosts compare the same values.
         """
         status = self._status
-        is_known = status is not None and status.is_overdue and own is not None and own.is_overdue
-        if not (is_known and status is not None and own is not None and status.place == own.place):
-            self._status = own
-        if own is None or not own.is_overdue:
+        is_known = (
+            status is not None
+            and status.is_overdue
+            and own_status is not None
+            and own_status.is_overdue
+        )
+        if not (
+            is_known
+            and status is not None
+            and own_status is not None
+            and status.place == own_status.place
+        ):
+            self._status = own_status
+        if own_status is None or not own_status.is_overdue:
             self._is_asking, self._accused_at_seconds = False, None
 
     def has_culprit(self, hang: Hang) -> bool:
@@ -137,32 +147,32 @@ class PeerHangExchange:
         Args:
             hang: Hang of this host's ranks; call again while the hang lasts.
         """
-        own, first, now_seconds = self._status, hang.first, self._clock.monotonic_seconds()
-        if not self._peers or own is None or first.edge or first.state in _SURE_STATES:
+        own_status, first, now_seconds = self._status, hang.first, self._clock.monotonic_seconds()
+        if not self._peers or own_status is None or first.edge or first.state in _SURE_STATES:
             return False
-        if own.place != self._place or not self._is_asking:
-            self._place, self._asked_at_seconds = own.place, now_seconds
+        if own_status.place != self._place or not self._is_asking:
+            self._place, self._asked_at_seconds = own_status.place, now_seconds
             self._peer_statuses, self._accused_at_seconds, self._is_asking = {}, None, True
         statuses = self._fresh(now_seconds)
         waited_seconds = now_seconds - self._asked_at_seconds
-        culprit, is_missing = find_culprit(own, statuses), len(statuses) < len(self._peers)
+        culprit, is_missing = find_culprit(own_status, statuses), len(statuses) < len(self._peers)
         if culprit is None and is_missing and self._accused_at_seconds is not None:
             # The blamed host is silent because it acts. If it stays silent too long, it does not
             # act.
             return now_seconds - self._accused_at_seconds < _ACT_SECONDS
         if is_missing and waited_seconds < _ANSWER_SECONDS:
             return True
-        return self._is_waited_for(culprit, own, now_seconds)
+        return self._is_waited_for(culprit, own_status, now_seconds)
 
     def _is_waited_for(
-        self, culprit: HostHangStatus | None, own: HostHangStatus, now_seconds: float
+        self, culprit: HostHangStatus | None, own_status: HostHangStatus, now_seconds: float
     ) -> bool:
         """Return whether a rank elsewhere is to blame and its agent still has time to act."""
         if culprit is None:
             self._accused_at_seconds = None
             return False
         if self._accused_at_seconds is None:
-            self._emit(RemoteHangReported(culprit.rank, culprit.step, own.rank))
+            self._emit(RemoteHangReported(culprit.rank, culprit.step, own_status.rank))
         if self._accused_at_seconds is None or not culprit.is_overdue:
             self._accused_at_seconds = now_seconds
         return now_seconds - self._accused_at_seconds < _ACT_SECONDS
@@ -185,10 +195,10 @@ class PeerHangExchange:
                     self._listen(store)
 
     def _post(self, store: Any) -> None:
-        own = self._status
-        if own is not None:
+        own_status = self._status
+        if own_status is not None:
             self._number += 1
-            store.set(f"{self._key}/{self._node}", own.dump(self._number))
+            store.set(f"{self._key}/{self._node}", own_status.dump(self._number))
 
     def _listen(self, store: Any) -> None:
         """Read the records of the other hosts; the age of records already present is unknown.

@@ -175,14 +175,14 @@ class GradientReducer:
             any(partial[number] is not None for partial in partials)
             for number in range(len(self.parameters))
         ]
-        shown = torch.zeros(leaves + len(has), dtype=torch.float64)
-        shown[leaves:] = torch.tensor(has)
-        shown = shown.to(device)
+        sums = torch.zeros(leaves + len(has), dtype=torch.float64)
+        sums[leaves:] = torch.tensor(has)
+        sums = sums.to(device)
         if losses:
-            shown[self.leaves.start : self.leaves.stop] = torch.stack(losses)
+            sums[self.leaves.start : self.leaves.stop] = torch.stack(losses)
         if self.ranks > 1:
-            dist.all_reduce(shown)
-        counts = shown.tolist()
+            dist.all_reduce(sums)
+        counts = sums.tolist()
         joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
             joining.take(Node(leaf, leaf + 1), counts[leaf])

@@ -455,14 +455,14 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
     places, stage = {}, 0
     for name, module in model.named_modules():
         stage = begins.get(name, stage)
-        own = [tensor for tensor, _ in module.named_parameters(recurse=False)]
-        if own and any(entry.startswith(f"{name}.") or not name for entry in entries):
+        own_parameters = [tensor for tensor, _ in module.named_parameters(recurse=False)]
+        if own_parameters and any(entry.startswith(f"{name}.") or not name for entry in entries):
             raise ConfigError(
-                f"`{f'{name}.{own[0]}'.lstrip('.')}` is beside modules that the pipeline "
-                "separates, so no stage could hold it",
+                f"`{f'{name}.{own_parameters[0]}'.lstrip('.')}` is beside modules that the "
+                "pipeline separates, so no stage could hold it",
                 hint="give it its own module",
             )
-        if own or _saved_buffers(module):
+        if own_parameters or _saved_buffers(module):
             places[name] = stage
     return places
 

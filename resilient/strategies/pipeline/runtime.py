@@ -438,9 +438,9 @@ class PipelinedModel(nn.Module):
         """
         if self.place.peers_group is None:
             return alike
-        shown = torch.tensor([alike], dtype=torch.int32, device=self.place.device)
-        dist.all_reduce(shown, dist.ReduceOp.MIN, group=self.place.peers_group)
-        return bool(shown.item())
+        flags = torch.tensor([alike], dtype=torch.int32, device=self.place.device)
+        dist.all_reduce(flags, dist.ReduceOp.MIN, group=self.place.peers_group)
+        return bool(flags.item())
 
     def _step(self, runs: Sequence[Run], shapes: Shapes) -> list[torch.Tensor]:
         count, losses = len(runs), list[torch.Tensor]()

@@ -129,12 +129,12 @@ def until_a_save_fails(
         # The job saved nothing meanwhile, or did not notice the failure. The run continues.
         return replace(result, what=f"{result.what} for {seconds:g} s, and no save failed")
     took_seconds = clock.monotonic_seconds() - began_seconds
-    what = f"{result.what} for {took_seconds:.1f} s"
+    action_text = f"{result.what} for {took_seconds:.1f} s"
     if code is None and _ends_soon(job, within_seconds):
         code = job.wait(within_seconds)
     if code is None:
-        return replace(result, what=what)
-    return ended_by(result, what, code, *SAVE_FAILED)
+        return replace(result, what=action_text)
+    return ended_by(result, action_text, code, *SAVE_FAILED)
 
 
 def _ends_soon(job: Job, within_seconds: float) -> bool:
@@ -199,8 +199,8 @@ class FaultInjector:
         if fault.target is Target.RANK:
             victim = self._victim(result)
             send([victim.pid], signal.SIGKILL)
-            what = f"SIGKILL to {self._name(victim)}"
-            return replace(result, what=what, host=self._place(victim), is_new_life=True)
+            action_text = f"SIGKILL to {self._name(victim)}"
+            return replace(result, what=action_text, host=self._place(victim), is_new_life=True)
         if fault.target is Target.JOB:
             return self._kill_job(replace(result, what="SIGKILL to the whole job"))
         if fault.target is Target.HOST:
@@ -216,8 +216,8 @@ class FaultInjector:
         host, seconds = self._host(result), result.strike.fault.seconds
         host.kill()
         self._watch(seconds)
-        what = f"SIGKILL to all of {host.name}, which is away for {seconds:g} s"
-        return replace(result, what=what, is_new_life=True)
+        action_text = f"SIGKILL to all of {host.name}, which is away for {seconds:g} s"
+        return replace(result, what=action_text, is_new_life=True)
 
     def _kill_agent(self, result: InjectionResult) -> InjectionResult:
         host = self._host(result)
@@ -227,8 +227,8 @@ class FaultInjector:
             result = replace(result, what=f"SIGKILL to the agent of {host.name}", is_new_life=True)
             return replace(result, orphans=self._orphans(ranks))
         code = self._job.wait(self._within_seconds)
-        what = "SIGKILL to the agent"
-        return replace(ended_by(result, what, code, KILLED), orphans=self._orphans(ranks))
+        action_text = "SIGKILL to the agent"
+        return replace(ended_by(result, action_text, code, KILLED), orphans=self._orphans(ranks))
 
     def _cut(self, result: InjectionResult) -> InjectionResult:
         host, seconds, network = self._host(result), result.strike.fault.seconds, self._job.network
@@ -262,8 +262,8 @@ class FaultInjector:
         send([victim.pid], signal.SIGSTOP)
         self._clock.sleep(seconds)
         send([victim.pid], signal.SIGCONT)
-        what = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
-        return replace(result, what=what, host=self._place(victim))
+        action_text = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
+        return replace(result, what=action_text, host=self._place(victim))
 
     def _slow(self, result: InjectionResult) -> InjectionResult:
         victim, seconds = self._victim(result), result.strike.fault.seconds
@@ -273,8 +273,8 @@ class FaultInjector:
             self._clock.sleep(_SLICE_SECONDS * (1 - _AWAKE))
             send([victim.pid], signal.SIGCONT)
             self._clock.sleep(_SLICE_SECONDS * _AWAKE)
-        what = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
-        return replace(result, what=what, host=self._place(victim))
+        action_text = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
+        return replace(result, what=action_text, host=self._place(victim))
 
     def _preempt(self, result: InjectionResult) -> InjectionResult:
         self._job.terminate()
@@ -292,8 +292,8 @@ class FaultInjector:
         finally:
             path.unlink()
         host_text = "the host" if result.host is None else host.name
-        what = f"a notice that {host_text} stops in {seconds:g} s"
-        return ended_by(result, what, code, STOPPED, 0)
+        action_text = f"a notice that {host_text} stops in {seconds:g} s"
+        return ended_by(result, action_text, code, STOPPED, 0)
 
     def _flip(self, result: InjectionResult) -> InjectionResult:
         killed = self._kill_job(result)
@@ -304,8 +304,8 @@ class FaultInjector:
         name = random.choice(sorted(file for file, size in sizes.items() if size))
         flip_bit(self._job.repository / newest.folder / name, random)
         is_found = bool(verify(self._job.store, newest))
-        what = f"one bit flipped in {newest.folder}/{name}"
-        return replace(killed, what=what, before=newest, damaged=newest, is_found=is_found)
+        action_text = f"one bit flipped in {newest.folder}/{name}"
+        return replace(killed, what=action_text, before=newest, damaged=newest, is_found=is_found)
 
     def _break_storage(self, result: InjectionResult) -> InjectionResult:
         result = replace(result, what="EIO from fsync")

@@ -156,16 +156,16 @@ def is_comparable(calm: RunResult, ended: RunResult) -> bool:
     return is_same_world(calm, ended) or (calm.is_canonical and ended.is_canonical)
 
 
-def ended_by(result: InjectionResult, what: str, code: int, *right: int) -> InjectionResult:
+def ended_by(result: InjectionResult, subject: str, code: int, *right: int) -> InjectionResult:
     """Return an injection that ended the job.
 
     Args:
         result: Known facts of the injection.
-        what: Description of the fault.
+        subject: Description of the fault.
         code: Exit code of the job.
         right: Correct exit codes.
     """
-    return replace(result, what=what, code=code, codes=right, is_new_life=code != 0)
+    return replace(result, what=subject, code=code, codes=right, is_new_life=code != 0)
 
 
 _SHOWN_MAX = 3
@@ -365,8 +365,8 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
     if not wrong:
         return GuaranteeResult(name, text, GuaranteeState.KEPT)
     more = len(wrong) - _SHOWN_MAX
-    shown = "; ".join(wrong[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
-    return GuaranteeResult(name, text, GuaranteeState.BROKEN, shown)
+    text_shown = "; ".join(wrong[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+    return GuaranteeResult(name, text, GuaranteeState.BROKEN, text_shown)
 
 
 def _words(codes: Sequence[int | None]) -> str:

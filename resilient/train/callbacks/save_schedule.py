@@ -366,11 +366,11 @@ class CadenceCallback(TrainerCallback):
         """Agree on the step of the next save. Collective."""
         decisions: list[SaveDecision] = []
 
-        def rule(shown: list[Any]) -> int:
+        def rule(answers: list[Any]) -> int:
             life_seconds = self._session.clock.monotonic_seconds() - attempt.began_seconds
             mtbf_seconds = attempt.history.mtbf_seconds(life_seconds)
             decisions.append(
-                plan(attempt.every, [SaveMeasurements(*answer) for answer in shown], mtbf_seconds)
+                plan(attempt.every, [SaveMeasurements(*answer) for answer in answers], mtbf_seconds)
             )
             return decisions[0].steps
 

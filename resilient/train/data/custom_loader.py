@@ -98,9 +98,9 @@ def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
     return Sampling()
 
 
-def _refused(what: str) -> ConfigError:
+def _refused(subject: str) -> ConfigError:
     return ConfigError(
-        f"the loader of `get_train_dataloader` has {what}: the run could not know which samples "
+        f"the loader of `get_train_dataloader` has {subject}: the run could not know which samples "
         "it has trained on, so a resume would repeat some and skip others",
         hint=_HOW,
     )

@@ -287,10 +287,10 @@ class MicroBatchPrefetch:
         what: Name of the dataset, for messages.
     """
 
-    def __init__(self, rounds: Iterator[tuple[Any, int, Any]], place: int, what: str) -> None:
+    def __init__(self, rounds: Iterator[tuple[Any, int, Any]], place: int, subject: str) -> None:
         self.place = place
         self._rounds = rounds
-        self._source_name = what
+        self._source_name = subject
         self._batches: deque[tuple[Any, int, Any]] = deque()
         self._handed_out: deque[tuple[int, Any]] = deque()
 
@@ -355,13 +355,13 @@ class StreamLoader:
         reader: StreamReader,
         cursor: StreamCursor,
         deal: StreamBatchLayout,
-        what: str,
+        subject: str,
     ) -> None:
         self.loader = loader
         self._reader = reader
         self._cursor = cursor
         self._deal = deal
-        self._source_name = what
+        self._source_name = subject
         self._rounds: Iterator[Any] | None = None
 
     def close(self) -> None:

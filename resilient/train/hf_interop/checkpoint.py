@@ -285,14 +285,14 @@ class TransformersCheckpoint(TransformersFiles):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        what = f"`{folder}` holds no {STATE}: it is not a checkpoint of a Trainer"
+        text = f"`{folder}` holds no {STATE}: it is not a checkpoint of a Trainer"
         hint = f"resilient ckpt inspect {shell_quote(str(folder))}"
         try:
             super().__init__(folder)
         except KeyNotFound as error:
-            raise NothingToResume(what, hint=hint) from error
+            raise NothingToResume(text, hint=hint) from error
         if not self.source.has(STATE):
-            raise NothingToResume(what, hint=hint)
+            raise NothingToResume(text, hint=hint)
         if self.source.has(UNFINISHED):
             raise IntegrityError(
                 f"`{folder}` was never finished: it still has {UNFINISHED}",

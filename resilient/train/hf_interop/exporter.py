@@ -155,8 +155,8 @@ def trainer_state(
         if name != "TrainerControl":
             saved = ours.get("stateful_callbacks", {}).get(name, {})
             stateful[name] = {"args": saved.get("args", {}), "attributes": dict(state)}
-    kept = {name: ours[name] for name in _STATE if name in ours}
-    return {**kept, "stateful_callbacks": stateful, "best_model_checkpoint": best}
+    fields = {name: ours[name] for name in _STATE if name in ours}
+    return {**fields, "stateful_callbacks": stateful, "best_model_checkpoint": best}
 
 
 def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step: int) -> None:

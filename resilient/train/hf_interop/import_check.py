@@ -139,12 +139,12 @@ def require_same_objects(
     """
     refused = refused_changes(parts, live, policy)
     if refused:
-        shown = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
+        text = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
         names = ", ".join(
             f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused}
         )
         raise IncompatibleCheckpoint(
-            f"cannot import the checkpoint: {shown}. Nothing was committed",
+            f"cannot import the checkpoint: {text}. Nothing was committed",
             hint=policy.hint.format(names=names),
         )
 
@@ -171,8 +171,8 @@ def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
 
 
 def _names_text(names: Sequence[str]) -> str:
-    shown = ", ".join(f"`{name}`" for name in names[:_NAMED_MAX])
-    return shown if len(names) <= _NAMED_MAX else f"{shown} and {len(names) - _NAMED_MAX} more"
+    text = ", ".join(f"`{name}`" for name in names[:_NAMED_MAX])
+    return text if len(names) <= _NAMED_MAX else f"{text} and {len(names) - _NAMED_MAX} more"
 
 
 def _unfit(why: str) -> IncompatibleCheckpoint:

@@ -157,7 +157,7 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     work = capture_failure(lambda: take(hooks, reference, more, topic)) if is_mine else ""
     comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
     try:
-        taken: str = agree(comms, "taken", work, lambda shown: shown[0], seconds)
+        taken: str = agree(comms, "taken", work, lambda answers: answers[0], seconds)
     finally:
         comms.close()
     return taken

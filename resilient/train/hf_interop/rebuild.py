@@ -230,17 +230,17 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
     names["random state"] = [path.name for path in files.folder.glob("rng_state*.pth")]
     whole: dict[str, Any] = {}
     lost: dict[str, list[str]] = {}
-    for what, tensor_names in names.items():
+    for label, tensor_names in names.items():
         for name in tensor_names:
             if (files.folder / name).exists():
                 try:
                     whole[name] = files.load(name)
                 except IntegrityError:
-                    lost.setdefault(what, []).append(name)
-            elif what != "scaler":
-                lost[what] = []
+                    lost.setdefault(label, []).append(name)
+            elif label != "scaler":
+                lost[label] = []
         if not tensor_names:
-            lost[what] = []
+            lost[label] = []
     return whole, lost
 
 
@@ -270,9 +270,9 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     # With fp16 the optimizer and the schedule both skip some steps.
     skips = SCALER in whole and steps.get("the folder's name") == step
     if len(set(steps.values())) > 1 and not skips:
-        shown = ", ".join(f"{name} {number}" for name, number in steps.items())
+        text = ", ".join(f"{name} {number}" for name, number in steps.items())
         raise IntegrityError(
-            f"the files of `{files.folder}` are of several steps: {shown}",
+            f"the files of `{files.folder}` are of several steps: {text}",
             key=str(files.folder),
             hint="the folder mixes two checkpoints: take another",
         )

@@ -76,17 +76,21 @@ class SavedModels:
         """
         after = parse_checkpoint(mark)
         descent = lineage(open_store(self.url, storage_options=self.options))
-        own = [candidate for candidate in descent.candidates if self._is_mine(candidate)]
-        return sorted(checkpoint for checkpoint in own if after is None or checkpoint > after)
+        own_checkpoints = [
+            candidate for candidate in descent.candidates if self._is_mine(candidate)
+        ]
+        return sorted(
+            checkpoint for checkpoint in own_checkpoints if after is None or checkpoint > after
+        )
 
     def final(self, *, best: bool) -> CheckpointId | None:
         """Return the checkpoint that training ended with, or of the best model; None if missing."""
         if best and self.best.checkpoint is not None:
             return self.best.checkpoint
-        own = [
+        own_checkpoints = [
             checkpoint for checkpoint in self.since("") if checkpoint.generation == self.generation
         ]
-        return own[-1] if own else self.begun
+        return own_checkpoints[-1] if own_checkpoints else self.begun
 
     def _is_mine(self, checkpoint: CheckpointId) -> bool:
         is_older = self.begun is not None and checkpoint <= self.begun

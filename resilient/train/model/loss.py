@@ -182,9 +182,9 @@ def count_over_ranks(
         None if a rank with batches has no labels to count.
     """
     missing = count is None and has_batches
-    shown = torch.tensor([0 if count is None else int(count), missing], device=device)
-    dist.all_reduce(shown)
-    return None if shown[1] else shown[0]
+    counts = torch.tensor([0 if count is None else int(count), missing], device=device)
+    dist.all_reduce(counts)
+    return None if counts[1] else counts[0]
 
 
 def sum_over_ranks(count: torch.Tensor, copies: int) -> torch.Tensor:

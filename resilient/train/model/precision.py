@@ -50,10 +50,10 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
         if capability is None and name != "rowwise":
             continue
         if capability is None or capability < needed:
-            what = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
+            text = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
             here = "the CPU" if capability is None else f"a GPU of capability {capability}"
             raise ConfigError(
-                f"{what} needs a GPU of the {generation} generation or newer, but this run trains "
+                f"{text} needs a GPU of the {generation} generation or newer, but this run trains "
                 f"on {here}",
                 hint=instead,
             )

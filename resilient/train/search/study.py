@@ -252,12 +252,12 @@ def from_first(work: Callable[[], Any], ranks: int) -> Any:
         ResilientError: Failure of rank 0, which itself raises the original error.
     """
     own_result = capture_failure(work)
-    shown = (
+    own_answer = (
         replace(own_result, rank=0, cause=None)
         if isinstance(own_result, RankFailure)
         else own_result
     )
-    answer = gather_objects(shown, ranks)[0]
+    answer = gather_objects(own_answer, ranks)[0]
     if isinstance(answer, RankFailure):
         own = own_result.cause if isinstance(own_result, RankFailure) else None
         raise own or answer.to_error(ranks)
