@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "a module with its own kind of dict is read directly",
         "resilient/state_dict/capture_cache.py",
-        "if not _DICTS.issuperset(type(own[name]) for name in _HELD):",
+        "if not _DICTS.issuperset(type(attributes[name]) for name in _HELD):",
         "if False:",
         "tests/unit/state_dict/test_odd_modules.py",
         promise="P6",
@@ -357,7 +357,7 @@ MUTANTS = [
     Mutant(
         "a traced module is read directly",
         "resilient/state_dict/capture_cache.py",
-        '        "_parameters" not in own\n        or ',
+        ('        "_parameters" not in attributes\n        or '),
         "        ",
         "tests/unit/state_dict/test_asked_state.py",
         promise="P6",
@@ -401,7 +401,7 @@ MUTANTS = [
     Mutant(
         "a state hook of a module is skipped",
         "resilient/state_dict/capture_cache.py",
-        '        or own["_state_dict_hooks"]\n',
+        '        or attributes["_state_dict_hooks"]\n',
         "",
         "tests/unit/state_dict/test_asked_state.py",
         promise="P6",

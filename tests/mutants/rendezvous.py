@@ -112,7 +112,7 @@ MUTANTS = [
     Mutant(
         "each host judges only its own ranks",
         "resilient/elastic/rendezvous/remote_hangs.py",
-        "        return self._is_waited_for(culprit, own, now_seconds)\n",
+        "        return self._is_waited_for(culprit, own_status, now_seconds)\n",
         "        return False\n",
         "tests/unit/elastic/test_elsewhere.py -k leaves_it",
         promise="Stops and hangs",

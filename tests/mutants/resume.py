@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(
         "an attempt without a commit hides all earlier checkpoints",
         "resilient/checkpoint/catalog.py",
-        "        if parent is None and own:",
+        "        if parent is None and own_checkpoints:",
         "        if parent is None:",
         "tests/unit/checkpoint",
         promise="P3",

@@ -92,8 +92,8 @@ MUTANTS = [
     Mutant(
         "an undo returns to the start of the attempt before",
         "resilient/checkpoint/reflog.py",
-        "            if own:\n",
-        "            if own and self._generations[number].parent:\n",
+        "            if own_checkpoints:\n",
+        "            if own_checkpoints and self._generations[number].parent:\n",
         "tests/unit/checkpoint/test_going_back.py -k one_after_the_other",
     ),
     Mutant(

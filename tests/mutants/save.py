@@ -319,8 +319,8 @@ MUTANTS = [
     Mutant(
         "a rank knows only its own pauses",
         "resilient/checkpoint/save/persist.py",
-        'max(float(report["rested_seconds"]) for report in shown)',
-        'float(shown[0]["rested_seconds"])',
+        'max(float(report["rested_seconds"]) for report in answers)',
+        'float(answers[0]["rested_seconds"])',
         "tests/gang/test_keeper_pace.py",
     ),
     Mutant(
@@ -392,12 +392,12 @@ MUTANTS = [
             "    if job.segment is not None:\n"
             "        put_segment(context.store, job.segment, context.token)\n"
             "    key = context.signing.key\n"
-            '    files = {name: digest for report in shown for name, digest in report["signed"].items()}\n'
+            '    files = {name: digest for report in answers for name, digest in report["signed"].items()}\n'
             "    commit(context.store, manifest, Signature(key, files) if key else None, context.token)\n"
         ),
         (
             "    key = context.signing.key\n"
-            '    files = {name: digest for report in shown for name, digest in report["signed"].items()}\n'
+            '    files = {name: digest for report in answers for name, digest in report["signed"].items()}\n'
             "    commit(context.store, manifest, Signature(key, files) if key else None, context.token)\n"
             "    if job.segment is not None:\n"
             "        put_segment(context.store, job.segment, context.token)\n"

@@ -132,7 +132,14 @@ MUTANTS = [
     Mutant(
         "an optimizer accepts the state of another class",
         "resilient/state_dict/optimizer.py",
-        "        if needed and parameter in members and kept and not needed <= kept.keys():\n",
+        (
+            "        if (\n"
+            "            needed\n"
+            "            and parameter in members\n"
+            "            and parameter_state\n"
+            "            and not needed <= parameter_state.keys()\n"
+            "        ):\n"
+        ),
         "        if False:\n",
         "tests/unit/state_dict/test_optimizer.py",
     ),

@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "ranks take the answer of a rank without the study",
         "resilient/train/search/study.py",
-        "answer = gather_objects(shown, ranks)[0]",
-        "answer = gather_objects(shown, ranks)[-1]",
+        "answer = gather_objects(own_answer, ranks)[0]",
+        "answer = gather_objects(own_answer, ranks)[-1]",
         "tests/process/test_search_together.py",
     ),
     Mutant(
