@@ -387,10 +387,10 @@ class Checkpointer:
             if isinstance(optimizer, Optimizer)
         ]
 
-    def _require_engine(self, subject: str) -> checkpoint_engine.CheckpointEngine:
+    def _require_engine(self, call: str) -> checkpoint_engine.CheckpointEngine:
         if self._engine is None:
             raise ConfigError(
-                f"call resume() before {subject}",
+                f"call resume() before {call}",
                 hint="resume() starts from scratch if nothing was saved, and never overwrites",
             )
         return self._engine

@@ -260,9 +260,9 @@ def _check_tensors(tensors: list[dict[str, Any]]) -> Counter[str]:
     return claimed
 
 
-def _require(holds: bool, path: str, subject: str) -> None:  # noqa: FBT001 - reads as a sentence
+def _require(holds: bool, path: str, problem: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not holds:
-        raise ValueError(f"`{path[:80]}` {subject}")
+        raise ValueError(f"`{path[:80]}` {problem}")
 
 
 DOCUMENT_BYTES_MAX = 256 << 20

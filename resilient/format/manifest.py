@@ -88,9 +88,9 @@ def _check_tensor(tensor: TensorEntry, sizes: Mapping[str, int]) -> None:
         )
 
 
-def _require(holds: bool, subject: str) -> None:  # noqa: FBT001 - reads as a sentence
+def _require(holds: bool, problem: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not holds:
-        raise ValueError(subject)
+        raise ValueError(problem)
 
 
 FORMAT = "resilient-checkpoint"

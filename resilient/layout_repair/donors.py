@@ -188,9 +188,9 @@ def _is_kept(case: RepairCase, name: str) -> bool:
 
 def _leave_unread(case: RepairCase) -> None:
     """Remove broken files that no resume needs."""
-    for name, (label, follows) in _UNREAD.items():
+    for name, (loss_text, follows) in _UNREAD.items():
         if name in case.broken() and name in case.listing.sizes:
-            case.losses[label] = follows
+            case.losses[loss_text] = follows
             case.draft.drop(name)
             case.done(name, "left out: it is damaged", "its tool continues without it")
 

@@ -46,11 +46,11 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
     """
     problems: list[Problem] = []
     for name, start, size_bytes in _archives(folder, listing):
-        for label in _changed_members(folder, name, start, size_bytes):
+        for problem_text in _changed_members(folder, name, start, size_bytes):
             is_random = bool(_RANDOM.fullmatch(name))
-            loses = "random state" if is_random and label != BEHIND else ""
-            is_fatal = not is_random and label != BEHIND and name != _UNREAD
-            problems.append(Problem(name, label, loses, is_fatal=is_fatal))
+            loses = "random state" if is_random and problem_text != BEHIND else ""
+            is_fatal = not is_random and problem_text != BEHIND and name != _UNREAD
+            problems.append(Problem(name, problem_text, loses, is_fatal=is_fatal))
             if len(problems) >= _LOST_MAX:
                 return tuple(problems)
     return (*problems, *_behind(folder, listing))

@@ -101,8 +101,8 @@ MUTANTS = [
     Mutant(
         "a killed rank gives exit code 75 without a commit",
         "resilient/elastic/restart_policy.py",
-        ("    if outcome.newest:\n        why ="),
-        ('    if True:\n        why = f"{text}: at most the work since'),
+        '    if outcome.newest:\n        why = f"{text}: at most the work since',
+        '    if True:\n        why = f"{text}: at most the work since',
         "tests/unit/elastic/test_decide.py",
         promise="Stops and hangs",
     ),

@@ -385,6 +385,6 @@ def _name(name: str) -> str:
     return name
 
 
-def _require(holds: bool, subject: str) -> None:  # noqa: FBT001 - reads as a sentence
+def _require(holds: bool, problem: str) -> None:  # noqa: FBT001 - reads as a sentence
     if not holds:
-        raise ValueError(subject)
+        raise ValueError(problem)
