@@ -142,8 +142,8 @@ def first_intact(
     for candidate in lineage(store).candidates:
         if candidate not in states:
             states |= {
-                survey_of_candidate.checkpoint: survey_of_candidate.intact
-                for survey_of_candidate in survey(store, [candidate], level, signing)
+                candidate_survey.checkpoint: candidate_survey.intact
+                for candidate_survey in survey(store, [candidate], level, signing)
             }
         if states.get(candidate):
             return candidate

@@ -45,8 +45,8 @@ _SILENCE_SECONDS = 600.0
 def resources(cluster: Cluster) -> list[str]:
     """Return the resources of a cluster that can hold a run."""
     groups = {
-        group_item["name"]: group_item
-        for group_item in ask(cluster, "get", "--raw", "/apis")["groups"]
+        api_group["name"]: api_group
+        for api_group in ask(cluster, "get", "--raw", "/apis")["groups"]
     }
     return [
         f"{name}.{group}"

@@ -34,35 +34,30 @@ _SIDES = "ab"
 _LEAST = 1.5
 
 
-def histograms(plots: Sequence[Histogram], names: Sequence[str]) -> str:
+def histograms(all_plots: Sequence[Histogram], names: Sequence[str]) -> str:
     """Return the histograms and statistics of one tensor, or of a pair.
 
     Args:
-        plots: Histogram of each tensor.
+        all_plots: Histogram of each tensor.
         names: Name of each checkpoint.
     """
     from resilient.diff.tensor_stats import alike
 
     # Use twice the cube root of the number of elements as bars: the rule of Rice, 1944.
-    bin_count = round(2 * max(each_histogram.seen for each_histogram in plots) ** (1 / 3))
-    bars = [
-        each_histogram.at_most(min(_BARS_MAX, max(_BARS_MIN, bin_count)))
-        for each_histogram in alike(plots)
-    ]
+    bin_count = round(2 * max(plot.seen for plot in all_plots) ** (1 / 3))
+    bars = [plot.at_most(min(_BARS_MAX, max(_BARS_MIN, bin_count))) for plot in alike(all_plots)]
     widest = max((bar.exponent for bar in bars), default=0)
     bars = [bar.coarser(widest) for bar in bars]
     figures = [
         _figure(_values(bars), "Values", "by value"),
-        _figure(
-            _powers([dict(each_histogram.powers) for each_histogram in plots]), "Magnitude", _SIZES
-        ),
+        _figure(_powers([dict(plot.powers) for plot in all_plots]), "Magnitude", _SIZES),
     ]
     marks = ""
-    if len(plots) > 1:
+    if len(all_plots) > 1:
         marks = legend(
             *((f"h-{side}", text(n)) for side, n in zip(_SIDES, names, strict=True)),
         )
-    return f'{marks}<div class="pair">{"".join(figures)}</div>{_numbers(plots, names)}'
+    return f'{marks}<div class="pair">{"".join(figures)}</div>{_numbers(all_plots, names)}'
 
 
 _SIZES = "by power of two, counts in powers of ten"
@@ -155,42 +150,34 @@ def _columns(
     yield "</g>"
 
 
-def _numbers(tensor_histograms: Sequence[Histogram], names: Sequence[str]) -> str:
+def _numbers(plots: Sequence[Histogram], names: Sequence[str]) -> str:
     """Return the statistics, one column for each checkpoint."""
     rows = [
-        ("range", [_range(each_histogram) for each_histogram in tensor_histograms]),
-        ("mean", [_number(each_histogram.summary.mean) for each_histogram in tensor_histograms]),
+        ("range", [_range(plot) for plot in plots]),
+        ("mean", [_number(plot.summary.mean) for plot in plots]),
         (
             "deviation",
-            [_number(each_histogram.summary.deviation) for each_histogram in tensor_histograms],
+            [_number(plot.summary.deviation) for plot in plots],
         ),
-        ("norm", [_number(each_histogram.summary.norm) for each_histogram in tensor_histograms]),
+        ("norm", [_number(plot.summary.norm) for plot in plots]),
         (
             "zero",
-            [
-                _part(each_histogram.summary.zeros, each_histogram.seen)
-                for each_histogram in tensor_histograms
-            ],
+            [_part(plot.summary.zeros, plot.seen) for plot in plots],
         ),
-        ("NaN", [_count(each_histogram.summary.nans) for each_histogram in tensor_histograms]),
+        ("NaN", [_count(plot.summary.nans) for plot in plots]),
         (
             "infinite",
-            [_count(each_histogram.summary.infinite) for each_histogram in tensor_histograms],
+            [_count(plot.summary.infinite) for plot in plots],
         ),
     ]
-    amounts = [
-        f"{each_histogram.seen:,} of {each_histogram.elements:,}"
-        for each_histogram in tensor_histograms
-    ]
+    amounts = [f"{plot.seen:,} of {plot.elements:,}" for plot in plots]
     rows.append(
         (
             "read",
-            amounts
-            if any(o.seen < o.elements for o in tensor_histograms)
-            else ["all"] * len(tensor_histograms),
+            amounts if any(o.seen < o.elements for o in plots) else ["all"] * len(plots),
         )
     )
-    if len(tensor_histograms) == 1:
+    if len(plots) == 1:
         pairs = "".join(f"<div><dt>{name}</dt><dd>{cells[0]}</dd></div>" for name, cells in rows)
         return f'<dl class="facts">{pairs}</dl>'
     head = "".join(f'<th scope="col" class="n">{text(side_name)}</th>' for side_name in names)
@@ -286,9 +273,9 @@ def layers(changes: Sequence[TensorChange]) -> str:
     layers_shown = dict(list(layer_by_name.items())[:_SHOWN])
     ratios = [
         value
-        for each_layer in layers_shown.values()
+        for layer_shown in layers_shown.values()
         for part in _LAYER_PARTS
-        if (value := each_layer.relative(part))
+        if (value := layer_shown.relative(part))
     ]
     finite = [ratio for ratio in ratios if math.isfinite(ratio)]
     high = math.ceil(math.log10(max(finite))) if finite else 0
