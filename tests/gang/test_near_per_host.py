@@ -274,8 +274,6 @@ def test_whoever_closes_does_not_wait_for_a_host_that_is_gone(nears, durable):
     peer = PeerStore(server.address, "host b")
     desk.store.peers = (peer,)
     server.close()
-    with pytest.raises(
-        SaveFailed, match="only in the near tier test://near: host b does not answer"
-    ):
+    with pytest.raises(SaveFailed, match=r"only in the near tier .*: host b does not answer"):
         checkpointer.close()
     peer.close()
