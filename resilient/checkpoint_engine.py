@@ -9,8 +9,8 @@
     training waits                                 | forward, backward, before_update(), step
 
 Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
-rank shows a value or a failure, the coordinator decides, and every rank obeys. The protocol never
-uses the collective backend. The engine is the only object that remembers the save in flight.
+rank posts a value or a failure, the coordinator decides, and every rank follows the decision. The
+protocol never uses the collective backend. Only the engine stores the save in flight.
 """
 
 from __future__ import annotations
