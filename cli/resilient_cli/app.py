@@ -5,7 +5,7 @@ so that ``--help`` and ``ckpt`` never import torch.
 
 Typer's own help needs at least 50 columns and breaks words at hyphens, so that an option in an
 example cannot be copied. The formatter here fits every line into the terminal and cuts no word. On
-a narrow terminal, the meaning of an option stands below the option.
+a narrow terminal, the meaning of an option is below the option.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Manifests and findings of checkpoints, for the commands that judge them.
 
-Also partial verification (``ckpt verify --sample --max-duration``), and whether training can
-resume from one of our checkpoints.
+The module also has partial verification (``ckpt verify --sample --max-duration``), and the
+resumability of our own checkpoints.
 """
 
 from __future__ import annotations

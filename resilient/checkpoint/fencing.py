@@ -1,13 +1,14 @@
-"""Fencing: probe of exclusive create, the newest writer, and how to shut it out.
+"""Fencing: probe of exclusive create, and fencing of the newest writer.
 
-A server that ignores ``If-None-Match`` responds normally and lets two writers win, and one request
-does not reveal it. So several writers race for keys of their own, once per repository. The verdict
-is recorded there.
+A server that ignores ``If-None-Match`` responds normally and lets two writers win. A single request
+does not reveal such a server. Several writers therefore race for probe keys, once per repository.
+The result is stored in the repository.
 
-No lock exists that a dead process could leave behind: a new attempt begins at any time. The newest
-generation alone may write. Any process of it may save and delete until a newer generation begins,
-even a process that hung, was forgotten, or lost its launcher. To shut it out, begin a generation
-from the checkpoint that resume would take, and save nothing. Nothing is abandoned by that.
+No lock exists that a dead process could leave behind: a new attempt begins at any time. Only the
+newest generation may write. Any process of this generation may save and delete until a newer
+generation begins, even a process that hung, was forgotten, or lost its launcher. To fence such a
+process, begin a generation from the checkpoint that resume would take, and save nothing. This
+abandons no checkpoint.
 """
 
 from __future__ import annotations

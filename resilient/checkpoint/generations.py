@@ -1,8 +1,8 @@
 """Generation records: claim, marks and fence.
 
 An attempt claims the next generation by an exclusive create of ``generations/g<number>.json``. The
-record names the checkpoint that the attempt starts from. Later numbers outrank earlier ones, so
-resume never chooses what a process of an older generation still writes.
+record names the checkpoint that the attempt starts from. Higher numbers outrank lower numbers, so
+resume never selects a late save of an older generation.
 """
 
 from __future__ import annotations

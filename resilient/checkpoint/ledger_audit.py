@@ -1,4 +1,4 @@
-"""Ledger audit: proof that a run trained on each sample exactly once, in all of its attempts.
+"""Ledger audit: check that a run trained on each sample exactly once, over all attempts.
 
 The audit begins at a manifest, which names the head of the chain. It goes back segment by segment
 to the beginning of the ledger, then forward through the records. Segments outside the chain are

@@ -1,8 +1,8 @@
 """Ledger segments in a repository, and the expected sample order of an epoch.
 
-Segments are immutable and named after the checkpoint whose save puts them. Garbage collection
-leaves them alone. A manifest names its own segment by key and head, and every segment names the
-one before. With tiers they are in the durable one, where generations and tags are.
+Segments are immutable and named after the checkpoint whose save puts them. Garbage collection never
+deletes them. A manifest names its own segment by key and head, and every segment names the previous
+segment. With tiers, segments are in the durable tier, like generations and tags.
 
 The order of an epoch is computed again, without torch, to compare the ledger with it.
 """

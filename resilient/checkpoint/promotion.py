@@ -1,10 +1,10 @@
-"""Promotion of checkpoints from the near tier to the durable one.
+"""Promotion of checkpoints from the near tier to the durable tier.
 
 Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
-byte for byte. It is put by an exclusive create after a check of the fence, so the checkpoint
-appears in the durable tier exactly as one that was saved there. Until then its files look like
-leftovers if a newer checkpoint is committed there, and a sweep may delete them. So all files are
-checked once more after the manifest was put.
+byte for byte. The manifest is put by an exclusive create after a check of the fence. The promoted
+checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Until then its
+files look like leftovers if a newer checkpoint is committed there, and a garbage collection may
+delete them. So all files are checked once more after the manifest was put.
 
 One thread of each place copies the files of that place, one checkpoint at a time. If a checkpoint
 is due while another is in progress, it waits, and the next save waits with it. So the durable tier

@@ -3,9 +3,9 @@
 Each decision is a pure function of facts. The coordinator reads the facts, so all ranks decide
 alike.
 
-A wish other than ``auto`` applies in every attempt until a checkpoint of this run exists. A manual
-start is refused while the newest generation's writer is alive. A dead process, the same process,
-the same scheduler job and a restart by an agent never stop a start.
+A resume option other than ``auto`` applies in every attempt until a checkpoint of this run exists.
+A manual start is refused while the newest generation's writer is alive. A dead process, the same
+process, the same scheduler job and a restart by an agent never block a start.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A move is a generation that begins from the checkpoint and saves nothing. So nothing is copied or
 deleted, and the cost is one small object. A process of the older generation is fenced: it ends at
-its next save (exit code 80). What it saves before it checks is outside the line of descent.
+its next save (exit code 80). A file that it puts before this check is outside the line of descent.
 """
 
 from __future__ import annotations

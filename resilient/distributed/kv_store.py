@@ -1,8 +1,8 @@
 """Key-value store for small values of all ranks of an attempt: in memory and over TCP sockets.
 
 The socket store is for processes that must not load torch: the saver daemons. One daemon serves,
-the others connect. A client may leave a *failure notice* (``will``) for a key. The server posts this
-value if the connection of the client ends before the client has posted the key. The death of a
+the others connect. A client may leave a *failure notice* (``will``) for a key. The server posts
+this value if the connection of the client ends before the client has posted the key. The death of a
 process is therefore noticed at once instead of at a deadline. The idea is the last will of MQTT
 3.1.1, section 3.1.2.5.
 

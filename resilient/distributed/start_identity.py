@@ -1,7 +1,8 @@
-"""Identity of a start: which start of the command, and which scheduler job, a process belongs to.
+"""Identity of a start: the start of the command and the scheduler job of a process.
 
 The generation record keeps the identity. A later attempt reads there which generations belong to
-the same run. So a wish such as ``--resume never`` holds until this run has a checkpoint.
+the same run. An option such as ``--resume never`` therefore applies until this run has a
+checkpoint.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The agent assesses the resumability of a folder as the workers do, without torch
 cases to the workers:
 
 * A reference into the repository: only the script knows the near tier.
-* A start that may continue an earlier one of its scheduler job. The wish applies until a checkpoint
-  of the run exists, and its folder may be gone by then.
+* A start that may continue an earlier one of its scheduler job. The option applies until a
+  checkpoint of the run exists, and its folder may be gone by then.
 """
 
 from __future__ import annotations

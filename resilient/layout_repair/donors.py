@@ -1,8 +1,8 @@
 """Files from other copies of the same checkpoint, and removal of broken optional files.
 
 A copy may be in another tier or in a backup. If a file is whole in both places but differs, they
-are two checkpoints, or one file has undetected damage. Nothing is taken then. A broken file is
-removed if its tool stops at the broken file and continues without it.
+are two checkpoints, or one file has undetected damage. The repair then takes neither file. A broken
+file is removed if its tool stops at the broken file and continues without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
-Repaired are torch zips, headers of safetensors, slices, and two files that were swapped. A tensor
-of a damaged file is intact if its checksum is right, or if it lies within a valid header. Intact
-tensors are written as safetensors, which run no code, with the names of the lost ones.
+The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
+tensor of a damaged file is intact if its checksum is right, or if it lies within a valid header.
+Intact tensors are written as safetensors, which run no code, with the names of the lost tensors.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ names that lead out of the folder, and archives that expand hugely. It also find
 documents unfit for a library, code that comes with a model, and text that controls a terminal.
 
 Control characters move the cursor of a terminal and change its title. Direction marks make a text
-read differently. Checked are the texts that readers display: names of tensors and files, a
+read differently. The scan checks the texts that readers display: names of tensors and files, a
 Trainer's state and a configuration. The words of a tokenizer may have any characters.
 """
 

@@ -1,8 +1,8 @@
 """Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
 
-A protocol supports exclusive creates only if its library was read and passes the condition to a
-service that decides alone. fsspec's own ``mode="create"`` looks and then writes, which guarantees
-nothing.
+A protocol supports exclusive creates only if its library passes the condition to a service that
+decides alone. The code of each such library was read. The generic ``mode="create"`` of fsspec
+checks and then writes, which guarantees nothing.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Replicated values stay equal on all ranks: buffers are those of rank 0. Process groups of some ranks
 get the timeout of the group of all ranks. Without an explicit timeout, torch ignores
 ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo. The timeout
-of a group is available only by names that begin with an underscore. Ranks that share a model use one fp16 scale:
-all skip a step, or none does.
+of a group is available only by names that begin with an underscore. Ranks that share a model use
+one fp16 scale: all skip a step, or none does.
 """
 
 from __future__ import annotations

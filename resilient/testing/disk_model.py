@@ -1,7 +1,7 @@
 """Recorded file operations of a store, and the disk states that a power loss may leave.
 
-The recorder executes each operation on an inner file system, for example the machine's own. So
-the record shows what happened and not what was intended. A record can be replayed into
+The recorder executes each operation on an inner file system, for example the machine's own. The
+record therefore shows the executed operations, not the intended ones. A record can be replayed into
 :class:`resilient.testing.disk_model.Disk`.
 
 The model follows POSIX:

@@ -1,4 +1,4 @@
-"""A loop on accelerate that survives being killed: start this again after whatever stopped it.
+"""Training loop on accelerate that survives kills. After any stop, run the same command again.
 
 resilient train train.py          # needs: pip install accelerate
 """

@@ -4,13 +4,14 @@ Once a hand-over is acknowledged, the rank's death changes nothing. The session 
 own connection to the key-value store, and a thread that persists. At the announcement of a job it
 registers a failure notice in the key-value store. If the rank dies before the hand-over, its peers
 fail at once. Memory is writable only for the one process for which it was reserved, so a stale
-process never overwrites what a newer one staged.
+process never overwrites the bytes of a newer process.
 
 A cached step costs only a copy: nothing is written or agreed on, and the daemon is not informed.
 Each rank has two slots and swaps them, so one is whole while the other is overwritten. When the
 ranks are gone, for any reason, their sessions read the slots. They agree on the newest step that
-all slots hold whole, and save it as the trainers would have: under their generation number, with
-its ledger segment, behind the fence. So the next attempt finds an ordinary checkpoint.
+every slot has whole, and save this step as the trainers would. The save has the generation number
+of the ranks and the ledger segment, and checks the fence. So the next attempt finds an ordinary
+checkpoint.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Connection to the c10d rendezvous, with tolerance for missing names, clock skew and lost nodes.
 
-Own name: torch resolves this host's own name, which many images cannot. The module finds the
-address without the name.
+Own name: torch resolves this host's own name, but the name has no address in many images. The
+module finds the address without the name.
 
 Late server: the node that serves the rendezvous may be late, or may be lost and come back. In
-Kubernetes a pod waits for a machine, and so does its replacement.
+Kubernetes a pod and its replacement wait for a machine.
 
 Clock skew: nodes of torch write their own time of day into the rendezvous state, and each compares
 it with its own clock. One hour of difference looks like one hour of silence. Here a heartbeat

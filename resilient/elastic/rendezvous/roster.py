@@ -1,8 +1,8 @@
 """Roster of the nodes of a round: lost nodes, leaving nodes, and reachable hosts.
 
-An agent that is asked to leave publishes this in the round's store before it signals its ranks.
-So the message is there when the ranks of the other hosts end, and agents that were not asked read
-it then.
+An agent that gets a stop request publishes the request in the round's store before it signals its
+ranks. The message is therefore there when the ranks of the other hosts end, and the agents of these
+hosts read it.
 """
 
 from __future__ import annotations

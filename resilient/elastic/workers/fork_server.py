@@ -7,9 +7,8 @@ order under the same variables. It imports nothing of the user's own, and comput
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
 The agent adopts orphans meanwhile, so it becomes their parent as if it had started them. Each
-worker sends its pid on its socket and waits for a word to continue. An agent that gave up never
-sends the word. Then the worker runs the bootstrap, in a process with one thread and no open
-device.
+worker sends its pid on its socket and waits for a start message. An agent that gave up never sends
+this message. Then the worker runs the bootstrap, in a process with one thread and no open device.
 """
 
 from __future__ import annotations

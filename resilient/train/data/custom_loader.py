@@ -1,8 +1,8 @@
 """User-made train loaders: rebuilt around the run's sampler, or refused.
 
-A loader of torch's own has no position: every attempt would begin at the start of its epoch, and
-all ranks would get the same samples. A loader with only a dataset and a sequential or random
-order means the same around our sampler. Any other loader would lose its meaning.
+A plain loader of torch has no position. Every attempt would begin at the start of its epoch, and
+all ranks would get the same samples. A loader with only a dataset and a sequential or random order
+means the same around our sampler. Any other loader would lose its meaning.
 """
 
 from __future__ import annotations

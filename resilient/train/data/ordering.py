@@ -3,9 +3,9 @@
 An order is a function of the seed, the epoch and the dataset. It is therefore the same on every
 rank and in every attempt, and a checkpoint needs only a position in it.
 
-Our loaders leave torch's global stream alone, so that no evaluation changes later training.
-Transformers draws one number for each loader, and with length grouping also the epoch's order.
-That order depends on all earlier draws, so the position in the data keeps the stream's state.
+Our loaders do not use torch's global stream, so no evaluation changes later training. Transformers
+draws one number for each loader, and with length grouping also the epoch's order. That order
+depends on all earlier draws, so the position in the data keeps the stream's state.
 """
 
 from __future__ import annotations

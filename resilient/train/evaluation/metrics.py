@@ -1,7 +1,8 @@
 """Metrics by task, with NumPy alone, for ``compute_metrics``.
 
 Entities come from sequences of tags (IOB1, IOB2 and IOBES) by the rules of conlleval, as in
-seqeval's default mode: an entity is right if its type, first and last token are.
+seqeval's default mode. An entity is right if its type, its first token and its last token are
+right.
 
 >>> compute_metrics = metrics_for("classification")
 """

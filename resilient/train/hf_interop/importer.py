@@ -2,8 +2,8 @@
 
 One rank writes it there completely before anything is trained. Every rank then resumes from it as
 from any other checkpoint, in any layout, and the source folder is no longer needed. A repository
-that is not empty continues only if its run began from that very checkpoint; else the request is
-refused.
+that is not empty continues only if its run began from exactly this checkpoint. Otherwise the
+request is refused.
 
 Without a training script, the model is built from its configuration.
 """

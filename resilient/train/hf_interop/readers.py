@@ -6,12 +6,12 @@ DeepSpeed, which only keep attributes.
 
 A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
 Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
-and 2 lay the parameters of a group end to end and cut the line in equal partitions. ZeRO 3 cuts
-each parameter in equal partitions, and each rank lays its own end to end. ``param_shapes`` gives
-names and shapes in that order.
+and 2 join the parameters of a group into one vector and cut the vector into equal partitions. ZeRO
+3 cuts each parameter into equal partitions, and each rank joins its own partitions.
+``param_shapes`` gives names and shapes in that order.
 
-A distributed checkpoint (DCP) is a folder of slices and an index. :mod:`resilient.layouts.dcp`
-reads the index and executes nothing.
+A distributed checkpoint (DCP) is a folder of slices and an index. The reader of the index
+(:mod:`resilient.layouts.dcp`) executes nothing.
 """
 
 from __future__ import annotations
