@@ -74,12 +74,12 @@ class BackgroundStaging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work is pending."""
+        """True if no work is pending."""
         return self._work is None or self._work.done()
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies were started that ``settle`` has not collected yet."""
+        """True if copies were started that ``settle`` has not collected yet."""
         return self._copies is not None
 
     def start(self, work: Callable[[], None]) -> None:
@@ -167,8 +167,8 @@ class CheckpointEngine:
     """Engine that resumes and saves the parts of one run in one repository.
 
     Args:
-        desk: Context: repository, ranks and options. Its control group serves one thread at a
-            time, so it needs a connection of its own.
+        desk: Context: repository, ranks and options. Its control group serves one thread at a time,
+            so it needs a separate connection.
         persister: Executor that writes and commits while training continues; a thread by default.
 
     Attributes:
@@ -243,9 +243,9 @@ class CheckpointEngine:
         return self._persister if self._pending else None
 
     def settle(self, wish: str, *, is_first: bool = True) -> str:
-        """Return the reference from which this attempt resumes, given the user's wish.
+        """Return the reference from which this attempt resumes, given the resume option.
 
-        The wish applies until a checkpoint of this run exists; then the answer is ``auto``. The
+        The option applies until a checkpoint of this run exists; then the answer is ``auto``. The
         identities of all ranks count, because an agent that joined later has a new one. The first
         attempt of a start is refused while another writer is alive.
 
@@ -487,7 +487,7 @@ class CheckpointEngine:
     def wait(self, *, in_every_tier: bool = False) -> None:
         """Wait until the save in flight is durable.
 
-        Collective: only with ``in_every_tier``, if each host has a near tier of its own.
+        Collective: only with ``in_every_tier``, if each host has its own near tier.
         Crash: as in ``save``.
 
         Args:

@@ -39,7 +39,7 @@ class ProcessIdentity:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether this process is proven to run here; False proves nothing on another host."""
+        """True if this process is proven to run here; False proves nothing on another host."""
         return bool(self.boot) and identify(self.pid) == self
 
     def to_json(self) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def identify_self() -> ProcessIdentity | None:
 def release_claim(token: str) -> None:
     """Record on this host that a living process no longer writes under its claim.
 
-    The note lies in the folder for temporary files until the process ends. If the note cannot be
+    The note stays in the folder for temporary files until the process ends. If the note cannot be
     written, the host treats the process as a writer while it lives.
 
     Args:

@@ -93,7 +93,7 @@ def answering() -> Iterator[None]:
 def ignore_broken_pipe() -> None:
     """Redirect stdout to the null device after the reader has closed the pipe.
 
-    The command goes on: its work stays valid without a reader.
+    The command continues, because its work stays valid without a reader.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

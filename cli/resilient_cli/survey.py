@@ -52,12 +52,12 @@ class Survey:
 
     @property
     def damaged(self) -> bool:
-        """Whether committed data is missing or changed."""
+        """True if committed data is missing or changed."""
         return any(one.severity == "damaged" for one in self.findings)
 
     @property
     def intact(self) -> bool:
-        """Whether a resume can use the checkpoint, as far as the level verified it."""
+        """True if a resume can use the checkpoint, as far as the level verified it."""
         return self.manifest is not None and not self.damaged
 
     @property
@@ -171,7 +171,7 @@ class SampleRequest:
 
     @property
     def is_some(self) -> bool:
-        """Whether the request leaves something out."""
+        """True if the request leaves something out."""
         return self.share < 1 or self.seconds > 0
 
     @classmethod

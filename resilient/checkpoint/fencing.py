@@ -97,7 +97,7 @@ def recorded(store: Store) -> bool | None:
         fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
     except (IntegrityError, KeyNotFound):
         return None
-    # The record of a copied repository says nothing about its present store.
+    # The record of a copied repository is not valid for its present store.
     if fields.get("format") != "resilient-abilities" or fields.get("url") != store.url:
         return None
     verdict = fields.get("exclusive")
@@ -189,7 +189,7 @@ class Writer:
 
     @property
     def is_nobody(self) -> bool:
-        """Whether a command began the generation and it saves nothing: no process may write."""
+        """True if a command began the generation and it saves nothing: no process may write."""
         by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
         return by_command and self.last is None and not self.unfinished
 
@@ -237,7 +237,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
     Checkpoints that the older generation commits before that are not lost: the new one begins from
     the newest of them.
 
-    Crash: the generation is there, or nothing changed. To run it again does no harm.
+    Crash: the generation exists, or nothing changed. To run it again does no harm.
 
     Args:
         store: Repository.

@@ -70,7 +70,7 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
         generation: Generation number of this attempt.
         keep: Checkpoints that the run itself protects, such as its best.
         written: Checkpoint that this process has just committed with all receipts. It counts as
-            verified unless the retention asks for more.
+            verified unless the retention requires more.
         sweeps: Delete leftovers of killed saves even without any policy; once per attempt is
             enough.
         grace: Trash policy, which decides what in the trash has expired; None for nothing.
@@ -203,7 +203,7 @@ def apply_plan(
     Crash: as in ``collect_garbage``.
 
     Returns:
-        The plan as far as it was carried out: all of it, unless tags changed.
+        The executed part of the plan: the whole plan, unless tags changed.
 
     Raises:
         Fenced: Another claim replaced this one; nothing more was deleted.
@@ -233,9 +233,10 @@ def apply_plan(
 
 
 def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
-    """Delete the files of a save, unless its manifest is there: then it is committed.
+    """Delete the files of a save, unless its manifest exists: then it is committed.
 
-    Crash: the checkpoint did not exist before and does not after; the rest is swept later.
+    Crash: the checkpoint did not exist before and does not after; a later collection deletes the
+    rest.
 
     Args:
         store: Repository.
@@ -350,7 +351,7 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
 def _unsaved_life(
     store: Store, generations: list[int], known: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
-    """Return the parent of the newest generation, while that has no commit of its own."""
+    """Return the parent of the newest generation, while that generation has no commit."""
     newest = max(generations, default=0)
     if not newest or any(checkpoint.generation >= newest for checkpoint in known.everything):
         return {}, ""

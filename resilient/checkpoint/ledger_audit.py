@@ -70,7 +70,7 @@ class EpochCoverage:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample was used up or left out on purpose."""
+        """True if every sample was used up or left out on purpose."""
         return self.size > 0 and self.before + self.trained + self.left_out == self.size
 
 
@@ -345,7 +345,7 @@ class Audit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether each sample of each epoch was trained once, or its absence is accounted for."""
+        """True if each sample of each epoch was trained once, or its absence is accounted for."""
         return not self.flaws
 
 
@@ -484,7 +484,7 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
 
 
 def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
-    """Return why a segment does not continue the one that it names."""
+    """Return the reason why a segment does not continue its previous segment."""
     if before.run_id != after.run_id:
         problem = f"belongs to run {before.run_id}, but `{after.key}` belongs to run {after.run_id}"
         return [LedgerProblem(before.key, 0, problem)]

@@ -33,9 +33,9 @@ def put_segment(store: Store, segment: Segment, token: str = "") -> None:
 
     A second attempt to persist the same save stores the same bytes.
 
-    Crash: the segment is there, whole, or not. Without a manifest that names it, nothing was
-        committed. The records of a run that continues are also in a later segment, and those of a
-        lost run are abandoned.
+    Crash: the segment exists whole, or does not exist. Without a manifest that names it, nothing
+        was committed. The records of a run that continues are also in a later segment, and those of
+        a lost run are abandoned.
 
     Args:
         store: Repository.
@@ -89,9 +89,9 @@ SAMPLES_MAX = 20_000_000
 def random_order(samples: int, seed: int) -> NDArray[int64]:
     """Return the result of ``torch.randperm(samples)`` on the CPU from a generator of this seed.
 
-    Fisher and Yates' shuffle from the front: sample ``i`` changes places with one of those from
-    ``i`` on, drawn as a 32-bit word of MT19937 modulo their number. The seed's low 32 bits start
-    the generator as in Matsumoto and Nishimura's ``init_genrand``.
+    This is Fisher and Yates' shuffle from the front. Sample ``i`` changes places with a sample from
+    ``i`` on. Its index is drawn as a 32-bit word of MT19937, modulo the number of these samples.
+    The seed's low 32 bits start the generator as in Matsumoto and Nishimura's ``init_genrand``.
     """
     # Commands that only copy segments import this module, and do not need NumPy.
     import numpy as np

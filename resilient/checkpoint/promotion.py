@@ -244,7 +244,7 @@ def _carry_each(
 def _carry(
     tiers: TieredStore, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
 ) -> int:
-    """Copy one file unless it is there; return the bytes copied."""
+    """Copy one file unless it exists; return the bytes copied."""
     key = manifest.key(entry.name)
     if _size_of(tiers.durable, key) == entry.size_bytes:
         return 0
@@ -279,10 +279,11 @@ def _size_of(store: Store, key: str) -> int:
 class TierPromoter:
     """Promoter of checkpoints from the near tier to the durable one, at the leader of each place.
 
-    Always promoted: the parent of the attempt, its first save, the checkpoints that the run
-    protects (its best), those that the schedule asks for, and the last when the run closes. After
-    a failed promotion the next save is promoted. A damaged checkpoint is tried again only with the
-    next checkpoint that is due, so that it causes no promotions by itself.
+    These checkpoints are always promoted: the parent of the attempt, its first save, and the
+    checkpoints that the run protects (its best). The others are the checkpoints due by the
+    schedule, and the last checkpoint when the run closes. After a failed promotion the next save is
+    promoted. A damaged checkpoint is tried again only with the next checkpoint that is due, so that
+    it causes no promotions by itself.
 
     Args:
         tiers: Both tiers.
@@ -312,7 +313,7 @@ class TierPromoter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a promotion is in progress."""
+        """True if a promotion is in progress."""
         return self._in_flight is not None and not self._in_flight.done()
 
     def begin(
@@ -336,7 +337,8 @@ class TierPromoter:
         """Return what to promote now, and what must stay near; called on the coordinator.
 
         If something is due, waits for the promotion in progress. Here all ranks wait for the
-        decision and see that the coordinator is at work, so that no deadline of theirs expires.
+        decision. They are informed that the coordinator is at work, so their deadlines do not
+        expire.
 
         Crash: nothing changed.
 

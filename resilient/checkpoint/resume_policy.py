@@ -72,7 +72,7 @@ class ResumeDecision:
 
     Attributes:
         reference: ``auto``, ``never``, a reference or a folder; empty for a refusal.
-        reason: Reason if the reference is not the wish, or of the refusal.
+        reason: Reason for another reference than the option, or for the refusal.
     """
 
     reference: str
@@ -125,7 +125,7 @@ def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
 def read_resume_facts(
     store: Store, wish: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeFacts:
-    """Read the facts of a repository for a wish.
+    """Read the facts of a repository for a resume option.
 
     Crash: reads only.
 

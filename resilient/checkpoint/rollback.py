@@ -42,7 +42,7 @@ class RollbackPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the move changes anything."""
+        """True if the move changes anything."""
         return self.before != self.after or bool(self.undoes)
 
 
@@ -105,7 +105,7 @@ def apply_rollback(
 ) -> int | None:
     """Make the move; return its generation number, or None if it changes nothing.
 
-    Crash: the generation is there and the move is made, or nothing changed. The same command again
+    Crash: the generation exists and the move is made, or nothing changed. The same command again
         has the same result.
 
     Args:

@@ -153,7 +153,7 @@ def look_into_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
 
 
 def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
-    """Restore the checkpoints that a prune deleted, if all of their files are there.
+    """Restore the checkpoints that a prune deleted, if all of their files exist.
 
     Crash: each checkpoint is in the trash or committed again; run it again to complete. With the
         prune named, it never restores more than that prune, however often it runs.

@@ -96,7 +96,7 @@ class ProgressRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the rank was in training, even for a moment."""
+        """True if the rank was in training, even for a moment."""
         return self.step >= 0 or any(self.longest_seconds[Phase.FIRST :])
 
 
@@ -322,10 +322,10 @@ def _open(notes: str, local_rank: int) -> ProgressReporter:
 def heartbeat(step: int | None = None) -> None:
     """Report the progress of a user's own loop to the agent.
 
-    A job whose ranks never call this function never counts as hung. A call with ``step`` says that
-    this optimizer step is done. The time until the next call with a step counts as one step. After
-    a few steps the agent knows their duration, and a much longer step counts as a hang. A call
-    without ``step`` says that other work begins (an evaluation, a save). Until the next call with a
+    A job whose ranks never call this function never counts as hung. A call with ``step`` marks this
+    optimizer step as done. The time until the next call with a step counts as one step. After a few
+    steps the agent knows their duration, and a much longer step counts as a hang. A call without
+    ``step`` marks the beginning of other work (an evaluation, a save). Until the next call with a
     step the agent then uses ``--hang-patience``. A call costs about two microseconds; outside
     ``resilient train`` it does nothing.
 

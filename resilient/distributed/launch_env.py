@@ -37,7 +37,7 @@ class World:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank decides in agreements and writes the manifest."""
+        """True if this rank decides in agreements and writes the manifest."""
         return self.rank == 0
 
 
@@ -109,7 +109,7 @@ class LaunchEnv:
 
     @property
     def is_first(self) -> bool:
-        """Whether no earlier attempt of this start can have written to a repository."""
+        """True if no earlier attempt of this start can have written to a repository."""
         return self.cause == "start" and self.restarts == 0
 
 
@@ -241,14 +241,14 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
     """Report the repository that this worker opened to the agent, which inspects it.
 
-    A URL that may contain a secret is not written. It would lie on the disk in plain text, and
+    A URL that may contain a secret is not written. It would be on the disk in plain text, and
     without the secret it would open nothing.
 
     Args:
         launch: Start of this worker.
         url: URL of the repository.
         saves_when_stopped: Whether this worker handles SIGTERM while it trains. If not, unsaved
-            work is lost at SIGTERM, and the agent is told.
+            work is lost at SIGTERM, and the agent is informed.
     """
     if not launch.notes:
         return
@@ -277,7 +277,7 @@ def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
 def read_published_event_file(notes: str) -> Path | None:
     """Return the folder of the workers' events, None if unknown.
 
-    The events of a worker that published only its repository lie beside its checkpoints, if the
+    The events of a worker that published only its repository are beside its checkpoints, if the
     repository is a folder of this host.
 
     Args:

@@ -122,7 +122,7 @@ def inherited_start(environ: Mapping[str, str]) -> StartIdentity:
 
 
 def own_start(environ: Mapping[str, str]) -> StartIdentity:
-    """Return the identity of a process without an agent of ours.
+    """Return the identity of a process without our agent.
 
     Workers of one torchrun share the identity through all restarts: its process is their parent.
 

@@ -249,7 +249,7 @@ def find_hang(
         for rank_vitals in [*behind, *stopped]
     }
     found = [value for value in late.values() if value is not None]
-    # A stopped rank holds up all others, whatever its step.
+    # A stopped rank delays all others at any step.
     is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
     if not found or not (
         is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)

@@ -76,7 +76,7 @@ def _may_hold_run(wishes: WorkerOptions) -> bool:
 
 
 def _is_path(wish: str) -> bool:
-    """Return whether a wish is a local path: no reference into a repository has a slash."""
+    """Return whether an option is a local path: no reference into a repository has a slash."""
     return os.sep in wish and "://" not in wish and not wish.startswith("best:")
 
 

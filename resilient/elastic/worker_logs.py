@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.clock import Clock
 
 OUT, ERR, RUN = "out", "err", "run"
-"""Stream of a line; ``run`` marks what the launcher says about the attempt."""
+"""Stream of a line; ``run`` marks the messages of the launcher about the attempt."""
 
 TEXT_BYTES_MAX = 1 << 14
 """Longest text of one line; longer texts are split."""

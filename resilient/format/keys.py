@@ -149,7 +149,7 @@ def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
 
 
 def key_of_file(checkpoint: CheckpointId, name: str) -> str:
-    """Return the key of a file named in a manifest: of its own folder, or ``folder/name``."""
+    """Return the key of a file named in a manifest: of the same folder, or ``folder/name``."""
     return name if "/" in name else checkpoint.key(name)
 
 

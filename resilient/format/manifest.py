@@ -36,7 +36,7 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
 
     Raises:
         ValueError: Names climb, offsets leave files, or tensors have holes.
-        KeyError: A region lies in a file that is not listed.
+        KeyError: A region is in a file that is not listed.
     """
     _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
     sizes: dict[str, int] = {}
@@ -261,7 +261,7 @@ class Manifest:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the files in its own folder; other files lie in older checkpoints."""
+        """Bytes of the files in its own folder; other files are in older checkpoints."""
         return sum(entry.size_bytes for entry in self.files if entry.origin is None)
 
     @property
@@ -314,7 +314,7 @@ def decode(data: bytes, key: str) -> Manifest:
 
     Args:
         data: Bytes of the manifest.
-        key: Key in the store; its folder must be the one that the manifest names.
+        key: Key in the store; its folder must be the folder in the manifest.
 
     Raises:
         IntegrityError: The bytes are damaged, or the content contradicts itself.

@@ -55,7 +55,7 @@ class SigningKey:
 
     @property
     def key_id(self) -> str:
-        """A fingerprint: tells keys apart and reveals nothing about the secret."""
+        """A fingerprint: distinguishes keys and reveals nothing about the secret."""
         return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
 
     def mac(self, root: str, files: Mapping[str, str]) -> str:

@@ -149,8 +149,8 @@ class AcceleratorCheckpointer(Checkpointer):
         exist and older ones are untouched.
 
         Raises:
-            ConfigError: Also in the middle of an accumulation, which would lose its gradients, or
-                if an object was prepared or registered after this checkpointer was made.
+            ConfigError: Also in the middle of an accumulation, because its gradients would be lost.
+                Also if an object was prepared or registered after this checkpointer was made.
         """
         self._require_known("save()")
         if not self._accelerator.sync_gradients:

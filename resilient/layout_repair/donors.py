@@ -221,7 +221,7 @@ def _leave_slices(case: RepairCase) -> None:
 def _leave_engine(case: RepairCase) -> None:
     """Keep only the model if parts of a DeepSpeed engine are lost.
 
-    DeepSpeed stops at a folder without them, and the weights are in a file of their own.
+    DeepSpeed stops at a folder without them, and the weights are in a separate file.
     """
     places = [problem.place for problem in case.fatal()]
     is_lost = any(_ENGINE.match(place) for place in places)

@@ -81,7 +81,7 @@ def _told(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
-    """Return True if a torch file has no structural damage, whatever its content."""
+    """Return True if a torch file has no structural damage, for any content."""
     marks = ("checksum", "directory", BEHIND, "not a complete zip")
     is_told = any(
         problem.place == name and any(mark in problem.what for mark in marks)

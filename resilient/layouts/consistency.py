@@ -35,7 +35,7 @@ LOSES = "a weight of a layer"
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the weights that only one layer has, in place of a weight that all others have.
 
-    Its tool loads such a file: a weight that is missing under its name is initialized anew.
+    Its tool loads such a file: a weight that is missing under its name is initialized again.
 
     Args:
         tensors: Tensors of the whole checkpoint.

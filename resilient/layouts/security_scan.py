@@ -321,7 +321,7 @@ def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterat
         head = file.read(_HEAD_BYTES)
         if not is_pickle and not head.startswith(_PICKLE_MAGIC):
             return
-        # Never read more than the bound, whatever size the directory claims.
+        # Never read more than the bound, for any size in the directory.
         data = head + file.read(BYTES_MAX - len(head))
     found = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
     # Tensors may begin like a pickle by chance, but then name nothing.

@@ -255,7 +255,7 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 
 
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
-    """Return the position of torch's ChainedScheduler, which has none of its own."""
+    """Return the position of torch's ChainedScheduler, which has no own position."""
     inner = _list(_field(value, "_schedulers"))
     found = [schedule_of(one, archive) for one in inner]
     if not found or found[0] is None or None in found:

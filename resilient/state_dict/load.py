@@ -320,7 +320,7 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
 
     Raises:
         IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Continuing would
-            silently start it afresh.
+            silently start it again from its initial state.
     """
     held = {entry.name for entry in manifest.parts}
     absent = tuple(

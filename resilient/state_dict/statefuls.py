@@ -134,7 +134,7 @@ class TrackedObjects:
 
     @property
     def is_collective(self) -> bool:
-        """Whether a save uses collectives of the training backend."""
+        """True if a save uses collectives of the training backend."""
         return bool(self.replicas) or self.strategy not in ("single", "ddp")
 
     def align(self) -> None:

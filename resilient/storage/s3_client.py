@@ -290,7 +290,7 @@ class HttpResponse:
 
     @property
     def is_good(self) -> bool:
-        """Whether the server reports success."""
+        """True if the server reports success."""
         return self.status in _OK
 
     def header(self, name: str) -> str:

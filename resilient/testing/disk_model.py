@@ -91,7 +91,7 @@ class RecordingFileSystem:
 
     Args:
         inner: Inner file system.
-        top: Folder that stands for the machine's root; operations outside are not recorded.
+        top: Folder that represents the machine's root; operations outside are not recorded.
         record: Log of the operations.
         turns: Scheduler of the threads; None for a process with one thread.
     """
@@ -454,7 +454,7 @@ def _digest(
     settled: Mapping[int, tuple[int, Tree]],
     shapes: dict[int, _Shape],
 ) -> int:
-    """Return a number that equal folders share: a sum over names, so that most of it is reused."""
+    """Return a number that equal folders share: a sum over names, so most summands are reused."""
     if id(folder) in settled:
         return settled[id(folder)][0]
     names = fates.get(id(folder), folder.names)

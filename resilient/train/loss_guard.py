@@ -175,7 +175,7 @@ class LossGuard:
     Args:
         args: ``rollback_on``, ``loss_spike_deviations``.
         device: Device of the losses.
-        ranks: Number of ranks with losses of their own.
+        ranks: Number of ranks with separate losses.
 
     Attributes:
         episodes: Detector for numbers that are read anyway, also if no step is judged.

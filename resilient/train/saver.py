@@ -73,8 +73,8 @@ class SaveTimings:
 
     Attributes:
         copy_seconds: Time until training could continue.
-        land_seconds: Time from the start until the commit, in the near repository if there is
-            one, without throttle pauses: a save that is waited for does not pause.
+        land_seconds: Time from the start until the commit, in the near repository if there is one.
+            Throttle pauses are not included, because a save does not pause while a caller waits.
         spread_seconds: Duration of the last save, pauses included; None before the first.
         stalled_seconds: Total time that training has waited for saves.
     """

@@ -351,7 +351,7 @@ def _mend_ours(
     undelete: bool,
     is_done: bool,
 ) -> int:
-    """Show the repair plan of a checkpoint of ours; carry it out if ``is_done``."""
+    """Show the repair plan of a native checkpoint; execute the plan if ``is_done``."""
     options = read_storage_options(os.environ)
     others = [open_store(url, storage_options=options) for url in sources]
     with Progress("reading") as told:
@@ -410,7 +410,7 @@ def _carry_out(store: Store, plan: RepairPlan, others: list[Store]) -> dict[str,
 
 
 def _is_of_others(url: str) -> bool:
-    """Return True if a place has files and is not a repository of ours."""
+    """Return True if a place has files and is not a native repository."""
     if not is_foreign(url):
         return False
     folder = open_folder(url, read_storage_options(os.environ))
@@ -443,7 +443,7 @@ def _mend(
 
 
 def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
-    """Write the intact parts of a checkpoint of ours, or of a Hugging Face Trainer folder."""
+    """Write the intact parts of a native checkpoint, or of a Hugging Face Trainer folder."""
     # Import late: the module needs torch.
     from resilient.train.hf_interop.rebuild import (
         is_weights_folder,

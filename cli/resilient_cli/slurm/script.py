@@ -198,7 +198,7 @@ def check_command(command: tuple[str, ...], given: set[str], array: str) -> None
         array: Value of ``--array``.
 
     Raises:
-        ConfigError: The command is refused; the message says what to do instead.
+        ConfigError: The command is refused; the message shows an alternative.
     """
     refuse_given(given, _OURS)
     for word in command:

@@ -218,7 +218,7 @@ def relative(found: Measures) -> str:
     """Format the relative change of a tensor.
 
     The result is ``NaN`` or ``inf`` if the number of NaN or infinite elements changed, because the
-    change of the other elements then says little.
+    change of the other elements is then hardly meaningful.
     """
     if found.nans[0] != found.nans[1] or found.infinite[0] != found.infinite[1]:
         return "NaN" if found.nans[0] != found.nans[1] else "inf"

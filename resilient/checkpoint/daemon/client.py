@@ -138,7 +138,7 @@ class ResultListener:
         to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
             if there is none.
         job: Job as this rank has it.
-        slots: Memory that the daemon may ask to be filled, by name.
+        slots: Memory that the daemon may request to be filled, by name.
         left_seconds: Seconds until this process must be gone; finite once a stop was requested.
         clock: Time source.
 
@@ -166,7 +166,7 @@ class ResultListener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the result is still pending."""
+        """True if the result is still pending."""
         return self._thread.is_alive()
 
     def join(self, is_called: Callable[[], bool] | None = None) -> bool:

@@ -43,7 +43,7 @@ def lower_own_priority() -> None:
     """Let other processes run first; for a process that only persists."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    # A session of its own may count as a separate scheduling group, with a fair share whatever its
+    # A separate session may count as a separate scheduling group, with a fair share at any
     # niceness. A shared session also holds the trainers and other programs, so it stays unchanged.
     if os.getsid(0) == os.getpid():
         with suppress(OSError):

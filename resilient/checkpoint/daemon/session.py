@@ -99,12 +99,12 @@ class RankSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is in flight."""
+        """True if a job is in flight."""
         return not self._is_idle.is_set()
 
     @property
     def is_promoting(self) -> bool:
-        """Whether a promotion of its near tier is in progress."""
+        """True if a promotion of its near tier is in progress."""
         return self._onwards is not None and self._onwards.is_busy
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class StepCacheSession(RankSession):
 
     @property
     def is_holding(self) -> bool:
-        """Whether the rank is connected and may cache a step."""
+        """True if the rank is connected and may cache a step."""
         return not self._is_ending and not self.is_left
 
     def leave(self) -> None:

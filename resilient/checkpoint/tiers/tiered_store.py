@@ -279,7 +279,7 @@ def require_same_run(tiers: TieredStore) -> None:
 def copy_generation_record(tiers: TieredStore, number: int) -> None:
     """Copy the record of a generation to the near tier, so that its saves there count.
 
-    Crash: the record is there or not; without it nothing of that generation is read from there.
+    Crash: the record exists or not; without it nothing of that generation is read from there.
 
     Raises:
         ConfigError: The near tier has another record under that number.
@@ -302,7 +302,7 @@ def adopt_manifests(tiers: TieredStore) -> None:
     The coordinator's place has a manifest a moment before the others. A process that dies in
     between leaves files here that garbage collection would take for leftovers.
 
-    Crash: a manifest is there, whole, or not; the checkpoint is committed in either case.
+    Crash: a manifest exists whole, or does not exist; the checkpoint is committed in either case.
 
     Raises:
         StoreError: A place failed.

@@ -152,7 +152,7 @@ class RendezvousReconnect:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the node waits instead of leaving."""
+        """True if the node waits instead of leaving."""
         return self.connect is not None and self.patience_seconds > 0
 
     def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
@@ -193,8 +193,8 @@ class RendezvousReconnect:
                     raise
                 is_gone = isinstance(error, RendezvousConnectionError)
             time.sleep(_PAUSE_SECONDS)
-            # A node that already joined leaves before it joins again. One that cannot leave finds
-            # out here.
+            # A node that already joined leaves before it joins again. A node that cannot leave
+            # gets the error here.
             if is_gone:
                 emit(RendezvousRetried(left_seconds))
                 spec.rdzv_handler = self.connect()

@@ -105,7 +105,7 @@ class PeerHangExchange:
 
     @property
     def is_to_blame(self) -> bool:
-        """Whether another host is to blame, by the last records."""
+        """True if another host is to blame, by the last records."""
         return self._accused_at_seconds is not None
 
     def start(self) -> None:

@@ -61,7 +61,7 @@ class PreloadedImports:
 
     @property
     def is_to_settle(self) -> bool:
-        """Whether all known modules are imported, and the side effects are not yet checked."""
+        """True if all known modules are imported, and the side effects are not yet checked."""
         return bool(self.seen) and not self._pending and not self.is_settled
 
     def look(self) -> None:
@@ -81,7 +81,7 @@ class PreloadedImports:
             self._grown_at_seconds = now_seconds
 
     def is_due(self) -> bool:
-        """Whether the worker has imported nothing for 1 s: the worker starts its work first."""
+        """True if the worker has imported nothing for 1 s: the worker starts its work first."""
         return bool(self._pending) and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:

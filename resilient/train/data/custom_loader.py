@@ -57,7 +57,7 @@ def resumable_loader(
         sampler: Sampler of the run; it takes the order of a loader rebuilt around it.
 
     Raises:
-        ConfigError: The loader has a sampler, batches or samples of its own.
+        ConfigError: The loader has its own sampler, batches or samples.
     """
     if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
         kept: DataLoader[Any] | StreamLoader = loader

@@ -164,7 +164,8 @@ class BatchLayout:
         """Return the indices of ``rank`` in the round that begins at position ``start``.
 
         An incomplete last round is completed from the start of the order, so that all ranks have
-        equal batches; a single rank takes the remaining samples (both as in accelerate).
+        equal batches. A single rank takes the remaining samples. Both rules are those of
+        accelerate.
         """
         low = start + rank * self.batch
         if self.ranks == 1:

@@ -97,8 +97,8 @@ def metrics_for(
 
     Args:
         task: ``classification`` (accuracy, f1 weighted by support), ``regression`` (mse, mae),
-            ``ner`` (precision, recall and f1 of whole entities, overall and by type; labels of
-            -100 do not count), or None for no metrics.
+            ``ner``, or None for no metrics. ``ner`` gives precision, recall and f1 of whole
+            entities, overall and by type. Labels of -100 do not count.
         id2label: For ``ner``: the tag of each class, such as ``B-PER`` and ``O``.
 
     Raises:
