@@ -2,8 +2,8 @@
 
 Exit functions of ``atexit`` run too late. Our thread pools and those of object store clients then
 refuse work, so no request can be sent. The hooks by which the standard library shuts its own pools
-run in time. They have no public name, so only this module uses them. In a Python without these
-hooks, ``atexit`` makes the calls later.
+run in time. These hooks have no public name, so only this module uses them. In a Python without
+these hooks, ``atexit`` makes the calls later.
 """
 
 from __future__ import annotations

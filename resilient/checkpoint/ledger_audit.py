@@ -1,8 +1,8 @@
 """Ledger audit: check that a run trained on each sample exactly once, over all attempts.
 
-The audit begins at a manifest, which names the head of the chain. It goes back segment by segment
-to the beginning of the ledger, then forward through the records. Segments outside the chain are
-read as well: those steps were trained and lost.
+The audit begins at a manifest, which names the head of the chain. The audit goes back segment by
+segment to the beginning of the ledger, then forward through the records. Segments outside the chain
+are read as well: those steps were trained and lost.
 
 A generation record is claimed before anything else of its attempt, and is never deleted. So a
 number without a record is unaccounted work, unless a claim left it out, which the next record shows

@@ -1,7 +1,7 @@
 """Check of ``--resume`` by the agent, before it starts a worker.
 
-The agent assesses the resumability of a folder as the workers do, without torch. It leaves two
-cases to the workers:
+The agent assesses the resumability of a folder as the workers do, without torch. The agent leaves
+two cases to the workers:
 
 * A reference into the repository: only the script knows the near tier.
 * A start that may continue an earlier one of its scheduler job. The option applies until a

@@ -1,9 +1,9 @@
 """Signature of a manifest (HMAC): proof that a key holder wrote the checkpoint.
 
 HMAC-SHA-256 (RFC 2104) covers the manifest's root, which is the SHA-256 of the manifest's content.
-It also covers the SHA-256 of every file, because the manifest's file digests find damage and not
-forgery. The signature is beside the manifest in its own sealed document: a manifest cannot contain
-a value over its own root.
+The HMAC also covers the SHA-256 of every file, because the manifest's file digests find damage and
+not forgery. The signature is beside the manifest in its own sealed document: a manifest cannot
+contain a value over its own root.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@
 
 The repository replaces ``accelerator.save_state``. A checkpoint holds all objects that were
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. It also holds the files of save hooks, and the position in the data, which accelerate leaves
-to the script.
+state. The checkpoint also has the files of save hooks, and the position in the data, which
+accelerate leaves to the script.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Saver of a run: save decisions of the loop, the best model, the last save and the step cache.
 
-It also compares a resume's arguments and objects with the checkpoint's, and selects the target of
-the last save before a preemption.
+The saver also compares a resume's arguments and objects with the checkpoint's, and selects the
+target of the last save before a preemption.
 """
 
 from __future__ import annotations

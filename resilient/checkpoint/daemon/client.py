@@ -1,12 +1,13 @@
 """Client of the saver daemon: stage into shared memory, hand a job over, receive the result.
 
-A rank never waits for the daemon during a save. It announces a job while the bytes are copied, and
-a thread listens for the result. All ranks hand over, or none: after each copy they agree whether
-every rank reached its daemon. If one did not, a thread in each rank persists this save.
+A rank never waits for the daemon during a save. The rank announces a job while the bytes are
+copied, and a thread listens for the result. All ranks hand over, or none: after each copy they
+agree whether every rank reached its daemon. If one did not, a thread in each rank persists this
+save.
 
 A daemon that does not answer is killed before the ranks take over its save. A suspended daemon
-could otherwise continue in the middle of that save. It would overwrite committed files and delete
-by an outdated plan.
+could otherwise continue in the middle of that save. The daemon would then overwrite committed files
+and delete by an outdated plan.
 
 If the daemon is gone, the decision in the key-value store, or else the store itself, shows the
 result of the save.

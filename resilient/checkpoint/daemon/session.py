@@ -8,10 +8,10 @@ process never overwrites the bytes of a newer process.
 
 A cached step costs only a copy: nothing is written or agreed on, and the daemon is not informed.
 Each rank has two slots and swaps them, so one is whole while the other is overwritten. When the
-ranks are gone, for any reason, their sessions read the slots. They agree on the newest step that
-every slot has whole, and save this step as the trainers would. The save has the generation number
-of the ranks and the ledger segment, and checks the fence. So the next attempt finds an ordinary
-checkpoint.
+ranks are gone, for any reason, their sessions read the slots. The sessions agree on the newest step
+that every slot has whole, and save this step as the trainers would. The save has the generation
+number of the ranks and the ledger segment, and checks the fence. So the next attempt finds an
+ordinary checkpoint.
 """
 
 from __future__ import annotations

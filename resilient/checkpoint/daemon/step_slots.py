@@ -16,9 +16,9 @@ one of them does not match, the slot is void.
 
 The message is JSON, written at each step. A note has values that rarely change from step to step:
 the layout of one file, the dedup bases, the plain values of the configuration. The message names
-each note by its place. It names the ledger's rows by number and length; the head of the segment
-verifies them. The job of a cached step streams nothing, protects no checkpoint from retention and
-has no topic yet, because no save of it has begun.
+each note by its place. The message names the ledger's rows by number and length; the head of the
+segment verifies them. The job of a cached step streams nothing, protects no checkpoint from
+retention and has no topic yet, because no save of it has begun.
 """
 
 from __future__ import annotations

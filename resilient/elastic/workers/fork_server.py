@@ -3,7 +3,8 @@
 The file is run by path, ``python -u fork_server.py SOCKET IMPORTS``, with the environment and the
 standard streams of the workers. In the file IMPORTS the first worker records which known packages
 it imports, and their variables at that time. The fork server imports the same packages in the same
-order under the same variables. It imports nothing of the user's own, and computes nothing.
+order under the same variables. The fork server never imports the user's modules, and computes
+nothing.
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
 The agent adopts orphans meanwhile, so it becomes their parent as if it had started them. Each

@@ -1,7 +1,7 @@
 """Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
 
-Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data.
-It also accepts the few classes named here: random states of NumPy, and stubs for classes of
+Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data. The
+reader also accepts the few classes named here: random states of NumPy, and stubs for classes of
 DeepSpeed, which only keep attributes.
 
 A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
