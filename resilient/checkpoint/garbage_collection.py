@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import folders_of, lineage, trash_of
@@ -30,6 +32,7 @@ from resilient.checkpoint.repository_scan import (
 from resilient.checkpoint.retention import RetentionInput, RotationPlan, best_by, plan_rotation
 from resilient.checkpoint.trash import empty_expired_trash, put_in_trash
 from resilient.checkpoint.verify import verify
+from resilient.clock import SystemClock
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.keys import MANIFEST, parse_trash, split_checkpoint_key
 from resilient.storage.posix import fsync_leftovers
@@ -40,8 +43,12 @@ if TYPE_CHECKING:
     from resilient.checkpoint.repository_scan import Folders
     from resilient.checkpoint.retention import CheckpointSummary, Retention
     from resilient.checkpoint.trash import TrashPolicy
+    from resilient.clock import Clock
     from resilient.format.keys import CheckpointId
     from resilient.storage.store import Store
+
+FENCE_SECONDS = 5.0
+"""Age of a fence check after which a process checks again before its next delete."""
 
 
 def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time included
@@ -189,7 +196,11 @@ def _with_needs(
 
 
 def apply_plan(
-    store: Store, found: RepositoryScan, generation: int, token: str = ""
+    store: Store,
+    found: RepositoryScan,
+    generation: int,
+    token: str = "",
+    clock: Clock | None = None,
 ) -> RotationPlan:
     """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
 
@@ -197,10 +208,19 @@ def apply_plan(
     needed.
 
     Before each manifest the fence and the tags are checked again, because a newer generation or
-    another tag invalidates the plan. The fence is checked again before the files. A generation that
-    begins later finds the manifests gone, so it cannot reference what they named.
+    another tag invalidates the plan. The fence is checked again before the files of each folder,
+    because the repository may be restored from a backup while this process sleeps. Within a folder
+    the check is repeated after ``FENCE_SECONDS``. A generation that begins later finds the
+    manifests gone, so it cannot reference what they named.
 
     Crash: as in ``collect_garbage``.
+
+    Args:
+        store: Repository.
+        found: State of the repository, with the plan.
+        generation: Generation number of this attempt.
+        token: Token of its claim; empty compares the number alone.
+        clock: Source of the age of a fence check; the machine's own clock by default.
 
     Returns:
         The executed part of the plan: the whole plan, unless tags changed.
@@ -209,10 +229,10 @@ def apply_plan(
         Fenced: Another claim replaced this one; nothing more was deleted.
         StoreError: A delete failed; committed checkpoints stay committed.
     """
-    plan = found.plan
+    plan, fence = found.plan, _Fence(store, generation, token, clock or SystemClock())
     fsync_leftovers(store)
     for done, checkpoint in enumerate(plan.doomed):
-        check_fence(store, generation, token)
+        fence.check()
         if list_tags(store) != found.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
@@ -220,16 +240,38 @@ def apply_plan(
             put_in_trash(store, checkpoint, found.into)
         store.delete(checkpoint.manifest_key)
     unneeded = found.unneeded()
-    if unneeded:
-        check_fence(store, generation, token)
-    back = empty_expired_trash(store, found.over, unneeded)
+    back = empty_expired_trash(store, found.over, unneeded, fence.check)
     if back:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
         return replace(plan, unsure=f"{back} was restored from the trash meanwhile")
-    for checkpoint, name in unneeded:
-        if parse_trash(name) is None:
+    files = [(checkpoint, name) for checkpoint, name in unneeded if parse_trash(name) is None]
+    for checkpoint, names in groupby(files, itemgetter(0)):
+        fence.check()
+        for _, name in names:
+            fence.check_if_old()
             store.delete(checkpoint.key(name))
     return plan
+
+
+@dataclass(slots=True)
+class _Fence:
+    """Fence of a process that deletes, and the age of its last check."""
+
+    store: Store
+    generation: int
+    token: str
+    clock: Clock
+    checked_seconds: float = 0.0
+
+    def check(self) -> None:
+        """Refuse a process whose claim is not the newest."""
+        check_fence(self.store, self.generation, self.token)
+        self.checked_seconds = self.clock.monotonic_seconds()
+
+    def check_if_old(self) -> None:
+        """Check again if the process may have slept since the last check."""
+        if self.clock.monotonic_seconds() - self.checked_seconds > FENCE_SECONDS:
+            self.check()
 
 
 def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
