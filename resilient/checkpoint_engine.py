@@ -26,7 +26,12 @@ from resilient.checkpoint import catalog
 from resilient.checkpoint.daemon.factory import make_save_executor
 from resilient.checkpoint.near_tier_discovery import discover_near_tiers
 from resilient.checkpoint.restore.read import VerifiedCheckpoint, read_wanted
-from resilient.checkpoint.resume_policy import Claimant, refuse_live_writer, settle_wish
+from resilient.checkpoint.resume_policy import (
+    Claimant,
+    newest_of_run,
+    refuse_live_writer,
+    settle_wish,
+)
 from resilient.checkpoint.resume_selection import (
     ResumeChoice,
     ResumeResult,
@@ -37,6 +42,7 @@ from resilient.checkpoint.save.dedup import DedupBase, make_dedup_base
 from resilient.checkpoint.save.metadata import CheckpointInfo, SavedSteps, draft_manifest
 from resilient.checkpoint.save.persist import SaveJob
 from resilient.checkpoint.start_generation import start_generation
+from resilient.checkpoint.writer_heartbeat import WriterHeartbeat
 from resilient.clock import Stopwatch
 from resilient.distributed.coordination import RankFailure, agree, capture_failure
 from resilient.distributed.start_identity import StartIdentity
@@ -193,6 +199,7 @@ class CheckpointEngine:
         self._bases: tuple[DedupBase, ...] = ()
         self._loads = 0
         self._setup: dict[str, Any] = {}
+        self._heartbeat: WriterHeartbeat | None = None
 
     @property
     def generation(self) -> int:
@@ -267,7 +274,10 @@ class CheckpointEngine:
         def rule(shown: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(answer) for answer in shown if answer]
             if claimant is not None and is_first:
-                refuse_live_writer(context.store, starts, claimant)
+                with context.comms.at_work() as still_here:
+                    refuse_live_writer(context, starts, claimant, still_here)
+            elif heartbeat := self._own_heartbeat():
+                heartbeat.adopt(lambda: newest_of_run(context.store, starts))
             decision = settle_wish(context.store, wish, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
@@ -276,6 +286,21 @@ class CheckpointEngine:
         if ruling["reason"]:
             context.emit_once(events.ResumeSettled(wish, ruling["reference"], ruling["reason"]))
         return str(ruling["reference"])
+
+    def _own_heartbeat(self) -> WriterHeartbeat | None:
+        """Return the heartbeat that this rank stores; None on other ranks and in tools."""
+        claimant, context = self.claimant, self._desk
+        if claimant is None or not claimant.heartbeat_seconds or not context.world.is_coordinator:
+            return None
+        if self._heartbeat is None:
+            self._heartbeat = WriterHeartbeat(
+                context.store,
+                context.clock,
+                context.emit,
+                claimant.heartbeat_seconds,
+                claimant.process,
+            )
+        return self._heartbeat
 
     def resume(
         self,
@@ -334,6 +359,8 @@ class CheckpointEngine:
         process = self.claimant.process if self.claimant else None
         self._life = start_generation(self._desk, choice, cause, self.start, process)
         self._desk = self._desk.for_generation(self._life)
+        if heartbeat := self._own_heartbeat():
+            heartbeat.begin(self._life)
         if choice.proved is None:
             return None
         self._desk.report_reconstructed(choice.proved)
@@ -585,6 +612,8 @@ class CheckpointEngine:
             self.wait()
             self._desk.finish(is_closing=True)
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.end()
             self._overlap.close()
             self._persister.close()
             self._desk.close()

@@ -295,4 +295,6 @@ def keeper_of(rank_group: RankGroup) -> DaemonAddress | None:
 def claimant_of(launch: LaunchEnv) -> Claimant:
     """Return the process that claims for this launch: the agent, or else this process."""
     process = identify(launch.agent_pid) if launch.agent_pid else identify_self()
-    return Claimant(process, takes_over=launch.takes_over)
+    return Claimant(
+        process, takes_over=launch.takes_over, heartbeat_seconds=launch.heartbeat_seconds
+    )

@@ -42,6 +42,11 @@ class ProcessIdentity:
         """True if this process is proven to run here; False proves nothing on another host."""
         return bool(self.boot) and identify(self.pid) == self
 
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it ran on this host since its boot, so that this host knows whether it ended."""
+        return bool(self.boot) and (self.host, self.boot) == (socket.gethostname(), boot_name())
+
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a generation record."""
         return asdict(self)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from resilient.distributed.start_identity import StartIdentity, inherited_start, write_start
-from resilient.environment import read_flag, read_integer, read_seconds
+from resilient.environment import read_flag, read_integer, read_seconds, refuse
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +43,10 @@ class World:
 
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
 TAKE_OVER = "RESILIENT_TAKE_OVER"
+HEARTBEAT = "RESILIENT_HEARTBEAT_SECONDS"
+HEARTBEAT_SECONDS = 20.0
+"""Default time between two heartbeats of a repository's writer."""
+HEARTBEAT_SECONDS_MAX = 60.0
 SIGNING_KEY = "RESILIENT_SIGNING_KEY"
 SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
 STRICT_RESUME = "RESILIENT_STRICT_RESUME"
@@ -82,6 +86,7 @@ class LaunchEnv:
         start: Identity of the worker's start; empty without our agent.
         restarts: Restarts of the group so far, as torchrun counts them.
         takes_over: Whether a live writer of the repository is fenced off on purpose.
+        heartbeat_seconds: Time between two heartbeats in the repository; 0 for none.
     """
 
     world: World
@@ -106,6 +111,7 @@ class LaunchEnv:
     start: StartIdentity = field(default_factory=StartIdentity)
     restarts: int = 0
     takes_over: bool = False
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
 
     @property
     def is_first(self) -> bool:
@@ -151,7 +157,18 @@ def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
         start=inherited_start(environ),
         restarts=read_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, least=0),
         takes_over=read_flag(environ, TAKE_OVER),
+        heartbeat_seconds=_read_heartbeat(environ),
     )
+
+
+def _read_heartbeat(environ: Mapping[str, str]) -> float:
+    if not environ.get(HEARTBEAT, "").strip():
+        return HEARTBEAT_SECONDS
+    seconds = read_seconds(environ, HEARTBEAT)
+    # A start elsewhere waits longer than this time, so it has a limit.
+    if seconds and not 1.0 <= seconds <= HEARTBEAT_SECONDS_MAX:
+        raise refuse(environ, HEARTBEAT, f"expected 0, or 1 to {HEARTBEAT_SECONDS_MAX:g} seconds")
+    return seconds
 
 
 def read_storage_options(environ: Mapping[str, str]) -> dict[str, Any]:
