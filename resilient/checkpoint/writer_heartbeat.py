@@ -217,6 +217,7 @@ class WriterHeartbeat:
         self._period_seconds, self._process = period_seconds, process
         self._claim: Generation | None = None
         self._find: Callable[[], Generation | None] | None = None
+        self._stored: dict[str, Generation] = {}
         self._count = 0
         self._is_swept = self._is_told = False
         self._changed, self._is_over = threading.Event(), threading.Event()
@@ -234,7 +235,7 @@ class WriterHeartbeat:
 
     def begin(self, claim: Generation) -> None:
         """Store heartbeats of this claim from now on, the first one at once."""
-        self._find, self._claim = None, claim
+        self._claim, self._find = claim, None
         self._start()
 
     def end(self) -> None:
@@ -250,7 +251,9 @@ class WriterHeartbeat:
         Crash: the old heartbeat is there, or the new one.
         """
         try:
-            claim = self._claim or (self._find() if self._find else None)
+            # Read once: `begin` may set both meanwhile.
+            claim, find = self._claim, self._find
+            claim = claim or (find() if find else None)
             if claim is None:
                 return
             self._put(claim)
@@ -264,18 +267,16 @@ class WriterHeartbeat:
                 self._sweep(claim)
 
     def remove(self) -> None:
-        """Delete the heartbeat, or mark it as ended if this process may not delete.
+        """Delete what ``beat`` stored, or mark it as ended if this process may not delete.
 
         Crash: the heartbeat is there, so a start on another host waits once.
         """
-        claim = self._claim
-        if claim is None:
-            return
         try:
-            try:
-                self._store.delete(heartbeat_key(claim.number, claim.token))
-            except StoreDenied:
-                self._put(claim, has_ended=True)
+            for key, claim in list(self._stored.items()):
+                try:
+                    self._store.delete(key)
+                except StoreDenied:
+                    self._put(claim, has_ended=True)
         except ResilientError as error:
             self._tell(error)
 
@@ -291,7 +292,12 @@ class WriterHeartbeat:
             self._process,
             claim.start.job if claim.start else "",
         )
-        self._store.put(heartbeat_key(claim.number, claim.token), seal(content.to_json()))
+        key = heartbeat_key(claim.number, claim.token)
+        if not key:
+            return
+        # Before the put: one without an answer may have stored it.
+        self._stored[key] = claim
+        self._store.put(key, seal(content.to_json()))
 
     def _sweep(self, claim: Generation) -> None:
         """Delete the heartbeats of lower numbers; in a restored repository one may be alive."""

@@ -9,9 +9,13 @@ import pytest
 
 from resilient.checkpoint.context import CheckpointContext, CheckpointOptions
 from resilient.checkpoint.events import HeartbeatFailed, WriterAwaited, WriterSilent
-from resilient.checkpoint.generations import claim, read_generation
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.generations import claim, list_numbers, read_generation
 from resilient.checkpoint.reflog import UNLOCK
+from resilient.checkpoint.replicate import plan_copy, replicate
 from resilient.checkpoint.resume_policy import Claimant, newest_of_run, refuse_live_writer
+from resilient.checkpoint.retention import Retention
+from resilient.checkpoint.verify import verify, verify_records
 from resilient.checkpoint.writer_heartbeat import (
     Heartbeat,
     HeartbeatWatch,
@@ -24,11 +28,11 @@ from resilient.distributed.kv_store import InMemoryKVStore
 from resilient.distributed.launch_env import HEARTBEAT_SECONDS, World, read_launch
 from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import ConfigError, IntegrityError, StoreDenied, StoreUnavailable, WriterAlive
-from resilient.events import Emitter
 from resilient.format.document import seal
 from resilient.format.keys import (
     GENERATIONS,
     HEARTBEATS,
+    CheckpointId,
     generation_key,
     heartbeat_key,
     parse_generation,
@@ -38,6 +42,7 @@ from resilient.processes import ProcessIdentity, identify_self
 from resilient.testing.fault_store import FaultyStore
 from resilient.testing.memory_store import MemoryStore
 from tests.helpers.clocks import OwnClock
+from tests.helpers.manifests import save
 
 ELSEWHERE = ProcessIdentity("node-2", 71, "another-boot", 5)
 JOB = StartIdentity("abc", "slurm//7")
@@ -413,5 +418,17 @@ def test_launch_reads_the_time_between_heartbeats():
             read_launch({name: wrong})
 
 
-def test_emitter_is_used_as_by_the_engine(store):
-    assert Emitter(SystemClock(), ())(WriterSilent(1, "a", 2.0)) is None
+def test_retention_verify_and_copy_leave_heartbeats_alone(store):
+    record = claimed(store)
+    save(store, CheckpointId(1, 1))
+    newest = save(store, CheckpointId(1, 2))
+    writer_of(store, record).beat()
+    key = heartbeat_key(1, record.token)
+    collect_garbage(store, Retention(1), 1, sweeps=True, token=record.token)
+    assert verify(store, newest) == []
+    assert verify_records(store) == []
+    target = MemoryStore("test://copy")
+    replicate(store, target, plan_copy(store, target, newest), SystemClock(), lambda *_: None)
+    assert key in store.objects
+    assert key not in target.objects
+    assert list_numbers(store) == [1]
