@@ -254,10 +254,14 @@ def test_restored_backup_heartbeat_of_another_claim_proves_nothing(store, clock)
     store.objects = backup
     mine = claimed(store)
     assert mine.number == 2
-    writer_of(store, mine).beat()
+    writer = writer_of(store, mine)
+    writer.beat()
     old.beat()
     clock.at(5, old.beat)
     assert start_by_hand(store, clock).kinds == [WriterAwaited, WriterSilent]
+    writer.remove()
+    old.beat()
+    assert start_by_hand(store, clock).kinds == [], "the old one is no writer here"
 
 
 def test_restored_backup_with_a_heartbeat_is_awaited_once(store, clock):
