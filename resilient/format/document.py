@@ -228,9 +228,13 @@ def check_heartbeat(fields: Mapping[str, Any]) -> None:
         ValueError: A field is missing, of another type or out of bounds.
     """
     _HEARTBEAT(fields, "heartbeat")
-    seconds = fields.get("period_seconds")
-    is_period = type(seconds) in (int, float) and 0 < seconds <= _PERIOD_SECONDS_MAX
-    _require(is_period, "heartbeat/period_seconds", "is not a number of seconds in bounds")
+    seconds: Any = fields.get("period_seconds")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    _require(
+        is_number and 0 < seconds <= _PERIOD_SECONDS_MAX,
+        "heartbeat/period_seconds",
+        "is not a number of seconds in bounds",
+    )
     _require(type(fields.get("ended")) is bool, "heartbeat/ended", "is not true or false")
 
 
