@@ -17,7 +17,14 @@ from resilient.checkpoint.events import HeartbeatFailed
 from resilient.checkpoint.generations import check_fence
 from resilient.checkpoint.verified_read import fetch
 from resilient.distributed.launch_env import HEARTBEAT_SECONDS_MAX
-from resilient.errors import IntegrityError, KeyNotFound, ResilientError, StoreDenied
+from resilient.errors import (
+    Fenced,
+    IntegrityError,
+    KeyNotFound,
+    ResilientError,
+    StoreDenied,
+    StoreError,
+)
 from resilient.format.document import RECORD_BYTES_MAX, check_heartbeat, seal, unseal
 from resilient.format.keys import HEARTBEATS, heartbeat_key, parse_heartbeat
 from resilient.processes import ProcessIdentity
@@ -37,6 +44,8 @@ _WAIT_PERIODS = 1.5
 _LOOK_SECONDS = 2.0
 _TELL_AFTER_SECONDS = 2.0
 _END_SECONDS = 10.0
+_FENCE_BEATS = 15
+"""Heartbeats of a claim from one check of the fence to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,8 @@ def wait_seconds(found: Heartbeat | str) -> float:
 class WriterHeartbeat:
     """Heartbeat of one run, stored by a thread of its own.
 
-    Training never waits for it. A store that refuses or does not answer is reported once.
+    Training never waits for it. A store that refuses or does not answer is reported once. The
+    thread ends when it finds that another claim replaced its own.
 
     Args:
         store: Repository.
@@ -219,7 +229,7 @@ class WriterHeartbeat:
         self._find: Callable[[], Generation | None] | None = None
         self._stored: dict[str, Generation] = {}
         self._count = 0
-        self._is_swept = self._is_told = False
+        self._own, self._is_told = 0, False
         self._changed, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -260,11 +270,11 @@ class WriterHeartbeat:
         except ResilientError as error:
             self._tell(error)
             return
-        if claim is self._claim and not self._is_swept:
-            self._is_swept = True
+        if claim is self._claim:
+            self._own += 1
             # Leftovers do no harm: another claim never reads them.
-            with suppress(ResilientError):
-                self._sweep(claim)
+            with suppress(StoreError):
+                self._tend(claim)
 
     def remove(self) -> None:
         """Delete what ``beat`` stored, or mark it as ended if this process may not delete.
@@ -299,11 +309,21 @@ class WriterHeartbeat:
         self._stored[key] = claim
         self._store.put(key, seal(content.to_json()))
 
-    def _sweep(self, claim: Generation) -> None:
-        """Delete the heartbeats of lower numbers; in a restored repository one may be alive."""
-        check_fence(self._store, claim.number, claim.token)
+    def _tend(self, claim: Generation) -> None:
+        """Stop if another claim replaced this one; remove heartbeats of older claims once."""
+        if self._own % _FENCE_BEATS != 1:
+            return
+        try:
+            check_fence(self._store, claim.number, claim.token)
+        except Fenced:
+            self._is_over.set()
+            self._changed.set()
+            return
+        if self._own > 1:
+            return
         for entry in list(self._store.list(HEARTBEATS)):
             number = parse_heartbeat(entry.key)
+            # A claim of the same number may be alive, in a repository restored from a backup.
             if number is not None and number < claim.number:
                 self._store.delete(entry.key)
 

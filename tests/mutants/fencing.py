@@ -181,10 +181,10 @@ MUTANTS = [
         "tests/unit/checkpoint/test_writer_heartbeat.py -k removes_older",
     ),
     Mutant(
-        "a fenced process removes heartbeats",
+        "a fenced process removes heartbeats and stores more",
         "resilient/checkpoint/writer_heartbeat.py",
-        "        check_fence(self._store, claim.number, claim.token)\n",
-        "",
+        "            check_fence(self._store, claim.number, claim.token)\n",
+        "            pass\n",
         "tests/unit/checkpoint/test_writer_heartbeat.py -k fenced",
     ),
     Mutant(

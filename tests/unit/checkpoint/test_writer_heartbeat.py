@@ -411,6 +411,29 @@ def test_thread_beats_until_the_end(store):
     assert not [key for key in store.objects if key.startswith(HEARTBEATS)]
 
 
+def test_thread_of_a_fenced_claim_ends(store):
+    old = claimed(store)
+    writer = WriterHeartbeat(store, SystemClock(), Told(), 0.001, ELSEWHERE)
+    writer.begin(old)
+    new = claimed(store)
+    writer_of(store, new).beat()
+    writer._thread.join(30)
+    assert not writer._thread.is_alive()
+    left = [key for key in store.objects if key.startswith(HEARTBEATS)]
+    assert left == [heartbeat_key(2, new.token)]
+
+
+def test_beat_checks_the_fence_at_a_low_rate(store):
+    counting = FaultyStore(store)
+    writer = writer_of(counting, claimed(store))
+    for _ in range(30):
+        writer.beat()
+    verbs = [verb for verb, _ in counting.trace]
+    assert {verb: verbs.count(verb) for verb in set(verbs)} == {
+        "put": 30, "list": 2 + 1, "stat": 2, "get": 2,
+    }  # fmt: skip
+
+
 def test_launch_reads_the_time_between_heartbeats():
     name = "RESILIENT_HEARTBEAT_SECONDS"
     assert read_launch({}).heartbeat_seconds == HEARTBEAT_SECONDS
