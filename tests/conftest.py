@@ -60,12 +60,30 @@ def pytest_addoption(parser):
     parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
 
 
+def _is_in_slow_folder(path, config) -> bool:
+    return path.relative_to(config.rootpath / "tests").parts[0] in SLOW_FOLDERS
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skip the import of a test module without a test of the selected tier.
+
+    The marks of a tier stand in the text of the module.
+    """
+    tier = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or tier not in {"slow", "not slow"}:
+        return None
+    slow_folder = _is_in_slow_folder(collection_path, config)
+    if slow_folder == (tier == "slow"):
+        return None
+    mark = "mark.smoke" if slow_folder else "mark.slow"
+    return None if mark in collection_path.read_text() else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what is not in the fast tier, before marks select tests."""
     for item in items:
-        folder = item.path.relative_to(config.rootpath / "tests").parts[0]
-        if folder in SLOW_FOLDERS and item.get_closest_marker("smoke") is None:
+        if _is_in_slow_folder(item.path, config) and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
 
 
