@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,13 @@ def pytest_addoption(parser):
     parser.addoption("--launches", type=int, default=4, help="random launches of the agent")
     parser.addoption("--launches-seed", type=int, default=1, help="seed of the first launch")
     parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
+
+
+# Temporary folders lie in memory where there is room: tests write many small files and wait for
+# each. The variable is pytest's own.
+MEMORY, MEMORY_MIN_BYTES = Path("/dev/shm"), 8 << 30  # noqa: S108 - only the owner reads a folder of pytest
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_MIN_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def _is_in_slow_folder(path, config) -> bool:

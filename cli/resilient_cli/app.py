@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 import traceback
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.completion import completion_init
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from resilient.errors import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN, ResilientError
 from resilient.redaction import shell_quote
@@ -218,14 +219,18 @@ class LazyGroup(TyperGroup):
 
     Attributes:
         table: Commands by name.
+        loaded: Commands that are imported, by name.
     """
 
     table: Mapping[str, LazyCommand]
+    loaded: dict[str, Any]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Resolve the name and replace the placeholder with the real command."""
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(name, self.table[name]) if name else None, rest
+        if name and name not in self.loaded:
+            self.loaded[name] = load(name, self.table[name])
+        return name, self.loaded[name] if name else None, rest
 
 
 def load(name: str, lazy: LazyCommand) -> Any:
@@ -243,9 +248,14 @@ def load(name: str, lazy: LazyCommand) -> Any:
 
 
 def build() -> Any:
-    """Return the root command of the program; its commands are not imported yet."""
+    """Return the root command of the program. It imports a command when one is called."""
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
+    return _root()
+
+
+@cache
+def _root() -> Any:
     settings = {"help_option_names": ["-h", "--help"]}
     return _group(PROGRAM, _HELP, COMMANDS, add_completion=True, context_settings=settings)
 
@@ -262,10 +272,12 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
         **{"add_completion": False, **settings},
     )
     app.callback()(_nothing)
-    for one, lazy in table.items():
-        app.command(one, help=lazy.help, short_help=lazy.help)(_nothing)
-    group = typer.main.get_command(app)
-    group.table = table  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    group.table, group.loaded = table, {}
+    for command, lazy in table.items():
+        group.commands[command] = TyperCommand(
+            command, help=lazy.help, short_help=lazy.help, rich_markup_mode=None
+        )
     return _accept_global_options(group)
 
 
@@ -337,8 +349,9 @@ def _accept_global_options(command: Any) -> Any:
     return command
 
 
+@cache
 def _global_parameters() -> list[Any]:
-    """Return new parameters whose values go to the context's `Output`, not to a function."""
+    """Return parameters whose values go to the context's `Output`, not to a function."""
     options = typer.Typer(add_completion=False, rich_markup_mode=None)
     options.command()(_global_options)
     parameters: list[Any] = typer.main.get_command(options).params
