@@ -219,18 +219,14 @@ class LazyGroup(TyperGroup):
 
     Attributes:
         table: Commands by name.
-        loaded: Commands that are imported, by name.
     """
 
     table: Mapping[str, LazyCommand]
-    loaded: dict[str, Any]
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Resolve the name and replace the placeholder with the real command."""
         name, _, rest = super().resolve_command(ctx, args)
-        if name and name not in self.loaded:
-            self.loaded[name] = load(name, self.table[name])
-        return name, self.loaded[name] if name else None, rest
+        return name, load(name, self.table[name]) if name else None, rest
 
 
 def load(name: str, lazy: LazyCommand) -> Any:
@@ -238,9 +234,15 @@ def load(name: str, lazy: LazyCommand) -> Any:
     if lazy.commands:
         return _group(name, lazy.help, lazy.commands)
     found = getattr(import_module(lazy.module), lazy.attribute)
+    return _command(name, found, frozenset(lazy.context_settings.items()))
+
+
+@cache
+def _command(name: str, found: Any, settings: frozenset[tuple[str, Any]]) -> Any:
+    """Return the command of a function or of a Typer group."""
     if not isinstance(found, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, context_settings=dict(lazy.context_settings))(found)
+        alone.command(name, context_settings=dict(settings))(found)
         found = alone
     command = typer.main.get_command(found)
     command.name = name
@@ -273,7 +275,7 @@ def _group(name: str, said: str, table: Mapping[str, LazyCommand], **settings: A
     )
     app.callback()(_nothing)
     group: Any = typer.main.get_command(app)
-    group.table, group.loaded = table, {}
+    group.table = table
     for command, lazy in table.items():
         group.commands[command] = TyperCommand(
             command, help=lazy.help, short_help=lazy.help, rich_markup_mode=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,7 @@ def write_run(
     if folder.exists():
         _save_run(folder, lives, parity)
         return
-    key = repr((lives, parity))
+    key = repr((lives, parity, socket.gethostname()))
     if key not in _written:
         _save_run(folder, lives, parity)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
