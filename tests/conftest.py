@@ -26,6 +26,7 @@ SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "exe
 
 
 def pytest_addoption(parser):
+    parser.addoption("--seed", help="seed of the random streams of each test, as a test printed it")
     parser.addoption(
         "--crash-doubles",
         type=int,
@@ -108,7 +109,13 @@ def pytest_runtest_setup(item):
     else:
         os.environ["RESILIENT_HEARTBEAT_SECONDS"] = "0"
     seed = begin_streams(item.nodeid)
-    print(f"random streams begin at seed {seed}; SEED={seed} repeats them")  # noqa: T201 - for a failure
+    print(f"random streams begin at seed {seed}; --seed={seed} repeats them")  # noqa: T201 - for a failure
+
+
+def pytest_configure(config):
+    # Programs that tests start draw from the same seed.
+    if config.getoption("--seed") is not None:
+        os.environ["SEED"] = config.getoption("--seed")
 
 
 STATES_MIN, SWEEPS_MIN = 100_000, 36
