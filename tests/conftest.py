@@ -30,7 +30,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--crash-doubles",
         type=int,
-        default=1600,
+        default=400,
         help="how many pairs of crashes the sweep draws (make crash takes more)",
     )
     parser.addoption(
