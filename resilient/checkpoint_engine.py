@@ -9,8 +9,8 @@
     training waits                                 | forward, backward, before_update(), step
 
 Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
-rank shows a value or a failure, the coordinator decides, and every rank obeys. The protocol never
-uses the collective backend. The engine is the only object that remembers the save in flight.
+rank posts a value or a failure, the coordinator decides, and every rank follows the decision. The
+protocol never uses the collective backend. Only the engine stores the save in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from resilient.checkpoint import catalog
 from resilient.checkpoint.daemon.factory import make_save_executor
 from resilient.checkpoint.near_tier_discovery import discover_near_tiers
 from resilient.checkpoint.restore.read import VerifiedCheckpoint, read_wanted
-from resilient.checkpoint.resume_policy import Claimant, refuse_live_writer, settle_wish
+from resilient.checkpoint.resume_policy import (
+    Claimant,
+    newest_of_run,
+    refuse_live_writer,
+    settle_wish,
+)
 from resilient.checkpoint.resume_selection import (
     ResumeChoice,
     ResumeResult,
@@ -37,6 +42,7 @@ from resilient.checkpoint.save.dedup import DedupBase, make_dedup_base
 from resilient.checkpoint.save.metadata import CheckpointInfo, SavedSteps, draft_manifest
 from resilient.checkpoint.save.persist import SaveJob
 from resilient.checkpoint.start_generation import start_generation
+from resilient.checkpoint.writer_heartbeat import WriterHeartbeat
 from resilient.clock import Stopwatch
 from resilient.distributed.coordination import RankFailure, agree, capture_failure
 from resilient.distributed.start_identity import StartIdentity
@@ -74,12 +80,12 @@ class BackgroundStaging:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work is pending."""
+        """True if no work is pending."""
         return self._work is None or self._work.done()
 
     @property
     def is_copying(self) -> bool:
-        """Whether copies were started that ``settle`` has not collected yet."""
+        """True if copies were started that ``settle`` has not collected yet."""
         return self._copies is not None
 
     def start(self, work: Callable[[], None]) -> None:
@@ -167,8 +173,8 @@ class CheckpointEngine:
     """Engine that resumes and saves the parts of one run in one repository.
 
     Args:
-        desk: Context: repository, ranks and options. Its control group serves one thread at a
-            time, so it needs a connection of its own.
+        desk: Context: repository, ranks and options. Its control group serves one thread at a time,
+            so it needs a separate connection.
         persister: Executor that writes and commits while training continues; a thread by default.
 
     Attributes:
@@ -193,6 +199,7 @@ class CheckpointEngine:
         self._bases: tuple[DedupBase, ...] = ()
         self._loads = 0
         self._setup: dict[str, Any] = {}
+        self._heartbeat: WriterHeartbeat | None = None
 
     @property
     def generation(self) -> int:
@@ -243,9 +250,9 @@ class CheckpointEngine:
         return self._persister if self._pending else None
 
     def settle(self, resume_option: str, *, is_first: bool = True) -> str:
-        """Return the reference from which this attempt resumes, given the user's wish.
+        """Return the reference from which this attempt resumes, given the resume option.
 
-        The wish applies until a checkpoint of this run exists; then the answer is ``auto``. The
+        The option applies until a checkpoint of this run exists; then the answer is ``auto``. The
         identities of all ranks count, because an agent that joined later has a new one. The first
         attempt of a start is refused while another writer is alive.
 
@@ -267,7 +274,10 @@ class CheckpointEngine:
         def rule(answers: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(answer) for answer in answers if answer]
             if claimant is not None and is_first:
-                refuse_live_writer(context.store, starts, claimant)
+                with context.comms.at_work() as still_here:
+                    refuse_live_writer(context, starts, claimant, still_here)
+            elif heartbeat := self._own_heartbeat():
+                heartbeat.adopt(lambda: newest_of_run(context.store, starts))
             decision = settle_wish(context.store, resume_option, starts, is_first=is_first)
             return {"reference": decision.reference, "reason": decision.reason}
 
@@ -278,6 +288,21 @@ class CheckpointEngine:
                 events.ResumeSettled(resume_option, ruling["reference"], ruling["reason"])
             )
         return str(ruling["reference"])
+
+    def _own_heartbeat(self) -> WriterHeartbeat | None:
+        """Return the heartbeat that this rank stores; None on other ranks and in tools."""
+        claimant, context = self.claimant, self._desk
+        if claimant is None or not claimant.heartbeat_seconds or not context.world.is_coordinator:
+            return None
+        if self._heartbeat is None:
+            self._heartbeat = WriterHeartbeat(
+                context.store,
+                context.clock,
+                context.emit,
+                claimant.heartbeat_seconds,
+                claimant.process,
+            )
+        return self._heartbeat
 
     def resume(
         self,
@@ -336,6 +361,8 @@ class CheckpointEngine:
         process = self.claimant.process if self.claimant else None
         self._generation = start_generation(self._context, choice, cause, self.start, process)
         self._context = self._context.for_generation(self._generation)
+        if heartbeat := self._own_heartbeat():
+            heartbeat.begin(self._generation)
         if choice.proved is None:
             return None
         self._context.report_reconstructed(choice.proved)
@@ -492,7 +519,7 @@ class CheckpointEngine:
     def wait(self, *, in_every_tier: bool = False) -> None:
         """Wait until the save in flight is durable.
 
-        Collective: only with ``in_every_tier``, if each host has a near tier of its own.
+        Collective: only with ``in_every_tier``, if each host has its own near tier.
         Crash: as in ``save``.
 
         Args:
@@ -592,6 +619,8 @@ class CheckpointEngine:
             self.wait()
             self._context.finish(is_closing=True)
         finally:
+            if self._heartbeat is not None:
+                self._heartbeat.end()
             self._overlap.close()
             self._persister.close()
             self._context.close()

@@ -61,8 +61,8 @@ class Checkpointer:
     """Checkpointer of a training loop, under any launcher and any parallelism.
 
     Works under plain ``python``, ``torchrun`` and ``resilient train``. With several ranks, call
-    ``torch.distributed.init_process_group`` before ``resume``. Ranks that each train a model of
-    their own are refused, because a thing that is saved once must be equal on all ranks.
+    ``torch.distributed.init_process_group`` before ``resume``. Ranks that train different models
+    are refused, because an object that is saved once must be equal on all ranks.
 
     Args:
         url: Repository of the checkpoints; a path or any fsspec URL. ``resilient train --repo``
@@ -70,14 +70,13 @@ class Checkpointer:
         rng: Save the random state of Python, NumPy and torch too.
         overlap: Copy state that only the optimizers change during the next step. Each optimizer
             waits for the copy before its own step. Do not change parameters in any other way
-            between a save and the step after it: a save that detects such a change fails. torch
-            does not report changes through ``.data``, which some weight clipping uses. Without
+            between a save and the step after it. A save that detects such a change fails. Changes
+            through ``.data``, which some weight clipping uses, are not detected. Without
             ``overlap`` such changes are allowed at any time.
-        resume_changes: Names of things that may differ from the checkpoint although the result is
-            a different run. Examples: a scheduler of another class starts fresh, weights are
-            narrowed to another dtype, weights are tied differently, a saved thing that is not
-            given here is lost. ``all`` allows differences in every thing. Without it ``resume``
-            refuses.
+        resume_changes: Names of things that may differ from the checkpoint although the result is a
+            different run. Examples: a scheduler of another class starts fresh, weights are narrowed
+            to another dtype, or weights are tied differently. A saved object that is not given here
+            is lost. ``all`` allows differences in every thing. Without it ``resume`` refuses.
         things: Objects to save, by name. Modules (also wrapped by DDP, FSDP or ``compile``),
             optimizers over their parameters, objects with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values. Dicts and lists are restored in place; read
@@ -348,7 +347,7 @@ class Checkpointer:
     def _detect_missed_saves(
         self, rank_group: RankGroup, engine: checkpoint_engine.CheckpointEngine
     ) -> None:
-        """Start a thread that tells waiting peers when this rank trains on without saving."""
+        """Start a thread that informs waiting peers when this rank continues without saving."""
         if rank_group.board is None or rank_group.world.size == 1:
             return
         beat = self.beat

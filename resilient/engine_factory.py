@@ -104,8 +104,8 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
             ``RESILIENT_REQUIRE_SIGNATURE`` has the same effect.
 
     Raises:
-        ConfigError: The URL names no installed kind of storage, several ranks have no key-value
-            store, a value is not accepted, or a required signature has no key.
+        ConfigError: The URL names no installed kind of storage, or several ranks have no key-value
+            store. Also if a value is not accepted, or a required signature has no key.
     """
     world, clock = world or World(), SystemClock()
     _require_common(url, world, board)
@@ -145,7 +145,7 @@ FOUND_BY_THE_LOOP = frozenset({"url", "world", "board", "scope", "keeper"})
 
 _OPTIONS = frozenset(inspect.signature(open_engine).parameters) - FOUND_BY_THE_LOOP
 _LIMIT = "save_total_limit"
-# A name close to one of these was meant as the option, whatever would be saved under it.
+# A name close to one of these was meant as the option, for any value.
 _MEANT = {
     **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
     **{field.name: "retention" for field in fields(Retention) if field.name not in _OPTIONS},
@@ -295,4 +295,6 @@ def keeper_of(rank_group: RankGroup) -> DaemonAddress | None:
 def claimant_of(launch: LaunchEnv) -> Claimant:
     """Return the process that claims for this launch: the agent, or else this process."""
     process = identify(launch.agent_pid) if launch.agent_pid else identify_self()
-    return Claimant(process, takes_over=launch.takes_over)
+    return Claimant(
+        process, takes_over=launch.takes_over, heartbeat_seconds=launch.heartbeat_seconds
+    )

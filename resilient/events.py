@@ -116,7 +116,7 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base class of events. Subclasses add fields, and a template or a ``message()`` of their own.
+    """Base class of events. Subclasses add fields, and their own template or ``message()``.
 
     Attributes:
         level: Severity of the event.
@@ -178,7 +178,7 @@ class RunRestartedFromScratch(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumeSettled(Event):
-    """The resume policy took another reference than the user's wish.
+    """The resume policy took another reference than the user requested.
 
     Attributes:
         wish: Value of ``--resume``, or what the script asked for.

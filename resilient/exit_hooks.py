@@ -1,9 +1,9 @@
-"""Exit hooks that close what a program left open, before the interpreter shuts thread pools.
+"""Exit hooks that close open checkpointers, before the interpreter shuts thread pools.
 
-Exit functions of ``atexit`` run too late: by then thread pools refuse work, both ours and those
-of object store clients, so nothing can be sent. The hooks by which the standard library shuts its
-own pools run in time. They have no public name, so only this module uses them. Where a Python has
-none, ``atexit`` makes the calls later.
+Exit functions of ``atexit`` run too late. Our thread pools and those of object store clients then
+refuse work, so no request can be sent. The hooks by which the standard library shuts its own pools
+run in time. These hooks have no public name, so only this module uses them. In a Python without
+these hooks, ``atexit`` makes the calls later.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class StepCache:
     def _has_room_beside(self) -> bool:
         """Return whether a copy beside training is better than a copy that training waits for.
 
-        If training has a thread on every core, a copy beside it takes time from one of them anyway,
-        and threads that wake each other cost more. A large copy may be too long to wait for.
+        If training has a thread on every core, a copy beside training takes time from one core
+        anyway. Threads that wake each other cost more. A large copy may be too long to wait for.
         """
         ranks = read_integer(os.environ, "LOCAL_WORLD_SIZE", 1, least=1)
         return self._size_bytes > _LULL_BYTES_MAX or has_idle_core(ranks, self._cores)

@@ -39,8 +39,13 @@ class ProcessIdentity:
 
     @property
     def is_running_here(self) -> bool:
-        """Whether this process is proven to run here; False proves nothing on another host."""
+        """True if this process is proven to run here; False proves nothing on another host."""
         return bool(self.boot) and identify(self.pid) == self
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether it ran on this host since its boot, so that this host knows whether it ended."""
+        return bool(self.boot) and (self.host, self.boot) == (socket.gethostname(), boot_name())
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a generation record."""
@@ -86,7 +91,7 @@ def identify_self() -> ProcessIdentity | None:
 def release_claim(token: str) -> None:
     """Record on this host that a living process no longer writes under its claim.
 
-    The note lies in the folder for temporary files until the process ends. If the note cannot be
+    The note stays in the folder for temporary files until the process ends. If the note cannot be
     written, the host treats the process as a writer while it lives.
 
     Args:

@@ -109,7 +109,7 @@ def best_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
     """Return the interval that minimizes the time for saves and lost work together.
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
-    Future Generation Computer Systems 22 (2006) 303-312: with ``x = sqrt(C / 2M)`` it is
+    Future Generation Computer Systems 22 (2006) 303-312. With ``x = sqrt(C / 2M)`` the interval is
     ``sqrt(2CM) (1 + x/3 + x^2/9) - C`` for C below 2M, else M. Its first terms, ``sqrt(2CM) - C``,
     are Young's (1974). They are a good estimate while C is small, but go to 0 as C nears 2M. The
     interval grows with C and with M.

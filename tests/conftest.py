@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +26,11 @@ SHARED_POOLS = ("pytest-timeout", "asyncio", "fsspec", "QueueFeederThread", "exe
 
 
 def pytest_addoption(parser):
+    parser.addoption("--seed", help="seed of the random streams of each test, as a test printed it")
     parser.addoption(
         "--crash-doubles",
         type=int,
-        default=1600,
+        default=400,
         help="how many pairs of crashes the sweep draws (make crash takes more)",
     )
     parser.addoption(
@@ -60,20 +63,59 @@ def pytest_addoption(parser):
     parser.addoption("--damage-seed", type=int, default=0, help="slice of the damage campaign")
 
 
+# Temporary folders lie in memory where there is room: tests write many small files and wait for
+# each. The variable is pytest's own.
+MEMORY, MEMORY_MIN_BYTES = Path("/dev/shm"), 8 << 30  # noqa: S108 - only the owner reads a folder of pytest
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= MEMORY_MIN_BYTES:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def _is_in_slow_folder(path, config) -> bool:
+    return path.relative_to(config.rootpath / "tests").parts[0] in SLOW_FOLDERS
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Skip the import of a test module without a test of the selected tier.
+
+    The marks of a tier stand in the text of the module.
+    """
+    tier = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or tier not in {"slow", "not slow"}:
+        return None
+    slow_folder = _is_in_slow_folder(collection_path, config)
+    if slow_folder == (tier == "slow"):
+        return None
+    mark = "mark.smoke" if slow_folder else "mark.slow"
+    return None if mark in collection_path.read_text() else True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Mark what is not in the fast tier, before marks select tests."""
     for item in items:
-        folder = item.path.relative_to(config.rootpath / "tests").parts[0]
-        if folder in SLOW_FOLDERS and item.get_closest_marker("smoke") is None:
+        if _is_in_slow_folder(item.path, config) and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Seed the random streams before the first fixture of a test, and print the seed."""
+    """Seed the random streams before the first fixture of a test, and print the seed.
+
+    A heartbeat of a checkpointer that a test never closes would write to its folder until the end
+    of the session. So only tests of whole processes have the default.
+    """
+    if item.path.relative_to(item.config.rootpath / "tests").parts[0] in SLOW_FOLDERS:
+        os.environ.pop("RESILIENT_HEARTBEAT_SECONDS", None)
+    else:
+        os.environ["RESILIENT_HEARTBEAT_SECONDS"] = "0"
     seed = begin_streams(item.nodeid)
-    print(f"random streams begin at seed {seed}; SEED={seed} repeats them")  # noqa: T201 - for a failure
+    print(f"random streams begin at seed {seed}; --seed={seed} repeats them")  # noqa: T201 - for a failure
+
+
+def pytest_configure(config):
+    # Programs that tests start draw from the same seed.
+    if config.getoption("--seed") is not None:
+        os.environ["SEED"] = config.getoption("--seed")
 
 
 STATES_MIN, SWEEPS_MIN = 100_000, 36

@@ -5,7 +5,7 @@ so that ``--help`` and ``ckpt`` never import torch.
 
 Typer's own help needs at least 50 columns and breaks words at hyphens, so that an option in an
 example cannot be copied. The formatter here fits every line into the terminal and cuts no word. On
-a narrow terminal, the meaning of an option stands below the option.
+a narrow terminal, the meaning of an option is below the option.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import textwrap
 import traceback
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.completion import completion_init
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from resilient.errors import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN, ResilientError
 from resilient.redaction import shell_quote
@@ -236,20 +237,31 @@ def load(name: str, lazy: LazyCommand) -> Any:
     """Import a command of a table and return it with the global options added."""
     if lazy.commands:
         return _group(name, lazy.help, lazy.commands)
-    loaded_command = getattr(import_module(lazy.module), lazy.attribute)
-    if not isinstance(loaded_command, typer.Typer):
+    target = getattr(import_module(lazy.module), lazy.attribute)
+    return _command(name, target, frozenset(lazy.context_settings.items()))
+
+
+@cache
+def _command(name: str, target: Any, settings: frozenset[tuple[str, Any]]) -> Any:
+    """Return the command of a function or of a Typer group."""
+    if not isinstance(target, typer.Typer):
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, context_settings=dict(lazy.context_settings))(loaded_command)
-        loaded_command = alone
-    command = typer.main.get_command(loaded_command)
+        alone.command(name, context_settings=dict(settings))(target)
+        target = alone
+    command = typer.main.get_command(target)
     command.name = name
     return _accept_global_options(command)
 
 
 def build() -> Any:
-    """Return the root command of the program; its commands are not imported yet."""
+    """Return the root command of the program. It imports a command when one is called."""
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
+    return _root()
+
+
+@cache
+def _root() -> Any:
     settings = {"help_option_names": ["-h", "--help"]}
     return _group(PROGRAM, _HELP, COMMANDS, add_completion=True, context_settings=settings)
 
@@ -266,10 +278,12 @@ def _group(name: str, help_text: str, table: Mapping[str, LazyCommand], **settin
         **{"add_completion": False, **settings},
     )
     app.callback()(_do_nothing)
-    for subcommand, lazy in table.items():
-        app.command(subcommand, help=lazy.help, short_help=lazy.help)(_do_nothing)
-    group = typer.main.get_command(app)
-    group.table = table  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    group.table = table
+    for command, lazy in table.items():
+        group.commands[command] = TyperCommand(
+            command, help=lazy.help, short_help=lazy.help, rich_markup_mode=None
+        )
     return _accept_global_options(group)
 
 
@@ -341,8 +355,9 @@ def _accept_global_options(command: Any) -> Any:
     return command
 
 
+@cache
 def _global_parameters() -> list[Any]:
-    """Return new parameters whose values go to the context's `Output`, not to a function."""
+    """Return parameters whose values go to the context's `Output`, not to a function."""
     options = typer.Typer(add_completion=False, rich_markup_mode=None)
     options.command()(_global_options)
     parameters: list[Any] = typer.main.get_command(options).params

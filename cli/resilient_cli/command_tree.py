@@ -1,4 +1,4 @@
-"""Table of the commands: the module of each and its help line, readable without an import of it."""
+"""Table of the commands: module and help line of each, without an import of the module."""
 
 from __future__ import annotations
 

@@ -90,12 +90,12 @@ class ForeignCheckpoint:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether a resume fails, or loses a state that the tool had saved."""
+        """True if a resume fails, or loses a state that the tool had saved."""
         return self.verdict.answer == "no" or is_costly(self.contents.problems)
 
 
 def is_foreign(url: str) -> bool:
-    """Return whether a location holds something, and it is no repository of ours.
+    """Return True if a location has files and is not a native repository.
 
     Raises:
         StoreError: The location could not be read.
@@ -325,7 +325,7 @@ def find_in_run(ref: str | None, url: str | None) -> str | None:
     """Return the path of the checkpoint that a reference names in a run of another tool.
 
     None if there is no such run, or if no reference is given. Call this only after the search for a
-    repository of ours has failed, so that users of our repositories do not pay for it.
+    native repository has failed, so that users of our repositories do not pay for it.
 
     Raises:
         NothingToResume: The run has no such checkpoint.

@@ -1,7 +1,7 @@
 """Checks that ``k8s`` and ``slurm`` share before another system starts a training.
 
-They refuse options that the other system decides, and secrets that everyone who can see the job
-could read.
+The checks refuse options that the other system decides, and secrets that other users could read in
+the job.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The events of an agent name its process, which its own host can check. For other hosts the agent is
 alive if its host wrote an event within the last minute. The newest generation record may also name
-a process.
+a process, and the repository may hold its heartbeat.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resilient.checkpoint.resume_policy import is_alive_here
+from resilient.checkpoint.writer_heartbeat import HeartbeatWatch
 from resilient.clock import boot_name
 from resilient.errors import RepositoryNotFound
 from resilient.goodput.event_log import agents, read_records
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from resilient.checkpoint.fencing import Writer
+    from resilient.clock import Clock
     from resilient.goodput.event_log import Agent, EventRecord
+    from resilient.storage.store import Store
 
 _START_FIELD = 19
 """Index of the start time (clock ticks since boot) in /proc/PID/stat, after the name."""
@@ -167,6 +170,30 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
             LivenessState.UNKNOWN, "the event files do not show who started this generation"
         )
     return claimants[-1]
+
+
+def ask_heartbeat(
+    found: LivenessReport, writer: Writer, store: Store, clock: Clock
+) -> LivenessReport:
+    """Complete an unknown liveness with the writer's heartbeat, if the repository holds one.
+
+    Waits for the next heartbeat, up to 1.5 times the time between two of them.
+
+    Raises:
+        StoreError: The store failed; a missing answer proves nothing.
+    """
+    record = writer.record
+    if found.state is not LivenessState.UNKNOWN or record is None or record.process is None:
+        return found
+    began_seconds, process = clock.monotonic_seconds(), record.process
+    is_alive = HeartbeatWatch(store, clock).wait(record.number, record.token)
+    if is_alive is None:
+        return found
+    who = f"pid {process.pid} of {process.host}"
+    if is_alive:
+        return replace(found, state=LivenessState.ALIVE, why=f"{who} sent a heartbeat")
+    seconds = clock.monotonic_seconds() - began_seconds
+    return replace(found, why=f"{who} sent no heartbeat for {seconds:.0f} s")
 
 
 def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:

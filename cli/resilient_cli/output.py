@@ -1,10 +1,10 @@
 """Output to stdout and stderr: tables, plain columns, JSON, errors and progress.
 
-stdout carries only the answer; messages about the work go to stderr. Text goes through
-:func:`put`, which escapes everything that a terminal would obey. Names, messages and lines of
-servers may contain escape sequences, bells, carriage returns or characters that reverse the
-writing direction. Newlines pass, and so do the colours of this module. Colours are a few escape
-codes, so no styling library is loaded.
+stdout carries only the answer; messages about the work go to stderr. Text goes through :func:`put`,
+which escapes the control sequences of terminals. Names, messages and lines of servers may contain
+escape sequences, bells, carriage returns or characters that reverse the writing direction. Newlines
+and the colours of this module are not escaped. Colours are a few escape codes, so no styling
+library is loaded.
 
 Progress appears after 1 s: a bar on a terminal, otherwise a line every 10 s.
 """
@@ -93,7 +93,7 @@ def convert_write_errors() -> Iterator[None]:
 def ignore_broken_pipe() -> None:
     """Redirect stdout to the null device after the reader has closed the pipe.
 
-    The command goes on: its work stays valid without a reader.
+    The command continues, because its work stays valid without a reader.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -2,7 +2,7 @@
 
 ``p95 of a save + p95 of its promotion + 5 s <= --grace < termination grace <= notice``
 
-Each side leaves room for the one before. The trainers save within ``--grace``. The agent ends
+Each term leaves time for the term before. The trainers save within ``--grace``. The agent ends
 before its container or job is killed, and the kill comes before the machine is gone.
 """
 

@@ -1,7 +1,7 @@
 """Manifests and findings of checkpoints, for the commands that judge them.
 
-Also partial verification (``ckpt verify --sample --max-duration``), and whether training can
-resume from one of our checkpoints.
+The module also has partial verification (``ckpt verify --sample --max-duration``), and the
+resumability of our own checkpoints.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Survey:
 
     @property
     def damaged(self) -> bool:
-        """Whether committed data is missing or changed."""
+        """True if committed data is missing or changed."""
         return any(finding.severity == "damaged" for finding in self.findings)
 
     @property
     def intact(self) -> bool:
-        """Whether a resume can use the checkpoint, as far as the level verified it."""
+        """True if a resume can use the checkpoint, as far as the level verified it."""
         return self.manifest is not None and not self.damaged
 
     @property
@@ -176,7 +176,7 @@ class SampleRequest:
 
     @property
     def is_some(self) -> bool:
-        """Whether the request leaves something out."""
+        """True if the request leaves something out."""
         return self.share < 1 or self.seconds > 0
 
     @classmethod

@@ -110,7 +110,7 @@ def put_manifest(store: Store, key: str, data: bytes) -> None:
             _put_if_absent(store, key, data)
     except (StoreUnavailable, KeyExists):
         # The response may have been lost after the write, or another process stored the same bytes.
-        # Only the store can tell.
+        # Only the store has the answer.
         if not _is_there(store, key, data):
             raise
 
@@ -134,7 +134,7 @@ def _is_there(store: Store, key: str, data: bytes) -> bool:
 def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
     """Store a second copy of a committed manifest, from which the first can be repaired.
 
-    Crash: the copy is there or not; it never decides whether the checkpoint exists.
+    Crash: the copy exists or not; it never decides whether the checkpoint exists.
 
     Raises:
         KeyNotFound: The checkpoint is not committed.

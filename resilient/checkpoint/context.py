@@ -193,7 +193,7 @@ class CheckpointContext:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank manages the near repository of its host, if each host has its own."""
+        """True if this rank manages the near repository of its host, if each host has its own."""
         if not self.places.groups:
             return self.world.is_coordinator
         return self.places.leads(self.world.rank)

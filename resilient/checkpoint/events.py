@@ -245,3 +245,40 @@ class NearCopyRejected(Event):
             f"`{self.key}` in the near tier is damaged; read from the durable one instead: "
             f"resilient ckpt repair {checkpoint} --repo {self.near} --from {self.durable}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatFailed(Event):
+    """The process that writes could not store its heartbeat; emitted once."""
+
+    level: ClassVar[Level] = Level.WARNING
+    template: ClassVar[str] = (
+        "cannot store the heartbeat of this run: {reason}. Training continues; a start by hand on "
+        "another host may take the repository over"
+    )
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriterAwaited(Event):
+    """A start by hand waits for a heartbeat of the last writer, which ran on another host."""
+
+    template: ClassVar[str] = (
+        "process {pid} on {host} wrote to this repository last; waiting up to {seconds:.0f} s for "
+        "its next heartbeat"
+    )
+    pid: int
+    host: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSilent(Event):
+    """The last writer sent no heartbeat, so a start by hand takes the repository over."""
+
+    template: ClassVar[str] = (
+        "process {pid} on {host} sent no heartbeat for {seconds:.0f} s; this start takes over"
+    )
+    pid: int
+    host: str
+    seconds: float

@@ -27,7 +27,7 @@ def put_fenced(store: Store, key: str, data: Data, fence: Callable[[], None]) ->
     directly after a check of the fence, and never if its checkpoint is committed. So a process of
     an older claim with the same number changes no committed file.
 
-    Crash: The old object or the new object is there, whole.
+    Crash: The key has the whole old object or the whole new object.
 
     Args:
         store: Repository, or the near tier of this host.

@@ -1,13 +1,14 @@
-"""Fencing: probe of exclusive create, the newest writer, and how to shut it out.
+"""Fencing: probe of exclusive create, and fencing of the newest writer.
 
-A server that ignores ``If-None-Match`` responds normally and lets two writers win, and one request
-does not reveal it. So several writers race for keys of their own, once per repository. The verdict
-is recorded there.
+A server that ignores ``If-None-Match`` responds normally and lets two writers win. A single request
+does not reveal such a server. Several writers therefore race for probe keys, once per repository.
+The result is stored in the repository.
 
-No lock exists that a dead process could leave behind: a new attempt begins at any time. The newest
-generation alone may write. Any process of it may save and delete until a newer generation begins,
-even a process that hung, was forgotten, or lost its launcher. To shut it out, begin a generation
-from the checkpoint that resume would take, and save nothing. Nothing is abandoned by that.
+No lock exists that a dead process could leave behind: a new attempt begins at any time. Only the
+newest generation may write. Any process of this generation may save and delete until a newer
+generation begins, even a process that hung, was forgotten, or lost its launcher. To fence such a
+process, begin a generation from the checkpoint that resume would take, and save nothing. This
+abandons no checkpoint.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def recorded(store: Store) -> bool | None:
         fields = fetch(store, ABILITIES, lambda data: unseal(data, ABILITIES), RECORD_BYTES_MAX)
     except (IntegrityError, KeyNotFound):
         return None
-    # The record of a copied repository says nothing about its present store.
+    # The record of a copied repository is not valid for its present store.
     if fields.get("format") != "resilient-abilities" or fields.get("url") != store.url:
         return None
     verdict = fields.get("exclusive")
@@ -188,7 +189,7 @@ class Writer:
 
     @property
     def is_nobody(self) -> bool:
-        """Whether a command began the generation and it saves nothing: no process may write."""
+        """True if a command began the generation and it saves nothing: no process may write."""
         by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
         return by_command and self.last is None and not self.unfinished
 
@@ -242,7 +243,7 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
     Checkpoints that the older generation commits before that are not lost: the new one begins from
     the newest of them.
 
-    Crash: the generation is there, or nothing changed. To run it again does no harm.
+    Crash: the generation exists, or nothing changed. To run it again does no harm.
 
     Args:
         store: Repository.

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import folders_of, lineage, trash_of
@@ -30,6 +32,7 @@ from resilient.checkpoint.repository_scan import (
 from resilient.checkpoint.retention import RetentionInput, RotationPlan, best_by, plan_rotation
 from resilient.checkpoint.trash import empty_expired_trash, put_in_trash
 from resilient.checkpoint.verify import verify
+from resilient.clock import SystemClock
 from resilient.errors import IntegrityError, KeyNotFound
 from resilient.format.keys import MANIFEST, parse_trash, split_checkpoint_key
 from resilient.storage.posix import fsync_leftovers
@@ -40,8 +43,12 @@ if TYPE_CHECKING:
     from resilient.checkpoint.repository_scan import Folders
     from resilient.checkpoint.retention import CheckpointSummary, Retention
     from resilient.checkpoint.trash import TrashPolicy
+    from resilient.clock import Clock
     from resilient.format.keys import CheckpointId
     from resilient.storage.store import Store
+
+FENCE_SECONDS = 5.0
+"""Age of a fence check after which a process checks again before its next delete."""
 
 
 def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time included
@@ -70,7 +77,7 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
         generation: Generation number of this attempt.
         keep: Checkpoints that the run itself protects, such as its best.
         written: Checkpoint that this process has just committed with all receipts. It counts as
-            verified unless the retention asks for more.
+            verified unless the retention requires more.
         sweeps: Delete leftovers of killed saves even without any policy; once per attempt is
             enough.
         grace: Trash policy, which decides what in the trash has expired; None for nothing.
@@ -189,7 +196,11 @@ def _with_needs(
 
 
 def apply_plan(
-    store: Store, scan: RepositoryScan, generation: int, token: str = ""
+    store: Store,
+    scan: RepositoryScan,
+    generation: int,
+    token: str = "",
+    clock: Clock | None = None,
 ) -> RotationPlan:
     """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
 
@@ -197,22 +208,31 @@ def apply_plan(
     needed.
 
     Before each manifest the fence and the tags are checked again, because a newer generation or
-    another tag invalidates the plan. The fence is checked again before the files. A generation that
-    begins later finds the manifests gone, so it cannot reference what they named.
+    another tag invalidates the plan. The fence is checked again before the files of each folder,
+    because the repository may be restored from a backup while this process sleeps. Within a folder
+    the check is repeated after ``FENCE_SECONDS``. A generation that begins later finds the
+    manifests gone, so it cannot reference what they named.
 
     Crash: as in ``collect_garbage``.
 
+    Args:
+        store: Repository.
+        scan: State of the repository, with the plan.
+        generation: Generation number of this attempt.
+        token: Token of its claim; empty compares the number alone.
+        clock: Source of the age of a fence check; the machine's own clock by default.
+
     Returns:
-        The plan as far as it was carried out: all of it, unless tags changed.
+        The executed part of the plan: the whole plan, unless tags changed.
 
     Raises:
         Fenced: Another claim replaced this one; nothing more was deleted.
         StoreError: A delete failed; committed checkpoints stay committed.
     """
-    plan = scan.plan
+    plan, fence = scan.plan, _Fence(store, generation, token, clock or SystemClock())
     fsync_leftovers(store)
     for done, checkpoint in enumerate(plan.doomed):
-        check_fence(store, generation, token)
+        fence.check()
         if list_tags(store) != scan.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
             return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
@@ -220,22 +240,45 @@ def apply_plan(
             put_in_trash(store, checkpoint, scan.into)
         store.delete(checkpoint.manifest_key)
     unneeded = scan.unneeded()
-    if unneeded:
-        check_fence(store, generation, token)
-    back = empty_expired_trash(store, scan.over, unneeded)
+    back = empty_expired_trash(store, scan.over, unneeded, fence.check)
     if back:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
         return replace(plan, unsure=f"{back} was restored from the trash meanwhile")
-    for checkpoint, name in unneeded:
-        if parse_trash(name) is None:
+    files = [(checkpoint, name) for checkpoint, name in unneeded if parse_trash(name) is None]
+    for checkpoint, names in groupby(files, itemgetter(0)):
+        fence.check()
+        for _, name in names:
+            fence.check_if_old()
             store.delete(checkpoint.key(name))
     return plan
 
 
-def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
-    """Delete the files of a save, unless its manifest is there: then it is committed.
+@dataclass(slots=True)
+class _Fence:
+    """Fence of a process that deletes, and the age of its last check."""
 
-    Crash: the checkpoint did not exist before and does not after; the rest is swept later.
+    store: Store
+    generation: int
+    token: str
+    clock: Clock
+    checked_seconds: float = 0.0
+
+    def check(self) -> None:
+        """Refuse a process whose claim is not the newest."""
+        check_fence(self.store, self.generation, self.token)
+        self.checked_seconds = self.clock.monotonic_seconds()
+
+    def check_if_old(self) -> None:
+        """Check again if the process may have slept since the last check."""
+        if self.clock.monotonic_seconds() - self.checked_seconds > FENCE_SECONDS:
+            self.check()
+
+
+def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
+    """Delete the files of a save, unless its manifest exists: then it is committed.
+
+    Crash: the checkpoint did not exist before and does not after; a later collection deletes the
+    rest.
 
     Args:
         store: Repository.
@@ -352,7 +395,7 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
 def _unsaved_life(
     store: Store, generations: list[int], state: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
-    """Return the parent of the newest generation, while that has no commit of its own."""
+    """Return the parent of the newest generation, while that generation has no commit."""
     newest = max(generations, default=0)
     if not newest or any(checkpoint.generation >= newest for checkpoint in state.everything):
         return {}, ""

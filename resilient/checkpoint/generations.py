@@ -1,8 +1,8 @@
 """Generation records: claim, marks and fence.
 
 An attempt claims the next generation by an exclusive create of ``generations/g<number>.json``. The
-record names the checkpoint that the attempt starts from. Later numbers outrank earlier ones, so
-resume never chooses what a process of an older generation still writes.
+record names the checkpoint that the attempt starts from. Higher numbers outrank lower numbers, so
+resume never selects a late save of an older generation.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
 ) -> Generation:
     """Begin an attempt: create the record of the next free number, exclusively.
 
-    Crash: the record is there, and an attempt that saved nothing used up the number; or it is not
-        there. Both are harmless.
+    Crash: the record exists, and an attempt that saved nothing used up the number; or it does not
+        exist. Both are harmless.
 
     Args:
         store: Repository.
@@ -201,7 +201,7 @@ def _check_writable(record: Generation) -> None:
 def create_record(store: Store, key: str, data: bytes) -> None:
     """Store ``data`` only if no object has the key, as exclusively as the store can.
 
-    Crash: all of the object is there, or nothing.
+    Crash: the whole object exists, or nothing.
 
     Raises:
         KeyExists: The key is taken; nothing was changed.
@@ -239,8 +239,8 @@ def list_marks(store: Store) -> list[int]:
 def mark_committed(store: Store, number: int) -> None:
     """Mark that a generation has committed a checkpoint.
 
-    The mark decides nothing while a checkpoint is there. It distinguishes "every manifest was
-    lost", which must not restart training silently, from "nothing was ever committed".
+    The mark has no effect while a checkpoint exists. It distinguishes "every manifest was lost",
+    which must not restart training silently, from "nothing was ever committed".
 
     Crash: after the commit and before the mark, the checkpoint is just as safe.
 
@@ -252,7 +252,7 @@ def mark_committed(store: Store, number: int) -> None:
 
 
 def check_mark(store: Store, number: int) -> None:
-    """Verify the content of a generation's mark; resume asks only whether the mark is there.
+    """Verify the content of a generation's mark; resume checks only that the mark exists.
 
     Crash: reads only.
 

@@ -1,8 +1,8 @@
-"""Ledger audit: proof that a run trained on each sample exactly once, in all of its attempts.
+"""Ledger audit: check that a run trained on each sample exactly once, over all attempts.
 
-The audit begins at a manifest, which names the head of the chain. It goes back segment by segment
-to the beginning of the ledger, then forward through the records. Segments outside the chain are
-read as well: those steps were trained and lost.
+The audit begins at a manifest, which names the head of the chain. The audit goes back segment by
+segment to the beginning of the ledger, then forward through the records. Segments outside the chain
+are read as well: those steps were trained and lost.
 
 A generation record is claimed before anything else of its attempt, and is never deleted. So a
 number without a record is unaccounted work, unless a claim left it out, which the next record shows
@@ -70,7 +70,7 @@ class EpochCoverage:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample was used up or left out on purpose."""
+        """True if every sample was used up or left out on purpose."""
         return self.size > 0 and self.before + self.trained + self.left_out == self.size
 
 
@@ -353,7 +353,7 @@ class Audit:
 
     @property
     def is_proven(self) -> bool:
-        """Whether each sample of each epoch was trained once, or its absence is accounted for."""
+        """True if each sample of each epoch was trained once, or its absence is accounted for."""
         return not self.flaws
 
 
@@ -494,7 +494,7 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
 
 
 def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
-    """Return why a segment does not continue the one that it names."""
+    """Return the reason why a segment does not continue its previous segment."""
     if before.run_id != after.run_id:
         problem = f"belongs to run {before.run_id}, but `{after.key}` belongs to run {after.run_id}"
         return [LedgerProblem(before.key, 0, problem)]

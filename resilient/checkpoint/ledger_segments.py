@@ -1,8 +1,8 @@
 """Ledger segments in a repository, and the expected sample order of an epoch.
 
-Segments are immutable and named after the checkpoint whose save puts them. Garbage collection
-leaves them alone. A manifest names its own segment by key and head, and every segment names the
-one before. With tiers they are in the durable one, where generations and tags are.
+Segments are immutable and named after the checkpoint whose save puts them. Garbage collection never
+deletes them. A manifest names its own segment by key and head, and every segment names the previous
+segment. With tiers, segments are in the durable tier, like generations and tags.
 
 The order of an epoch is computed again, without torch, to compare the ledger with it.
 """
@@ -33,9 +33,9 @@ def put_segment(store: Store, segment: Segment, token: str = "") -> None:
 
     A second attempt to persist the same save stores the same bytes.
 
-    Crash: the segment is there, whole, or not. Without a manifest that names it, nothing was
-        committed. The records of a run that continues are also in a later segment, and those of a
-        lost run are abandoned.
+    Crash: the segment exists whole, or does not exist. Without a manifest that names it, nothing
+        was committed. The records of a run that continues are also in a later segment, and those of
+        a lost run are abandoned.
 
     Args:
         store: Repository.
@@ -89,9 +89,9 @@ SAMPLES_MAX = 20_000_000
 def random_order(samples: int, seed: int) -> NDArray[int64]:
     """Return the result of ``torch.randperm(samples)`` on the CPU from a generator of this seed.
 
-    Fisher and Yates' shuffle from the front: sample ``i`` changes places with one of those from
-    ``i`` on, drawn as a 32-bit word of MT19937 modulo their number. The seed's low 32 bits start
-    the generator as in Matsumoto and Nishimura's ``init_genrand``.
+    This is Fisher and Yates' shuffle from the front. Sample ``i`` changes places with a sample from
+    ``i`` on. Its index is drawn as a 32-bit word of MT19937, modulo the number of these samples.
+    The seed's low 32 bits start the generator as in Matsumoto and Nishimura's ``init_genrand``.
     """
     # Commands that only copy segments import this module, and do not need NumPy.
     import numpy as np

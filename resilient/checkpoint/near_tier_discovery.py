@@ -1,7 +1,7 @@
-"""Discovery of near tiers: the ranks find out which of them share one, and serve theirs to peers.
+"""Discovery of near tiers that ranks share, and servers of near tiers for peers.
 
-Each rank writes a key of this meeting into the near repository that it sees. Ranks that read back
-the same content share a repository. A name, a path or a disk id would be equal on cloned hosts.
+Each rank writes a random key of this attempt into its near repository. Ranks that read back the
+same content share a repository. A name, a path or a disk id would be equal on cloned hosts.
 """
 
 from __future__ import annotations

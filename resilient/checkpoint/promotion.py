@@ -1,10 +1,10 @@
-"""Promotion of checkpoints from the near tier to the durable one.
+"""Promotion of checkpoints from the near tier to the durable tier.
 
 Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
-byte for byte. It is put by an exclusive create after a check of the fence, so the checkpoint
-appears in the durable tier exactly as one that was saved there. Until then its files look like
-leftovers if a newer checkpoint is committed there, and a sweep may delete them. So all files are
-checked once more after the manifest was put.
+byte for byte. The manifest is put by an exclusive create after a check of the fence. The promoted
+checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Until then its
+files look like leftovers if a newer checkpoint is committed there, and a garbage collection may
+delete them. So all files are checked once more after the manifest was put.
 
 One thread of each place copies the files of that place, one checkpoint at a time. If a checkpoint
 is due while another is in progress, it waits, and the next save waits with it. So the durable tier
@@ -246,7 +246,7 @@ def _carry_each(
 def _carry(
     tiers: TieredStore, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
 ) -> int:
-    """Copy one file unless it is there; return the bytes copied."""
+    """Copy one file unless it exists; return the bytes copied."""
     key = manifest.key(entry.name)
     if _size_of(tiers.durable, key) == entry.size_bytes:
         return 0
@@ -281,10 +281,11 @@ def _size_of(store: Store, key: str) -> int:
 class TierPromoter:
     """Promoter of checkpoints from the near tier to the durable one, at the leader of each place.
 
-    Always promoted: the parent of the attempt, its first save, the checkpoints that the run
-    protects (its best), those that the schedule asks for, and the last when the run closes. After
-    a failed promotion the next save is promoted. A damaged checkpoint is tried again only with the
-    next checkpoint that is due, so that it causes no promotions by itself.
+    These checkpoints are always promoted: the parent of the attempt, its first save, and the
+    checkpoints that the run protects (its best). The others are the checkpoints due by the
+    schedule, and the last checkpoint when the run closes. After a failed promotion the next save is
+    promoted. A damaged checkpoint is tried again only with the next checkpoint that is due, so that
+    it causes no promotions by itself.
 
     Args:
         tiers: Both tiers.
@@ -314,7 +315,7 @@ class TierPromoter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a promotion is in progress."""
+        """True if a promotion is in progress."""
         return self._in_flight is not None and not self._in_flight.done()
 
     def begin(
@@ -338,7 +339,8 @@ class TierPromoter:
         """Return what to promote now, and what must stay near; called on the coordinator.
 
         If something is due, waits for the promotion in progress. Here all ranks wait for the
-        decision and see that the coordinator is at work, so that no deadline of theirs expires.
+        decision. They are informed that the coordinator is at work, so their deadlines do not
+        expire.
 
         Crash: nothing changed.
 

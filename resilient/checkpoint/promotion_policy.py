@@ -34,8 +34,7 @@ class TieringOptions:
     """Options of a near tier.
 
     Attributes:
-        durable_every: Promote every N-th save. None: every save, or as ``durable_every_seconds``
-            says.
+        durable_every: Promote every N-th save. None: every save, or by ``durable_every_seconds``.
         near_total_limit: Number of checkpoints that the near tier keeps.
         durable_every_seconds: Promote a save also if this time has passed since the last promoted
             one; None: time does not matter.
@@ -67,7 +66,7 @@ class TieringOptions:
         return asdict(self)
 
     def is_due(self, saves: int, passed_seconds: float) -> bool:
-        """Return whether the schedule asks for the promotion of a save.
+        """Return whether a save is due for promotion by the schedule.
 
         Args:
             saves: Number of the save, from 1.

@@ -86,7 +86,7 @@ class Reflog:
         ]
 
     def head_of(self, number: int) -> ReflogHead:
-        """Return the end of generation ``number``, or of the one before if it left no trace."""
+        """Return the end of generation ``number``, or of the previous one if it left no trace."""
         while number > 0:
             own_checkpoints = [
                 checkpoint for checkpoint in self._whole if checkpoint.generation == number

@@ -1,8 +1,8 @@
 """References (``latest~2``, ``step:120``, a tag, ``@{1}``, a moment) and tags.
 
 A tag is a name that a person gives to a checkpoint; retention never deletes a tagged checkpoint. A
-tag is one small sealed object, created exclusively. To move a tag, remove it and create it again;
-so two people cannot move it at once without noticing.
+tag is one small sealed object, created exclusively. To move a tag, remove it and create it again.
+If two users move a tag at the same time, one of them gets an error.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
     checkpoint. The check of the manifest afterwards finds that, unless the collection is between
     its own last check and its delete (docs/guarantees.md).
 
-    Crash: the tag is there, whole, or not.
+    Crash: the tag exists whole, or does not exist.
 
     Args:
         store: Repository.
@@ -189,14 +189,14 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
 def remove_tag(store: Store, name: str) -> CheckpointId | None:
     """Remove a tag; its checkpoint stays until retention deletes it.
 
-    Crash: the tag is there, whole, or gone.
+    Crash: the tag exists whole, or is deleted.
 
     Returns:
         The checkpoint that it named; None if that cannot be read.
 
     Raises:
         UsageError: No tag has this name.
-        StoreError: The store failed; the tag is there or gone.
+        StoreError: The store failed; the tag exists or is deleted.
     """
     if name not in list_tags(store):
         raise UsageError(
@@ -236,15 +236,17 @@ def resolve(store: Store, ref: str) -> CheckpointId:
 
     Args:
         store: Repository.
-        ref: One of:
-            ``latest`` (the first candidate of resume), ``latest~2``, ``step:120``, ``120``;
-            a folder name, or one without its generation (``checkpoint-120``: the newest in the
-            line of descent);
-            a tag;
-            ``best:loss`` (the best measured one, the line of descent first);
-            ``@{1}`` (the end of the attempt before the newest, as ``ckpt reflog`` lists them);
-            ``@2026-11-20T10:00`` (the newest of the line saved by then; UTC without an offset);
-            a unique prefix of a manifest's root.
+        ref: Reference in one of these forms.
+            ``latest`` is the first candidate of resume; ``latest~2``, ``step:120`` and ``120``
+            are relative to it or name a step.
+            A folder name without its generation (``checkpoint-120``) is the newest such checkpoint
+            in the line of descent.
+            A tag.
+            ``best:loss`` is the checkpoint with the best metric, the line of descent first.
+            ``@{1}`` is the end of the attempt before the newest, as ``ckpt reflog`` lists them.
+            ``@2026-11-20T10:00`` is the newest checkpoint of the line saved by then (UTC without
+            an offset).
+            A unique prefix of a manifest's root.
 
     Raises:
         RepositoryNotFound: Nothing was ever committed here.

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data: bytes) -> str:
     """Replace a damaged file by a whole one and keep a copy of the damaged one in the folder.
 
-    Crash: the damaged file is there, perhaps with a copy beside it, or the whole file and the
-        copy. The copy is named by its content, so a second run makes no second copy.
+    Crash: the damaged file exists, perhaps with a copy beside it, or the whole file and the copy.
+        The copy is named by its content, so a second run makes no second copy.
 
     Args:
         store: Repository.
@@ -54,7 +54,7 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
         Key of the copy; empty if there was nothing to keep.
 
     Raises:
-        StoreError: The store failed; the damaged file is unchanged, or the whole file is there.
+        StoreError: The store failed; the damaged file is unchanged, or the whole file exists.
     """
     try:
         damaged = store.get(key)
@@ -184,7 +184,7 @@ class RepairPlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether resume can use the checkpoint after the repair."""
+        """True if resume can use the checkpoint after the repair."""
         needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
         return not any(loss.file in needed for loss in self.losses)
 
@@ -202,7 +202,7 @@ class RepairPlan:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Whether the tensors and plain values of each part are whole, or will be."""
+        """True if the tensors and plain values of each part are whole, or will be."""
         manifest = self.manifest
         if manifest is None:
             return {}

@@ -229,7 +229,7 @@ def _require_same_run(
 
 
 def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
-    """Return whether the manifest is there; refuse a different one."""
+    """Return whether the manifest exists; refuse a different manifest."""
     try:
         there = target.get(key)
     except KeyNotFound:
@@ -276,7 +276,7 @@ def _carry(
 
 
 def _require_files(target: Store, manifest: Manifest) -> None:
-    """Check that all files are there: garbage collection may have taken them for leftovers."""
+    """Check that all files exist: garbage collection may have deleted them as leftovers."""
     for entry in manifest.files:
         key = manifest.key(entry.name)
         if _size_of(target, key) != entry.size_bytes:

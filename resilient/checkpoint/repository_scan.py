@@ -214,7 +214,7 @@ class RepositoryScan:
         )
 
     def unneeded(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files that no checkpoint needs once the doomed manifests are gone."""
+        """Return the files that no checkpoint needs once these manifests are deleted."""
         return [
             (checkpoint, name)
             for checkpoint, name in self.stale()
@@ -222,7 +222,7 @@ class RepositoryScan:
         ]
 
     def stale(self) -> list[tuple[CheckpointId, str]]:
-        """Return the files in doomed folders, and in folders without a manifest.
+        """Return the files in folders to delete, and in folders without a manifest.
 
         Folders without a manifest count only if they are older than the newest commit, because a
         save in flight is newer. Files with foreign names are not included, nor is what stays in

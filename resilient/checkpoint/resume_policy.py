@@ -3,26 +3,31 @@
 Each decision is a pure function of facts. The coordinator reads the facts, so all ranks decide
 alike.
 
-A wish other than ``auto`` applies in every attempt until a checkpoint of this run exists. A manual
-start is refused while the newest generation's writer is alive. A dead process, the same process,
-the same scheduler job and a restart by an agent never stop a start.
+A resume option other than ``auto`` applies in every attempt until a checkpoint of this run exists.
+A manual start is refused while the newest generation's writer is alive. This host checks its own
+processes. A writer on another host is alive if its heartbeat changes while this start waits. A dead
+process, the same process, the same scheduler job and a restart by an agent never block a start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import folders_of
+from resilient.checkpoint.events import WriterAwaited, WriterSilent
 from resilient.checkpoint.generations import list_marks, list_numbers, read_generation
+from resilient.checkpoint.writer_heartbeat import HeartbeatWatch
+from resilient.distributed.launch_env import HEARTBEAT_SECONDS
 from resilient.errors import IntegrityError, KeyNotFound, NoIntactCheckpoint, WriterAlive
 from resilient.format.keys import MANIFEST, CheckpointId
 from resilient.processes import is_released
 from resilient.redaction import shell_quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from resilient.checkpoint.context import CheckpointContext
     from resilient.checkpoint.generations import Generation
     from resilient.distributed.start_identity import StartIdentity
     from resilient.processes import ProcessIdentity
@@ -72,7 +77,7 @@ class ResumeDecision:
 
     Attributes:
         reference: ``auto``, ``never``, a reference or a folder; empty for a refusal.
-        reason: Reason if the reference is not the wish, or of the refusal.
+        reason: Reason for another reference than the option, or for the refusal.
     """
 
     reference: str
@@ -125,7 +130,7 @@ def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
 def read_resume_facts(
     store: Store, resume_option: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeFacts:
-    """Read the facts of a repository for a wish.
+    """Read the facts of a repository for a resume option.
 
     Crash: reads only.
 
@@ -192,10 +197,12 @@ class Claimant:
     Attributes:
         process: The agent, or the training process without an agent; None if it is not known.
         takes_over: A live writer is fenced off on purpose.
+        heartbeat_seconds: Time between two heartbeats of the process; 0 for none.
     """
 
     process: ProcessIdentity | None = None
     takes_over: bool = False
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +210,7 @@ class WriterFacts:
     """Facts about the writer of the newest generation.
 
     Attributes:
-        is_alive: Its process is proven to run on this host and has not ended its run.
+        is_alive: Its process is proven to run and has not ended its run.
         is_same_process: The process that starts is that one.
         is_same_job: Both belong to one start or to one scheduler job.
         takes_over: The user asked to fence it off.
@@ -240,32 +247,97 @@ def read_writer_facts(
     )
 
 
-def refuse_live_writer(store: Store, starts: Collection[StartIdentity], claimant: Claimant) -> None:
+def newest_of_run(store: Store, starts: Collection[StartIdentity]) -> Generation | None:
+    """Return the newest generation if one of these starts, or their scheduler job, began it.
+
+    Crash: reads only.
+
+    Raises:
+        StoreError: The store failed.
+    """
+    newest = _newest(store)
+    begun = newest.start if newest else None
+    return newest if begun and any(start.is_related(begun) for start in starts) else None
+
+
+def _newest(store: Store) -> Generation | None:
+    numbers = list_numbers(store)
+    try:
+        return read_generation(store, numbers[-1]) if numbers else None
+    except (IntegrityError, KeyNotFound):
+        return None
+
+
+def refuse_live_writer(
+    context: CheckpointContext,
+    starts: Collection[StartIdentity],
+    claimant: Claimant,
+    still_here: Callable[[], None] = lambda: None,
+) -> None:
     """Refuse a manual start that would end the run of a live writer.
+
+    A writer on another host may be alive: this waits for its next heartbeat, up to 1.5 times the
+    time between two of them.
 
     Crash: reads only.
 
     Args:
-        store: Repository.
+        context: Repository, clock and emitter.
         starts: Identities of all ranks that start.
         claimant: Process that starts.
+        still_here: Callback during a wait, so that the other ranks keep waiting.
 
     Raises:
         WriterAlive: Another process is proven alive and writes to the repository.
         StoreError: The store failed.
     """
-    numbers = [] if claimant.takes_over else list_numbers(store)
-    try:
-        newest = read_generation(store, numbers[-1]) if numbers else None
-    except (IntegrityError, KeyNotFound):
-        return
-    if newest is None or newest.process is None:
-        return
-    if may_start(read_writer_facts(newest, starts, claimant)):
-        return
-    raise WriterAlive(
-        f"will not start: process {newest.process.pid} on {newest.host} has written to "
-        f"{store.url} since {newest.claimed_at}, and is alive; nothing was changed",
+    newest, is_new = None if claimant.takes_over else _newest(context.store), False
+    while newest is not None and newest.process is not None:
+        facts = read_writer_facts(newest, starts, claimant)
+        if may_start(replace(facts, is_alive=True)):
+            return
+        is_known_here = newest.process.is_of_this_boot
+        # A claim during the wait is a sign of life too, for example after a restart by its agent.
+        if facts.is_alive or (is_new and not is_known_here):
+            raise _writer_alive(context.store.url, newest, newest.process)
+        if is_known_here:
+            return
+        answer = _await_heartbeat(context, newest, newest.process, still_here)
+        if answer:
+            raise _writer_alive(context.store.url, newest, newest.process)
+        now = newest if answer is None else _newest(context.store)
+        if now is None or now.token == newest.token:
+            return
+        newest, is_new = now, True
+
+
+def _writer_alive(url: str, record: Generation, process: ProcessIdentity) -> WriterAlive:
+    return WriterAlive(
+        f"will not start: process {process.pid} on {record.host} has written to {url} since "
+        f"{record.claimed_at}, and is alive; nothing was changed",
         hint="resilient train --take-over SCRIPT, or RESILIENT_TAKE_OVER=1: the other then ends "
         "with exit code 80 at its next save",
     )
+
+
+def _await_heartbeat(
+    context: CheckpointContext,
+    newest: Generation,
+    process: ProcessIdentity,
+    still_here: Callable[[], None],
+) -> bool | None:
+    """Return whether the heartbeat of a writer on another host changes; None without one."""
+
+    def tell(seconds: float) -> None:
+        context.emit(WriterAwaited(process.pid, process.host, seconds))
+
+    def is_replaced() -> bool:
+        return list_numbers(context.store)[-1:] != [newest.number]
+
+    began_seconds = context.clock.monotonic_seconds()
+    watch = HeartbeatWatch(context.store, context.clock, tell, still_here, is_replaced)
+    answer = watch.wait(newest.number, newest.token)
+    if answer is False and not is_replaced():
+        seconds = context.clock.monotonic_seconds() - began_seconds
+        context.emit(WriterSilent(process.pid, process.host, seconds))
+    return answer

@@ -41,7 +41,7 @@ class CheckpointSummary:
 
     @property
     def is_readable(self) -> bool:
-        """Whether the manifest could be read."""
+        """True if the manifest could be read."""
         return bool(self.created_at)
 
 
@@ -328,7 +328,7 @@ class BestOf:
 
     @property
     def rises(self) -> bool:
-        """Whether a greater value is better."""
+        """True if a greater value is better."""
         if self.greater_is_better is None:
             return not self.metric.endswith("loss")
         return self.greater_is_better
@@ -405,13 +405,13 @@ class Retention:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no policy is set, so that every checkpoint stays."""
+        """True if no policy is set, so that every checkpoint stays."""
         numbers = any(getattr(self, name) is not None for name in _NUMBERS)
         return not (numbers or self.keep_best or self.keep_tags or self.keep_within)
 
     @property
     def needs_contents(self) -> bool:
-        """Whether a policy needs more than names and order, so that manifests are read."""
+        """True if a policy needs more than names and order, so that manifests are read."""
         calendar = any(getattr(self, name) is not None for name in _CALENDAR)
         return bool(self.keep_best or self.keep_within or calendar)
 

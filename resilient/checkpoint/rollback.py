@@ -2,7 +2,7 @@
 
 A move is a generation that begins from the checkpoint and saves nothing. So nothing is copied or
 deleted, and the cost is one small object. A process of the older generation is fenced: it ends at
-its next save (exit code 80). What it saves before it checks is outside the line of descent.
+its next save (exit code 80). A file that it puts before this check is outside the line of descent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RollbackPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the move changes anything."""
+        """True if the move changes anything."""
         return self.before != self.after or bool(self.undoes)
 
 
@@ -105,7 +105,7 @@ def apply_rollback(
 ) -> int | None:
     """Make the move; return its generation number, or None if it changes nothing.
 
-    Crash: the generation is there and the move is made, or nothing changed. The same command again
+    Crash: the generation exists and the move is made, or nothing changed. The same command again
         has the same result.
 
     Args:

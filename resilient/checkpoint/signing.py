@@ -102,7 +102,7 @@ def _proved_digest(manifest: Manifest, entry: FileEntry, data: bytes) -> str:
 def put_signature(store: Store, checkpoint: CheckpointId, root: str, signature: Signature) -> None:
     """Store the signature of the manifest with this root.
 
-    Crash: the signature is there, whole, or not; without the manifest it has no meaning.
+    Crash: the signature exists whole, or does not exist; without the manifest it has no meaning.
 
     Args:
         store: Repository.

@@ -4,8 +4,8 @@ A multi-threaded step ends with its slowest thread, so a process that takes a co
 delays all. On two cores a save at full speed halves training's speed, and the low priority of the
 daemon's process hardly helps. Therefore the saving thread or daemon takes a small share of one core
 while no core is idle. The save stays bounded: it is done in half of the time between two saves, and
-in ``seconds_max``, whatever that costs. If training waits for the save (the next save, a stop, the
-end), it continues at full speed at once.
+in ``seconds_max``, at any cost to training. If training waits for the save (the next save, a stop,
+the end), it continues at full speed at once.
 """
 
 from __future__ import annotations

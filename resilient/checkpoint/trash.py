@@ -31,7 +31,7 @@ from resilient.format.keys import parse_trash, trash_name
 from resilient.redaction import shell_quote
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from resilient.checkpoint.repository_scan import Folders
     from resilient.clock import Clock
@@ -90,7 +90,10 @@ def put_in_trash(store: Store, checkpoint: CheckpointId, name: str) -> None:
 
 
 def empty_expired_trash(
-    store: Store, over: Collection[CheckpointId], files: Iterable[tuple[CheckpointId, str]]
+    store: Store,
+    over: Collection[CheckpointId],
+    files: Iterable[tuple[CheckpointId, str]],
+    fence: Callable[[], None],
 ) -> CheckpointId | None:
     """Delete the trashed manifests, before any other file of their checkpoints.
 
@@ -104,15 +107,18 @@ def empty_expired_trash(
         store: Repository.
         over: Checkpoints to free.
         files: All files to delete, of other checkpoints too.
+        fence: Callback that raises ``Fenced`` if another claim replaced this process's claim.
 
     Returns:
         A checkpoint that was restored meanwhile; then nothing may be deleted.
 
     Raises:
+        Fenced: Another claim replaced this one; nothing more was deleted.
         StoreError: The store failed.
     """
     for checkpoint, name in files:
         if parse_trash(name):
+            fence()
             store.delete(checkpoint.key(name))
     return next(
         (candidate for candidate in sorted(over) if _is_there(store, candidate.manifest_key)), None
@@ -153,7 +159,7 @@ def look_into_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
 
 
 def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
-    """Restore the checkpoints that a prune deleted, if all of their files are there.
+    """Restore the checkpoints that a prune deleted, if all of their files exist.
 
     Crash: each checkpoint is in the trash or committed again; run it again to complete. With the
         prune named, it never restores more than that prune, however often it runs.

@@ -1,8 +1,8 @@
 """Verified reads: read, verify, retry once, and report damage.
 
 A bit that flips on the way is not damage of the stored object. TCP's checksum misses some flips,
-and most S3 clients check no digest of what they read. To call that damage would cost a checkpoint.
-So the reader compares its own digest, and reads again after a mismatch.
+and most S3 clients check no digest of what they read. Such a flip must not make a resume skip the
+checkpoint. The reader therefore compares its own digest, and reads again after a mismatch.
 """
 
 from __future__ import annotations

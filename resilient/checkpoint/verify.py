@@ -130,7 +130,7 @@ def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Pr
 Level = Literal["quick", "full", "deep"]
 
 BY_ITSELF = "none is needed: resume takes the newest intact checkpoint by itself"
-"""Fix of damage while a whole checkpoint is there: the user has to do nothing."""
+"""Fix of damage while a whole checkpoint exists: no action is needed."""
 
 MISSING = "missing"
 """Problem of a missing file."""
@@ -171,8 +171,8 @@ def verify(
         store: Repository.
         checkpoint: Checkpoint to verify.
         level: ``quick`` reads the manifest and checks presence and sizes. ``full`` reads every
-            byte. ``deep`` also compares each region, each header of a tensor file and each
-            document with the manifest, and the names in documents with the stored tensors.
+            byte. ``deep`` also compares each region, each header of a tensor file and each document
+            with the manifest. It compares the names in documents with the stored tensors.
         signing: Whether a signature is required, and its key.
 
     Raises:

@@ -214,8 +214,8 @@ def _opaque(
 ) -> tuple[tuple[OpaqueChange, ...], tuple[Sequence[str], Sequence[str]]]:
     """Return the opaque changes, and the opaque content that each side could not read.
 
-    Two layouts have content of their own that is not comparable. A difference that a field shows is
-    not reported again. Files of single ranks differ if the numbers of ranks do.
+    Each layout has content that is not comparable with other layouts. A difference that a field
+    shows is not reported again. Files of single ranks differ if the numbers of ranks do.
     """
     if before.layout != after.layout:
         return (), ((), ())

@@ -316,7 +316,7 @@ def _is_plain(value: Any) -> bool:
 
 
 VALUES_MAX = 5_000
-"""Largest number of values read from one distributed checkpoint; each needs a read of its own."""
+"""Largest number of values read from one distributed checkpoint; each needs a separate read."""
 _STATE, _HISTORY = "trainer_state.json", "log_history"
 _RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
 _WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")

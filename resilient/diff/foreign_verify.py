@@ -98,7 +98,7 @@ class ZeroPageScan:
         return all(column * parts % self._row for parts in _PARTS)
 
     def _is_at_page(self, element: int) -> bool:
-        """Return True if a page of the file begins at an element, in it or in the one before."""
+        """Return True if a page of the file begins at an element, in it or in the previous one."""
         behind = (self._start + element * self._item_bytes) % PAGE_BYTES
         return min(behind, PAGE_BYTES - behind) < self._item_bytes
 

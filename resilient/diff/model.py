@@ -208,8 +208,8 @@ class Comparison:
     def differs(self) -> bool:
         """True if anything differs, or could not be compared.
 
-        Two layouts have fields of their own, and tensors that are neither weights nor moments.
-        Content that only one of the layouts can hold is no difference.
+        Each layout has its own fields, and tensors that are neither weights nor moments. Content
+        that only one of the layouts can hold is no difference.
         """
         ours = self.before.layout == self.after.layout
         return (

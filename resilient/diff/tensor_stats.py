@@ -1,6 +1,6 @@
 """Statistics of tensors of any dtype: values, distances, summaries and histograms.
 
-All are computed block by block in one pass, in bounded memory.
+All values are computed block by block in one pass, in bounded memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Coordination of ranks: gather, decide, broadcast, and propagation of failures.
 
 An agreement goes through a key-value store: each rank posts a value, the coordinator decides, and
-all ranks read the decision. It never uses the accelerator's collectives, which hang together with
-the training. Values are JSON, so no received value can run code. A rank that cannot do its part
-posts a failure instead of its value. Its peers then fail at once instead of at a deadline.
+all ranks read the decision. The agreement never uses the accelerator's collectives, which hang
+together with the training. Values are JSON, so no received value can run code. A rank that cannot
+do its part posts a failure instead of its value. Its peers then fail at once instead of at a
+deadline.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """Progress heartbeats of a rank, its phases, and the heartbeat of a user's training loop.
 
-A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. It
-costs about a microsecond and needs no network. The agent can read it in any state of the rank and
-its collectives. Its times are those of the monotonic clock, which all processes of a host share.
+A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. A
+heartbeat costs about a microsecond and needs no network. The agent can read it in any state of the
+rank and its collectives. The times of a heartbeat are those of the monotonic clock, which all
+processes of a host share.
 
 The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
 rejects a slot that is half written and reads the other one. A rank that is stopped or killed inside
 a write therefore keeps the progress before it.
 
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
-handler is faulthandler's, in C. It therefore answers even if the rank is stuck inside a collective
-or holds the interpreter's lock.
+handler is faulthandler's, in C. The handler therefore answers even if the rank is stuck inside a
+collective or holds the interpreter's lock.
 
 While torch's compiler works, a step may take minutes without being a hang.
 """
@@ -96,7 +97,7 @@ class ProgressRecord:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the rank was in training, even for a moment."""
+        """True if the rank was in training, even for a moment."""
         return self.step >= 0 or any(self.longest_seconds[Phase.FIRST :])
 
 
@@ -324,10 +325,10 @@ def _open(notes: str, local_rank: int) -> ProgressReporter:
 def heartbeat(step: int | None = None) -> None:
     """Report the progress of a user's own loop to the agent.
 
-    A job whose ranks never call this function never counts as hung. A call with ``step`` says that
-    this optimizer step is done. The time until the next call with a step counts as one step. After
-    a few steps the agent knows their duration, and a much longer step counts as a hang. A call
-    without ``step`` says that other work begins (an evaluation, a save). Until the next call with a
+    A job whose ranks never call this function never counts as hung. A call with ``step`` marks this
+    optimizer step as done. The time until the next call with a step counts as one step. After a few
+    steps the agent knows their duration, and a much longer step counts as a hang. A call without
+    ``step`` marks the beginning of other work (an evaluation, a save). Until the next call with a
     step the agent then uses ``--hang-patience``. A call costs about two microseconds; outside
     ``resilient train`` it does nothing.
 

@@ -1,10 +1,10 @@
 """Key-value store for small values of all ranks of an attempt: in memory and over TCP sockets.
 
 The socket store is for processes that must not load torch: the saver daemons. One daemon serves,
-the others connect. A client may leave a *failure notice* (``will``): a value that the server posts
-for it if its connection ends before the client has posted the key. The death of a process is
-therefore noticed at once instead of at a deadline. The idea is the last will of MQTT 3.1.1, section
-3.1.2.5.
+the others connect. A client may leave a *failure notice* (``will``) for a key. The server posts
+this value if the connection of the client ends before the client has posted the key. The death of a
+process is therefore noticed at once instead of at a deadline. The idea is the last will of MQTT
+3.1.1, section 3.1.2.5.
 
 Messages are one JSON value per line. No received value can run code, and no sender can make the
 reader keep more than a bound. The server accepts clients that know a token, with one thread per

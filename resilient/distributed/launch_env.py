@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from resilient.distributed.start_identity import StartIdentity, inherited_start, write_start
-from resilient.environment import read_flag, read_integer, read_seconds
+from resilient.environment import read_flag, read_integer, read_seconds, refuse
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,12 +37,16 @@ class World:
 
     @property
     def is_coordinator(self) -> bool:
-        """Whether this rank decides in agreements and writes the manifest."""
+        """True if this rank decides in agreements and writes the manifest."""
         return self.rank == 0
 
 
 STORAGE_OPTIONS = "RESILIENT_STORAGE_OPTIONS"
 TAKE_OVER = "RESILIENT_TAKE_OVER"
+HEARTBEAT = "RESILIENT_HEARTBEAT_SECONDS"
+HEARTBEAT_SECONDS = 20.0
+"""Default time between two heartbeats of a repository's writer."""
+HEARTBEAT_SECONDS_MAX = 60.0
 SIGNING_KEY = "RESILIENT_SIGNING_KEY"
 SIGNING_KEY_FILE = "RESILIENT_SIGNING_KEY_FILE"
 STRICT_RESUME = "RESILIENT_STRICT_RESUME"
@@ -82,6 +86,7 @@ class LaunchEnv:
         start: Identity of the worker's start; empty without our agent.
         restarts: Restarts of the group so far, as torchrun counts them.
         takes_over: Whether a live writer of the repository is fenced off on purpose.
+        heartbeat_seconds: Time between two heartbeats in the repository; 0 for none.
     """
 
     world: World
@@ -106,10 +111,11 @@ class LaunchEnv:
     start: StartIdentity = field(default_factory=StartIdentity)
     restarts: int = 0
     takes_over: bool = False
+    heartbeat_seconds: float = HEARTBEAT_SECONDS
 
     @property
     def is_first(self) -> bool:
-        """Whether no earlier attempt of this start can have written to a repository."""
+        """True if no earlier attempt of this start can have written to a repository."""
         return self.cause == "start" and self.restarts == 0
 
 
@@ -151,7 +157,18 @@ def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
         start=inherited_start(environ),
         restarts=read_integer(environ, "TORCHELASTIC_RESTART_COUNT", 0, least=0),
         takes_over=read_flag(environ, TAKE_OVER),
+        heartbeat_seconds=_read_heartbeat(environ),
     )
+
+
+def _read_heartbeat(environ: Mapping[str, str]) -> float:
+    if not environ.get(HEARTBEAT, "").strip():
+        return HEARTBEAT_SECONDS
+    seconds = read_seconds(environ, HEARTBEAT)
+    # A start elsewhere waits longer than this time, so it has a limit.
+    if seconds and not 1.0 <= seconds <= HEARTBEAT_SECONDS_MAX:
+        raise refuse(environ, HEARTBEAT, f"expected 0, or 1 to {HEARTBEAT_SECONDS_MAX:g} seconds")
+    return seconds
 
 
 def read_storage_options(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -241,14 +258,14 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
     """Report the repository that this worker opened to the agent, which inspects it.
 
-    A URL that may contain a secret is not written. It would lie on the disk in plain text, and
+    A URL that may contain a secret is not written. It would be on the disk in plain text, and
     without the secret it would open nothing.
 
     Args:
         launch: Start of this worker.
         url: URL of the repository.
         saves_when_stopped: Whether this worker handles SIGTERM while it trains. If not, unsaved
-            work is lost at SIGTERM, and the agent is told.
+            work is lost at SIGTERM, and the agent is informed.
     """
     if not launch.notes:
         return
@@ -277,7 +294,7 @@ def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
 def read_published_event_file(notes: str) -> Path | None:
     """Return the folder of the workers' events, None if unknown.
 
-    The events of a worker that published only its repository lie beside its checkpoints, if the
+    The events of a worker that published only its repository are beside its checkpoints, if the
     repository is a folder of this host.
 
     Args:

@@ -1,11 +1,13 @@
 """Detection of a rank that continues to train while another rank waits for it at ``save()``.
 
-``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never come. Such a rank
-answers in its absence: its peers learn at once that all ranks must call ``save()``.
+``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never come. A second
+thread of such a rank answers. Its peers then fail at once, with the instruction that all ranks must
+call ``save()``.
 
-A rank is certainly absent in three cases. It closed its checkpointer. It made more optimizer
-steps than the waiting rank had made at its call. It made as many, and its thread is in a backward
-pass or in a collective that needs the waiting rank.
+A rank is certainly absent in three cases. The first is that the rank closed its checkpointer. The
+second is that the rank made more optimizer steps than the waiting rank had made at its call. The
+third is that the rank made as many steps, and its thread is in a backward pass or in a collective
+that needs the waiting rank.
 """
 
 from __future__ import annotations

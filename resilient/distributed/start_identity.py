@@ -1,7 +1,8 @@
-"""Identity of a start: which start of the command, and which scheduler job, a process belongs to.
+"""Identity of a start: the start of the command and the scheduler job of a process.
 
 The generation record keeps the identity. A later attempt reads there which generations belong to
-the same run. So a wish such as ``--resume never`` holds until this run has a checkpoint.
+the same run. An option such as ``--resume never`` therefore applies until this run has a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def inherited_start(environ: Mapping[str, str]) -> StartIdentity:
 
 
 def own_start(environ: Mapping[str, str]) -> StartIdentity:
-    """Return the identity of a process without an agent of ours.
+    """Return the identity of a process without our agent.
 
     Workers of one torchrun share the identity through all restarts: its process is their parent.
 

@@ -1,7 +1,7 @@
 """The elastic agent of one host: run attempts until a decision ends the run.
 
-torch provides the rendezvous and the ranks. Starting, watching, stopping and deciding are our
-own code. torch's loop loses exit codes, waits 30 s for survivors, leaves orphans and dies of
+torch provides the rendezvous and the ranks. Starting, watching, stopping and deciding are our own
+code. The loop of torch loses exit codes, waits 30 s for survivors, leaves orphans, and ends at
 SIGUSR1.
 """
 

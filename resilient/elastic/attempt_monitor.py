@@ -383,7 +383,7 @@ class AttemptMonitor:
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
-        # A rank killed by SIGTERM says the least about the saved work.
+        # A rank killed by SIGTERM shows the least about the saved work.
         order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
         return next((status for codes in order for status in statuses if status in codes), 0)
 

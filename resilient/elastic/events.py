@@ -159,7 +159,7 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressUnknown(Event):
-    """An attempt failed, and the repository did not say whether the attempt committed anything."""
+    """An attempt failed, and the repository did not show whether the attempt committed anything."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
@@ -407,7 +407,7 @@ class PreemptionAdvised(Event):
 
 @dataclass(frozen=True, slots=True)
 class NoticeAckFailed(Event):
-    """The agent could not tell the cloud that the host is free; the cloud takes it later."""
+    """The agent could not report to the cloud that the host is free; the cloud takes it later."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "cannot acknowledge to {source} that everything is saved: {reason}"

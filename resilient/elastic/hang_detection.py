@@ -31,10 +31,10 @@ wait for the blamed one. A rank without a heartbeat is blamed only if another ra
 without it. A job whose ranks write no heartbeat is never judged.
 
 Several hosts: an agent sees only its own ranks. When one rank hangs, all others wait for it in a
-collective, and become overdue at the same moment on every host. So hosts exchange the status of
-the rank that holds up the others most, and compare:
+collective, and become overdue at the same moment on every host. So hosts exchange the status of the
+rank that delays the others most, and compare:
 
-1. a stopped rank holds up all others, whatever its step;
+1. a stopped rank delays all others at any step;
 2. else the rank with the fewest steps;
 3. among equal steps, a rank that still has time: no rank is judged before it;
 4. then ranks stuck in the kernel, then busy ranks, because a sleeping rank usually waits;
@@ -249,7 +249,7 @@ def find_hang(
         for rank_vitals in [*behind, *stopped]
     }
     overdue = [value for value in late.values() if value is not None]
-    # A stopped rank holds up all others, whatever its step.
+    # A stopped rank delays all others at any step.
     is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
     if not overdue or not (
         is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)

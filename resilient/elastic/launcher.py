@@ -1,6 +1,6 @@
 """Composition root of ``resilient train``: options become an agent.
 
-Only this module knows all parts of the agent.
+Only this module imports all parts of the agent.
 """
 
 from __future__ import annotations

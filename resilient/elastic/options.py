@@ -109,7 +109,7 @@ class MetricsOptions:
 
     @property
     def is_on(self) -> bool:
-        """Whether any destination is configured."""
+        """True if any destination is configured."""
         return self.port is not None or bool(self.file)
 
 

@@ -36,7 +36,7 @@ class Cause(Enum):
     """Cause of a failure, one word for machines and users."""
 
     EXIT = "exit"
-    """The worker ended with an exit code of its own."""
+    """The worker ended with its own exit code."""
     SIGNAL = "signal"
     """A signal of unknown origin ended the worker."""
     OOM_KILL = "oom_kill"
@@ -118,8 +118,8 @@ NOTHING_SEEN = Evidence()
 def is_echo(code: str, message: str) -> bool:
     """Return whether an error only reports that another rank failed or went silent.
 
-    Such an error counts as later than the failure it reports, whatever its timestamp. The
-    connections of a rank that exits without an error close before its exit is visible.
+    Such an error counts as later than the failure it reports, for any timestamp. The connections of
+    a rank that exits without an error close before its exit is visible.
 
     Args:
         code: RES id of the error, if it is one of ours.
@@ -188,7 +188,7 @@ class Outcome:
             For UNREACHABLE: the code with which another host gave up, if known.
         stop_signal: Signal that asked the agent to stop, 0 for none.
         is_echo: Whether the worker only reports that a rank elsewhere failed.
-        reason: Detail for the user, if the kind does not say enough.
+        reason: Detail for the user, if the kind is not enough.
         cause: Cause of the first worker failure.
         is_joined: For REGROUPED: whether nodes want to join; otherwise nodes left.
         is_host_broken: Whether a device reported a fault, or a worker cannot be killed.
@@ -216,12 +216,12 @@ class Outcome:
 
     @property
     def is_taken(self) -> bool:
-        """Whether the rank that ended first was killed from outside, and not for memory."""
+        """True if the rank that ended first was killed from outside, and not for memory."""
         return self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL
 
     @property
     def is_robbed(self) -> bool:
-        """Whether a training attempt was killed from outside, which is no sign of a crash loop."""
+        """True if a training attempt was killed from outside, which is no sign of a crash loop."""
         return self.kind is OutcomeKind.FAILED and self.is_taken and self.has_stepped
 
     def in_a_stop(self) -> Outcome:
@@ -231,17 +231,17 @@ class Outcome:
 
     @property
     def is_loss(self) -> bool:
-        """Whether only the loss of ranks of other hosts ended the attempt here."""
+        """True if only the loss of ranks of other hosts ended the attempt here."""
         return self.kind is OutcomeKind.REGROUPED and self.is_echo
 
     @property
     def is_deserted(self) -> bool:
-        """Whether ranks lost their peers during a stop, and a checkpoint is committed."""
+        """True if ranks lost their peers during a stop, and a checkpoint is committed."""
         return self.kind is OutcomeKind.STOPPED and self.cause is Cause.PEER and bool(self.newest)
 
     @property
     def is_interruption(self) -> bool:
-        """Whether the attempt ended by preemption or a stop request, without a failure."""
+        """True if the attempt ended by preemption or a stop request, without a failure."""
         if self.kind is OutcomeKind.STOPPED:
             is_asked = self.status in (CODE_PREEMPTED, -signal.SIGTERM)
             return self.is_taken or is_asked or self.is_deserted

@@ -1,4 +1,4 @@
-"""Restart policy: restart, finish, leave the host or give up; budgets (values, no I/O).
+"""Restart policy and budgets: restart, finish, leave the host, or give up (pure).
 
 ``resilient train --dry-run`` prints the decision table of :func:`reaction_table`, which calls
 :func:`decide` for each row. docs/elasticity.md shows the same table.

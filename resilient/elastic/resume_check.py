@@ -1,11 +1,11 @@
 """Check of ``--resume`` by the agent, before it starts a worker.
 
-The agent assesses the resumability of a folder as the workers do, without torch. It leaves two
-cases to the workers:
+The agent assesses the resumability of a folder as the workers do, without torch. The agent leaves
+two cases to the workers:
 
 * A reference into the repository: only the script knows the near tier.
-* A start that may continue an earlier one of its scheduler job. The wish applies until a checkpoint
-  of the run exists, and its folder may be gone by then.
+* A start that may continue an earlier one of its scheduler job. The option applies until a
+  checkpoint of the run exists, and its folder may be gone by then.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _may_hold_run(worker_options: WorkerOptions) -> bool:
 
 
 def _is_path(resume_option: str) -> bool:
-    """Return whether a wish is a local path: no reference into a repository has a slash."""
+    """Return whether an option is a local path: no reference into a repository has a slash."""
     return (
         os.sep in resume_option
         and "://" not in resume_option

@@ -31,7 +31,7 @@ class StopSignals:
     """Stop requests from signals and threads, with their deadline.
 
     SIGTERM, SIGINT and SIGHUP are orders: the first asks for a graceful stop, the second for an
-    immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they only ever ask for the graceful
+    immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they always request the graceful
     stop. A request from another thread counts as a notice.
 
     Args:

@@ -3,7 +3,7 @@
 A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
 its threads. A stopped process cannot answer. So it is continued once, after its kernel state was
 read, and killed a moment later. A process without an answer (state D, or not Python) is described
-by the kernel alone, and the text says so.
+by the kernel alone, with a note.
 """
 
 from __future__ import annotations

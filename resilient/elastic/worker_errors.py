@@ -46,7 +46,7 @@ class WorkerError:
 
     @property
     def is_echo(self) -> bool:
-        """Whether the error only reports that another rank failed or went silent."""
+        """True if the error only reports that another rank failed or went silent."""
         return is_echo(self.code, self.message)
 
 
@@ -73,12 +73,12 @@ class WorkerFailure:
 
     @property
     def is_mere_echo(self) -> bool:
-        """Whether the only known fact is that another rank failed or went silent."""
+        """True if the only known fact is that another rank failed or went silent."""
         return self.error.is_echo and self.cause is Cause.PEER
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the worker ended with an error that rejects its input."""
+        """True if the worker ended with an error that rejects its input."""
         return self.error.code in REFUSAL_CODES
 
     @property

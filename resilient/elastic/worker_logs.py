@@ -1,13 +1,13 @@
 """Capture and reading of the output of ranks.
 
 Each rank prints into two named pipes, which the first code of a worker opens. So forked and newly
-started workers behave alike. A thread of the agent reads the pipes. It forwards the bytes to the
-agent's own standard output and error, and writes timestamped lines to
-``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still
-read. A full disk loses lines of the file, but never a worker.
+started workers behave alike. A thread of the agent reads the pipes. The thread forwards the bytes
+to the agent's own standard output and error, and writes timestamped lines to
+``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still read.
+A full disk loses lines of the file, but never a worker.
 
-The reader never loads a whole file. It finds its start from the end of the file or by bisection.
-Then it merges the lines of all ranks of one attempt by time.
+The reader never loads a whole file. The reader finds its start from the end of the file or by
+bisection. Then it merges the lines of all ranks of one attempt by time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.clock import Clock
 
 OUT, ERR, RUN = "out", "err", "run"
-"""Stream of a line; ``run`` marks what the launcher says about the attempt."""
+"""Stream of a line; ``run`` marks the messages of the launcher about the attempt."""
 
 TEXT_BYTES_MAX = 1 << 14
 """Longest text of one line; longer texts are split."""

@@ -34,6 +34,7 @@ CHECKPOINTS_MAX = 10_000
 RECORDS_MAX = 1 << 20
 ROW_LENGTH_MAX = 16
 CELL_MAX = 1 << 64
+_PERIOD_SECONDS_MAX = 3600.0
 _NAME_LENGTH_MAX = 4096
 _TEXT_LENGTH_MAX = 256
 _ELEMENTS_MAX = 1 << 60
@@ -139,6 +140,9 @@ _MANIFEST = having(
 _RECEIPT = having(rank=number, files=_FILES, tensors=_TENSORS, parts=_PARTS)
 
 
+_HEARTBEAT = having(
+    format=text, version=number, number=number, token=text, count=number, stored_at=text, job=text
+)
 _RECORD = having(
     number=number,
     run_id=text,
@@ -215,6 +219,23 @@ def check_record(fields: Mapping[str, Any]) -> None:
     skipped = fields.get("skipped", 0)
     number(skipped, "record/skipped")
     _require(skipped <= fields["number"], "record/skipped", "is above the number of the generation")
+
+
+def check_heartbeat(fields: Mapping[str, Any]) -> None:
+    """Check the fields of a writer's heartbeat against the bounds.
+
+    Raises:
+        ValueError: A field is missing, of another type or out of bounds.
+    """
+    _HEARTBEAT(fields, "heartbeat")
+    seconds: Any = fields.get("period_seconds")
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    _require(
+        is_number and 0 < seconds <= _PERIOD_SECONDS_MAX,
+        "heartbeat/period_seconds",
+        "is not a number of seconds in bounds",
+    )
+    _require(type(fields.get("ended")) is bool, "heartbeat/ended", "is not true or false")
 
 
 def check_receipt(fields: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@
 
     generations/g000003.json                 one attempt of the run, created exclusively
     generations/g000003.committed.json       that attempt has committed a checkpoint
+    heartbeats/g000003-9f2c...41.json        sign of life of the process of that attempt
     store-abilities.json                     result of the test of exclusive create
     store-probe/3f2a...9c-0                  an object of a probe of that ability
     tags/release.json                        a name for a checkpoint, created exclusively
@@ -35,6 +36,7 @@ MANIFEST = "manifest.json"
 MANIFEST_COPY = "manifest.copy.json"
 GENERATIONS = "generations/"
 CHECKPOINTS = "checkpoint-"
+HEARTBEATS = "heartbeats/"
 TAGS = "tags/"
 LEDGER = "ledger/"
 STATE_DOCUMENT = "state.json"
@@ -51,6 +53,8 @@ _ASIDE_LENGTH = 12
 _ASIDE_NAME_MAX = 160
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})-g([1-9][0-9]{0,17})")
 _GENERATION = re.compile(r"generations/g([0-9]{6,18})(\.committed)?\.json")
+_TOKEN = re.compile(r"[0-9A-Za-z]{1,64}")
+_HEARTBEAT = re.compile(r"heartbeats/g([0-9]{6,18})-([0-9A-Za-z]{1,64})\.json")
 _SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Texts that refer to a checkpoint without a tag.
@@ -149,7 +153,7 @@ def split_checkpoint_key(key: str) -> tuple[CheckpointId, str] | None:
 
 
 def key_of_file(checkpoint: CheckpointId, name: str) -> str:
-    """Return the key of a file named in a manifest: of its own folder, or ``folder/name``."""
+    """Return the key of a file named in a manifest: of the same folder, or ``folder/name``."""
     return name if "/" in name else checkpoint.key(name)
 
 
@@ -215,6 +219,17 @@ def parse_committed(key: str) -> int | None:
     """Return the generation in a mark's key, or None for any other key."""
     number = _spelled(key)
     return number if number and committed_key(number) == key else None
+
+
+def heartbeat_key(number: int, token: str) -> str:
+    """Return the key of the heartbeat of a claim; empty if the token does not fit in a key."""
+    return f"{HEARTBEATS}g{number:06d}-{token}.json" if _TOKEN.fullmatch(token) else ""
+
+
+def parse_heartbeat(key: str) -> int | None:
+    """Return the generation in a heartbeat's key, or None for any other key."""
+    match = _HEARTBEAT.fullmatch(key)
+    return int(match[1]) if match and heartbeat_key(int(match[1]), match[2]) == key else None
 
 
 def _spelled(key: str) -> int:

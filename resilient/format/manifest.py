@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import IncompatibleCheckpoint, IntegrityError
@@ -36,7 +36,7 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
 
     Raises:
         ValueError: Names climb, offsets leave files, or tensors have holes.
-        KeyError: A region lies in a file that is not listed.
+        KeyError: A region is in a file that is not listed.
     """
     _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
     sizes: dict[str, int] = {}
@@ -193,7 +193,13 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value for the agreement among ranks."""
-        return asdict(self)
+        return {
+            "rank": self.rank,
+            "files": [_file_fields(file) for file in self.files],
+            "tensors": [_tensor_fields(tensor) for tensor in self.tensors],
+            "parts": [_part_fields(part) for part in self.parts],
+            "parity": [group.to_json() for group in self.parity],
+        }
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Receipt:
@@ -261,7 +267,7 @@ class Manifest:
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of the files in its own folder; other files lie in older checkpoints."""
+        """Bytes of the files in its own folder; other files are in older checkpoints."""
         return sum(entry.size_bytes for entry in self.files if entry.origin is None)
 
     @property
@@ -279,6 +285,40 @@ class Manifest:
         return next(entry for entry in self.files if entry.name == name)
 
 
+def _file_fields(file: FileEntry) -> dict[str, Any]:
+    """Return the fields of an entry; ``dataclasses.asdict`` takes ten times as long."""
+    return {
+        "name": file.name,
+        "size_bytes": file.size_bytes,
+        "digest": file.digest,
+        "chunks": file.chunks,
+        "rank": file.rank,
+    }
+
+
+def _tensor_fields(tensor: TensorEntry) -> dict[str, Any]:
+    return {
+        "name": tensor.name,
+        "part": tensor.part,
+        "dtype": tensor.dtype,
+        "shape": tensor.shape,
+        "regions": [
+            {
+                "region": {"offsets": stored.region.offsets, "lengths": stored.region.lengths},
+                "file": stored.file,
+                "start": stored.start,
+                "size_bytes": stored.size_bytes,
+                "digest": stored.digest,
+            }
+            for stored in tensor.regions
+        ],
+    }
+
+
+def _part_fields(part: PartEntry) -> dict[str, Any]:
+    return {"name": part.name, "scope": part.scope, "document": part.document}
+
+
 def encode(manifest: Manifest) -> bytes:
     """Return the manifest's bytes."""
     return seal(
@@ -292,9 +332,9 @@ def encode(manifest: Manifest) -> bytes:
             "parent": manifest.parent.folder if manifest.parent else None,
             "created_at": manifest.created_at,
             "world": dict(manifest.world),
-            "files": [asdict(file) for file in manifest.files],
-            "tensors": [asdict(tensor) for tensor in manifest.tensors],
-            "parts": [asdict(part) for part in manifest.parts],
+            "files": [_file_fields(file) for file in manifest.files],
+            "tensors": [_tensor_fields(tensor) for tensor in manifest.tensors],
+            "parts": [_part_fields(part) for part in manifest.parts],
             "config": dict(manifest.config),
             "software": dict(manifest.software),
             "data": dict(manifest.data),
@@ -314,7 +354,7 @@ def decode(data: bytes, key: str) -> Manifest:
 
     Args:
         data: Bytes of the manifest.
-        key: Key in the store; its folder must be the one that the manifest names.
+        key: Key in the store; its folder must be the folder in the manifest.
 
     Raises:
         IntegrityError: The bytes are damaged, or the content contradicts itself.

@@ -34,7 +34,7 @@ class Region:
         return self.lengths == tuple(shape) and not any(self.offsets)
 
     def inside(self, shape: Sequence[int]) -> bool:
-        """Return whether the box lies in a tensor of ``shape``."""
+        """Return whether the box is inside a tensor of ``shape``."""
         return len(self.offsets) == len(self.lengths) == len(shape) and all(
             0 <= offset and 0 <= length and offset + length <= extent
             for offset, length, extent in zip(self.offsets, self.lengths, shape, strict=True)
@@ -99,8 +99,8 @@ def _corners_cancel(shape: Sequence[int], boxes: Sequence[Region], axes: Sequenc
     """Return whether ``boxes`` cover each element as often as the whole tensor does: once.
 
     The cover count of the elements is a sum of boxes. A sum of boxes is determined by its corners,
-    each counted with the parity of its far edges: two sums are equal exactly if these counts are.
-    The test is linear in the number of boxes, for any cuts.
+    each counted with the parity of its far edges. Two sums are equal exactly if these counts are
+    equal. The test is linear in the number of boxes, for any cuts.
 
     Args:
         shape: Shape of the tensor.
@@ -150,7 +150,7 @@ def _leading_split_axes(outer: Region, inner: Region) -> int:
 
 
 def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, int]]:
-    """Cut ``inner`` into boxes that each lie in one run of ``outer`` laid out row-major.
+    """Cut ``inner`` into boxes that are each in one run of ``outer`` laid out row-major.
 
     A run may have holes: elements of ``outer`` that are not in the box. Each hole is shorter than
     ``hole`` elements, because a new run is cheaper than reading on over a longer hole.

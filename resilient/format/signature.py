@@ -1,8 +1,8 @@
 """Signature of a manifest (HMAC): proof that a key holder wrote the checkpoint.
 
 HMAC-SHA-256 (RFC 2104) covers the manifest's root, which is the SHA-256 of the manifest's content.
-It also covers the SHA-256 of every file, because the manifest's file digests find damage and not
-forgery. The signature lies beside the manifest in its own sealed document: a manifest cannot
+The HMAC also covers the SHA-256 of every file, because the manifest's file digests find damage and
+not forgery. The signature is beside the manifest in its own sealed document: a manifest cannot
 contain a value over its own root.
 """
 
@@ -55,7 +55,7 @@ class SigningKey:
 
     @property
     def key_id(self) -> str:
-        """A fingerprint: tells keys apart and reveals nothing about the secret."""
+        """A fingerprint: distinguishes keys and reveals nothing about the secret."""
         return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
 
     def mac(self, root: str, files: Mapping[str, str]) -> str:

@@ -1,8 +1,8 @@
 """Attempts of a run, and a timeline of each.
 
-An agent reports the start and the end of an attempt, and its ranks report what they did during it.
-Ranks that no agent of `resilient` started (torchrun, plain python) form attempts of their own, one
-per generation. Moments that no event reports are inferred from the events around them.
+An agent reports the start and the end of an attempt, and its ranks report their work. Ranks that no
+agent of `resilient` started (torchrun, plain python) form separate attempts, one per generation.
+Moments that no event reports are inferred from the events around them.
 """
 
 from __future__ import annotations

@@ -231,7 +231,7 @@ def event_lines(folder: Path, path: Path) -> Iterator[str]:
 
     Args:
         folder: Folder of the run, as the user named it.
-        path: The file; it lies in the folder or below.
+        path: The file, in the folder or below.
 
     Raises:
         OSError: The file cannot be read.

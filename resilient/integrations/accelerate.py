@@ -12,8 +12,8 @@
 
 The repository replaces ``accelerator.save_state``. A checkpoint holds all objects that were
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. It also holds the files of save hooks, and the position in the data, which accelerate leaves
-to the script.
+state. The checkpoint also has the files of save hooks, and the position in the data, which
+accelerate leaves to the script.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class AcceleratorCheckpointer(Checkpointer):
         exist and older ones are untouched.
 
         Raises:
-            ConfigError: Also in the middle of an accumulation, which would lose its gradients, or
-                if an object was prepared or registered after this checkpointer was made.
+            ConfigError: Also in the middle of an accumulation, because its gradients would be lost.
+                Also if an object was prepared or registered after this checkpointer was made.
         """
         self._require_known("save()")
         if not self._accelerator.sync_gradients:

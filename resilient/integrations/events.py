@@ -24,7 +24,7 @@ class EarlyStopKept(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPathIgnored(Event):
-    """A trainer was given a checkpoint of its own, but the repository has a newer one."""
+    """A trainer got a checkpoint in its own format, but the repository has a newer checkpoint."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (

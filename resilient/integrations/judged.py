@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCheckpoint:
-    """The checked checkpoint that a trainer was asked to load.
+    """The checked checkpoint that a trainer shall load.
 
     Attributes:
         path: Path or URL.
@@ -49,7 +49,7 @@ def judge_checkpoint(
         buffers: Names of the model's buffers.
 
     Returns:
-        None if nothing is there or no known tool wrote it: the trainer reports that error.
+        None if the path is empty or no known tool wrote it. The trainer reports that error.
 
     Raises:
         StoreError: The checkpoint could not be read.

@@ -93,8 +93,8 @@ class HookState:
 class LoggedMetrics:
     """Values that the module logged, and the sums of this epoch.
 
-    Lightning resets them at a resume: the mean of an epoch then covers only its remaining batches,
-    and a scheduler that watches a metric has no value.
+    Lightning resets them at a resume. The mean of an epoch then covers only its remaining batches.
+    A scheduler that watches a metric has no value.
 
     Args:
         trainer: Trainer of the module that logs.

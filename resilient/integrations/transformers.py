@@ -116,8 +116,7 @@ class ResilientCallback(TrainerCallback):
         """Create and load all state; return the epoch and the number of batches to skip.
 
         Raises:
-            ConfigError: The trainer was told to resume from elsewhere, or it searches
-                hyperparameters.
+            ConfigError: The trainer has another resume path, or it searches hyperparameters.
         """
         trainer = self._trainer
         if trial is not None:

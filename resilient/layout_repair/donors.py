@@ -1,8 +1,8 @@
 """Files from other copies of the same checkpoint, and removal of broken optional files.
 
 A copy may be in another tier or in a backup. If a file is whole in both places but differs, they
-are two checkpoints, or one file has undetected damage. Nothing is taken then. A broken file is
-removed if its tool stops at the broken file and continues without it.
+are two checkpoints, or one file has undetected damage. The repair then takes neither file. A broken
+file is removed if its tool stops at the broken file and continues without it.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _leave_slices(case: RepairCase) -> None:
 def _leave_engine(case: RepairCase) -> None:
     """Keep only the model if parts of a DeepSpeed engine are lost.
 
-    DeepSpeed stops at a folder without them, and the weights are in a file of their own.
+    DeepSpeed stops at a folder without them, and the weights are in a separate file.
     """
     places = [problem.place for problem in case.fatal()]
     is_lost = any(_ENGINE.match(place) for place in places)

@@ -1,8 +1,8 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
-Repaired are torch zips, headers of safetensors, slices, and two files that were swapped. A tensor
-of a damaged file is intact if its checksum is right, or if it lies within a valid header. Intact
-tensors are written as safetensors, which run no code, with the names of the lost ones.
+The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
+tensor of a damaged file is intact if its checksum is right, or if it lies within a valid header.
+Intact tensors are written as safetensors, which run no code, with the names of the lost tensors.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> 
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
-    """Return True if a torch file has no structural damage, whatever its content."""
+    """Return True if a torch file has no structural damage, for any content."""
     marks = ("checksum", "directory", BEHIND, "not a complete zip")
     is_told = any(
         problem.place == name and any(mark in problem.what for mark in marks)

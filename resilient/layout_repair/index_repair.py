@@ -1,8 +1,8 @@
 """Repair of files that only locate data: weight indexes, latest tags, folder names, DCP indexes.
 
 The slices of a distributed checkpoint give their type, shape and checksums, but not their names.
-Another step of the same run has the same names in the same order. Its index fits if every slice of
-every file has the type and shape that the index gives for its position.
+Another step of the same run has the same names in the same order. The index of the other step fits
+if every slice of every file has the type and shape that the index gives for its position.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ step, and the beginning of the history. Another step of the run, or the argument
 that is common to the run. State of this step alone is lost and reported.
 
 The optimizer stores the current and the initial rate of each group, so a scheduler gets both rates
-back bit for bit. Its step comes from the other files, its kind from another step of the run or from
-the arguments. Counters other than steps, such as a plateau's patience, are not invented.
+back bit for bit. The step of the scheduler comes from the other files, and its kind from another
+step of the run or from the arguments. Counters other than steps, such as a plateau's patience, are
+not invented.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Folders of accelerate's ``save_state``: one process, many, FSDP, DeepSpeed inside.
+"""Folders of accelerate's ``save_state``: one process, several, FSDP or DeepSpeed.
 
 The model and optimizer halves of a folder have the same layout in the Trainer of Transformers.
 

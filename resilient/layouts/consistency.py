@@ -1,10 +1,10 @@
 """Cross-checks between the files of one checkpoint.
 
-A contradiction is a loss if the loader continues from a state that was not saved. It is only noted
-if the loader uses the right one of both values.
+A contradiction is a loss if the loader continues from a state that was not saved. The contradiction
+is only noted if the loader uses the right value.
 
 Sources: ``torch.optim.Optimizer.load_state_dict`` raises at another number of groups and takes all
-other content as it is. It compares no shapes, so the first step raises. Layer names are compared
+other content as it is. torch compares no shapes, so the first step raises. Layer names are compared
 between the layers of one model.
 """
 
@@ -35,7 +35,7 @@ LOSES = "a weight of a layer"
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the weights that only one layer has, in place of a weight that all others have.
 
-    Its tool loads such a file: a weight that is missing under its name is initialized anew.
+    Its tool loads such a file: a weight that is missing under its name is initialized again.
 
     Args:
         tensors: Tensors of the whole checkpoint.

@@ -1,7 +1,7 @@
 """DeepSpeed engine folders: the model's states, and the optimizer partitioned over ranks.
 
-DeepSpeed checks little when it loads. It stops at a missing file of a rank, but accepts a file of
-another step or of another rank. These mixtures are checked here.
+DeepSpeed checks little when it loads. DeepSpeed stops at a missing file of a rank, but accepts a
+file of another step or of another rank. These mixtures are checked here.
 
 Source of the names: ``deepspeed.runtime.engine`` and ``deepspeed.checkpoint.constants`` (0.19).
 """

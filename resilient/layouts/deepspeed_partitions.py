@@ -1,4 +1,4 @@
-"""Gathering of the tensors of a DeepSpeed engine from its ranks, as locations and not as bytes.
+"""Locations of the tensors of a DeepSpeed engine in the files of its ranks.
 
 Source: DeepSpeed 0.19 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1 and
 2 concatenate the parameters of a group and split the vector into equal parts. ZeRO 3 splits each

@@ -45,7 +45,7 @@ def read_json(folder: Folder, listing: DirectoryListing, name: str) -> dict[str,
 
 
 def require_no_pointer(folder: Folder, name: str) -> None:
-    """Raise if a file is a Git LFS pointer, which stands for a file until it is fetched.
+    """Raise if a file is a Git LFS pointer, which replaces a file until the file is fetched.
 
     Raises:
         Unreadable: The file is a pointer.

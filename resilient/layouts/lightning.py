@@ -170,7 +170,7 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     groups = [group for state in states for group in _list(_at(state, "param_groups"))]
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
     if any(begins_anew(schedule) or (not schedule and has_schedule) for schedule in schedules):
-        # torch takes the values that are there, and leaves the others as they are at step 0.
+        # torch takes the existing values, and leaves the others as they are at step 0.
         problem_text = "the state of a schedule in it has no `last_epoch`"
         return [Problem(archive.name, problem_text, "the schedule", cure=Remedy.COPY)]
     if not schedules and has_schedule:

@@ -1,9 +1,9 @@
 """Pickles decoded as data: the opcodes are interpreted, nothing is imported or called.
 
 A call in a pickle becomes a value that describes it (:class:`PickledCall`). A few names that only
-rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All others keep their
-name, which is enough to see what a file is and what it would do. Source of the opcodes:
-``pickletools`` of the standard library, which also decodes their arguments.
+rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All other calls keep
+their name, which shows the kind and the effects of a file. Source of the opcodes: ``pickletools``
+of the standard library, which also decodes their arguments.
 
 The bytes, the opcodes and the keys of dicts are bounded, because hashing nested tuples can take
 unbounded time. Values share what the pickle shares, so memory grows with the opcodes only. A walk

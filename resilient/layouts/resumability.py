@@ -1,10 +1,10 @@
-"""Resumability of another tool's checkpoint: can training continue, and at what cost.
+"""Resumability of another tool's checkpoint, with the losses of a resume.
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
-(:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`. It
-is the only such check: the Trainer's import, ``ckpt import``, ``ckpt inspect``, ``ckpt verify``,
-``ckpt repair`` and the agent's restart policy all call it. :func:`remedy` gives the fix for each
-problem.
+(:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`.
+There is no other such check. Its callers are the Trainer's import, the agent's restart policy,
+``ckpt import``, ``ckpt inspect``, ``ckpt verify`` and ``ckpt repair``. :func:`remedy` gives the fix
+for each problem.
 """
 
 from __future__ import annotations

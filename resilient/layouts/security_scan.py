@@ -1,11 +1,11 @@
 """Security scan of a checkpoint: content that can harm a process or user that loads or lists it.
 
-The scan only reads; it runs and follows nothing. It looks for pickles that call code, links and
-names that lead out of the folder, and archives that expand hugely. It also finds headers and
-documents unfit for a library, code that comes with a model, and text that controls a terminal.
+The scan only reads; it runs and follows nothing. The scan looks for pickles that call code, links
+and names that lead out of the folder, and archives that expand hugely. The scan also finds headers
+and documents unfit for a library, code that comes with a model, and text that controls a terminal.
 
 Control characters move the cursor of a terminal and change its title. Direction marks make a text
-read differently. Checked are the texts that readers display: names of tensors and files, a
+read differently. The scan checks the texts that readers display: names of tensors and files, a
 Trainer's state and a configuration. The words of a tokenizer may have any characters.
 """
 
@@ -333,7 +333,7 @@ def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterat
         head = file.read(_HEAD_BYTES)
         if not is_pickle and not head.startswith(_PICKLE_MAGIC):
             return
-        # Never read more than the bound, whatever size the directory claims.
+        # Never read more than the bound, for any size in the directory.
         data = head + file.read(BYTES_MAX - len(head))
     findings = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
     # Tensors may begin like a pickle by chance, but then name nothing.

@@ -1,7 +1,7 @@
 """Checkpoints in one file: weights, a script's own state, a whole module or TorchScript.
 
 Loading a pickled module runs the code that its pickle names, and a TorchScript program is code.
-Both are read as data here, and their weights are plain tensors.
+Both kinds are read as data here, and their weights are plain tensors.
 
 Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``.
 """

@@ -78,7 +78,7 @@ class RangeReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """Return the next ``size`` bytes, or all that are left; at most 16 MiB.
 
-        ``zipfile`` asks again for the remaining bytes of a member. It reads a directory at once, so
+        ``zipfile`` requests the remaining bytes of a member again. It reads a directory at once, so
         a larger directory counts as cut short.
         """
         left = max(0, self._size - self._at)

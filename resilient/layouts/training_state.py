@@ -255,7 +255,7 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 
 
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
-    """Return the position of torch's ChainedScheduler, which has none of its own."""
+    """Return the position of torch's ChainedScheduler, which has no own position."""
     inner = _list(_field(value, "_schedulers"))
     schedules = [schedule_of(schedule, archive) for schedule in inner]
     if not schedules or schedules[0] is None or None in schedules:

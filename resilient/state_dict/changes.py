@@ -2,8 +2,8 @@
 
 torch loads the state of another scheduler class, narrows weights to another dtype, and leaves out
 saved parts without an object. The run then continues with unintended numbers. A resume therefore
-compares checkpoint and objects before anything is loaded. It reports each difference, and refuses
-a difference that makes the intended result impossible.
+compares checkpoint and objects before anything is loaded. The resume reports each difference, and
+refuses a difference that makes the intended result impossible.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """DeepSpeed engine as parts: its ZeRO partitions by parameter name, in torch's vocabulary.
 
-Source: DeepSpeed 0.19.8. ZeRO 1 and 2 lay the parameters of a group end to end and cut the line
-into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a parameter. ZeRO
-3 cuts each parameter into equal partitions; ``optimizer.grad_position`` has the start of each.
-Without ZeRO, half-precision training keeps whole copies in full precision. In every case these
-full-precision weights are the saved state; the model's own weights are rounded from them.
+Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector. They cut the
+vector into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a
+parameter. ZeRO 3 cuts each parameter into equal partitions; ``optimizer.grad_position`` has the
+start of each. Without ZeRO, half-precision training keeps whole copies in full precision. In every
+case these full-precision weights are the saved state; the model's own weights are rounded from
+them.
 
 A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
 gathered, and padding of a partition is not stored. A checkpoint of any ZeRO stage is therefore

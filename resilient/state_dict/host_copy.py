@@ -136,7 +136,7 @@ class PendingCopy(Protocol):
     """A piece of work that fills host memory."""
 
     def make(self, *, modestly: bool = False) -> None:
-        """Return once the bytes are there."""
+        """Return once the bytes are copied."""
 
     def changed(self) -> list[str]:
         """Return the names of tensors that were changed meanwhile."""
@@ -150,8 +150,8 @@ class DeferredCopies:
 
     A copy whose source changed meanwhile is worthless. torch counts changes in place, and
     ``require_unchanged`` checks the counters. This detects nearly every loop that breaks its
-    promise, but not all: a change through ``.data`` is not counted, and a change in progress not
-    yet. Therefore the code that changes the sources must check last.
+    promise. It does not count a change through ``.data``, or a change that is still in progress.
+    Therefore the code that changes the sources must check last.
 
     Args:
         work: Copies that are not started, or that a device makes by itself.

@@ -10,11 +10,12 @@ live tensors contain unverified bytes. If the checkpoint turns out damaged, they
 This is harmless under three conditions, and only tensors that meet all three are read in place:
 
 1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part
-   takes its state as a whole: a module with its strict ``load_state_dict``, or an optimizer, which
-   replaces its state. So an older checkpoint leaves nothing behind of a damaged one.
-2. The tensor is loaded from this checkpoint if the checkpoint is whole: every tensor of the part
-   has its name, dtype and shape there, and the checkpoint has no other tensor of this part.
-   Known mismatches are found before anything is touched.
+   takes its state as a whole. Such parts are modules with a strict ``load_state_dict``, and
+   optimizers, which replace their state. So an older checkpoint leaves nothing behind of a damaged
+   one.
+2. If the checkpoint is whole, the tensor is loaded from it. Every tensor of the part has its name,
+   dtype and shape there, and the checkpoint has no other tensor of this part. Known mismatches are
+   found before anything is touched.
 3. No two of the tensors share memory.
 
 If an in-place read finds no whole checkpoint, training must not continue: ``Checkpointer.resume``
@@ -323,7 +324,7 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
 
     Raises:
         IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Continuing would
-            silently start it afresh.
+            silently start it again from its initial state.
     """
     stored_names = {entry.name for entry in manifest.parts}
     absent = tuple(

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 _SAYS_NOTHING = frozenset(
     {
         *("params", "param_names", "lr", "weight_decay", "initial_lr"),
-        # How a step is computed, and what one release or package of a kind has alone.
+        # Options of the computation, and options that only some releases or packages have.
         *("foreach", "fused", "capturable", "differentiable", "maximize"),
         *("amsgrad", "bias_correction", "decoupled_weight_decay", "step"),
-        # What torch's schedules leave in a group.
+        # Values that torch's schedules add to a group.
         *("max_lr", "min_lr", "swa_lr", "base_momentum", "initial_momentum"),
         *("max_momentum", "min_momentum"),
     }
@@ -648,7 +648,7 @@ class ShardedOptimizer:
         return names
 
     def _part(self, run: ParameterSlice, kind: str) -> Any:
-        """Return one kind of state of a parameter; afterwards it lies in one run of memory."""
+        """Return one kind of state of a parameter; afterwards it is in one run of memory."""
         values = [self.optimizer.state[piece].get(kind) for piece in run.pieces]
         first = values[0]
         if not torch.is_tensor(first):

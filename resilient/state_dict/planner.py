@@ -126,9 +126,9 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[WriteItem]:
     """Return this rank's writes, so that all ranks together write every element once.
 
-    Tensors on the same ranks are split evenly over those ranks: plain tensors over all ranks,
-    shards of a mesh with a replicated dimension over their replicas. A shard that no other rank has
-    is written by its own rank, where it lies.
+    Tensors on the same ranks are split evenly over these ranks. Plain tensors are split over all
+    ranks, and shards of a mesh with a replicated dimension over their replicas. A shard that no
+    other rank has is written by its own rank, where it lies.
 
     Args:
         tensors: Tensors by name; the same names on every rank, in the same order.

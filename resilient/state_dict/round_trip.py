@@ -1,8 +1,8 @@
 """Check that a load accepts the state of a save, once per structure of a part.
 
 The tree of a part is written as JSON, read again and compared with the live state. Then the part
-is tested as at a resume: an optimizer by its groups, a scheduler by a load into a copy, a module
-by its keys. No tensor is copied, and the live objects stay unchanged.
+is tested as at a resume. An optimizer is tested by its groups, a scheduler by a load into a copy,
+and a module by its keys. No tensor is copied, and the live objects stay unchanged.
 """
 
 from __future__ import annotations

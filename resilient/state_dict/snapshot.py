@@ -34,8 +34,8 @@ class Part:
 
     Attributes:
         stateful: Object that gives and takes the state.
-        scope: ``replicated`` if every rank has the same value, which is then written once, split
-            over the ranks; ``rank`` if each rank has its own value.
+        scope: ``replicated`` if every rank has the same value, which is then written once in
+            shares. ``rank`` if each rank has its own value.
         document: Name of the part's own JSON file for people to read; such a part has no tensors.
             Empty puts the part into ``state.json``.
         optional: Whether a checkpoint without the part can be resumed; any other part is required.

@@ -457,8 +457,8 @@ class StagingBuffers:
     """Host buffers by the name of the staged file.
 
     Args:
-        allocate: Function that returns at least the requested bytes for a file of this name, the
-            same memory as last time if possible; private memory by default.
+        allocate: Function that returns at least the requested bytes for a file of this name. It
+            returns the memory of the last call if possible; private memory by default.
         streams: Predicate of files' names and lengths: true if there is no room for them; by
             default always false.
 

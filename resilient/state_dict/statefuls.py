@@ -1,8 +1,8 @@
 """Conversion of user objects to parts: modules, optimizers, other statefuls, plain values.
 
-Wrappers are looked through: a model inside DDP or ``torch.compile`` is saved under its own names,
-and optimizer state under the names of its parameters. Metrics and log entries are converted to
-plain numbers.
+Wrappers are ignored: a model inside DDP or ``torch.compile`` is saved under its own names, and
+optimizer state under the names of its parameters. Metrics and log entries are converted to plain
+numbers.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TrackedObjects:
 
     @property
     def is_collective(self) -> bool:
-        """Whether a save uses collectives of the training backend."""
+        """True if a save uses collectives of the training backend."""
         return bool(self.replicas) or self.strategy not in ("single", "ddp")
 
     def align(self) -> None:

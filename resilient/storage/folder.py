@@ -94,7 +94,7 @@ class Folder(Protocol):
         """Return the current contents.
 
         Raises:
-            KeyNotFound: Nothing is there.
+            KeyNotFound: The file does not exist.
             StoreError: The folder could not be listed.
         """
 
@@ -131,7 +131,7 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
     """Open a plain file of a folder that the user named, to read its bytes.
 
     Links inside the folder are followed. A link that leads out, a pipe, a socket and a device are
-    rejected and never read: a read of ``/dev/zero`` or of a pipe without a writer never ends.
+    rejected and never read. A read of ``/dev/zero`` or of a pipe without a writer would never end.
 
     Args:
         root: The folder.

@@ -1,9 +1,9 @@
 """fsspec filesystem of a URL, with deadlines; the only module that imports fsspec.
 
-s3fs has no deadline for a server that never answers ``100 Continue``. botocore sends ``Expect:
-100-continue`` with each body, and aiohttp waits for the answer without a timeout. A server that
-accepts the connection and stays silent blocks a put forever. This was seen with aiobotocore 3 and
-aiohttp 3; the read timeout starts only after the body is sent.
+A client of s3fs has no deadline for a server that never answers ``100 Continue``. Its library
+botocore sends ``Expect: 100-continue`` with each body, and aiohttp waits for the answer without a
+timeout. A server that accepts the connection and stays silent blocks a put forever. This was seen
+with aiobotocore 3 and aiohttp 3; the read timeout starts only after the body is sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
 
-A protocol supports exclusive creates only if its library was read and passes the condition to a
-service that decides alone. fsspec's own ``mode="create"`` looks and then writes, which guarantees
-nothing.
+A protocol supports exclusive creates only if its library passes the condition to a service that
+decides alone. The code of each such library was read. The generic ``mode="create"`` of fsspec
+checks and then writes, which guarantees nothing.
 """
 
 from __future__ import annotations
@@ -173,9 +173,9 @@ _WITH_FOLDERS = frozenset(
 class FsspecStore:
     """Objects under any URL that fsspec knows.
 
-    The store is as atomic and durable as its service: each object is written by one call, so that
-    an error of ours cannot commit half an object. ``exclusive`` is true only for libraries that
-    were read and verified; see ``create_for``.
+    The store is as atomic and durable as its service. Each object is written by one call, so an
+    error in this library cannot commit half an object. ``exclusive`` is true only for libraries
+    that were read and verified; see ``create_for``.
 
     Args:
         url: URL of the store. Chained URLs (``simplecache::s3://``) are rejected, because a cache
@@ -221,7 +221,7 @@ class FsspecStore:
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
 
-        Crash: no object or all of it.
+        Crash: no object, or the whole object.
         """
         path, content = self._path(key), _bytes(data, key)
         if self._create is None:
@@ -325,8 +325,7 @@ class FsspecStore:
         """Return the whole object; read a large object in several ranges at once.
 
         The size is requested first. An object that is replaced meanwhile could come out mixed. Keys
-        that are written twice have small objects; large objects have a digest and a name of their
-        own.
+        that are written twice have small objects; large objects have their own digest and name.
         """
         self._filesystem.invalidate_cache()
         info = self._filesystem.info(path)

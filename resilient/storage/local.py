@@ -166,7 +166,7 @@ class LocalStore(TempFileSweeper):
 
         The link is the exclusive step. The linked file is already whole and durable.
 
-        Crash: no object or all of it; once this has returned, all of it.
+        Crash: no object, or the whole object; once this has returned, the whole object.
         """
         final, view = self._file(key), as_byte_view(data, key)
         with ExitStack() as undo, self._errors("create", key):
@@ -206,7 +206,7 @@ class LocalStore(TempFileSweeper):
         The folder is synced even if the object was missing. Another process may have deleted the
         object and died before its sync; the object would then reappear after a power loss.
 
-        Crash: the object is there, whole, or gone; once this has returned, gone.
+        Crash: the object exists whole, or is deleted; once this has returned, deleted.
         """
         file = self._file(key)
         with self._errors("delete", key):
@@ -394,7 +394,7 @@ def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
 
 
 def _discard(files: FileSystem, temporary: Path) -> None:
-    # A file that cannot be deleted is invisible, and is swept later.
+    # A file that cannot be deleted is invisible, and is deleted later.
     with suppress(OSError):
         files.unlink(temporary)
 

@@ -19,9 +19,8 @@ Options of S3. Their values are never shown.
 ==================  ==============================================================
 
 Both clients take missing options from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
-``ca_file``) and from the machine's role. s3fs also reads the profiles in ``~/.aws``; obstore does
-not. Names that only s3fs knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) select
-s3fs.
+``ca_file``) and from the machine's role. Only s3fs also reads the profiles in ``~/.aws``. Names
+that only s3fs knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) select s3fs.
 
 Options of ``gs://`` and ``az://``: the names of ``s3://`` for the same meaning.
 

@@ -1,8 +1,8 @@
 """POSIX file operations, direct I/O and the fsync of files that a killed process left.
 
 The operations are a seam: tests replace them with a model of power loss. A killed process can leave
-a visible name that is not durable yet. Work that builds on such a name can lose it: a power loss
-takes back a name that was already read, or brings back a manifest whose files were swept since.
+a visible name that is not durable yet. Work that builds on such a name can lose it. A power loss
+may remove a name that was already read, or restore a manifest whose files were deleted meanwhile.
 """
 
 from __future__ import annotations

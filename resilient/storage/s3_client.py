@@ -1,11 +1,11 @@
 """Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
-Each body is protected, so that a server rejects a different body. Everywhere this works with the
-signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it; the checksum
-costs both sides a tenth. TLS protects the body in transit. The checksum, itself signed, detects
-damage behind the end of TLS. Amazon describes both in "Checking object integrity" and "Unsigned
-payload" of its S3 documentation. A server that supports the checksum repeats it in its response;
-other servers ignore it.
+Each body is protected, so that a server rejects a different body. Every server supports the signed
+SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it; the checksum costs
+both sides a tenth. TLS protects the body in transit. The checksum, itself signed, detects damage
+behind the end of TLS. Amazon describes both in "Checking object integrity" and "Unsigned payload"
+of its S3 documentation. A server that supports the checksum repeats it in its response; other
+servers ignore it.
 
 Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
 Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a
@@ -293,7 +293,7 @@ class HttpResponse:
 
     @property
     def is_good(self) -> bool:
-        """Whether the server reports success."""
+        """True if the server reports success."""
         return self.status in _OK
 
     def header(self, name: str) -> str:

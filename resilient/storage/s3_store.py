@@ -122,7 +122,7 @@ class ObstoreStore:
         The put is one PUT with ``If-None-Match: *``, never a multipart upload. Several servers
         ignore the condition when completing an upload.
 
-        Crash: no object or all of it.
+        Crash: no object, or the whole object.
         """
         view = as_byte_view(data, check_key(key))
         if len(view) >= _PUT_OBJECT_MAX_BYTES:

@@ -27,7 +27,7 @@ _ROOT = Path("/")
 def available_memory_bytes(root: Path = _ROOT) -> int | None:
     """Return the smaller of the memory left to the machine and to this process's control groups.
 
-    Shared memory counts against both. The size of its file system says nothing about either.
+    Shared memory counts against both. The size of its file system shows neither.
 
     Args:
         root: Folder that contains ``proc`` and ``sys``.
@@ -97,8 +97,8 @@ def keep_from_children(mapped: mmap.mmap) -> None:
     """Exclude memory from processes forked from this one, such as data loader workers.
 
     Otherwise each fork shares the pages until they are written to. The next copy into such a page
-    takes a page fault, 10 times as long as a warm copy, and doubles the memory while the child
-    lives. A child does not need the memory: it has no persisting threads.
+    takes a page fault, 10 times as long as a warm copy. It doubles the memory until the child ends.
+    A child does not need the memory: it has no persisting threads.
     """
     with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_DONTFORK)
@@ -248,7 +248,7 @@ def lock_folder(path: Path) -> int | None:
         return None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The folder may have been swept between the two calls above.
+        # The folder may have been deleted between the two calls above.
         if os.path.samestat(path.stat(), os.fstat(handle)):
             return handle
     except OSError:

@@ -1,10 +1,10 @@
 """Strategy protocol, the single-device strategy, and shared helpers.
 
 Replicated values stay equal on all ranks: buffers are those of rank 0. Process groups of some ranks
-get the timeout of the group of all ranks. Without an explicit timeout, torch uses its default: ten
-minutes under NCCL and thirty under gloo, whatever ``ddp_timeout`` says. torch exposes the timeout
-of a group only by names that begin with an underscore. Ranks that share a model use one fp16 scale:
-all skip a step, or none does.
+get the timeout of the group of all ranks. Without an explicit timeout, torch ignores
+``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo. The timeout
+of a group is available only by names that begin with an underscore. Ranks that share a model use
+one fp16 scale: all skip a step, or none does.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ class FixedBuckets(DistributedDataParallel):
     """DDP whose gradient buckets are laid out once, before the first step.
 
     DDP lays out its buckets again after the first step of a process, in the order in which
-    gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the
-    place in the bucket. With three ranks or more the first step after a resume would therefore
-    differ in the last bits from the same step of an unbroken run. Here the layout is final from the
+    gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the place
+    in the bucket. With three ranks or more, the first step after a resume would therefore differ in
+    the last bits from an uninterrupted run. Here the layout is final from the
     start: the reverse of the order of registration. ``tests/process/test_ddp.py`` verifies it.
     """
 

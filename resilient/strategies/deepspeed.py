@@ -87,7 +87,7 @@ class DeepSpeedStrategy:
 
     @property
     def _clips_by_itself(self) -> bool:
-        """Whether the engine is a thin one, which reports no norm of its clipping."""
+        """True if the engine is a thin one, which reports no norm of its clipping."""
         half = any(self.config.get(section, {}).get("enabled") for section in ("bf16", "fp16"))
         return stage_in(self.config) == 0 and not half
 

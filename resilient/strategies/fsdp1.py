@@ -73,8 +73,9 @@ class Fsdp1Strategy:
         """Shard the model in place and return it; optimizers are built after this. Collective.
 
         Raises:
-            ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar, a
-                vector mixes trained and frozen parameters, or the ranks cannot be divided so.
+            ConfigError: The model lacks a class of ``layer_classes``, or a parameter is a scalar.
+                Also if a vector mixes trained and frozen parameters, or the ranks cannot be divided
+                so.
         """
         if find_redirect(model) is not None:
             return model

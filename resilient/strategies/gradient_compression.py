@@ -44,12 +44,12 @@ class Compression:
 
     @property
     def is_low_rank(self) -> bool:
-        """Whether the hook is one of PowerSGD, which keeps a state."""
+        """True if the hook is one of PowerSGD, which keeps a state."""
         return self.hook == "power_sgd"
 
     @property
     def remembers(self) -> bool:
-        """Whether sent gradients depend on earlier gradients."""
+        """True if sent gradients depend on earlier gradients."""
         return self.is_low_rank and any(self.options.get(option, True) for option in _KEEPS)
 
 

@@ -94,7 +94,7 @@ def named_in(model: nn.Module) -> list[Named]:
 
 
 def stateful_of(model: nn.Module) -> Stateful:
-    """Return a stateful with the state of a model by the names of its own parameters."""
+    """Return a stateful with the state of a model by the names of the model's parameters."""
     detour = find_redirect(model)
     if detour is None:
         return model

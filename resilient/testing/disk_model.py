@@ -1,7 +1,7 @@
 """Recorded file operations of a store, and the disk states that a power loss may leave.
 
-The recorder executes each operation on an inner file system, for example the machine's own. So
-the record shows what happened and not what was intended. A record can be replayed into
+The recorder executes each operation on an inner file system, for example the machine's own. The
+record therefore shows the executed operations, not the intended ones. A record can be replayed into
 :class:`resilient.testing.disk_model.Disk`.
 
 The model follows POSIX:
@@ -91,7 +91,7 @@ class RecordingFileSystem:
 
     Args:
         inner: Inner file system.
-        top: Folder that stands for the machine's root; operations outside are not recorded.
+        top: Folder that represents the machine's root; operations outside are not recorded.
         record: Log of the operations.
         turns: Scheduler of the threads; None for a process with one thread.
     """
@@ -458,7 +458,7 @@ def _digest(
     settled: Mapping[int, tuple[int, Tree]],
     shapes: dict[int, _Shape],
 ) -> int:
-    """Return a number that equal folders share: a sum over names, so that most of it is reused."""
+    """Return a number that equal folders share: a sum over names, so most summands are reused."""
     if id(folder) in settled:
         return settled[id(folder)][0]
     names = fates.get(id(folder), folder.names)

@@ -4,8 +4,8 @@ All hosts of an attempt, and of the attempt that saved, must compute the same bi
 step, every rank computes the first micro-batch. Ranks must get the same bits, and the pass must
 leave the model unchanged. The check runs the very operations that train.
 
-Each micro-batch has its own random numbers, and so has the code between steps. A run therefore
-draws the same numbers wherever its micro-batches are computed.
+Each micro-batch has its own random numbers. The code between steps also has its own. A run
+therefore draws the same numbers wherever its micro-batches are computed.
 """
 
 from __future__ import annotations

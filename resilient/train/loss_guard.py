@@ -1,8 +1,8 @@
 """Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
 
-Broken numbers are reported in any case, from values that are read anyway: the mean losses and
-norms of a log, and the losses of all steps when the ledger reads them. No step waits for the
-check. A loss that the log leaves out (``logging_nan_inf_filter``) is seen before the next save.
+Broken numbers are always reported, from values that are read anyway. These are the mean losses and
+norms of a log, and the losses of all steps when the ledger reads them. No step waits for the check.
+A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next save.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class LossGuard:
     Args:
         args: ``rollback_on``, ``loss_spike_deviations``.
         device: Device of the losses.
-        ranks: Number of ranks with losses of their own.
+        ranks: Number of ranks with separate losses.
 
     Attributes:
         episodes: Detector for numbers that are read anyway, also if no step is judged.

@@ -1,8 +1,8 @@
 """Stop on request: every rank ends after the same step, and signals reach the coordinator.
 
-A thread reads signals, because the main thread may be inside a collective. Another thread talks
-to the key-value store, because the store may hang with the rank that serves it. The deadline must
-be kept even then. The agreement never uses the collectives::
+A thread reads signals, because the main thread may be inside a collective. Another thread uses the
+key-value store, because the store may hang with the rank that serves it. The deadline must be kept
+even then. The agreement never uses the collectives::
 
     any rank      posts    request              (its own signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)

@@ -75,7 +75,7 @@ class TrainingRun:
         cursor: Position in the data.
         deal: Batch layout of an epoch.
         counter: Counter of tokens and operations.
-        gate: Stop coordinator, asked before each step.
+        gate: Stop coordinator, queried before each step.
         accumulation: Micro-batches per step and rank.
         farewell: Exit barrier: keeps this rank until no other rank needs what it serves.
         scheduled_steps: Run length for which the schedule was made.

@@ -1,7 +1,7 @@
-"""Saver of a run: when the loop saves, the best model, the last save and the step cache.
+"""Saver of a run: save decisions of the loop, the best model, the last save and the step cache.
 
-It also compares a resume's arguments and objects with the checkpoint's, and picks how far the
-last save gets before a preemption.
+The saver also compares a resume's arguments and objects with the checkpoint's, and selects the
+target of the last save before a preemption.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class SaveTimings:
 
     Attributes:
         copy_seconds: Time until training could continue.
-        land_seconds: Time from the start until the commit, in the near repository if there is
-            one, without throttle pauses: a save that is waited for does not pause.
+        land_seconds: Time from the start until the commit, in the near repository if there is one.
+            Throttle pauses are not included, because a save does not pause while a caller waits.
         spread_seconds: Duration of the last save, pauses included; None before the first.
         stalled_seconds: Total time that training has waited for saves.
     """

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 def end_with_exit_codes() -> None:
-    """End this process with the exit code of an uncaught error of ours.
+    """End this process with the exit code of an uncaught error of this library.
 
     Other errors go to the previous hook. Further calls change nothing.
     """
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def data_world(self) -> World:
-        """World of the ranks with samples of their own; ranks sharing a model share samples."""
+        """World of the ranks with separate samples; ranks sharing a model share samples."""
         size, world = self._together, self.world
         return World(world.rank // size, max(1, world.size // size), world.local_rank)
 

@@ -1,6 +1,6 @@
 """Trainer state, control flags and log history.
 
-The state is a pure function of training: it holds no time, speed or generation. Two runs can
+The state is a pure function of training: it contains no time, speed or generation. Two runs can
 therefore be compared by equality. Timings are events.
 
 A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor

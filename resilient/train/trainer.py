@@ -88,7 +88,7 @@ class Trainer(TrainerEvaluation):
             gets the trial if it takes an argument.
         optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
         preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
-            part of the predictions to keep, if all predictions do not fit in memory.
+            kept part of the predictions. Use it if all predictions do not fit in memory.
         processing_class: Tokenizer or processor of the data. It is saved beside the model, and
             pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
     """

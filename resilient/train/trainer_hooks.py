@@ -517,7 +517,7 @@ class TrainerHooks:
 
     @property
     def data_ranks(self) -> int:
-        """Number of ranks that train on samples of their own."""
+        """Number of ranks that train on separate samples."""
         sampler = self.train_sampler
         return self.session.world.size if sampler is None else sampler.deal.ranks
 

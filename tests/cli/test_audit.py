@@ -236,7 +236,7 @@ def say_that_the_rest_was_another_runs(forger):
             ("ledger/g000001-000000000003.json", 0),
             "holds the segment of checkpoint-2-g1",
         ),
-        (splice_another_runs_segment, (FIRST, 0), "of run"),
+        (splice_another_runs_segment, (FIRST, 0), "belongs to run"),
         (
             splice_another_runs_segment_with_our_names,
             (SECOND, 1),

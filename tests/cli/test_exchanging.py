@@ -35,7 +35,7 @@ def test_a_checkpoint_comes_in_and_goes_out_as_it_was(tmp_path, call):
     assert differ <= {"best_model_checkpoint", "stateful_callbacks"}
     again = call("ckpt", "import", THEIRS, repo)
     assert again.status == 78
-    assert "holds checkpoint-8-g1 already" in again.stderr
+    assert "already holds checkpoint-8-g1" in again.stderr
 
 
 def same(one, other):

@@ -136,7 +136,7 @@ def test_a_deleted_manifest_comes_back_only_on_demand(repo, call, matches):
     outcome = call("ckpt", "repair", NEWEST, repo)
     assert outcome.status == 66
     matches("repair-gone", outcome, repo)
-    assert call("ckpt", "repair", "latest", repo).stdout.startswith("checkpoint-25-g2 is whole")
+    assert call("ckpt", "repair", "latest", repo).stdout.startswith("checkpoint-25-g2 is intact")
     assert call("ckpt", "repair", "latest", repo, "--undelete").status == 2
     assert call("ckpt", "repair", NEWEST, repo, "--undelete", "--apply").status == 0
     assert contents(repo) == whole

@@ -11,10 +11,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from resilient.checkpoint.generations import list_numbers
+from resilient.checkpoint.generations import claim, list_numbers
+from resilient.checkpoint.writer_heartbeat import WriterHeartbeat
+from resilient.clock import SystemClock
 from resilient.format.keys import generation_key
+from resilient.processes import ProcessIdentity
 from resilient.storage.local import LocalStore
-from tests.helpers.cli_repositories import write_usual_run
+from tests.helpers.cli_repositories import TickingClock, write_usual_run
 
 HERE = socket.gethostname()
 
@@ -111,6 +114,34 @@ def rename(repo, host):
     fields = unseal(path.read_bytes(), "record")
     fields.pop("root", None)
     path.write_bytes(seal({**fields, "host": host}))
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_unlock_heartbeat_of_another_host_shows_life(is_alive, repo, call, monkeypatch):
+    store = LocalStore(repo)
+    process = ProcessIdentity("node-9", 12, "another-boot", 5)
+    record = claim(store, None, cause="start", clock=SystemClock(), process=process)
+    writer = WriterHeartbeat(store, SystemClock(), print, 60.0, process)
+    writer._claim = record
+    writer.beat()
+
+    class Waited(TickingClock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            if is_alive:
+                writer.beat()
+
+    monkeypatch.setattr("tests.cli.conftest.TickingClock", Waited)
+    found = call("ckpt", "unlock", repo, "--json")
+    document = json.loads(found.stdout)
+    if is_alive:
+        assert (found.status, document["state"]) == (80, "alive")
+        assert document["why"] == "pid 12 of node-9 sent a heartbeat"
+        assert call("ckpt", "unlock", repo, "--yes").status == 80
+    else:
+        assert (found.status, document["state"]) == (0, "unknown")
+        assert document["why"] == "pid 12 of node-9 sent no heartbeat for 120 s"
+        assert call("ckpt", "unlock", repo, "--yes").status == 0
 
 
 def test_one_that_ended_is_said_to_have(repo, call):

@@ -49,9 +49,9 @@ def test_no_crash_state_of_a_recorded_history_breaks_an_invariant(shard, count_s
 
 
 @pytest.mark.usefixtures("pure_functions_remember")
-@pytest.mark.parametrize("third", range(3))
-def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(third, count_states):
-    figures = sweep_cases(singles(PATIENT)[third::3])
+def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(count_states):
+    """Every third; make crash takes all."""
+    figures = sweep_cases(singles(PATIENT)[::3])
     count_states(figures.states, figures.violated)
     assert not figures.violations, figures.violations[:5]
 

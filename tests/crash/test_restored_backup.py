@@ -7,15 +7,20 @@ life and commits nothing after its next look at the fence.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 
 from resilient.checkpoint import catalog, generations
-from resilient.checkpoint.generations import list_numbers
-from resilient.format.keys import GENERATIONS
+from resilient.checkpoint.garbage_collection import collect_garbage
+from resilient.checkpoint.generations import list_numbers, newest_claim
+from resilient.checkpoint.retention import Retention
+from resilient.errors import Fenced
+from resilient.format.keys import GENERATIONS, CheckpointId, generation_key
 from resilient.testing.fault_store import FaultyStore
 from tests.crash.lives import STEPS, Witness, live
 from tests.crash.test_zombie import Paused, run_zombie, unfenced
+from tests.helpers.manifests import begin, save
 
 SAVED = 2
 """Steps of the life before the backup."""
@@ -33,6 +38,7 @@ class Watched(Paused):
     def __init__(self, store, at: int) -> None:
         super().__init__(store, at)
         self.unfenced: set[str] = set()
+        self.deleted: set[str] = set()
         self._is_unfenced = False
 
     def _begin(self, name, key):
@@ -43,6 +49,8 @@ class Watched(Paused):
             self._is_unfenced, self._at = False, -1
         if self._is_unfenced:
             self.unfenced.add(key)
+            if name == "delete":
+                self.deleted.add(key.partition("/")[0])
         return begun
 
 
@@ -80,6 +88,8 @@ def woken(backup, at: int, until: int) -> list[tuple[int, str]] | None:
     more = {one for one in more if one.manifest_key not in paused.unfenced}
     found += [(at, f"{one} was committed by the process that slept") for one in more]
     found += unfenced(caught, at)
+    if len(paused.deleted) > 1:
+        found.append((at, f"files went from {sorted(paused.deleted)} without a check"))
     last = live(store, attempt="last")
     if not changed and last.started_at != max(until, SAVED):
         found.append((at, f"the last life began at step {last.started_at}"))
@@ -102,6 +112,38 @@ def test_restored_backup_process_that_slept_changes_nothing(backup, first, until
     found = [harm for one in slept for harm in one]
     count_states(len(slept), len(found))
     assert len(slept) > len(outcomes) // 2
+    assert not found, found[:5]
+
+
+def retained(at: int) -> Watched:
+    """Let a process sleep before operation ``at`` of a retention that deletes four checkpoints."""
+    store = Witness()
+    begin(store)
+    for step in (1, 2, 3, 4, 5):
+        save(store, CheckpointId(1, step))
+    backup, (number, token) = dict(store.objects), newest_claim(store)
+    paused = Watched(store, at)
+
+    def run():
+        with suppress(Fenced):
+            collect_garbage(paused, Retention(1), number, token=token)
+
+    zombie = threading.Thread(target=run)
+    zombie.start()
+    if paused.asleep.wait(30 if at >= 0 else 0):
+        store.objects = {key: one for key, one in backup.items() if key != generation_key(1)}
+        begin(store)
+        paused.go_on.set()
+    zombie.join(30)
+    return paused
+
+
+def test_restored_backup_retention_deletes_in_one_folder(count_states):
+    length = retained(-1).operations
+    woken = [retained(at) for at in range(length)]
+    found = [(at, one.deleted) for at, one in enumerate(woken) if len(one.deleted) > 1]
+    count_states(length, len(found))
+    assert any(one.deleted for one in woken)
     assert not found, found[:5]
 
 

@@ -81,7 +81,7 @@ class Campaign:
     """Runs cases on copies of undamaged checkpoints, made once."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        self.bench = Bench(list(samples))
+        self.bench = Bench()
         self._whole: dict[str, Loaded | None] = {}
         self._older: dict[str, Loaded] = {}
 
@@ -110,7 +110,7 @@ class Campaign:
 
     def step_of(self, sample: Sample, path: Path) -> Sample:
         """Return the sample of the step that a damage chose."""
-        folder, made = self.bench.made[sample.name]
+        folder, made = self.bench.make(sample)
         whole = folder / path.name
         if sample.is_ours or path.name == made.name or not whole.is_dir():
             return sample
@@ -133,7 +133,7 @@ class Campaign:
             answers.append(by_launcher(sample, path))
         whole = self.whole(sample)
         faults = disagreements(verdict, answers, whole, self.older(sample))
-        original = self.bench.made[sample.name][1]
+        original = self.bench.make(sample)[1]
         repair, how = repaired(sample, path, original, self.bench.load_whole(sample))
         if (name, kind.name) in BEYOND:
             faults = [one for one in faults if "other numbers" not in one]

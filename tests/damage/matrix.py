@@ -81,28 +81,31 @@ def said_of(sample: Sample, path: Path) -> Said:
 
 
 class Bench:
-    """Whole checkpoints, made once, and a place for their copies."""
+    """Undamaged checkpoints, each made when it is first needed, and a place for their copies."""
 
-    def __init__(self, samples: list[Sample]) -> None:
-        self._held = tempfile.TemporaryDirectory()
-        root = Path(self._held.name)
+    def __init__(self) -> None:
+        self._root = tempfile.TemporaryDirectory()
         self.made: dict[str, tuple[Path, Path]] = {}
         self._loads: dict[str, Loaded] = {}
-        self.whole: dict[str, Said] = {}
-        for one in samples:
-            folder = root / one.name
-            folder.mkdir()
-            with quiet():
-                path = one.make(folder)
-            self.made[one.name] = (folder, path)
-            self.whole[one.name] = said_of(one, path)
-        self._copy = root / "copy"
+        self.reports: dict[str, Said] = {}
+        self._copy = Path(self._root.name) / "copy"
 
     def close(self) -> None:
-        self._held.cleanup()
+        self._root.cleanup()
+
+    def make(self, sample: Sample) -> tuple[Path, Path]:
+        """Return the folder of a sample and the path of its checkpoint."""
+        if sample.name not in self.made:
+            folder = Path(self._root.name) / sample.name
+            folder.mkdir()
+            with quiet():
+                path = sample.make(folder)
+            self.made[sample.name] = (folder, path)
+            self.reports[sample.name] = said_of(sample, path)
+        return self.made[sample.name]
 
     def copy(self, sample: Sample) -> Scene:
-        folder, path = self.made[sample.name]
+        folder, path = self.make(sample)
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(folder, self._copy)
         return Scene(sample, self._copy / path.relative_to(folder))
@@ -114,14 +117,14 @@ class Bench:
                 path = kind.spoil(scene) or scene.path
         except Inapplicable:
             return None
-        said, before = said_of(sample, path), self.whole[sample.name]
+        said, before = said_of(sample, path), self.reports[sample.name]
         known = {one[:2] for one in before.problems}
         new = [one for one in said.problems if one[:2] not in known]
         answer = said.answer if new or said.answer != before.answer else UNSEEN
         told = f"{new[0][0]}: {new[0][1]}" if new else "; ".join(said.why)
         stock = loaded(sample, path)[0] if is_loaded else ""
         whole = self.load_whole(sample) if is_loaded else None
-        repair, how = repaired(sample, path, self.made[sample.name][1], whole)
+        repair, how = repaired(sample, path, self.make(sample)[1], whole)
         fixes = tuple(one[2] for one in new)
         return Cell(sample.name, kind.name, answer, told, stock, repair, how, fixes)
 
@@ -134,7 +137,7 @@ class Bench:
         return self._loads[sample.name]
 
     def copy_whole(self, sample: Sample) -> Path:
-        folder, path = self.made[sample.name]
+        folder, path = self.make(sample)
         aside = self._copy.with_name("whole")
         shutil.rmtree(aside, ignore_errors=True)
         shutil.copytree(folder, aside)

@@ -61,7 +61,7 @@ def continued(bench, sample, kind):
             path = kind.spoil(scene) or scene.path
     except Inapplicable:
         return 0
-    copy, count = bench.made[sample.name][1], 0
+    copy, count = bench.make(sample)[1], 0
     for plan in repairs_of(path, copy):
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = write_repaired(plan, Path(folder) / "made" / place_of(plan).name)
@@ -75,7 +75,7 @@ def continued(bench, sample, kind):
             if is_model:
                 assert again.why == (WEIGHTS_ALONE,), (kind.name, again)
             else:
-                assert again.answer == bench.whole[sample.name].answer, (kind.name, again)
+                assert again.answer == bench.reports[sample.name].answer, (kind.name, again)
         count += 1
     return count
 
@@ -87,7 +87,7 @@ def test_repaired_checkpoint_is_saved_again_by_its_library(request, name):
     kinds = [one for one in kinds_of(SAMPLES[name]) if is_long or one.name in chosen]
     if not kinds:
         pytest.skip("runs with --every-repair")
-    bench = Bench([SAMPLES[name]])
+    bench = Bench()
     try:
         counts, faults = {}, {}
         for kind in kinds:

@@ -18,7 +18,7 @@ EVERY = 3
 
 @pytest.fixture(scope="module")
 def bench():
-    made = Bench(ALL)
+    made = Bench()
     yield made
     made.close()
 

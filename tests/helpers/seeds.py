@@ -1,7 +1,7 @@
-"""Seeds of random tests: printed by each test, and taken back by the variable `SEED`.
+"""Seeds of random tests. Each test prints its seed; the option ``--seed`` repeats it.
 
-A seed follows from the test's name unless `SEED` of the environment gives another. The streams of
-Python, NumPy and torch begin there too.
+A seed follows from the name of the test unless ``--seed`` or the variable ``SEED`` gives another.
+The streams of Python, NumPy and torch begin there too.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant(
         "a stale attempt runs retention",
         "resilient/checkpoint/garbage_collection.py",
-        "        check_fence(store, generation, token)\n        if list_tags",
+        "        fence.check()\n        if list_tags",
         "        if list_tags",
         "tests/unit/checkpoint",
         promise="P7",
@@ -405,9 +405,33 @@ MUTANTS = [
     Mutant(
         "retention does not check the fence before it deletes files",
         "resilient/checkpoint/garbage_collection.py",
-        "    if unneeded:\n        check_fence(store, generation, token)",
-        "    if unneeded:\n        pass",
+        "        fence.check()\n        for _, name",
+        "        for _, name",
         "tests/unit/checkpoint/test_rotate_references.py",
+    ),
+    Mutant(
+        "retention checks the fence before the first folder only",
+        "resilient/checkpoint/garbage_collection.py",
+        "    for checkpoint, names in groupby(files, itemgetter(0)):\n        fence.check()\n",
+        (
+            "    if files:\n        fence.check()\n"
+            "    for checkpoint, names in groupby(files, itemgetter(0)):\n"
+        ),
+        "tests/unit/checkpoint/test_fence_token.py -k one_folder",
+    ),
+    Mutant(
+        "retention deletes on an old fence check",
+        "resilient/checkpoint/garbage_collection.py",
+        "            fence.check_if_old()\n",
+        "",
+        "tests/unit/checkpoint/test_fence_token.py -k long_sleep",
+    ),
+    Mutant(
+        "the trash is emptied after one fence check",
+        "resilient/checkpoint/trash.py",
+        "            fence()\n            store.delete",
+        "            store.delete",
+        "tests/unit/checkpoint/test_fence_token.py -k trash",
     ),
     Mutant(
         "retention deletes shared files before the manifests",

@@ -96,5 +96,5 @@ def test_a_part_of_a_tensor_cannot_be_computed_with_or_saved_as_one_of_a_rank():
     with pytest.raises(NotImplementedError, match="whole tensor"):
         part + 1
     assert "holds=1:3" in repr(part)
-    with pytest.raises(UnsavableState, match="spread over ranks"):
+    with pytest.raises(UnsavableState, match="sharded over ranks"):
         capture(1, {"mine": Part(Values(w=part), "rank")}, 0)

@@ -6,7 +6,10 @@ import pytest
 
 from resilient import Checkpointer
 from resilient.checkpoint.catalog import committed
+from resilient.checkpoint.generations import read_generations
+from resilient.checkpoint.writer_heartbeat import read_heartbeat
 from resilient.errors import StoreDenied
+from resilient.format.keys import HEARTBEATS, heartbeat_key
 
 STEPS = 3
 
@@ -49,7 +52,13 @@ def test_a_role_that_may_not_delete_trains_and_another_prunes(bucket, client):
     # Rotation is refused too; it costs nothing but room.
     assert life(bucket, client, STEPS, keep_last=1) == STEPS
     assert steps_in(store) == [6, 5, 4, 3, 2, 1]
+    claims = read_generations(store)
+    assert {one.key for one in store.list(HEARTBEATS)} == {
+        heartbeat_key(one.number, one.token) for one in claims
+    }
+    assert [read_heartbeat(store, one.number, one.token) for one in claims] == [None, None], "ended"
     bucket.admin.delete_bucket_policy(Bucket=bucket.name)
     assert life(bucket, client, 1, keep_last=1) == 2 * STEPS
     assert steps_in(store)[0] == 2 * STEPS + 1
     assert len(steps_in(store)) <= 2
+    assert not list(store.list(HEARTBEATS))

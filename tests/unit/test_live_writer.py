@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,13 +16,15 @@ import torch
 from resilient import Checkpointer
 from resilient.checkpoint.generations import claim, read_generation
 from resilient.checkpoint.resume_policy import WriterFacts, may_start
+from resilient.checkpoint.writer_heartbeat import WriterHeartbeat, read_heartbeat
+from resilient.checkpoint_engine import CheckpointEngine
 from resilient.clock import SystemClock
-from resilient.distributed.launch_env import read_launch
+from resilient.distributed.launch_env import HEARTBEAT, HEARTBEAT_SECONDS, read_launch
 from resilient.distributed.start_identity import StartIdentity
 from resilient.errors import IntegrityError, WriterAlive
 from resilient.format.document import seal
 from resilient.format.keys import generation_key
-from resilient.processes import identify
+from resilient.processes import ProcessIdentity, identify
 from resilient.storage.open import open_store
 
 WRITER = """
@@ -108,6 +113,68 @@ def test_start_by_right_beside_a_live_writer_begins(name, value, written, begin)
     with pytest.raises(WriterAlive):
         begin(written, SLURM_JOB_ID="8")
     assert begin(written, **{name: value}).generation == 2
+
+
+def test_start_beside_a_heartbeat_of_another_host_is_refused(tmp_path, begin):
+    store = open_store(str(tmp_path))
+    process = ProcessIdentity("node-2", 71, "another-boot", 5)
+    record = claim(store, None, cause="start", clock=SystemClock(), process=process)
+    writer = WriterHeartbeat(store, SystemClock(), print, 1.0, process)
+    writer.begin(record)
+    wait_for(tmp_path)
+    with pytest.raises(WriterAlive, match="process 71 on"):
+        begin(tmp_path)
+    writer.end()
+    assert begin(tmp_path).generation == 2
+
+
+def wait_for(folder):
+    """Return the only heartbeat in a repository, once it is there."""
+    began = time.monotonic()
+    while not (found := list(folder.glob("heartbeats/*.json"))):
+        assert time.monotonic() - began < 60
+    return found[0]
+
+
+def test_heartbeat_lasts_from_the_claim_to_the_close(tmp_path, begin):
+    checkpointer = begin(tmp_path, RESILIENT_JOB="nightly", **{HEARTBEAT: ""})
+    token = read_generation(open_store(str(tmp_path)), 1).token
+    wait_for(tmp_path)
+    heartbeat = read_heartbeat(open_store(str(tmp_path)), 1, token)
+    assert heartbeat is not None
+    assert heartbeat.process == identify(os.getpid())
+    assert (heartbeat.job, heartbeat.period_seconds) == ("nightly", HEARTBEAT_SECONDS)
+    checkpointer.close()
+    assert not (tmp_path / "heartbeats").exists()
+    assert not [one for one in threading.enumerate() if one.name == "resilient-heartbeat"]
+
+
+def test_heartbeat_switched_off_is_not_stored(tmp_path, begin):
+    checkpointer = begin(tmp_path, **{HEARTBEAT: "0"})
+    assert not [one for one in threading.enumerate() if one.name == "resilient-heartbeat"]
+    checkpointer.close()
+    assert not (tmp_path / "heartbeats").exists()
+
+
+def test_restart_keeps_the_heartbeat_until_its_claim(tmp_path, begin, monkeypatch):
+    """Loading may take minutes; another host sees a sign of life meanwhile."""
+    seen = []
+    resume = CheckpointEngine.resume
+
+    def loading(*given, **named):
+        seen.append(wait_for(tmp_path).name)
+        return resume(*given, **named)
+
+    start = StartIdentity("x", "nightly")
+    claim(open_store(str(tmp_path)), None, cause="start", clock=SystemClock(), start=start)
+    monkeypatch.setattr(CheckpointEngine, "resume", loading)
+    checkpointer = begin(
+        tmp_path, RESILIENT_JOB="nightly", RESILIENT_CAUSE="failure", **{HEARTBEAT: "5"}
+    )
+    assert seen[0].startswith("g000001-")
+    assert checkpointer.generation == 2
+    checkpointer.close()
+    assert not (tmp_path / "heartbeats").exists()
 
 
 def test_start_twice_in_one_process_begins(tmp_path, begin):

@@ -265,8 +265,8 @@ class _Judge:
         """Run the command and return its exit status.
 
         Raises:
-            UsageError: The command cannot be run, or a signal ended it. A signal says nothing about
-                the checkpoint.
+            UsageError: The command cannot be run, or a signal ended it. A signal gives no result
+                for the checkpoint.
         """
         url = self.store.url
         # A program that loads a file needs a path, not a URL.

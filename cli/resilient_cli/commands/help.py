@@ -1,9 +1,9 @@
 """``resilient help``: exit codes, errors, topics and JSON schemas.
 
-The message of an error describes the case at hand; the explanation of its code describes the
-usual cause, what is safe and what to do next. A help topic belongs to no single command. There is
-one schema for each command, and one for errors. Programs can validate our output against them,
-and our tests do. All are files of the package, read on demand.
+The message of an error describes the current case. The explanation of its code describes the usual
+cause, the safe state and the next command. A help topic belongs to no single command. There is one
+schema for each command, and one for errors. Programs can validate our output against them, and our
+tests do. The schemas are files of the package, read on demand.
 """
 
 from __future__ import annotations

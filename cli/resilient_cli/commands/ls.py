@@ -96,7 +96,7 @@ def ls(
 
 def _build_foreign_result(url: str, last: int | None, *, is_choosing: bool) -> CommandResult | None:
     """Build the answer about a run of another tool; None if there is no such run."""
-    # Import late: the list of a repository of ours does not need these modules.
+    # Import late: the list of our own repository does not need these modules.
     from resilient_cli.foreign import find_foreign_run
     from resilient_cli.views.foreign import build_run_result
 

@@ -354,7 +354,7 @@ def _repair_native(
     undelete: bool,
     is_done: bool,
 ) -> int:
-    """Show the repair plan of a checkpoint of ours; carry it out if ``is_done``."""
+    """Show the repair plan of a native checkpoint; execute the plan if ``is_done``."""
     options = read_storage_options(os.environ)
     sources_of_files = [open_store(url, storage_options=options) for url in sources]
     with Progress("reading") as progress:
@@ -413,7 +413,7 @@ def _carry_out(store: Store, plan: RepairPlan, stores: list[Store]) -> dict[str,
 
 
 def _is_foreign(url: str) -> bool:
-    """Return True if a place has files and is not a repository of ours."""
+    """Return True if a place has files and is not a native repository."""
     if not is_foreign(url):
         return False
     folder = open_folder(url, read_storage_options(os.environ))
@@ -446,7 +446,7 @@ def _repair_foreign(
 
 
 def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
-    """Write the intact parts of a checkpoint of ours, or of a Hugging Face Trainer folder."""
+    """Write the intact parts of a native checkpoint, or of a Hugging Face Trainer folder."""
     # Import late: the module needs torch.
     from resilient.train.hf_interop.rebuild import (
         is_weights_folder,

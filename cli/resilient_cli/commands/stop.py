@@ -1,4 +1,4 @@
-"""``resilient stop``: orders to the agents of a run to save and leave."""
+"""``resilient stop``: stop requests to the agents of a run."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound, WriterAlive
 from resilient.goodput.event_log import present_ms
 from resilient.redaction import shell_quote
-from resilient_cli.liveness import LivenessState, check_liveness, records_of
-from resilient_cli.output import CommandResult, KeyValues, show
+from resilient_cli.liveness import LivenessState, ask_heartbeat, check_liveness, records_of
+from resilient_cli.output import CommandResult, KeyValues, Waiting, show
 from resilient_cli.repositories import Place, Repo, open_repository, output_of
 from resilient_cli.views.goodput import moment
 from resilient_cli.views.text import NONE, age, folder
@@ -170,6 +170,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
     checkpoint, nothing is abandoned or deleted, and every earlier process ends at its next save
     with exit code 80.
 
+    If the writer ran on another host and left a heartbeat, this waits up to 90 s for the next one.
+
     Exit code 0: no process is known to be alive. 80: a writer is alive and --force was not given.
 
     Example: resilient ckpt unlock s3://bucket/run --yes
@@ -184,6 +186,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)
     records = records_of(run, place or repo or "")
     liveness = check_liveness(writer, records, present_ms(records, clock, now_ms))
+    with Waiting("waiting for a heartbeat"):
+        liveness = ask_heartbeat(liveness, writer, store, clock)
     is_alive = liveness.state is LivenessState.ALIVE
     acts = (yes or output_of(ctx).agrees) and not dry_run
     if acts and is_alive and not force:

@@ -30,7 +30,7 @@ _HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Changed field: its path, and its values as JSON; an empty text stands for no value."""
+    """Changed field: its path, and its values as JSON; an empty text means no value."""
 
     path: str
     before: str

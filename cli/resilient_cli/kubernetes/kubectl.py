@@ -42,7 +42,7 @@ _INSTALL = (
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Cluster and namespace in the terms of kubectl; an empty text stands for kubectl's default."""
+    """Cluster and namespace in the terms of kubectl; an empty text means kubectl's default."""
 
     context: str = ""
     namespace: str = ""
@@ -113,7 +113,7 @@ def items(document: Any) -> list[dict[str, Any]]:
 
 
 def refusal(cluster: Cluster, output: str) -> ResilientError:
-    """Return the error that the stderr of kubectl stands for."""
+    """Return the error that the stderr of kubectl describes."""
     lines = [line for line in output.splitlines() if line.strip() and not _LOGGED.match(line)]
     text = (
         " ".join(" ".join(dict.fromkeys(lines or output.splitlines()[-1:])).split())

@@ -1,6 +1,7 @@
 """Specification of a run on Kubernetes, checked against the rules of an API server.
 
-It includes the networks that pods may reach besides each other, and their cloud identity.
+The specification includes the networks that pods may reach besides each other, and their cloud
+identity.
 """
 
 from __future__ import annotations

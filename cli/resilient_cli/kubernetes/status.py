@@ -56,12 +56,12 @@ class PodState:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether a preemption ended the pod; preemptions do not count."""
+        """True if a preemption ended the pod; preemptions do not count."""
         return self.disrupted or self.exit_code == REQUEUE
 
     @property
     def has_failed(self) -> bool:
-        """Whether a failure ended the pod; failures count."""
+        """True if a failure ended the pod; failures count."""
         return bool(self.exit_code) and not self.was_preempted
 
 
@@ -110,7 +110,7 @@ class RunState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has reached a state that it does not leave by itself."""
+        """True if the run has reached a state that it does not leave by itself."""
         return self.state in ENDED
 
     @property

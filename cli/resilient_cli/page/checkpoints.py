@@ -51,7 +51,7 @@ class _Axis:
 
 
 def tree(contents: Listing) -> str:
-    """Draw the checkpoints by step, each attempt in a row of its own."""
+    """Draw the checkpoints by step, each attempt in a separate row."""
     steps = {survey.checkpoint: float(survey.checkpoint.step) for survey in contents.surveys}
     parent_steps = {
         generation.number: float(generation.parent.step)

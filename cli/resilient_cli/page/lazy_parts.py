@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, ...]
 _PATIENCE_SECONDS = 15.0
-"""A client that has not asked again for this time no longer waits."""
+"""A client without a request in this time no longer waits."""
 _AT_ONCE_SECONDS = 0.25
 _KEPT_MAX, _WAITING_MAX = 64, 8
 _END_SECONDS = 10.0

@@ -119,7 +119,7 @@ def _axis(scale: Scale, below: float) -> Iterator[str]:
 def _bars(
     intervals: Iterable[TimelineInterval], goodput: GoodputReport, scale: Scale, y: float
 ) -> Iterator[str]:
-    """Yield at most 900 bars: each bin of time shows the class that took most of it."""
+    """Yield at most 900 bars: each bin of time shows its longest class."""
     bin_ms = max(1.0, goodput.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
     for interval in intervals:

@@ -198,7 +198,7 @@ def check_command(command: tuple[str, ...], option_names: set[str], array: str) 
         array: Value of ``--array``.
 
     Raises:
-        ConfigError: The command is refused; the message says what to do instead.
+        ConfigError: The command is refused; the message shows an alternative.
     """
     refuse_system_options(option_names, _OURS)
     for word in command:

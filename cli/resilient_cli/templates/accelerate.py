@@ -1,4 +1,4 @@
-"""A loop on accelerate that survives being killed: start this again after whatever stopped it.
+"""Training loop on accelerate that survives kills. After any stop, run the same command again.
 
 resilient train train.py          # needs: pip install accelerate
 """
@@ -30,7 +30,7 @@ def read_data() -> TensorDataset:
 def main() -> None:
     """Train, from wherever an earlier start got to."""
     torch.manual_seed(0)
-    # Without a GPU accelerate trains each rank alone unless it is told cpu=True.
+    # Without a GPU accelerate trains each rank alone unless cpu=True is set.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(CONTEXT * 32, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -1,4 +1,4 @@
-"""Transformers' Trainer that survives being killed: start this again after whatever stopped it.
+"""Transformers' Trainer that survives kills. After any stop, run the same command again.
 
 resilient train train.py          # needs: pip install 'resilient-train[hf]'
 """

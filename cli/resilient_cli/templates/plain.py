@@ -1,4 +1,4 @@
-"""A loop of your own that survives being killed: start this again after whatever stopped it.
+"""Your own training loop that survives kills. After any stop, run the same command again.
 
 resilient train train.py
 """

@@ -1,4 +1,4 @@
-"""Train a model to the end: start this again after whatever stopped it.
+"""Training that survives kills. After any stop, run the same command again.
 
 resilient train train.py --config train.toml
 """

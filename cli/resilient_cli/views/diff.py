@@ -253,7 +253,7 @@ def relative(measures: Measures) -> str:
     """Format the relative change of a tensor.
 
     The result is ``NaN`` or ``inf`` if the number of NaN or infinite elements changed, because the
-    change of the other elements then says little.
+    change of the other elements is then hardly meaningful.
     """
     if measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]:
         return "NaN" if measures.nans[0] != measures.nans[1] else "inf"

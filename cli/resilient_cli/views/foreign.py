@@ -1,6 +1,6 @@
 """Results of ``ckpt inspect``, ``ckpt verify`` and ``ckpt ls`` for checkpoints of other tools.
 
-Also the line on resumability, which is the same for checkpoints of every tool.
+The results include the line on resumability, which is the same for checkpoints of every tool.
 """
 
 from __future__ import annotations

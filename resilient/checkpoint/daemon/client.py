@@ -1,12 +1,13 @@
 """Client of the saver daemon: stage into shared memory, hand a job over, receive the result.
 
-A rank never waits for the daemon on the way. It announces a job while the bytes are copied, and a
-thread listens for the result. All ranks hand over, or none: after each copy they agree whether
-every rank reached its daemon. If one did not, a thread in each rank persists this save.
+A rank never waits for the daemon during a save. The rank announces a job while the bytes are
+copied, and a thread listens for the result. All ranks hand over, or none: after each copy they
+agree whether every rank reached its daemon. If one did not, a thread in each rank persists this
+save.
 
-A daemon that does not answer is killed, so that it never continues with work that others do in its
-place. A suspended process would wake in the middle of such a save. It would overwrite the committed
-files and delete by an outdated plan.
+A daemon that does not answer is killed before the ranks take over its save. A suspended daemon
+could otherwise continue in the middle of that save. The daemon would then overwrite committed files
+and delete by an outdated plan.
 
 If the daemon is gone, the decision in the key-value store, or else the store itself, shows the
 result of the save.
@@ -138,7 +139,7 @@ class ResultListener:
         to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
             if there is none.
         job: Job as this rank has it.
-        slots: Memory that the daemon may ask to be filled, by name.
+        slots: Memory that the daemon may request to be filled, by name.
         left_seconds: Seconds until this process must be gone; finite once a stop was requested.
         clock: Time source.
 
@@ -166,7 +167,7 @@ class ResultListener:
 
     @property
     def is_listening(self) -> bool:
-        """Whether the result is still pending."""
+        """True if the result is still pending."""
         return self._thread.is_alive()
 
     def join(self, is_called: Callable[[], bool] | None = None) -> bool:

@@ -198,7 +198,7 @@ def feed(
     Args:
         talk: Connection to the daemon, which has accepted the save.
         files: Files of this rank.
-        slots: Memory that the daemon may ask to be filled, by name.
+        slots: Memory that the daemon may request to be filled, by name.
         is_urgent: Whether training waits for the save, so that pauses must end. It is sent with
             every request, because a job that has not begun cannot be hurried.
 
@@ -258,7 +258,7 @@ def no_deadline() -> float:
 class DaemonConnection:
     """Requests and their answers, in order; used by one thread at a time.
 
-    A request that was sent reaches the daemon even if this process dies; only the answer says
+    A request that was sent reaches the daemon even if this process dies; only the answer shows
     whether the daemon accepted it. After an error of the connection nothing can be sent any more.
 
     Args:
@@ -424,7 +424,7 @@ def silence_seconds_max(left_seconds: float) -> float:
 
 
 def tell_once(path: str, verb: str, **message: Any) -> None:
-    """Send a request without answer over a connection of its own; ignore a daemon that is gone.
+    """Send a request without answer over a separate connection; ignore a daemon that is gone.
 
     Args:
         path: Path of its socket.

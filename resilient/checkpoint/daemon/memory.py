@@ -52,8 +52,8 @@ class MemoryQuota:
     def has_room(self, needed_bytes: int) -> bool:
         """Return whether ``needed_bytes`` can be staged at once.
 
-        An automatic limit is no wish of the user. So while the trainer has enough memory of its
-        own, the bytes are staged there.
+        No user requested an automatic limit. While the trainer has enough memory, the bytes are
+        therefore staged in the trainer.
         """
         if not self.size_bytes or needed_bytes <= self.size_bytes:
             return True

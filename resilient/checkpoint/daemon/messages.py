@@ -169,7 +169,7 @@ class SessionTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a promotion is in progress."""
+        """True if a promotion is in progress."""
         promoter = self._context.promoter if self._context else None
         return isinstance(promoter, TierPromoter) and promoter.is_busy
 

@@ -1,10 +1,11 @@
 """Saver daemon: a process per host that owns staged bytes and persists them.
 
-``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. It serves a
-Unix-domain socket with one JSON object per line; the bytes are in shared memory. The daemon lives
-until its standard input ends. The agent closes it to stop the daemon, and the kernel closes it when
-the agent dies in any way. The daemon then has ``--linger-seconds`` to commit the cached steps of
-ended ranks and the saves in flight. Afterwards it ends and leaves no memory or files behind.
+``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. The daemon
+serves a Unix-domain socket with one JSON object per line; the bytes are in shared memory. The
+daemon lives until its standard input ends. The agent closes it to stop the daemon, and the kernel
+closes it when the agent dies in any way. The daemon then has ``--linger-seconds`` to commit the
+cached steps of ended ranks and the saves in flight. Afterwards it ends and leaves no memory or
+files behind.
 
 The daemon lowers its own priority, so that it takes the cores that training leaves. A thread of the
 trainer must not do that: if the kernel delays a thread that holds the interpreter's lock, training
@@ -43,7 +44,7 @@ def lower_own_priority() -> None:
     """Let other processes run first; for a process that only persists."""
     with suppress(OSError):
         os.nice(_NICENESS)
-    # A session of its own may count as a separate scheduling group, with a fair share whatever its
+    # A separate session may count as a separate scheduling group, with a fair share at any
     # niceness. A shared session also holds the trainers and other programs, so it stays unchanged.
     if os.getsid(0) == os.getpid():
         with suppress(OSError):

@@ -4,13 +4,14 @@ Once a hand-over is acknowledged, the rank's death changes nothing. The session 
 own connection to the key-value store, and a thread that persists. At the announcement of a job it
 registers a failure notice in the key-value store. If the rank dies before the hand-over, its peers
 fail at once. Memory is writable only for the one process for which it was reserved, so a stale
-process never overwrites what a newer one staged.
+process never overwrites the bytes of a newer process.
 
 A cached step costs only a copy: nothing is written or agreed on, and the daemon is not informed.
 Each rank has two slots and swaps them, so one is whole while the other is overwritten. When the
-ranks are gone, for any reason, their sessions read the slots. They agree on the newest step that
-all slots hold whole, and save it as the trainers would have: under their generation number, with
-its ledger segment, behind the fence. So the next attempt finds an ordinary checkpoint.
+ranks are gone, for any reason, their sessions read the slots. The sessions agree on the newest step
+that every slot has whole, and save this step as the trainers would. The save has the generation
+number of the ranks and the ledger segment, and checks the fence. So the next attempt finds an
+ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -98,12 +99,12 @@ class RankSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job is in flight."""
+        """True if a job is in flight."""
         return not self._is_idle.is_set()
 
     @property
     def is_promoting(self) -> bool:
-        """Whether a promotion of its near tier is in progress."""
+        """True if a promotion of its near tier is in progress."""
         return self._onwards is not None and self._onwards.is_busy
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,7 +361,7 @@ class StepCacheSession(RankSession):
 
     @property
     def is_holding(self) -> bool:
-        """Whether the rank is connected and may cache a step."""
+        """True if the rank is connected and may cache a step."""
         return not self._is_ending and not self.is_left
 
     def leave(self) -> None:

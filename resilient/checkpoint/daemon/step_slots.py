@@ -1,6 +1,6 @@
 """Step slot: crash-consistent content of a shared-memory slot of the step cache.
 
-One process writes, the rank. One reads, the daemon, and only once that process is gone::
+The rank writes a slot. The daemon reads the slot, but only after the end of the rank::
 
     said    word | proof | message       word: 0 if nothing is whole, else the message's length
     notes   values that the message names and that rarely change
@@ -8,17 +8,17 @@ One process writes, the rank. One reads, the daemon, and only once that process 
 
 The word is the first store of ``void`` and the last of ``say``. All other stores happen between the
 two, also those to the files of the slot. A process that dies, in any way, stops between two of its
-stores. All stores before that one are in memory that outlives it, and the kernel closes its socket
-after the last of its threads has stopped. The daemon reads only after that. So it finds either the
-word 0, or a message with everything that it names. Nothing is trusted: the proof is the SHA-256 of
-the message and of the digests of its notes, and the ledger's head proves the rows. If one of them
-does not match, the slot is void.
+stores. All stores before that are in memory that outlives the process. The kernel closes its socket
+after its last thread has stopped, and the daemon reads only then. The daemon therefore finds either
+the word 0, or a message with everything that it names. Everything is verified. The proof is the
+SHA-256 of the message and of the digests of its notes, and the ledger's head verifies the rows. If
+one of them does not match, the slot is void.
 
-The message is JSON, written at each step. A note holds what rarely changes from step to step: the
-layout of one file, the dedup bases, the plain values of the configuration. The message names each
-note by its place. It names the ledger's rows by number and length; the head of the segment proves
-them. The job of a cached step streams nothing, protects no checkpoint from retention and has no
-topic yet, because no save of it has begun.
+The message is JSON, written at each step. A note has values that rarely change from step to step:
+the layout of one file, the dedup bases, the plain values of the configuration. The message names
+each note by its place. The message names the ledger's rows by number and length; the head of the
+segment verifies them. The job of a cached step streams nothing, protects no checkpoint from
+retention and has no topic yet, because no save of it has begun.
 """
 
 from __future__ import annotations

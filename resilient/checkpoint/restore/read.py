@@ -62,8 +62,8 @@ def read_ranges(
 ) -> dict[str, PartialFile]:
     """Read chunks of files, each verified against its digest.
 
-    The bytes go directly to their places, and all others into memory of their own; no further
-    memory is used. So places hold unverified bytes until this returns, and still do if it raises.
+    The bytes go directly to their places, and all others into separate memory; no further memory is
+    used. So places hold unverified bytes until this returns, and still do if it raises.
 
     Crash: reads only; the previous content of ``places`` is gone.
 
@@ -99,7 +99,7 @@ def read_ranges(
 
 
 def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
-    """Verify every byte of a file against its digests, and keep none of it.
+    """Verify every byte of a file against its digests, without keeping the bytes.
 
     Memory is used for the ranges in flight only, however large the file is.
 

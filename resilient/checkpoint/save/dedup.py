@@ -358,8 +358,8 @@ def _protected(
 ) -> tuple[list[_Match], tuple[ParityGroup, ...]]:
     """Drop matches in unprotected files; return the others and their parity groups.
 
-    A group protects only as a whole, so all of it must stay while one of its files is needed.
-    That pays for a good part of the group, and only if all of the group is stored.
+    Only a complete group protects its files, so the whole group stays while one of its files is
+    needed. That pays for a good part of the group, and only if all of the group is stored.
     """
     groups = groups_of_origin(manifest)
     while True:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """Content of a manifest besides state; all of it JSON-able.
+    """Content of a manifest besides state; all values are JSON-able.
 
     Attributes:
         config: Resolved configuration of the run.

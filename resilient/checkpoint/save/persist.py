@@ -1,7 +1,7 @@
 """Persisting of a save: write, agree, commit, collect garbage.
 
-A save turns host bytes into a committed checkpoint, collectively. It runs beside training, in a
-thread or in the saver daemon, and holds no tensor. Free space is checked before the first byte is
+A save turns host bytes into a committed checkpoint, collectively. The save runs beside training, in
+a thread or in the saver daemon, and has no tensor. Free space is checked before the first byte is
 written. Errors after the commit are only events.
 """
 

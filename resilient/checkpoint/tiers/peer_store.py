@@ -1,4 +1,4 @@
-"""Near repositories of other hosts, read over TCP, and the groups of ranks that share one.
+"""Near repositories of other hosts, read over TCP, and the groups of ranks that share a repository.
 
 Each host serves the checkpoints and generation records of its near repository, and nothing else, to
 peers that know the token of this attempt. Other hosts cannot write to it.

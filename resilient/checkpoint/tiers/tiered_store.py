@@ -1,12 +1,13 @@
-"""Near and durable repository as one store: the near one takes every save, the durable one decides.
+"""Near and durable repository as one store.
 
+The near repository takes every save, and the durable repository decides which checkpoints exist.
 Generations, tags and all other decisive records are in the durable repository only. Files of a
-checkpoint are written to the near one and read from the nearest repository that has them. The near
-one counts only for generations whose record it holds byte for byte. So leftovers of another run, or
-of this run before its repository was replaced, are not seen.
+checkpoint are written to the near repository and read from the nearest repository that has them.
+The near repository counts only for generations whose record it contains byte for byte. Leftovers of
+another run, or of this run before its repository was replaced, are therefore ignored.
 
-With a near repository per host, missing files are read from those of other hosts over the network
-(:mod:`resilient.checkpoint.tiers.peer_store`), before the durable one is asked.
+With a near repository per host, missing files are first read from the near repositories of other
+hosts over the network (:mod:`resilient.checkpoint.tiers.peer_store`).
 """
 
 from __future__ import annotations
@@ -278,7 +279,7 @@ def require_same_run(tiers: TieredStore) -> None:
 def copy_generation_record(tiers: TieredStore, number: int) -> None:
     """Copy the record of a generation to the near tier, so that its saves there count.
 
-    Crash: the record is there or not; without it nothing of that generation is read from there.
+    Crash: the record exists or not; without it nothing of that generation is read from there.
 
     Raises:
         ConfigError: The near tier has another record under that number.
@@ -301,7 +302,7 @@ def adopt_manifests(tiers: TieredStore) -> None:
     The coordinator's place has a manifest a moment before the others. A process that dies in
     between leaves files here that garbage collection would take for leftovers.
 
-    Crash: a manifest is there, whole, or not; the checkpoint is committed in either case.
+    Crash: a manifest exists whole, or does not exist; the checkpoint is committed in either case.
 
     Raises:
         StoreError: A place failed.

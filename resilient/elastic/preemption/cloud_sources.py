@@ -1,11 +1,10 @@
 """Preemption notices of AWS, Azure and GCP, from their metadata servers.
 
 AWS: spot interruptions and rebalance recommendations. The protocol is a token by
-``PUT /latest/api/token`` (IMDSv2), then ``GET`` with the token. An address without a value
-answers 404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the Instance
-Metadata Service". The answer to the ``PUT`` carries an IP hop limit, 1 by default, so it may
-never arrive in a container. The source then asks without a token, which works if IMDSv1 is
-allowed.
+``PUT /latest/api/token`` (IMDSv2), then ``GET`` with the token. An address without a value answers
+404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the Instance Metadata
+Service". The answer to the ``PUT`` carries an IP hop limit, 1 by default, so it may never arrive in
+a container. The source then sends its requests without a token, which works if IMDSv1 is allowed.
 
 Azure: scheduled events and their acknowledgement. The protocol is
 ``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A

@@ -55,7 +55,7 @@ class MetadataResponse:
 
     @property
     def is_there(self) -> bool:
-        """Whether the address has a value.
+        """True if the address has a value.
 
         Raises:
             SourceLost: The server answered with an error status.

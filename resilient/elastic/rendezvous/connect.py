@@ -1,10 +1,10 @@
 """Connection to the c10d rendezvous, with tolerance for missing names, clock skew and lost nodes.
 
-Own name: torch resolves this host's own name, which many images cannot. The module finds the
-address without the name.
+Own name: torch resolves this host's own name, but the name has no address in many images. The
+module finds the address without the name.
 
 Late server: the node that serves the rendezvous may be late, or may be lost and come back. In
-Kubernetes a pod waits for a machine, and so does its replacement.
+Kubernetes a pod and its replacement wait for a machine.
 
 Clock skew: nodes of torch write their own time of day into the rendezvous state, and each compares
 it with its own clock. One hour of difference looks like one hour of silence. Here a heartbeat
@@ -152,7 +152,7 @@ class RendezvousReconnect:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the node waits instead of leaving."""
+        """True if the node waits instead of leaving."""
         return self.connect is not None and self.patience_seconds > 0
 
     def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
@@ -193,8 +193,8 @@ class RendezvousReconnect:
                     raise
                 is_gone = isinstance(error, RendezvousConnectionError)
             time.sleep(_PAUSE_SECONDS)
-            # A node that already joined leaves before it joins again. One that cannot leave finds
-            # out here.
+            # A node that already joined leaves before it joins again. A node that cannot leave
+            # gets the error here.
             if is_gone:
                 emit(RendezvousRetried(left_seconds))
                 spec.rdzv_handler = self.connect()

@@ -91,7 +91,7 @@ def _may_close(group: Any, roster: Roster, code: int) -> bool:
     """Return whether the end of this node's run is the end for all nodes.
 
     A node that reaches no other node, or was fenced by a newer attempt, knows nothing of the
-    others. The same holds for a node that the others continued without.
+    others. This also applies to a node that the others continued without.
     """
     if code in _OPEN_CODES:
         return False

@@ -151,8 +151,8 @@ def round_continued_without(handler: RendezvousHandler) -> bool:
 
     Nodes wait only as long as a node holds the round. The other nodes may leave the round, or take
     this node for dead. Then no node waits and the next round may have begun, so a check for waiting
-    nodes alone is not enough. torch does not report this, so its state is read. A closed rendezvous
-    has no next round.
+    nodes alone is not enough. The function reads the state of torch, because torch does not report
+    this. A closed rendezvous has no next round.
     """
     # A static rendezvous has no rounds.
     holder: Any = getattr(handler, "_state_holder", None)
@@ -165,8 +165,8 @@ def round_continued_without(handler: RendezvousHandler) -> bool:
 def forget_what_was_heard(handler: RendezvousHandler) -> None:
     """Make the handler query its store at the next call.
 
-    torch answers from its cache for a second. Within that second another node can see a waiting
-    node, stop its workers, and thereby all of ours.
+    torch answers from its cache for a second. Within that second another node can find a waiting
+    node and stop its workers, and thereby all workers of this node.
     """
     holder: Any = getattr(handler, "_state_holder", None)
     if holder is not None:

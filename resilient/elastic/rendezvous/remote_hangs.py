@@ -1,4 +1,4 @@
-"""Distinction of a local hang from a hang on another host, by status exchange between agents.
+"""Status exchange between agents to distinguish a local hang from a hang on another host.
 
 Each agent keeps one small record in the store of the round, and reads the other records only while
 its own ranks seem to hang. A thread with its own connection does this, because a dead network
@@ -105,7 +105,7 @@ class PeerHangExchange:
 
     @property
     def is_to_blame(self) -> bool:
-        """Whether another host is to blame, by the last records."""
+        """True if another host is to blame, by the last records."""
         return self._accused_at_seconds is not None
 
     def start(self) -> None:

@@ -1,8 +1,8 @@
 """Roster of the nodes of a round: lost nodes, leaving nodes, and reachable hosts.
 
-An agent that is asked to leave publishes this in the round's store before it signals its ranks.
-So the message is there when the ranks of the other hosts end, and agents that were not asked read
-it then.
+An agent that gets a stop request publishes the request in the round's store before it signals its
+ranks. The message is therefore there when the ranks of the other hosts end, and the agents of these
+hosts read it.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _resolved(host: str) -> set[str]:
 def limit_silence_toward(port: int, seconds: float) -> None:
     """Make calls to a store at ``port`` fail when the store's host vanishes.
 
-    torch's store waits for an answer until its timeout, then cancels the query and waits without a
-    limit for the answer to the cancellation (2.13: ``TCPStore::doWait``).
+    torch's store waits for an answer until its timeout, and then cancels the query. It waits
+    without a limit for the answer to the cancellation (2.13: ``TCPStore::doWait``).
 
     Args:
         port: Port of the store, on any host.
@@ -152,7 +152,7 @@ def _open_sockets() -> Iterator[socket.socket]:
 
 
 class LeaveScope(Enum):
-    """Message of a host that was asked to leave."""
+    """Message of a host that got a stop request."""
 
     ALONE = "alone"
     """Only this host is known to leave."""
@@ -164,7 +164,7 @@ class LeaveScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostsReleased(Event):
-    """Some hosts were asked to leave; all hosts saved, and the others continue without them.
+    """Some hosts got a stop request; all hosts saved, and the others continue without them.
 
     Attributes:
         hosts: Addresses of the leaving hosts.
@@ -324,7 +324,7 @@ class Roster:
     def missing(self) -> list[str]:
         """Return the addresses of nodes that are absent after another rendezvous.
 
-        Nodes that were asked to leave do not count. The store of the round is gone with its host.
+        Nodes that got a stop request do not count. The store of the round is gone with its host.
         """
         return [str(node.addr) for node in self._missing() if node not in self._left_nodes]
 
@@ -376,7 +376,7 @@ class Roster:
                 self._store.set(_goodbye_key(node), "1")
 
     def say_asked(self, *, is_for_all: bool) -> None:
-        """Publish that this node was asked to leave, before its ranks get the request."""
+        """Publish the stop request of this node, before its ranks get the request."""
         place = self._place
         if place is None or self.nodes < _TOGETHER:
             return
@@ -396,9 +396,8 @@ class Roster:
     def stay(self) -> int:
         """Return the number of nodes that continue without the leaving ones, 0 if all leave.
 
-        Only for a node that was not asked to leave, once its ranks have ended. The node publishes
-        that it stays, which the leaving nodes wait for. If the store does not answer, all nodes
-        leave.
+        Only for a node without a stop request, once its ranks have ended. The node publishes that
+        it stays, which the leaving nodes wait for. If the store does not answer, all nodes leave.
         """
         settings: Any = getattr(self._handler, "settings", None)
         if self._place is None or settings is None or self.nodes < _TOGETHER:
@@ -430,7 +429,7 @@ class Roster:
         return bool(state and (state.wait_list or state.redundancy_list))
 
     def waits_for_goodbyes(self, node: int | None) -> bool:
-        """Return whether a node that holds the round with ``node`` has not said goodbye."""
+        """Return whether another node keeps the round and has not confirmed its exit."""
         left = self.left()
         if node is None or node in left:
             return False

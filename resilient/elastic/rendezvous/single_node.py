@@ -29,7 +29,7 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether workers use a store of the agent: always, the store of the attempt."""
+        """True if workers use a store of the agent: always, the store of the attempt."""
         return True
 
     def get_backend(self) -> str:

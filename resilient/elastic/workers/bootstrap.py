@@ -3,8 +3,8 @@
 The file is run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the standard
 library is imported before the user's program, and no folder of ours stays on ``sys.path``.
 
-The program runs in a module of its own that stays ``__main__`` until the process ends, as under
-Python itself. runpy would remove that module while threads and exit handlers still need it.
+The program runs in a separate module that stays ``__main__`` until the process ends, as under
+Python itself. ``runpy`` would remove that module while threads and exit handlers still need it.
 """
 
 from __future__ import annotations

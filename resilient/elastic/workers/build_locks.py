@@ -1,9 +1,9 @@
 """Build locks that dead processes left on this host.
 
-``torch.utils.cpp_extension`` builds DeepSpeed's operators, among others. It locks a build folder
-by an empty file ``lock``, which it creates exclusively and removes after the build. The builder
-keeps the file open meanwhile. A killed builder leaves the file, and every later process waits for
-the file without a limit.
+``torch.utils.cpp_extension`` builds DeepSpeed's operators, among others. The builder locks a build
+folder by an empty file ``lock``, which it creates exclusively and removes after the build. The
+builder keeps the file open meanwhile. A killed builder leaves the file, and every later process
+waits for the file without a limit.
 
 Other locks need no removal. The kernel frees the ``flock`` of a dead process (filelock, inductor,
 Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner itself.

@@ -3,13 +3,13 @@
 The file is run by path, ``python -u fork_server.py SOCKET IMPORTS``, with the environment and the
 standard streams of the workers. In the file IMPORTS the first worker records which known packages
 it imports, and their variables at that time. The fork server imports the same packages in the same
-order under the same variables. It imports nothing of the user's own, and computes nothing.
+order under the same variables. The fork server never imports the user's modules, and computes
+nothing.
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
 The agent adopts orphans meanwhile, so it becomes their parent as if it had started them. Each
-worker sends its pid on its socket and waits for a word to continue. An agent that gave up never
-sends the word. Then the worker runs the bootstrap, in a process with one thread and no open
-device.
+worker sends its pid on its socket and waits for a start message. An agent that gave up never sends
+this message. Then the worker runs the bootstrap, in a process with one thread and no open device.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PreloadedImports:
 
     @property
     def is_to_settle(self) -> bool:
-        """Whether all known modules are imported, and the side effects are not yet checked."""
+        """True if all known modules are imported, and the side effects are not yet checked."""
         return bool(self.seen) and not self._pending and not self.is_settled
 
     def look(self) -> None:
@@ -82,7 +82,7 @@ class PreloadedImports:
             self._grown_at_seconds = now_seconds
 
     def is_due(self) -> bool:
-        """Whether the worker has imported nothing for 1 s: the worker starts its work first."""
+        """True if the worker has imported nothing for 1 s: the worker starts its work first."""
         return bool(self._pending) and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:

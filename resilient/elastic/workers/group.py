@@ -137,7 +137,7 @@ class WorkerGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether any worker still runs."""
+        """True if any worker still runs."""
         return len(self.exits) < len(self._all)
 
     @property

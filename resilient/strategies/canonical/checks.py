@@ -1,8 +1,8 @@
 """Checks for canonical reduction: modules that mix micro-batches, and the host's arithmetic.
 
-A module that changes a buffer in its forward pass (running statistics, the vectors of spectral
-norm) or a parameter (a codebook, the weights of a teacher) carries state from one micro-batch
-to the next. The previous micro-batch depends on the number of ranks.
+Some modules change a buffer (running statistics, the vectors of spectral norm) or a parameter (a
+codebook, the weights of a teacher) in the forward pass. Such a module carries state from one
+micro-batch to the next. The previous micro-batch depends on the number of ranks.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
 compute equal bits in these operations; other processors, libraries or numbers of threads mostly do

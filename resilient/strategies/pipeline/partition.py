@@ -395,7 +395,7 @@ def split_model(
 
 
 def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
-    """Return the saved names that lie in no unit, so that every stage has them."""
+    """Return the saved names that are in no unit, so every stage has them."""
     inside = tuple(f"{name}." for name in cut.units)
     return tuple(name for name in model.state_dict() if not name.startswith(inside))
 
@@ -449,7 +449,7 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
     """Return the stage of each module with own parameters or buffers.
 
     Raises:
-        ConfigError: A parameter lies beside modules of which some belong to other stages.
+        ConfigError: A parameter is beside modules of which some belong to other stages.
     """
     begins = {name: stage for stage, name in enumerate(entries, 1)}
     places, stage = {}, 0

@@ -62,7 +62,7 @@ class PipelineRank:
 
     @property
     def writes(self) -> bool:
-        """Whether this rank writes the tensors that are equal on all ranks of its stages."""
+        """True if this rank writes the tensors that are equal on all ranks of its stages."""
         return dist.get_rank() == self.peers[0]
 
     def holder(self, stage: int) -> int:

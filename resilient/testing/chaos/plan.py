@@ -88,13 +88,13 @@ class PlannedFault:
 
     @property
     def needs_hosts(self) -> bool:
-        """Whether the fault hits one of several hosts."""
+        """True if the fault hits one of several hosts."""
         is_kill = self.kind is FaultKind.KILL and self.target is Target.HOST
         return is_kill or self.kind is FaultKind.CUT
 
     @property
     def is_of_host(self) -> bool:
-        """Whether the fault hits one host, and not a rank of any host or all hosts."""
+        """True if the fault hits one host, and not a rank of any host or all hosts."""
         is_agent = self.kind is FaultKind.KILL and self.target is Target.AGENT
         return self.needs_hosts or is_agent or self.kind is FaultKind.NOTICE
 
@@ -119,7 +119,7 @@ class ChaosPlan:
 
     @property
     def needs_hosts(self) -> bool:
-        """Whether any fault hits one of several hosts."""
+        """True if any fault hits one of several hosts."""
         return any(fault.needs_hosts for fault in self.faults)
 
 

@@ -45,7 +45,7 @@ class HostEnd:
 
     @property
     def is_right(self) -> bool:
-        """Whether the code is correct; 0, the end of the run, always is."""
+        """True if the code is correct; 0, the end of the run, always is."""
         return self.code in (0, *self.codes)
 
 
@@ -492,7 +492,7 @@ _OF_ALL = {
 def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int, ...]:
     """Return the exit codes with which the agent of a host may end because of a fault.
 
-    0 is not included: it means that the run is complete, whatever the fault. An empty result means
+    0 is not included: it means that the run is complete, after any fault. An empty result means
     that the agent must continue.
 
     Args:

@@ -86,7 +86,7 @@ def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
 
 
 def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
-    """Return the parallelism: the given one, or the one that other arguments are about.
+    """Return the parallelism: the given value, or the value that other arguments imply.
 
     Args:
         args: Without such arguments, ``USE_FSDP`` and ``USE_DEEPSPEED`` decide.

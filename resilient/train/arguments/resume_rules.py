@@ -1,8 +1,8 @@
 """Rules for arguments that differ from the checkpoint's at a resume.
 
-An argument is *free* if it changes nothing that is trained. It is *told* (reported) if it changes
-the run, or keeps the checkpoint's value, and the run continues. It is *refused* if the run would
-not be the one that was saved. All differences are reported before anything is loaded.
+An argument is *free* if it changes nothing that is trained. An argument is *told* (reported) if it
+changes the run, or keeps the checkpoint's value, and the run continues. An argument is *refused* if
+the run would become another run. All differences are reported before anything is loaded.
 ``resume_changes`` names refused arguments that may differ anyway. A *fixed* argument cannot be
 allowed, because the saved state does not fit.
 """

@@ -1,8 +1,8 @@
 """User-made train loaders: rebuilt around the run's sampler, or refused.
 
-A loader of torch's own has no position: every attempt would begin at the start of its epoch, and
-all ranks would get the same samples. A loader with only a dataset and a sequential or random
-order means the same around our sampler. Any other loader would lose its meaning.
+A plain loader of torch has no position. Every attempt would begin at the start of its epoch, and
+all ranks would get the same samples. A loader with only a dataset and a sequential or random order
+means the same around our sampler. Any other loader would lose its meaning.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def resumable_loader(
         sampler: Sampler of the run; it takes the order of a loader rebuilt around it.
 
     Raises:
-        ConfigError: The loader has a sampler, batches or samples of its own.
+        ConfigError: The loader has its own sampler, batches or samples.
     """
     if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
         kept: DataLoader[Any] | StreamLoader = loader

@@ -1,11 +1,11 @@
 """Sample order of an epoch by ``train_sampling_strategy``, and the draws of Transformers' runs.
 
-An order is a function of the seed, the epoch and the dataset. It is therefore the same on every
-rank and in every attempt, and a checkpoint needs only a position in it.
+An order is a function of the seed, the epoch and the dataset. The order is therefore the same on
+every rank and in every attempt, and a checkpoint needs only a position in it.
 
-Our loaders leave torch's global stream alone, so that no evaluation changes later training.
-Transformers draws one number for each loader, and with length grouping also the epoch's order.
-That order depends on all earlier draws, so the position in the data keeps the stream's state.
+Our loaders do not use torch's global stream, so no evaluation changes later training. Transformers
+draws one number for each loader, and with length grouping also the epoch's order. That order
+depends on all earlier draws, so the position in the data keeps the stream's state.
 """
 
 from __future__ import annotations

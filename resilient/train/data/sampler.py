@@ -1,10 +1,10 @@
 """Resumable sampler, the whole job's position in the data, and the train loader.
 
-The order of an epoch is a function of (seed, epoch). It is cut into rounds: one micro-batch for
-each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the
-number of the epoch's samples that the whole job has trained on. It advances when a round was
-trained on, not when a loader prefetched it. A resume therefore repeats and skips no sample, costs
-the same at every step, and works at another batch size or number of ranks.
+The order of an epoch is a function of (seed, epoch). The order is cut into rounds: one micro-batch
+for each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the
+number of the epoch's samples that the whole job has trained on. The position advances when a round
+was trained on, not when a loader prefetched it. A resume therefore repeats and skips no sample,
+costs the same at every step, and works at another batch size or number of ranks.
 
 A scheduler or a terminal often signals all processes of a job. The current step still needs its
 samples, so the loader's processes stay until the trainer ends them.
@@ -164,7 +164,8 @@ class BatchLayout:
         """Return the indices of ``rank`` in the round that begins at position ``start``.
 
         An incomplete last round is completed from the start of the order, so that all ranks have
-        equal batches; a single rank takes the remaining samples (both as in accelerate).
+        equal batches. A single rank takes the remaining samples. Both rules are those of
+        accelerate.
         """
         low = start + rank * self.batch
         if self.ranks == 1:

@@ -1,10 +1,10 @@
 """Streams: datasets without a length, read from any sample on and resumed at any sample.
 
-The order is the stream's own. It is cut into rounds like a dataset with a length: one micro-batch
-for each rank, consecutive in the stream. Every rank and every loader process reads the whole stream
-and keeps its share. The trained samples therefore depend neither on the number of readers nor on
-their speed. The position is the number of samples of the pass that all ranks have trained on. If
-the dataset has a trustworthy state of its own, the position includes this state.
+The order is that of the stream. The stream is cut into rounds like a dataset with a length: one
+micro-batch for each rank, consecutive in the stream. Every rank and every loader process reads the
+whole stream and keeps its share. The trained samples therefore depend neither on the number of
+readers nor on their speed. The position is the number of samples of the pass that all ranks have
+trained on. If the dataset has its own reliable state, the position includes this state.
 """
 
 from __future__ import annotations

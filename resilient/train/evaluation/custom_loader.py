@@ -103,7 +103,7 @@ def counted(loader: Any, world: World, *, in_step: bool) -> Any:
 
     Args:
         loader: Result of ``get_eval_dataloader``.
-        world: World of the ranks with samples of their own.
+        world: World of the ranks with separate samples.
         in_step: Whether all ranks must run the same number of batches.
 
     Raises:

@@ -108,8 +108,8 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
 
     Args:
         rows: Rows of this rank.
-        ranks: Number of ranks with rows of their own. Further neighbours have the same rows,
-            which are taken once.
+        ranks: Number of ranks with separate rows. Further neighbours have the same rows, which are
+            taken once.
     """
     if ranks == 1:
         return rows

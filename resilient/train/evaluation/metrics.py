@@ -1,7 +1,8 @@
 """Metrics by task, with NumPy alone, for ``compute_metrics``.
 
 Entities come from sequences of tags (IOB1, IOB2 and IOBES) by the rules of conlleval, as in
-seqeval's default mode: an entity is right if its type, first and last token are.
+seqeval's default mode. An entity is right if its type, its first token and its last token are
+right.
 
 >>> compute_metrics = metrics_for("classification")
 """
@@ -96,8 +97,8 @@ def metrics_for(
 
     Args:
         task: ``classification`` (accuracy, f1 weighted by support), ``regression`` (mse, mae),
-            ``ner`` (precision, recall and f1 of whole entities, overall and by type; labels of
-            -100 do not count), or None for no metrics.
+            ``ner``, or None for no metrics. ``ner`` gives precision, recall and f1 of whole
+            entities, overall and by type. Labels of -100 do not count.
         id2label: For ``ner``: the tag of each class, such as ``B-PER`` and ``O``.
 
     Raises:

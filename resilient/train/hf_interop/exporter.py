@@ -169,7 +169,7 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
 
     Raises:
         IncompatibleCheckpoint: The batch size or the number of ranks changed in between, or an
-            epoch was cut short, or the current epoch's order is not Transformers'.
+            epoch was cut short. Also if the current epoch's order is not the order of Transformers.
     """
     if "global_batch" not in data:
         return  # unchanged since the import from Transformers
@@ -246,7 +246,7 @@ def export_checkpoint(
 
     Raises:
         ConfigError: The folder exists.
-        IncompatibleCheckpoint: No Trainer of ours saved it, or Transformers could not find the
+        IncompatibleCheckpoint: Our Trainer did not save it, or Transformers could not find the
             run's position in the data from its step.
         IntegrityError: The checkpoint is damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.

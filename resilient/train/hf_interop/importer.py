@@ -2,8 +2,8 @@
 
 One rank writes it there completely before anything is trained. Every rank then resumes from it as
 from any other checkpoint, in any layout, and the source folder is no longer needed. A repository
-that is not empty continues only if its run began from that very checkpoint; else the request is
-refused.
+that is not empty continues only if its run began from exactly this checkpoint. Otherwise the
+request is refused.
 
 Without a training script, the model is built from its configuration.
 """
@@ -80,7 +80,7 @@ _BEST = "the best checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class HFCheckpointImported(Event):
-    """A checkpoint of another trainer was written to the repository as one of ours."""
+    """A checkpoint of another trainer was written to the repository in our format."""
 
     folder: str
     checkpoint: str
@@ -127,7 +127,7 @@ class ImportOddityReported(Event):
 
 
 def foreign_folder(reference: str) -> str:
-    """Return the folder that a reference names; ``""`` for a checkpoint of ours."""
+    """Return the folder that a reference names; ``""`` for a native checkpoint."""
     return reference if is_transformers_folder(reference) else ""
 
 
@@ -526,7 +526,7 @@ def import_folder(
     strict: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ImportedFolder:
-    """Write a Transformers checkpoint to an empty repository as one of ours.
+    """Write a Transformers checkpoint to an empty repository in our format.
 
     Transformers must be able to build its model from ``config.json``, with no parameter frozen.
     The optimizer's state is by position, and only the model maps positions to names.

@@ -1,17 +1,17 @@
 """Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
 
-Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data.
-It also accepts the few classes named here: random states of NumPy, and stubs for classes of
+Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data. The
+reader also accepts the few classes named here: random states of NumPy, and stubs for classes of
 DeepSpeed, which only keep attributes.
 
 A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
 Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
-and 2 lay the parameters of a group end to end and cut the line in equal partitions. ZeRO 3 cuts
-each parameter in equal partitions, and each rank lays its own end to end. ``param_shapes`` gives
-names and shapes in that order.
+and 2 join the parameters of a group into one vector and cut the vector into equal partitions. ZeRO
+3 cuts each parameter into equal partitions, and each rank joins its own partitions.
+``param_shapes`` gives names and shapes in that order.
 
-A distributed checkpoint (DCP) is a folder of slices and an index. :mod:`resilient.layouts.dcp`
-reads the index and executes nothing.
+A distributed checkpoint (DCP) is a folder of slices and an index. The reader of the index
+(:mod:`resilient.layouts.dcp`) executes nothing.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
 
 
 def is_weights_folder(path: str | Path) -> bool:
-    """Return whether a path is a folder with a model's weights, and not one of ours."""
+    """Return whether a path is a folder with a model's weights, and no native checkpoint."""
     folder = Path(path)
     names = (WEIGHTS, INDEX, ADAPTER_WEIGHTS)
     return not (folder / "manifest.json").exists() and any(

@@ -1,8 +1,8 @@
 """Sidecar files of a model: configurations, tokenizer, special tokens and PEFT adapters.
 
-They are saved with every checkpoint, so that the model can be used without the script. They are
-never read back, because the resumed script has its own. Adapter tensors get the names of PEFT's
-files.
+The files are saved with every checkpoint, so that the model can be used without the script. The
+files are never read back, because the resumed script has its own. Adapter tensors get the names of
+PEFT's files.
 """
 
 from __future__ import annotations

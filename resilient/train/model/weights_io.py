@@ -35,8 +35,9 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
     Args:
         session: Session of this rank.
         model: Receives the weights in place.
-        reference: A repository (its newest checkpoint), a checkpoint's path in a repository, or a
-            checkpoint of the session's repository under any name that ``resilient ckpt`` accepts.
+        reference: A repository (its newest checkpoint), or a checkpoint's path in a repository.
+            Also any name that ``resilient ckpt`` accepts, for a checkpoint of the session's
+            repository.
 
     Returns:
         The folder name of the checkpoint.

@@ -152,7 +152,7 @@ def _convert_option(like: Any, option: str, value: Any) -> Any:
 
 Groups = list[dict[str, Any]]
 Recipe = tuple[type[torch.optim.Optimizer], dict[str, Any]]
-"""Optimizer class and its options, with ``params`` among them if it needs groups of its own."""
+"""Optimizer class and its options, with ``params`` among them if it needs its own groups."""
 
 
 def adam_options(args: TrainingArguments) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class TrackerWorker:
 
     @property
     def takes_models(self) -> bool:
-        """Whether the tool accepts models, which may be large."""
+        """True if the tool accepts models, which may be large."""
         return self._tracker.wants_models() != "never"
 
     def upload(self, saved_models: SavedModels, before: int) -> None:
@@ -130,7 +130,7 @@ class TrackerWorker:
         Args:
             saved_models: Committed models.
             before: Step that is being saved. Its model waits for the next call, even if the thread
-                is late, because the next call may know that the model is the final one.
+                is late. The next call may mark the model as final.
         """
         if self._tracker.wants_models() == "checkpoint":
             self._enqueue(self._upload, saved_models, before)

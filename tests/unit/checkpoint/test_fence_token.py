@@ -8,9 +8,12 @@ from contextlib import suppress
 import pytest
 import torch
 
+from resilient.checkpoint import garbage_collection
 from resilient.checkpoint.commit import commit
 from resilient.checkpoint.fenced_put import EXCLUSIVE_BYTES_MAX, put_fenced
 from resilient.checkpoint.garbage_collection import (
+    FENCE_SECONDS,
+    apply_plan,
     collect_garbage,
     discard_uncommitted,
     scan_and_plan,
@@ -21,22 +24,24 @@ from resilient.checkpoint.replicate import plan_copy, replicate
 from resilient.checkpoint.retention import Retention
 from resilient.checkpoint.save.metadata import CheckpointInfo
 from resilient.checkpoint.tiers.tiered_store import TieredStore
-from resilient.checkpoint.trash import TrashPolicy
+from resilient.checkpoint.trash import TrashPolicy, put_in_trash
 from resilient.clock import SystemClock
 from resilient.errors import Fenced, KeyExists
 from resilient.format.document import seal
-from resilient.format.keys import CheckpointId, generation_key, segment_key
+from resilient.format.keys import CheckpointId, generation_key, segment_key, trash_name
 from resilient.state_dict.snapshot import Part
 from resilient.storage.local import LocalStore
 from resilient.testing.memory_store import MemoryStore
 from resilient.testing.object_server import ObjectClient, ObjectServer
 from resilient_cli.commands import prune
 from resilient_cli.output import Output
+from tests.helpers.clocks import OwnClock
 from tests.helpers.manifests import Values, begin, empty_manifest, save
 from tests.helpers.one_rank import open_one
 
 OLD = "0" * 32
 """A token that no claim in the store has."""
+NAME = trash_name("2026-01-02T03:04:05.678Z", "2026-01-03T03:04:05.678Z")
 
 
 class Folder:
@@ -255,6 +260,79 @@ def test_put_fenced_without_exclusive_create_looks_first():
     with pytest.raises(Fenced):
         put_fenced(store, "checkpoint-1-g1/a", b"x", refuse)
     assert not store.objects
+
+
+class Restored(MemoryStore):
+    """Restored from a backup, and claimed again, at the first delete of a kind of file."""
+
+    def __init__(self, ending, slept=lambda: None) -> None:
+        super().__init__()
+        self.ending, self.slept = ending, slept
+        self.backup: dict[str, bytes] = {}
+
+    def delete(self, key):
+        if self.backup and key.endswith(self.ending):
+            self.slept()
+            claimed = {**read_generation(self, 1).to_json(), "token": OLD}
+            self.objects = dict(self.backup) | {generation_key(1): seal(claimed)}
+            self.backup = {}
+            self.before = dict(self.objects)
+        super().delete(key)
+
+    @property
+    def lost(self) -> set[str]:
+        return self.before.keys() - self.objects.keys()
+
+
+def four_saved(store):
+    begin(store)
+    for step in (1, 2, 3, 4):
+        save(store, CheckpointId(1, step))
+    store.backup = dict(store.objects)
+    return read_generation(store, 1).token
+
+
+def test_retention_short_sleep_deletes_one_folder():
+    store = Restored(".safetensors")
+    token = four_saved(store)
+    with pytest.raises(Fenced, match="belongs to another process"):
+        collect_garbage(store, Retention(1), 1, token=token)
+    assert {key.partition("/")[0] for key in store.lost} == {"checkpoint-1-g1"}
+    assert len(store.lost) > 1
+
+
+def test_retention_long_sleep_deletes_one_file():
+    clock = OwnClock()
+    store = Restored(".safetensors", lambda: clock.sleep(FENCE_SECONDS + 1))
+    token = four_saved(store)
+    found = scan_and_plan(store, Retention(1))
+    with pytest.raises(Fenced, match="belongs to another process"):
+        apply_plan(store, found, 1, token, clock)
+    assert len(store.lost) == 1
+
+
+def test_retention_checks_fence_once_per_folder(monkeypatch):
+    looks = []
+    monkeypatch.setattr(garbage_collection, "check_fence", lambda *_: looks.append(1))
+    store = Restored("none")
+    four_saved(store)
+    found = scan_and_plan(store, Retention(1))
+    apply_plan(store, found, 1, "", OwnClock())
+    assert len(looks) == 3 + 3  # Three manifests, then three folders.
+
+
+def test_empty_trash_short_sleep_deletes_one_manifest():
+    store = Restored(NAME)
+    token = four_saved(store)
+    for step in (1, 2, 3):
+        one = CheckpointId(1, step)
+        put_in_trash(store, one, NAME)
+        store.delete(one.manifest_key)
+    store.backup = dict(store.objects)
+    grace = TrashPolicy(SystemClock(), empties=True)
+    with pytest.raises(Fenced, match="belongs to another process"):
+        collect_garbage(store, Retention(1), 1, token=token, grace=grace)
+    assert store.lost == {f"checkpoint-1-g1/{NAME}"}
 
 
 def test_discard_of_old_claim_deletes_nothing():

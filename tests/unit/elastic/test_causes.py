@@ -50,11 +50,11 @@ def test_the_end_and_the_words_of_a_worker_tell_its_cause(status, code, message,
 @pytest.mark.parametrize(
     ("status", "message", "seen", "cause", "proof"),
     [
-        (KILLED, "", Evidence(1, 1), Cause.OOM_KILL, "counts 1"),
+        (KILLED, "", Evidence(1, 1), Cause.OOM_KILL, "control group: 1"),
         (KILLED, "", Evidence(0, 5), Cause.SIGNAL, "not the out-of-memory killer"),
         (KILLED, "", Evidence(None, 2), Cause.OOM_KILL, "most likely"),
         (KILLED, "", Evidence(None, 0), Cause.SIGNAL, ""),
-        (1, LOADER, Evidence(1, 1), Cause.OOM_KILL, "counts 1"),
+        (1, LOADER, Evidence(1, 1), Cause.OOM_KILL, "control group: 1"),
         (1, "ValueError: x", Evidence(1, 1), Cause.EXIT, ""),
         (1, "", Evidence(gpu_faults=("GPU 0 reported Xid 79",)), Cause.GPU, "Xid 79"),
         (-15, "", Evidence(3, 3), Cause.SIGNAL, ""),

@@ -108,7 +108,7 @@ def test_keys_of_the_config_are_understood(config, expected):
         (True, {"auto_wrap_policy": "SIZE_BASED_WRAP"}, "set `min_num_params`"),
         (True, {"xla": True}, "torch_xla"),
         (True, {"sync_module_states": False}, "always"),
-        (True, {"cpu_ram_efficient_loading": True}, "omit it"),
+        (True, {"cpu_ram_efficient_loading": True}, "leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(words, config, said):

@@ -213,7 +213,7 @@ def test_a_part_that_is_new_starts_fresh_and_is_named(tmp_path, repository, caps
     trainer.register("extra", Net())
     trainer.train()
     assert "started from their initial state: extra" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="`extra` is registered"):
+    with pytest.raises(ConfigError, match="`extra` is already registered"):
         trainer.register("extra", Net())
 
 

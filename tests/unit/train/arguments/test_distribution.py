@@ -52,7 +52,7 @@ def test_the_configuration_of_accelerate_may_say_what_is_done_anyway():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"split_batches": True}, "of a rank"),
+        ({"split_batches": True}, "per rank"),
         ({"even_batches": False}, "equal batches"),
         ({"use_seedable_sampler": False}, "only a reproducible order"),
         ({"split_batch": True}, "did you mean `split_batches`"),

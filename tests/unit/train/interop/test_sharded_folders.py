@@ -215,7 +215,7 @@ def test_partitions_that_are_cut_otherwise_are_refused(theirs, told, said):
 def test_a_model_that_deepspeed_cut_in_layers_is_refused(theirs):
     engine = write_zero(theirs, 1, 2)
     (engine / "mp_rank_01_model_states.pt").write_bytes(b"")
-    with pytest.raises(IncompatibleCheckpoint, match="layers were cut over ranks"):
+    with pytest.raises(IncompatibleCheckpoint, match="layers DeepSpeed cut over ranks"):
         everything(theirs)
 
 
