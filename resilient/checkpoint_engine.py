@@ -291,7 +291,7 @@ class CheckpointEngine:
 
     def _own_heartbeat(self) -> WriterHeartbeat | None:
         """Return the heartbeat that this rank stores; None on other ranks and in tools."""
-        claimant, context = self.claimant, self._desk
+        claimant, context = self.claimant, self._context
         if claimant is None or not claimant.heartbeat_seconds or not context.world.is_coordinator:
             return None
         if self._heartbeat is None:
