@@ -234,6 +234,6 @@ SAFE = {
     "name",
     "words",
     "pair",
-    "one.pid",
+    "agent.pid",
 }
 """Ids, numbers, and words that were quoted where they were put together."""

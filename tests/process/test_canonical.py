@@ -58,15 +58,14 @@ def test_loader_processes_and_small_windows_change_no_bit(tmp_path, alone):
     assert job("sizes", tmp_path, "2", **options) == {"2": alone}
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_ten_random_faults_at_random_world_sizes_leave_no_trace(tmp_path, shards):
-    found = job("storm", tmp_path, "10,7", shard_optimizer_state=shards)
+def test_ten_random_faults_at_random_world_sizes_leave_no_trace(tmp_path):
+    """With the optimizer sharded; the resized run below has it whole."""
+    found = job("storm", tmp_path, "10,7", shard_optimizer_state=True)
     assert found["struck"] == found["calm"], found["faults"]
 
 
-@pytest.mark.parametrize("shards", [False, True])
-def test_a_run_resized_4_3_5_2_7_by_kills_ends_with_the_digest_of_one(tmp_path, alone, shards):
-    assert job("resized", tmp_path, "4,3,5,2,7", shard_optimizer_state=shards) == alone
+def test_a_run_resized_4_3_5_2_7_by_kills_ends_with_the_digest_of_one(tmp_path, alone):
+    assert job("resized", tmp_path, "4,3,5,2,7", shard_optimizer_state=False) == alone
 
 
 def test_a_launcher_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path, alone):
