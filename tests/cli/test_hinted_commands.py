@@ -230,10 +230,9 @@ SAFE = {
     "needed_bytes",
     "options",
     "others",
-    "named",
     "name",
     "words",
     "pair",
-    "one.pid",
+    "agent.pid",
 }
 """Ids, numbers, and words that were quoted where they were put together."""
