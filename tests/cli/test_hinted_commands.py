@@ -230,7 +230,6 @@ SAFE = {
     "needed_bytes",
     "options",
     "others",
-    "named",
     "name",
     "words",
     "pair",
