@@ -81,6 +81,7 @@ def test_a_look_at_a_terabyte_on_this_machine_reads_less_than_two_megabytes(buck
     check(json.loads(outcome.stdout))
 
 
+@pytest.mark.slow
 def test_a_look_at_a_terabyte_in_s3_reads_less_than_two_megabytes(bucket):
     with SparseServer(bucket) as server:
         options = {"endpoint": server.endpoint, "region": "us-east-1", "key": "k", "secret": "s"}

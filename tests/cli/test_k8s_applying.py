@@ -105,6 +105,7 @@ def test_kueue_says_whether_what_is_there_is_suspended(cluster, call):
     assert cluster.objects[job]["spec"]["suspend"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavor", ["jobset", "trainjob", "pytorchjob"])
 def test_other_flavors_are_applied_and_deleted(flavor, cluster, call):
     assert call("k8s", "apply", *RUN, "--flavor", flavor, *TRAIN).status == 0
@@ -115,6 +116,7 @@ def test_other_flavors_are_applied_and_deleted(flavor, cluster, call):
     assert cluster.objects == {}
 
 
+@pytest.mark.slow
 def test_delete_says_what_goes_and_what_stays(cluster, seen, call):
     assert call("k8s", "apply", *RUN, "--claim", "data", *TRAIN).status == 0
     cluster.put(pod(0, 1))
@@ -129,6 +131,7 @@ def test_delete_says_what_goes_and_what_stays(cluster, seen, call):
     assert call("k8s", "delete", "gpt2", "--yes").status == 66
 
 
+@pytest.mark.slow
 def test_delete_asks_whoever_is_there(cluster, call, monkeypatch):
     assert call("k8s", "apply", *ASKED).status == 0
     monkeypatch.setattr("resilient_cli.commands.k8s.is_interactive", lambda _: True)

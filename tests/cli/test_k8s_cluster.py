@@ -39,6 +39,7 @@ def put(cluster, *objects):
     return [cluster.put(one) for one in objects]
 
 
+@pytest.mark.slow
 def test_a_running_run_shows_preemptions_that_are_no_failures(cluster, seen):
     told = "0/3 nodes are available; see https://me:pw@host/why"
     put(cluster, holder(), *PREEMPTED_TWICE, pod(1, 1, code=1), pod(1, 6, phase="Pending", node=""))
@@ -50,6 +51,7 @@ def test_a_running_run_shows_preemptions_that_are_no_failures(cluster, seen):
     assert [one["reason"] for one in document["events"]] == ["FailedScheduling"]
 
 
+@pytest.mark.slow
 def test_a_bug_of_the_script_is_named_by_its_code(cluster, seen):
     put(cluster, holder("job", BUG), pod(0, 1, code=69), pod(1, 1, code=78), *PREEMPTED_TWICE[:2])
     assert seen("k8s-status-failed", "status", "gpt2").status == 1
@@ -57,6 +59,7 @@ def test_a_bug_of_the_script_is_named_by_its_code(cluster, seen):
     assert seen("k8s-wait-json", "wait", "gpt2", "--json").status == 78
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flavor", "word"),
     [
@@ -76,6 +79,7 @@ def test_every_flavor_is_found_and_waited_for(flavor, word, cluster, call):
     assert call("k8s", "wait", "gpt2", "-q").stdout == "complete\n"
 
 
+@pytest.mark.slow
 def test_a_run_in_a_queue_waits_and_is_not_suspended(cluster, seen, call):
     suspended = condition("Suspended", "JobSuspended")
     (job,) = put(cluster, holder("kueue", suspended, suspend=True))

@@ -181,6 +181,7 @@ def test_whatever_becomes_of_its_pods_a_run_ends_with_the_same_bits(
     assert digest(folder) == undisturbed()
 
 
+@pytest.mark.slow
 def test_a_script_with_a_bug_in_its_configuration_ends_the_job_at_once(box, tmp_path):
     script = tmp_path / "wrong.py"
     script.write_text("import sys; sys.exit(78)\n")

@@ -50,7 +50,6 @@ def test_a_killed_job_of_torchrun_goes_on_when_it_is_started_again(tmp_path, who
     assert example(tmp_path, TORCHRUN).killed_and_started_again(60) == whole
 
 
-@pytest.mark.smoke
 def test_a_killed_rank_is_started_again_by_our_launcher(tmp_path, whole):
     with example(tmp_path, OURS).started() as job:
         job.wait_for_checkpoint(60)

@@ -64,7 +64,6 @@ def check_what_was_trained(folder, said):
     check_proven(folder)
 
 
-@pytest.mark.smoke
 def test_ranks_go_back_together(gone_back):
     check_what_was_trained(*gone_back)
 

@@ -81,7 +81,6 @@ def go_on(folder, *command, near):
     return said
 
 
-@pytest.mark.smoke
 def test_runs_of_one_process_go_on_to_the_bit(tmp_path, is_their_arithmetic):
     runs = HERE + (BESIDE if SHARED.is_dir() else [])
     if not is_their_arithmetic:

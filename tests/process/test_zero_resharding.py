@@ -86,7 +86,6 @@ def test_ds_6691_every_rank_writes_its_partitions_and_nobody_what_pads_them(worl
             assert sum(region.region.size for region in one.regions) == math.prod(one.shape)
 
 
-@pytest.mark.smoke
 def test_ds_7546_a_run_that_changed_its_layout_steps_on_as_if_it_had_not(loaded):
     """The last load of each stage is followed by a step, held against one of a plain model."""
     assert all(

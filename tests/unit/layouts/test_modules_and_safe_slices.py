@@ -139,6 +139,7 @@ def test_slices_in_safetensors_are_put_together_as_torch_does(sliced):
     assert [one.what for one in found.problems if one.is_fatal] == [ALONE]
 
 
+@pytest.mark.slow
 def test_the_slices_of_a_rank_that_are_gone_are_missed(sliced, tmp_path):
     last = sliced / "shard-00002-model-00001-of-00001.safetensors"
     (tmp_path / last.name).write_bytes(last.read_bytes())

@@ -69,6 +69,7 @@ def test_the_run_ends_with_the_bits_and_the_history_of_an_unbroken_one(tmp_path,
     assert stopped[-1] in steps or kind == "best model"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("again", [(), (1,), (2, 1)], ids=str)
 def test_so_does_one_that_was_stopped_in_its_last_evaluation(tmp_path, kind, again):

@@ -81,6 +81,7 @@ def test_workers_of_interrupted_run_end_with_it(tmp_path, repository, persistent
     assert caught.value.__traceback__
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_workers_of_interrupted_evaluation_end(tmp_path, repository, persistent, kind):
@@ -125,6 +126,7 @@ class Broken(Slow):
         raise ValueError(f"sample {index} is broken")
 
 
+@pytest.mark.slow
 def test_workers_inside_slow_samples_are_killed():
     batches = iter(DataLoader(Slow(), num_workers=2))
     next(batches)
@@ -141,6 +143,7 @@ def test_workers_end_after_error_of_dataset():
     assert caught.value.__traceback__
 
 
+@pytest.mark.slow
 def test_persistent_eval_workers_end_at_collection(tmp_path):
     loader = EvalShardLoader(
         Noisy(8, augment=False),
@@ -160,6 +163,7 @@ def test_persistent_eval_workers_end_at_collection(tmp_path):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_fork_of_trainer_leaves_workers_alone():
     batches = iter(DataLoader(Noisy(8), num_workers=1))
     next(batches)

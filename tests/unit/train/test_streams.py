@@ -171,6 +171,7 @@ def test_a_run_over_a_stream_that_died_ends_with_the_bits_of_one_that_did_not(
     assert all(torch.equal(one, expected[name]) for name, one in broken.model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Stream, Stateful, shuffled], ids=["plain", "stateful", "hf"])
 def test_processes_that_load_change_nothing(tmp_path, repository, kind):
     options = {"gradient_accumulation_steps": 3, "max_steps": 5}

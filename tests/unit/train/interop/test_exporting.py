@@ -57,6 +57,7 @@ def stock(case, folder, **more):
     return trainer, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "steps"), [("gpt2_all", [8, 16]), ("gpt2_ga_uneven", [6]), ("reg_sgd", [21])]
 )

@@ -85,6 +85,7 @@ def theirs(request, tmp_path_factory):
     return folder, seen, request.param
 
 
+@pytest.mark.slow
 def test_a_run_that_draws_as_theirs_has_their_orders(tmp_path, theirs):
     _, seen, dropout = theirs
     run = ours(tmp_path, dropout, random_numbers="transformers")

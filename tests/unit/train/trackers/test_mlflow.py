@@ -42,6 +42,7 @@ def read(store, run):
     )
 
 
+@pytest.mark.slow
 def test_three_deaths_leave_one_run_with_the_unbroken_runs_curve(
     lives, store, monkeypatch, timeless
 ):
