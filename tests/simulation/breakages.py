@@ -40,7 +40,7 @@ def _silent_vote(self: ControlGroup, topic: str, value: Any, within_seconds: flo
     try:
         return _GATHER(self, topic, value, within_seconds)
     except DeadlineExceeded:
-        shown = [self._board.peek(self.key(topic, rank)) for rank in range(self.world.size)]
+        shown = [self._kv_store.peek(self.key(topic, rank)) for rank in range(self.world.size)]
         if "receipt" not in str(shown):
             raise
         return [json.loads(one) for one in shown if one is not None]
@@ -62,7 +62,7 @@ def _shared_number(store: Any, key: str, data: bytes) -> None:
 
 def _lone_stop(self: StopCoordinator, _turn: Any) -> None:
     """Stop where this rank is, wherever the others are."""
-    _AGREE(self, self._entered)
+    _AGREE(self, self._position)
 
 
 _GATHER, _AGREE = ControlGroup.gather, StopCoordinator._agree
