@@ -28,7 +28,7 @@ class Pairs(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"one": self.view(index), "other": self.view(index)}
+        return {"first": self.view(index), "second": self.view(index)}
 
     def view(self, index: int) -> torch.Tensor:
         """Return an image shifted by at most one pixel; random numbers resume with the run."""
