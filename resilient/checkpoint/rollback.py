@@ -1,8 +1,9 @@
-"""Rollback and undo: move the checkpoint that resume takes, back or forward again.
+"""Rollback and undo: select an older checkpoint for the next resume, or revert this choice.
 
-A move is a generation that begins from the checkpoint and saves nothing. So nothing is copied or
-deleted, and the cost is one small object. A process of the older generation is fenced: it ends at
-its next save (exit code 80). A file that it puts before this check is outside the line of descent.
+Each of these is a generation that begins from the checkpoint and saves nothing. So nothing is
+copied or deleted, and the cost is one small object. A process of the older generation is fenced: it
+ends at its next save (exit code 80). A file that it puts before this check is outside the line of
+descent.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; its event class doc
 last line that was cut short is ignored. Times are whole milliseconds since 1970, so sums are exact.
 
 Each record has the time of day and the seconds since the boot of its machine. No user can set the
-latter, and all processes of one boot share them. Differences between records of one boot are
-therefore differences of boot seconds. The time of day only places the boot on the calendar, by the
+boot seconds, and all processes of one boot share them. Differences between records of one boot are
+therefore differences of boot seconds. The time of day only converts boot seconds to dates, by the
 median of the boot's records. The clocks of several hosts are aligned at the rendezvous of each
 attempt.
 """

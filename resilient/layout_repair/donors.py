@@ -2,7 +2,7 @@
 
 A copy may be in another tier or in a backup. If a file is whole in both places but differs, they
 are two checkpoints, or one file has undetected damage. The repair then takes neither file. A broken
-file is removed if its tool stops at the broken file and continues without it.
+file is removed if the tool fails on the broken file but continues without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
 The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
-tensor of a damaged file is intact if its checksum is right, or if it lies within a valid header.
+tensor of a damaged file is intact if its checksum is right, or if it is within a valid header.
 Intact tensors are written as safetensors, which run no code, with the names of the lost tensors.
 """
 

@@ -1,10 +1,10 @@
 """Cache of captured parts: skip flattening if nothing but values changed.
 
-The step cache captures the state at each step, and mostly only numbers changed. Three means save
+The step cache captures the state at each step, and usually only numbers change. Three means save
 time. Plain ``torch.nn.Module`` trees without hooks are walked here, faster than by their own
 ``state_dict()``. Change detectors compare the objects of the last capture one by one, without
 asking the stateful again. Otherwise every key, container kind and tensor (storage, offset, shape,
-strides, dtype) is compared with the last capture. Only if all are equal, the tensors are the same
+strides, dtype) is compared with the last capture. If all are equal, the tensors are the same
 *object*, :class:`CachedTensors`, and results derived from them stay valid. Any other state is
 flattened again, so the cache affects only time.
 """

@@ -1,6 +1,6 @@
-"""Copies of tensors into host memory: at once or beside training, each exactly once.
+"""Copies of tensors into host memory: at once or during training, each exactly once.
 
-Copies from CUDA devices go into page-locked memory, on a stream beside training's.
+Copies from CUDA devices go into page-locked memory, on a separate stream.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Staging of a snapshot into host buffers: buffer pool, copies at once and deferred copies.
 
-Tensors that only an optimizer step changes can be copied later, beside training. Buffers and plans
+Tensors that only an optimizer step changes can be copied later, during training. Buffers and plans
 outlive a save, because fresh pages cost several times the copy.
 """
 

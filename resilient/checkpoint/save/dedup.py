@@ -1,9 +1,9 @@
 """Deduplication: references to unchanged regions instead of writing them again.
 
 A rank compares each staged region with the newest committed checkpoint of its attempt. The same
-tensor, dtype, box and digest mean that the store already has the bytes. A reference names the place
-where the bytes are stored, never a checkpoint that references in turn. Only verified places count:
-written by this attempt, or read from the store and verified when it resumed.
+tensor, dtype, box and digest mean that the store already has the bytes. A reference names the file
+and the offset of the stored bytes. A reference never points to another reference. Only verified
+places count: written by this attempt, or read from the store and verified when it resumed.
 
 Three bounds keep a repository simple. A small region is always written. A file is referenced only
 while a good part of it is needed, so its unneeded bytes stay few. And a checkpoint references at

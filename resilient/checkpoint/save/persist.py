@@ -1,8 +1,8 @@
 """Persisting of a save: write, agree, commit, collect garbage.
 
-A save turns host bytes into a committed checkpoint, collectively. The save runs beside training, in
-a thread or in the saver daemon, and has no tensor. Free space is checked before the first byte is
-written. Errors after the commit are only events.
+A save turns host bytes into a committed checkpoint, collectively. The save runs while training
+continues, in a thread or in the saver daemon, and has no tensor. Free space is checked before the
+first byte is written. Errors after the commit are only events.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ codebook, the weights of a teacher) in the forward pass. Such a module carries s
 micro-batch to the next. The previous micro-batch depends on the number of ranks.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
-compute equal bits in these operations; other processors, libraries or numbers of threads mostly do
+compute equal bits in these operations; other processors, libraries or numbers of threads usually do
 not. Matrix products have several shapes, because libraries choose their kernels by shape.
 """
 

@@ -2,7 +2,7 @@
 
 The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers an
 aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off at the last leaf.
-Floating-point addition commutes but does not associate. Joining only the two halves of a node
+Floating-point addition commutes but does not associate. Adding only the two halves of a node
 therefore gives the same bits on any ranks. A rank computes a contiguous run of leaves, and sends
 the sums of the shortest list of nodes that covers the run.
 

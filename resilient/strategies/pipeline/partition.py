@@ -5,12 +5,12 @@ stage ends, and the module's input tensor goes to the next rank. Modules registe
 to earlier stages, modules registered after it to later stages.
 
 Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
-answers the call of a module of an earlier stage; it computes only shapes (torch's fake tensors).
-The stage's first module gets the tensor of the previous stage in place of a fake tensor. At the
-start of the next stage the pass ends, with the call's input. Masks, positions and other values made
-of the samples therefore exist in every stage, and only one tensor goes between stages. A second one
-would be fake wherever it is used, and so would all results, up to the loss. This is detected and
-rejected.
+replaces each module of an earlier stage; the stand-in computes only shapes (torch's fake tensors).
+The stage's first module gets the tensor of the previous stage in place of a fake tensor. The pass
+ends at the first module of the next stage, and returns the input of that call. Masks, positions and
+other values made of the samples therefore exist in every stage, and only one tensor goes between
+stages. A second tensor from an earlier stage would be fake, and so would all results that use it,
+up to the loss. A fake result is detected and rejected.
 
 Containers are copied without their contents; parameters keep their names in the user's model.
 """

@@ -2,7 +2,7 @@
 
 A plain loader of torch has no position. Every attempt would begin at the start of its epoch, and
 all ranks would get the same samples. A loader with only a dataset and a sequential or random order
-means the same around our sampler. Any other loader would lose its meaning.
+can use our sampler instead of its own. Any other loader would lose its meaning.
 """
 
 from __future__ import annotations
