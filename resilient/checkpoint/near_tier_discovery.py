@@ -34,7 +34,7 @@ def discover_near_tiers(context: CheckpointContext) -> CheckpointContext:
         context: Context: ranks and this rank's tiers.
 
     Raises:
-        ConfigError: Hosts with a near repository each do not reach each other.
+        ConfigError: Hosts with separate near repositories cannot connect to each other.
         StoreError: A near repository failed.
     """
     tiers = context.store
