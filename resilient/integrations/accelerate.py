@@ -75,8 +75,8 @@ class AcceleratorCheckpointer(Checkpointer):
         epoch: Number of completed passes of ``batches``.
 
     Raises:
-        ConfigError: The accelerator keeps its state out of reach of this class, or a prepared
-            loader is a ``StatefulDataLoader``.
+        ConfigError: This class cannot access the accelerator's state, or a prepared loader is a
+            ``StatefulDataLoader``.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class AcceleratorCheckpointer(Checkpointer):
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can verify, and begin this attempt.
 
-        It works like :meth:`resilient.checkpointer.Checkpointer.resume`. Random state is restored
-        when ``batches`` yields its first batch.
+        This method works like :meth:`resilient.checkpointer.Checkpointer.resume`. Random state is
+        restored when ``batches`` yields its first batch.
 
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Raises:
-            ConfigError: Also if the accelerator trains on this rank alone, of several.
+            ConfigError: Also if the accelerator uses only this rank, but the run has several.
         """
         ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
         if processes != ranks:
@@ -293,7 +293,7 @@ class Order:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state at the beginning of the epoch and now."""
+        """Return the state at the beginning of the epoch and the current state."""
         return {
             "streams": self._streams,
             "drawn_from": self._drawn_from,

@@ -64,7 +64,7 @@ class ResilientCallback(TrainerCallback):
     ``train()`` of the same trainer continues from the end of the first.
 
     Stateful callbacks get their state back without ``restore_callback_states_from_checkpoint``.
-    Their settings stay those that the script gives. A run that an ``EarlyStoppingCallback`` stopped
+    Their settings remain as the script sets them. A run that an ``EarlyStoppingCallback`` stopped
     stays stopped when it is started again.
 
     Args:
@@ -116,7 +116,7 @@ class ResilientCallback(TrainerCallback):
         """Create and load all state; return the epoch and the number of batches to skip.
 
         Raises:
-            ConfigError: The trainer has another resume path, or it searches hyperparameters.
+            ConfigError: The trainer has another resume path, or runs a hyperparameter search.
         """
         trainer = self._trainer
         if trial is not None:
@@ -179,7 +179,7 @@ class ResilientCallback(TrainerCallback):
         return self._prepared_model, loader
 
     def run_epoch(self, **options: Any) -> None:
-        """Train an epoch or its remaining batches; none after the last step or an early stop."""
+        """Train the rest of an epoch; do nothing after the last step or an early stop."""
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and options["epoch"] == options["epochs_trained"]
@@ -224,7 +224,7 @@ class ResilientCallback(TrainerCallback):
         )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Note that the next save comes after the epoch."""
+        """Record that the next save comes after the end of the epoch."""
         self._place.is_ended = True
 
     def evaluate(
