@@ -130,7 +130,7 @@ class TensorParallelStrategy:
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: it was cut in place."""
+        """Return the model itself, because it was cut in place."""
         return model
 
     @contextmanager
