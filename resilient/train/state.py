@@ -1,10 +1,10 @@
 """Trainer state, control flags and log history.
 
-The state is a pure function of training: it contains no time, speed or generation. Two runs can
-therefore be compared by equality. Timings are events.
+The state is a pure function of training, without time, speed or generation. Two runs can therefore
+be compared by equality. Timings are events.
 
-A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor
-a save parses all entries: they stay JSON text until a caller asks for the list.
+A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor a
+save parses all entries. The entries stay JSON text until a caller requests the list.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LogHistory:
             self._new_rows.append(row)
 
     def opened(self) -> list[Entry]:
-        """Return the list of all entries; from now on the history is this list.
+        """Return the list of all entries, which is the history from now on.
 
         Raises:
             IntegrityError: The checkpoint's log history holds no valid entries.
@@ -208,7 +208,7 @@ class TrainerState:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all fields; the same on every rank.
 
-        The history is :class:`~resilient.format.state_json.JsonRows` unless a caller asked for the
+        The history is :class:`~resilient.format.state_json.JsonRows` unless a caller requested the
         list.
         """
         brief = fast_asdict(self, _brief(cast("Any", type(self))))

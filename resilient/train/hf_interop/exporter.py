@@ -160,7 +160,7 @@ def trainer_state(
 
 
 def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step: int) -> None:
-    """Raise unless the step alone determines the position in the data, as Transformers assumes.
+    """Raise unless the step alone determines the data position, as Transformers assumes.
 
     Args:
         data: Position data of the manifest.
@@ -246,8 +246,8 @@ def export_checkpoint(
 
     Raises:
         ConfigError: The folder exists.
-        IncompatibleCheckpoint: Our Trainer did not save it, or Transformers could not find the
-            run's position in the data from its step.
+        IncompatibleCheckpoint: Our Trainer did not save the checkpoint, or the step does not
+            determine the run's position in the data.
         IntegrityError: The checkpoint is damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
     """

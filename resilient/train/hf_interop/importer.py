@@ -1,7 +1,7 @@
 """Import of a Transformers checkpoint as the first checkpoint of one of our repositories.
 
-One rank writes it there completely before anything is trained. Every rank then resumes from it as
-from any other checkpoint, in any layout, and the source folder is no longer needed. A repository
+One rank writes the complete checkpoint before training begins. Every rank then resumes from this
+checkpoint as from any other, in any layout. The source folder is no longer needed. A repository
 that is not empty continues only if its run began from exactly this checkpoint. Otherwise the
 request is refused.
 
@@ -95,7 +95,7 @@ class HFCheckpointImported(Event):
 
 @dataclass(frozen=True, slots=True)
 class ImportLossReported(Event):
-    """A checkpoint of another trainer was imported, and a part of it had been lost before."""
+    """A checkpoint of another trainer was imported that had already lost a part."""
 
     level: ClassVar[Level] = Level.WARNING
     folder: str
@@ -137,7 +137,7 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     Args:
         hooks: Trainer; its model and optimizer give the names of state saved by position.
         reference: Reference that this attempt begins from, as the resume policy settled it.
-        more: Parts unknown to Transformers; they begin unchanged.
+        more: Parts unknown to Transformers, which begin with their initial state.
         topic: Name of this training.
 
     Returns:
@@ -146,8 +146,9 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
 
     Raises:
         IntegrityError: The folder is damaged.
-        IncompatibleCheckpoint: It is of another model, or holds only a model.
-        NoIntactCheckpoint: No folder was named, and all of the run's are damaged or incomplete.
+        IncompatibleCheckpoint: The folder is of another model, or has only a model.
+        NoIntactCheckpoint: No folder was named, and all folders of the run are damaged or
+            incomplete.
     """
     session = hooks.session
     if reference == "never":
@@ -263,7 +264,7 @@ def prepare_import(
     Args:
         folder: Folder saved by Transformers.
         naming: Names of the model that will continue.
-        model: The model that will load it; None if it cannot be compared.
+        model: The model that will load the checkpoint; None if it cannot be compared.
         strict: Whether any loss is refused.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
@@ -294,7 +295,7 @@ def best_of(
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
     """Return the best model of a run, if it is beside the folder, and all losses.
 
-    Only the folder ``checkpoint-<best step>`` beside it is opened, for any recorded path.
+    Only the sibling folder ``checkpoint-<best step>`` is opened, whatever path is recorded.
     """
     checkpoint, lost = source.found, source.lost
     step = checkpoint.state.get("best_global_step")

@@ -49,7 +49,7 @@ class SavedModel:
 class SavedModels:
     """Committed checkpoints of a run, read from the store at each call; read-only.
 
-    Safe to use beside training, from any thread: it has its own readers.
+    Safe to use during training, from any thread, because it has its own readers.
 
     Attributes:
         url: URL of the repository.
