@@ -558,7 +558,7 @@ class CheckpointEngine:
             NothingToResume: The reference names no checkpoint.
             KeyNotFound: The checkpoint was deleted by retention.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: The checkpoint holds no such part, or another shape of it.
+            IncompatibleCheckpoint: The checkpoint has no such part, or another shape of it.
             SaveFailed: The save in flight failed; nothing was loaded.
         """
         self.wait()

@@ -283,7 +283,7 @@ class Checkpointer:
         Raises:
             KeyNotFound: The checkpoint was deleted by retention.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: The checkpoint holds no such thing, or another shape of it.
+            IncompatibleCheckpoint: The checkpoint has no such thing, or another shape of it.
             SaveFailed: The save in flight failed; nothing was loaded.
             NothingToResume: The reference names no checkpoint.
             ConfigError: This checkpointer has no such thing.

@@ -44,7 +44,7 @@ class ProcessIdentity:
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether the process ran on this host since its boot, so its end is visible here."""
+        """True if the process ran on this host since its boot, so its end is visible here."""
         return bool(self.boot) and (self.host, self.boot) == (socket.gethostname(), boot_name())
 
     def to_json(self) -> dict[str, Any]:

@@ -104,8 +104,8 @@ class StartGuard:
         """Refuse a start at step 0 that would ignore a checkpoint. Reads names only.
 
         Raises:
-            StartOverRefused: The repository or a further folder holds checkpoints.
-            NothingToResume: The script asked to resume and no place holds a checkpoint.
+            StartOverRefused: The repository or a further folder has checkpoints.
+            NothingToResume: The script asked to resume and no place has a checkpoint.
             StoreError: The store failed.
         """
         checkpoints = checkpoints_in_store(store)

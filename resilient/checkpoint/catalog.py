@@ -49,7 +49,7 @@ class Lineage:
         candidates: Committed checkpoints of the line of descent, in the order to try.
         abandoned: Committed checkpoints that branched off from the line, newest first.
         separate: Checkpoints of another start from scratch; retention leaves them alone.
-        skipped: Objects that resume skips and a user should know about.
+        skipped: Objects that resume skips and that a user should see.
         lost: Evidence that a checkpoint was committed although none is left; empty without
             evidence. If there are no candidates either, training must not start from scratch
             silently.

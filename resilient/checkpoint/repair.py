@@ -230,7 +230,7 @@ def plan_repair(
     Args:
         store: Repository.
         checkpoint: Checkpoint to repair.
-        stores: Repositories that may hold the same checkpoint.
+        stores: Repositories that may have the same checkpoint.
         undelete: Also repair a checkpoint without a manifest, which a person or retention has
             usually deleted.
 
@@ -415,7 +415,7 @@ def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damag
 def _used(
     damage: Damage, manifest: Manifest, places: Sequence[Store | SiblingSource]
 ) -> list[Store | SiblingSource]:
-    """Return the places that hold a damaged chunk."""
+    """Return the places that have a damaged chunk."""
     entry = manifest.file(damage.finding.file)
     return [
         place
@@ -427,7 +427,7 @@ def _used(
 def _not_elsewhere(
     damage: Damage, manifest: Manifest, stores: Sequence[Store | SiblingSource]
 ) -> frozenset[int]:
-    """Return the damaged chunks that no other place holds."""
+    """Return the damaged chunks that no other place has."""
     chunks = damage.chunks or frozenset()
     if not stores:
         return chunks

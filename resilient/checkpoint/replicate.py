@@ -95,7 +95,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
         checkpoint: Checkpoint to copy.
 
     Raises:
-        ConfigError: Both are the same place, or the target holds another run.
+        ConfigError: Both are the same place, or the target has another run.
         Fenced: A run has continued in the target beyond this generation.
         IntegrityError: The manifest is damaged.
         KeyNotFound: The checkpoint is not committed.

@@ -470,7 +470,7 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
     """Return a line for each lock file that a rank may wait for.
 
     The stacks show the kind of lock but no path. So the lines name the build locks of torch's
-    extension cache, or the files that a process of this host holds by ``flock``.
+    extension cache, or the files that a process of this host has locked by ``flock``.
 
     Args:
         stacks: Stacks of the ranks of this host.

@@ -170,8 +170,8 @@ class RestartController:
         """Return the action after an attempt on ``nodes`` nodes, and record its cost.
 
         The store is queried only if the decision or a report needs the answer. The query takes at
-        most 2 s. During a ``request`` to stop, the query takes at most a tenth of the time left, or
-        half of that time if a rank was killed and the answer decides the exit code.
+        most 2 s. During a ``request`` to stop, the query takes at most a tenth of the time left.
+        The limit is half of that time if a rank was killed and the answer decides the exit code.
         """
         now_seconds = self._clock.monotonic_seconds()
         is_brief = not outcome.has_stepped and now_seconds - self._last_seconds < _BRIEF_SECONDS

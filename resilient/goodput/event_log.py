@@ -164,7 +164,7 @@ class EventRecord:
 def read_records(folders: Sequence[Path]) -> list[EventRecord]:
     """Return the records of all event files in ``folders``, by corrected time.
 
-    Each folder holds event files, or is a run folder with event files in ``events``. Lines that are
+    Each folder has event files, or is a run folder with event files in ``events``. Lines that are
     no events are ignored, because a killed process or a full disk leaves half a line.
 
     Raises:

@@ -10,9 +10,9 @@
                 ...
                 checkpointer.save(step)
 
-The repository replaces ``accelerator.save_state``. A checkpoint holds all objects that were
+The repository replaces ``accelerator.save_state``. A checkpoint contains all objects that were
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. The checkpoint also has the files of save hooks, and the position in the data, which
+state. The checkpoint also contains the files of save hooks, and the position in the data, which
 accelerate leaves to the script.
 """
 
@@ -58,7 +58,7 @@ class AcceleratorCheckpointer(Checkpointer):
     hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
 
     A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
-    checkpoint holds the files that they write. ``resume`` calls the hooks of
+    checkpoint contains the files that they write. ``resume`` calls the hooks of
     ``register_load_state_pre_hook`` with a folder of these files, before it loads the models. The
     models are always loaded as saved, even if a hook removed some from its list.
 
@@ -120,7 +120,7 @@ class AcceleratorCheckpointer(Checkpointer):
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Raises:
-            ConfigError: Also if the accelerator uses only this rank, but the run has several.
+            ConfigError: Also if the accelerator uses only this rank, but the run has several ranks.
         """
         ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
         if processes != ranks:

@@ -58,8 +58,8 @@ _MARK = "the repository"
 class ResilientCallback(TrainerCallback):
     """A callback that saves a Trainer to a repository and resumes its newest checkpoint.
 
-    A checkpoint holds the model, optimizer, scheduler, gradient scaler and random state. It also
-    holds the trainer's state with its position in the data, stateful callbacks, and the sums for
+    A checkpoint contains the model, optimizer, scheduler, gradient scaler and random state. It also
+    contains the trainer's state with its position in the data, stateful callbacks, and the sums for
     its log. Objects that were registered with the trainer's accelerator are saved too. A second
     ``train()`` of the same trainer continues from the end of the first.
 
@@ -103,7 +103,7 @@ class ResilientCallback(TrainerCallback):
         """Train from the newest checkpoint of the repository; False starts at step 0.
 
         Raises:
-            NothingToResume: The argument is True and the repository holds no checkpoint.
+            NothingToResume: The argument is True and the repository has no checkpoint.
             StartOverRefused: There are only checkpoints of the stock trainer.
         """
         self._resume_reference = resume_from_checkpoint
@@ -264,7 +264,7 @@ class ResilientCallback(TrainerCallback):
         self._saved_step = state.global_step
 
     def load_best_model(self) -> None:
-        """Load the weights of the best model that a checkpoint holds."""
+        """Load the weights of the best model that a checkpoint has."""
         if self._best is not None and self._checkpointer is not None:
             self._checkpointer.load(self._best, "model")
 
@@ -276,7 +276,7 @@ class ResilientCallback(TrainerCallback):
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Refuse a log entry that no checkpoint can hold, before the next save.
+        """Refuse a log entry that no checkpoint can store, before the next save.
 
         Raises:
             UnsavableState: A value is neither a number nor text, nor a dict or list of them.

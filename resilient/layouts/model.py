@@ -75,7 +75,7 @@ class Tensor:
         part: :data:`MODEL`, :data:`OPTIMIZER` or :data:`OTHER`.
         dtype: A name of :data:`ITEM_BITS`, or its tool's name for an unknown dtype.
         shape: Elements per axis.
-        files: Files that hold its bytes.
+        files: Files that have its bytes.
         pieces: Boxes that cover the tensor; empty if its tool stores it in another form.
     """
 

@@ -1,6 +1,6 @@
 """Pipeline model as parts: this rank's stages, under the names of the whole model.
 
-Each rank knows the names and shapes of all tensors of the model, and has the values only for its
+Each rank has the names and shapes of all tensors of the model, and has the values only for its
 stages. A checkpoint of a pipeline is therefore layout-independent. One process, DDP, FSDP and other
 pipelines load such a checkpoint, and a pipeline loads theirs. ``tests/process/test_pipelines.py``
 verifies this property.

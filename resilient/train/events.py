@@ -54,7 +54,7 @@ class ArgumentsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallbacksGone(Event):
-    """A checkpoint holds states of callbacks that this run does not have."""
+    """A checkpoint has states of callbacks that this run does not have."""
 
     level: ClassVar[Level] = Level.WARNING
     names: tuple[str, ...]

@@ -159,7 +159,7 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
 
     Raises:
         ConfigError: An argument differs that must not.
-        IncompatibleCheckpoint: The checkpoint holds only the model.
+        IncompatibleCheckpoint: The checkpoint has only the model.
     """
     if config.get("save_only_model"):
         raise IncompatibleCheckpoint(
@@ -424,7 +424,7 @@ class CheckpointSaver:
             self.emit(reason, step=self.step)
 
     def found_best(self) -> None:
-        """Record this step's model as the best, if a checkpoint already holds it."""
+        """Record this step's model as the best, if a checkpoint already has it."""
         if self._last_checkpoint is not None and self._saved_step == self._state.global_step:
             self._name_best(self._last_checkpoint)
 

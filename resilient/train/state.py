@@ -58,7 +58,7 @@ class LogHistory:
         """Return the list of all entries, which is the history from now on.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         if self._list is None:
             self._list = _entries(self._joined().trees)
@@ -69,7 +69,7 @@ class LogHistory:
         """Return all entries in a new list; changes to it do not affect this history.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         return _entries(self._joined().trees) if self._list is None else _copies(self._list)
 
@@ -77,7 +77,7 @@ class LogHistory:
         """Yield the entries from the last one backwards; callers must not change them.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         yield from reversed(self._list) if self._list is not None else self._read_back()
 
@@ -121,7 +121,7 @@ class LogHistoryField:
 
 
 def _row_of(entry: Entry) -> str | None:
-    """Return an entry as a JSON row; None if it holds a value that JSON cannot represent."""
+    """Return an entry as a JSON row; None if it has a value that JSON cannot represent."""
     # Imported here: arguments must be readable and printable without torch.
     from resilient.state_dict.flatten import flatten
 

@@ -200,7 +200,7 @@ class Trainer(TrainerEvaluation):
             SaveFailed: A checkpoint could not be made durable.
             ConfigError: The arguments do not fit the model or the data, or they name a checkpoint
                 that is not in this repository.
-            NothingToResume: The repository holds no such checkpoint; also a ValueError.
+            NothingToResume: The repository has no such checkpoint; also a ValueError.
             NoIntactCheckpoint: Every checkpoint there is damaged or incomplete.
             StartOverRefused: A start at step 0 would ignore checkpoints of another tool.
         """
@@ -282,7 +282,7 @@ class Trainer(TrainerEvaluation):
         Args:
             name: Name of the part in the checkpoint.
             stateful: Object with ``state_dict`` and ``load_state_dict``.
-            scope: ``replicated`` if all ranks hold the same state, ``rank`` if each has its own.
+            scope: ``replicated`` if all ranks have the same state, ``rank`` if each has its own.
 
         Raises:
             ConfigError: Another part of yours, or one of the trainer's parts, has this name.
@@ -332,7 +332,7 @@ class Trainer(TrainerEvaluation):
             RepositoryNotFound: The repository has no checkpoint.
             NothingToResume: There is no such checkpoint.
             IntegrityError: The checkpoint is damaged; the model is unchanged.
-            IncompatibleCheckpoint: The checkpoint holds another model.
+            IncompatibleCheckpoint: The checkpoint has another model.
         """
         loaded = load_weights(self.session, self.model, os.fspath(checkpoint))
         self._has_trained_weights = False
@@ -432,7 +432,7 @@ class Trainer(TrainerEvaluation):
     def get_optimizer_group(self, param: Any = None) -> Any:
         """Return the group that holds ``param``, or the parameters of each group.
 
-        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
+        As in Transformers, the parameters of all groups are returned if no group has ``param``.
 
         Raises:
             ValueError: There is no optimizer yet.

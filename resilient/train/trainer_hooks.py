@@ -602,7 +602,7 @@ class TrainerHooks:
     ) -> tuple[type[Optimizer], dict[str, Any]]:
         """Return the class that ``args.optim`` names, and its options except the parameters.
 
-        ``create_optimizer`` calls this method, so an override takes effect. Options may hold the
+        ``create_optimizer`` calls this method, so an override takes effect. Options may contain the
         parameters or their groups under the name ``params``, as for optimizers that treat modules
         differently (GaLore, APOLLO, Muon).
 

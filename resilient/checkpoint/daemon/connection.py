@@ -44,7 +44,7 @@ class StreamBuffer:
     """Memory for one file at a time, as the daemon sees it.
 
     Attributes:
-        name: Name that the rank knows.
+        name: Name of the memory at the rank.
         memory: The daemon's own view of the memory.
     """
 

@@ -412,7 +412,7 @@ class StepCacheSession(RankSession):
         return memoryview(b"") if segment is None else segment.memory
 
     def _choose(self) -> int | None:
-        """Return the slot of the step to commit, which all ranks hold, or None. Collective."""
+        """Return the slot of the step to commit, which all ranks have, or None. Collective."""
         info, comms = self._at_work()
         shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(

@@ -219,7 +219,7 @@ def message_of(
     """Return the message of a step.
 
     Args:
-        job: Job that the slot holds.
+        job: Job of the slot.
         spots: Places of the job's notes: the layouts by file name, ``BASES`` and ``CONFIG``.
         config: Part of the job's configuration that is not in the ``CONFIG`` note.
         rows_bytes: Stored length of its ledger rows.

@@ -81,7 +81,7 @@ def reconstruct(
     files.
 
     Args:
-        places: Repository, then others that may hold the same checkpoint.
+        places: Repository, then others that may have the same checkpoint.
         manifest: Manifest, whose digests verify bytes from any source.
         entry: Entry of the file.
         chunks: Numbers of the wanted chunks; all of them give the whole file.

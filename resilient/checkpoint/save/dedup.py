@@ -249,7 +249,7 @@ class DedupResult:
     Attributes:
         files: Files to write.
         referred: Tensors that are not written, with the places of their regions.
-        origins: Files of older checkpoints that hold those regions, and the files that protect
+        origins: Files of older checkpoints that have those regions, and the files that protect
             them.
         parity: Number of the written files that parity can reconstruct.
         groups: Parity groups that protect files of ``origins``.

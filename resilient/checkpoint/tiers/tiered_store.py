@@ -247,7 +247,7 @@ def use_other_replica(store: Store, key: str) -> bool:
 
 
 def has_record(near: Store, durable: Store, number: int) -> bool:
-    """Return whether both tiers hold the same record of a generation.
+    """Return whether both tiers have the same record of a generation.
 
     Crash: reads only.
     """

@@ -228,7 +228,7 @@ class AzureSource:
             raise SourceLost("the events to acknowledge no longer exist")
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _find_name(self) -> str | None:
         """Return the machine's name, because machines of a set see each other's events."""
@@ -324,7 +324,7 @@ class GcpSource:
         """Do nothing: Compute Engine has no acknowledgement."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _ask(self) -> MetadataResponse:
         query, seconds = {}, 2.0

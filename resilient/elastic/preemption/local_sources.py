@@ -211,7 +211,7 @@ class SlurmSource:
         """Do nothing: SLURM sees the exit code."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _ask(self) -> float | None:
         command = [self._scontrol, "show", "job", "-o", self._job]
@@ -285,7 +285,7 @@ class FileSource:
         """Do nothing: the file belongs to its owner."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
 
 class PolledSource:
@@ -330,4 +330,4 @@ class PolledSource:
         """Do nothing: the exit of the agent is the acknowledgement."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""

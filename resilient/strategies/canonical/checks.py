@@ -118,7 +118,7 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
     """Reject a model with changed buffers or parameters, by their names.
 
     Raises:
-        ConfigError: There are any; the message names the module of the first.
+        ConfigError: At least one name is given; the message has the module of the first name.
     """
     if changed:
         owner, _, name = changed[0].rpartition(".")

@@ -6,8 +6,8 @@ Floating-point addition is commutative but not associative. If only the two halv
 added, the bits are therefore the same for any division over ranks. A rank computes a contiguous run
 of leaves, and sends the sums of the shortest list of nodes that covers the run.
 
-Parameters are cut into blocks of fixed size and laid end to end. One rank sums, measures and steps
-a block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
+Parameters are cut into blocks of fixed size and concatenated. One rank sums, measures and steps a
+block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
 number of ranks. Each rank sums one span of the line of all gradients. The rank receives this span
 of every partial sum and joins the partial sums by the tree. With replicas it sends the result to
 all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
@@ -363,7 +363,7 @@ class ExchangeWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlatBuffer:
-    """Tensors of one dtype laid end to end, and cut over ranks at block boundaries.
+    """Tensors of one dtype, concatenated and cut over ranks at block boundaries.
 
     Attributes:
         sizes: Number of elements of each tensor.

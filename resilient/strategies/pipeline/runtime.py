@@ -334,7 +334,7 @@ class PipelinedModel(nn.Module):
         return self._broadcast_outputs(outputs)
 
     def align(self) -> None:
-        """Broadcast buffers from the first of the ranks that hold the same stages. Collective."""
+        """Broadcast buffers from the first of the ranks that have the same stages. Collective."""
         place = self.place
         if place.peers_group is None:
             return

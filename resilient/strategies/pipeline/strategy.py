@@ -113,7 +113,7 @@ class PipelineStrategy:
     def _spread(
         self, model: nn.Module, cut: StageSplit, stages: Mapping[int, Stage], mesh: DeviceMesh
     ) -> None:
-        """Spread what this rank holds over the ranks that hold the same stages."""
+        """Spread what this rank holds over the ranks that have the same stages."""
         from resilient.strategies.fsdp import FsdpStrategy
         from resilient.strategies.fsdp_options import FsdpOptions
         from resilient.strategies.tensor_parallel import cut_layers

@@ -354,7 +354,7 @@ class Job:
         within_seconds: float,
         tend: Callable[[], None] | None = None,
     ) -> int | None:
-        """Wait until a condition holds or the job has ended; return the exit code of an ended job.
+        """Wait until a condition is met or the job has ended; return the exit code of an ended job.
 
         Args:
             holds: Condition to poll.

@@ -308,7 +308,7 @@ def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
 
     Args:
         args: ``train_sampling_strategy``, ``length_column_name``.
-        dataset: Dataset whose samples, or one of its columns, hold the lengths.
+        dataset: Dataset whose samples, or one of its columns, have the lengths.
         name: Name of the model's main input; its length counts if no other is given.
 
     Raises:

@@ -65,9 +65,7 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
 
 
 def to_numpy(rows: torch.Tensor) -> Any:
-    """Return a tensor as an array; half precision, which NumPy lacks or adds inaccurately, becomes
-    float32.
-    """
+    """Return a tensor as an array; half precision, which NumPy adds inaccurately, as float32."""
     rows = rows.detach().cpu()
     half = rows.dtype in {torch.bfloat16, torch.float16}
     return (rows.float() if half else rows).numpy()

@@ -489,7 +489,7 @@ class _Reader(IterableDataset[_Part]):
 
 
 class StreamEvaluation:
-    """Loader of a stream for evaluation; its share knows the size once the stream was read.
+    """Loader of a stream for evaluation; its share has the size once the stream was read.
 
     Args:
         loader: Yields collated parts.

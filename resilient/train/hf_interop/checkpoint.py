@@ -81,7 +81,7 @@ class TransformersFiles:
         """Return the tensors of the model, or only of its adapter, from one or several files.
 
         Raises:
-            IncompatibleCheckpoint: The folder holds no weights in a readable form.
+            IncompatibleCheckpoint: The folder has no weights in a readable form.
             IntegrityError: A file is damaged, or a file named in the index is missing.
         """
         if self.engine is not None:
@@ -280,7 +280,7 @@ class TransformersCheckpoint(TransformersFiles):
         world: Number of ranks, from the facts of the folder; None counts random states.
 
     Raises:
-        NothingToResume: There is no such folder, or it holds no checkpoint.
+        NothingToResume: There is no such folder, or it has no checkpoint.
         IntegrityError: Its state is damaged, or its save never finished.
     """
 

@@ -69,7 +69,7 @@ def parts_of(
     Args:
         source: Checkpoint saved by Transformers.
         naming: Names of the model that will continue.
-        best: Name of the new checkpoint, recorded as the best if it holds the best model.
+        best: Name of the new checkpoint, recorded as the best if it has the best model.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
@@ -326,7 +326,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         groups: ``param_groups`` of the optimizer.
 
     Raises:
-        KeyError: A group holds a parameter that is not the model's.
+        KeyError: A group has a parameter that is not the model's.
         ConfigError: The base of an adapter is in flat shards.
     """
     names: dict[int, str] = {}

@@ -288,7 +288,7 @@ def _read(
 def read_parts(
     engine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the states of the named parts that a checkpoint holds, with every byte verified.
+    """Return the states of the named parts that a checkpoint has, with every byte verified.
 
     Raises:
         KeyNotFound: Retention deleted the checkpoint.
@@ -407,7 +407,7 @@ def export_tensors(
     Args:
         side: The checkpoint; its bytes are verified.
         folder: Target folder; it must not exist.
-        kind: ``safetensors`` streams; the other formats hold all data in memory once.
+        kind: ``safetensors`` streams; the other formats need memory for all data.
         on_progress: Called with the bytes read and the total bytes.
 
     Returns:

@@ -55,7 +55,7 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
         strict: Whether any loss is refused.
 
     Raises:
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The verdict is "not resumable".
         IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
     """

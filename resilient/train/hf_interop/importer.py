@@ -269,9 +269,9 @@ def prepare_import(
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The verdict is "not resumable".
-        IncompatibleCheckpoint: It is of another model, or ``strict`` refuses its losses.
+        IncompatibleCheckpoint: The folder is of another model, or ``strict`` refuses its losses.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: folders of other tools are never
             signed.
     """
@@ -321,7 +321,7 @@ def best_of(
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
-    """Return whether a repository holds more than a killed import's best model."""
+    """Return whether a repository has more than a killed import's best model."""
     checkpoints = engine.committed()
     if not checkpoints:
         return engine.holds_run()
@@ -382,7 +382,7 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
 
 
 def _holds_step_folder(output: str) -> bool:
-    """Return whether an output folder may hold Transformers checkpoints.
+    """Return whether an output folder may have Transformers checkpoints.
 
     Most do not, and the search for the layout of each checkpoint reads all names below the folder.
     """
@@ -540,7 +540,7 @@ def import_folder(
 
     Raises:
         ConfigError: The repository is in use, or the model cannot be built.
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The folder is damaged.
         IncompatibleCheckpoint: The optimizer is not of this model, or there is none.
     """
@@ -571,7 +571,7 @@ def model_from_config(folder: str) -> nn.Module:
 
     Raises:
         ConfigError: There is no such file, or Transformers cannot build a model from it.
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
     """
     checkpoint = TransformersCheckpoint(folder)
     hint = _HINT.format(folder=folder)

@@ -205,7 +205,7 @@ def _require_finished(folder: Path) -> None:
     """Refuse a save that never finished: its files may be incomplete.
 
     Raises:
-        IntegrityError: The folder holds the mark of such a save, or is a staging folder.
+        IntegrityError: The folder has the mark of such a save, or is a staging folder.
     """
     if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
         return
@@ -368,7 +368,7 @@ def rebuild_checkpoint(
         ConfigError: ``out`` exists, or the whole checkpoint is intact.
         IntegrityError: The manifest or the weights are damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
-        IncompatibleCheckpoint: It holds no model.
+        IncompatibleCheckpoint: The checkpoint has no model.
     """
     target = Path(out)
     require_new(target)

@@ -103,7 +103,7 @@ class SavedModels:
         Raises:
             KeyNotFound: Retention deleted the checkpoint.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: It holds no model that can be written.
+            IncompatibleCheckpoint: The checkpoint has no model that can be written.
         """
         manifest = read_manifest(open_store(self.url, storage_options=self.options), checkpoint)
         engine = open_engine(

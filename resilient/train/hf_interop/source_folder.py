@@ -111,7 +111,7 @@ class SourceFolder:
         """Return a JSON object, bounded in size and depth.
 
         Raises:
-            IntegrityError: The file holds no such object.
+            IntegrityError: The file has no such object.
         """
         try:
             return read_json(self.folder, self.listing, name)
@@ -136,7 +136,7 @@ class SourceFolder:
         return whole.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Require that the folder holds the listed files, unchanged.
+        """Require that the folder has the listed files, unchanged.
 
         Raises:
             IntegrityError: A file was added, removed or changed.

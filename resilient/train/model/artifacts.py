@@ -131,7 +131,7 @@ def processing_files(processing: Any) -> dict[str, torch.Tensor]:
     """Return the files that a tokenizer or processor saves: bytes by name.
 
     Raises:
-        ConfigError: It has no ``save_pretrained``.
+        ConfigError: The processing class has no ``save_pretrained``.
     """
     if not hasattr(processing, "save_pretrained"):
         raise ConfigError(
