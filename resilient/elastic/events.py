@@ -181,7 +181,7 @@ class LaunchCountUnknown(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumeOptionRepeated(Event):
-    """The user chose with ``--resume`` where training continues, and a restart repeats the option.
+    """The user chose with ``--resume`` where training continues.
 
     Attributes:
         resume: Value of ``--resume``.

@@ -135,7 +135,7 @@ def optimizer_half(
     *,
     is_begun: bool = True,
 ) -> StateHalf:
-    """Return the optimizer half; empty for an engine, whose model half contains both.
+    """Return the optimizer half; for an engine, the model half contains it.
 
     Args:
         folder: Folder of the checkpoint.

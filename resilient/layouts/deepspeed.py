@@ -123,7 +123,7 @@ def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
 
 
 def disagreements(engine: Engine) -> list[Problem]:
-    """Return the files that belong to another save or to another rank than their names say.
+    """Return the files that are of another save or of another rank than the other files.
 
     Raises:
         StoreError: A file could not be read.

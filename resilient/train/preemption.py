@@ -223,7 +223,7 @@ class StopCoordinator:
         return max(int(answer) for answer in answers) if answers else value
 
     def go(self, why: str) -> None:
-        """Exit at once as preempted; the agent or the saver daemon does the remaining work."""
+        """Exit at once as preempted; another process does the remaining work."""
         self._leave(why, Preempted.exit_code)
 
     def close(self) -> None:

@@ -76,9 +76,9 @@ def leave_rendezvous(
 def leave_round(handler: Any) -> None:
     """Give up this node's position after its save, if the other nodes continue without it.
 
-    The other nodes wait for the next round until every leaving node has given up its position, or
-    its heartbeats are missing. If this process dies before this call, the missing heartbeats have
-    the same effect.
+    The other nodes wait for the next round until no node is in this round, or until the heartbeats
+    of its last nodes are missing. If this process dies before this call, the missing heartbeats
+    have the same effect.
     """
     with suppress(RendezvousError, dist.DistError):
         # torch has no public way except to join again.
