@@ -109,7 +109,7 @@ class BackgroundStaging:
         self._work = self._thread.submit(_copy, copies, hand_over, begin)
 
     def wait(self) -> None:
-        """Help to copy; return when all is copied and handed over. Raises no error of the task."""
+        """Help to copy, until all bytes are copied and handed over. Raises no error of the task."""
         if self._copies is not None and self._work is not None:
             self._copies.make()
             self._work.exception()
@@ -222,7 +222,7 @@ class CheckpointEngine:
         return self._saves
 
     def meet(self) -> None:
-        """Wait for the save in flight, then until every rank is about to save.
+        """Wait for the save in flight, then until every rank is ready to save.
 
         For callers that run collectives of the training backend before a save. A rank that does not
         save would break those collectives.
@@ -246,7 +246,7 @@ class CheckpointEngine:
 
     @property
     def in_flight(self) -> SaveExecutor | None:
-        """Executor of a save that was not waited for yet; None without one."""
+        """Executor of the save in flight; None if ``wait`` has returned since the last save."""
         return self._persister if self._pending else None
 
     def settle(self, resume_option: str, *, is_first: bool = True) -> str:
@@ -265,8 +265,8 @@ class CheckpointEngine:
 
         Raises:
             WriterAlive: Another process is proven alive and writes to the repository.
-            NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong
-                to this run.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or an existing checkpoint may
+                belong to this run.
             StoreError: The store failed.
         """
         context, start_identity, claimant = self._context, self.start, self.claimant
@@ -318,7 +318,7 @@ class CheckpointEngine:
 
         Without a committed checkpoint the parts stay as they are, and the result is None. Models
         and optimizers are loaded in place (:mod:`resilient.state_dict.load`). After an error they
-        may hold a mixture of states: create them again. ``save`` refuses to store such a mixture.
+        may contain a mixture of states. Create them again; ``save`` refuses such a mixture.
 
         Collective: every rank, once, before the first save.
         Crash: the claimed number is used up; nothing else changed in the store.
@@ -327,13 +327,13 @@ class CheckpointEngine:
             parts: Parts to load into, in this order.
             ref: ``auto``, ``never``, or a reference to one checkpoint.
             cause: Cause of this attempt, one word.
-            examine: Callback that receives the saved configuration after verification; it may
-                refuse the objects in place.
+            examine: Callback with the saved configuration after verification, which may refuse the
+                live objects.
             guard: Conditions of a start at step 0 under ``auto``; None allows any start.
             policy: Allowed differences between the saved and the live objects.
 
         Raises:
-            NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+            NoIntactCheckpoint: Checkpoints were committed, but none of them is intact.
             IncompatibleCheckpoint: The checkpoint is whole, but this code or model cannot load it.
             StartOverRefused: The guard found checkpoints that a start at step 0 would ignore.
             NothingToResume: The guard requires a checkpoint, and there is none.
@@ -390,8 +390,8 @@ class CheckpointEngine:
     def warm(self, parts: Mapping[str, Part]) -> None:
         """Allocate the memory for a save of these parts in the background.
 
-        Call it after the first step; otherwise the first save waits for the allocation. It raises
-        for the same state as ``save``.
+        Call this method after the first step; otherwise the first save waits for the allocation. It
+        refuses the same states as ``save``.
 
         Crash: nothing was stored.
 
@@ -415,9 +415,9 @@ class CheckpointEngine:
     ) -> CheckpointId:
         """Copy the state to host memory and persist it in the background.
 
-        Waits for the previous save, and for this save where it is streamed. The live state may
-        change when this method returns; with ``overlap``, when ``before_update`` returns. From
-        then on a saver daemon commits the checkpoint even if every trainer dies.
+        Waits for the previous save, and also for this save if it is streamed. The live state may
+        change when this method returns; with ``overlap``, when ``before_update`` returns. From then
+        on a saver daemon commits the checkpoint even if every trainer dies.
 
         Collective: every rank, same step, after ``resume``.
         Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
@@ -435,10 +435,10 @@ class CheckpointEngine:
             Id of the checkpoint, which exists once it is committed.
 
         Raises:
-            SaveFailed: The previous save failed, or no executor accepted this save: it is not
-                stored.
-            ConfigError: The step is not valid, this attempt saved or tried it or is beyond it, or
-                ``resume`` was not called.
+            SaveFailed: The previous save failed, or no executor accepted this save; this save is
+                not stored.
+            ConfigError: The step is not valid, this attempt has already tried to save this step or
+                a higher step, or ``resume`` was not called.
             UnsavableState: A value needs pickle, or ``resume`` would refuse or change some state.
                 Each new structure of a part is checked once.
             Fenced: A newer generation exists.
@@ -549,7 +549,7 @@ class CheckpointEngine:
     def load_part(self, checkpoint: CheckpointId | str, name: str, part: Part) -> None:
         """Load one part from a committed checkpoint, for example of ``best:loss``.
 
-        Either all ranks load it or none: an error of one rank is raised on all.
+        Either all ranks load the part or none does. An error of one rank is raised on all ranks.
 
         Collective: every rank, same checkpoint and part.
         Crash: only this process's memory changed.
@@ -558,7 +558,7 @@ class CheckpointEngine:
             NothingToResume: The reference names no checkpoint.
             KeyNotFound: The checkpoint was deleted by retention.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: The checkpoint holds no such part, or another shape of it.
+            IncompatibleCheckpoint: The checkpoint has no such part, or another shape of it.
             SaveFailed: The save in flight failed; nothing was loaded.
         """
         self.wait()
@@ -600,7 +600,7 @@ class CheckpointEngine:
         return catalog.committed(self._context.store)
 
     def holds_run(self) -> bool:
-        """Return whether a resume would find a checkpoint, or the loss of every one.
+        """Return whether a resume would find a checkpoint, or evidence that all were lost.
 
         Crash: reads only.
         """

@@ -74,23 +74,25 @@ class Checkpointer:
             through ``.data``, which some weight clipping uses, are not detected. Without
             ``overlap`` such changes are allowed at any time.
         resume_changes: Names of things that may differ from the checkpoint although the result is a
-            different run. Examples: a scheduler of another class starts fresh, weights are narrowed
-            to another dtype, or weights are tied differently. A saved object that is not given here
-            is lost. ``all`` allows differences in every thing. Without it ``resume`` refuses.
+            different run. Examples: a scheduler of another class, which starts fresh; weights in a
+            narrower dtype; weights that are tied differently. A saved object that is not given here
+            is lost. ``all`` allows differences in every thing. ``resume`` refuses a difference in
+            any thing that is not named.
         things: Objects to save, by name. Modules (also wrapped by DDP, FSDP or ``compile``),
             optimizers over their parameters, objects with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values. Dicts and lists are restored in place; read
-            other values with ``checkpointer[name]``. With several ranks a thing is equal on all of
-            them and is written once. Wrap per-rank state in ``Part(thing, "rank")``. The options
-            of :func:`resilient.engine_factory.open_engine` (``keep_last``, ``retention``,
+            other values with ``checkpointer[name]``. With several ranks, a thing must be equal on
+            all ranks and is written once. Wrap per-rank state in ``Part(thing, "rank")``. The
+            options of :func:`resilient.engine_factory.open_engine` (``keep_last``, ``retention``,
             ``storage_options``, ...) are accepted under their names, and ``save_total_limit`` for
             ``keep_last``. A plain value with a name close to an option's is refused as a likely
             typo. ``Part(value)`` is saved under any name.
 
     Attributes:
-        guard: Conditions of a start at step 0; integrations add folders to search.
-        beat: Heartbeat that shows the agent progress, by the steps of the first optimizer given.
-            None before ``resume`` and without an optimizer.
+        guard: Conditions of a start at step 0; integrations add folders to search for other
+            checkpoints.
+        beat: Heartbeat that reports progress to the agent, counted in steps of the first optimizer
+            given. None before ``resume`` and without an optimizer.
         resumed: Checkpoint that ``resume`` loaded.
 
     Raises:
@@ -182,10 +184,11 @@ class Checkpointer:
             Step of the loaded checkpoint; None for a start from scratch.
 
         Raises:
-            NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+            NoIntactCheckpoint: Checkpoints were committed, but none of them is intact.
             IncompatibleCheckpoint: The checkpoint is whole, but this code or model cannot load it.
             WriterAlive: Another process is proven alive and writes to the repository.
-            StartOverRefused: The repository holds checkpoints of another tool; ``never`` starts.
+            StartOverRefused: The repository has checkpoints of another tool; with ``never``
+                training starts anyway.
             ConfigError: A thing cannot be saved, the ranks have no key-value store, each rank
                 trains its own model, or ``resume`` was already called.
             NotExclusive: The store cannot fence and the user did not set ``single_writer``.
@@ -254,8 +257,8 @@ class Checkpointer:
         Raises:
             SaveFailed: The previous save failed; this save did not begin.
             ConfigError: The step is not a valid step, this attempt has already saved it, or
-                ``resume`` was not called. Also: the loop ignores a resumed counter that it gave
-                as 0.
+                ``resume`` was not called. Also raised if the loop ignores a resumed counter that it
+                gave as 0.
             UnsavableState: A value needs pickle, ``resume`` would refuse or change some state, or
                 a metric is not a number.
             Fenced: A newer generation exists.
@@ -272,7 +275,7 @@ class Checkpointer:
             return engine.save(step, tracked.parts, about, keep=keep, overlap=self._overlap)
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
-        """Load one thing from a checkpoint, given by what ``save`` returned or by a reference.
+        """Load one thing from a checkpoint, given by the id from ``save`` or by a reference.
 
         Collective: every rank, same checkpoint and name.
         Crash: only this process's memory changed.
@@ -280,7 +283,7 @@ class Checkpointer:
         Raises:
             KeyNotFound: The checkpoint was deleted by retention.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: The checkpoint holds no such thing, or another shape of it.
+            IncompatibleCheckpoint: The checkpoint has no such thing, or another shape of it.
             SaveFailed: The save in flight failed; nothing was loaded.
             NothingToResume: The reference names no checkpoint.
             ConfigError: This checkpointer has no such thing.
@@ -317,9 +320,9 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the save in flight and close the repository. Collective.
 
-        Leaving the ``with`` block and the end of the main program do the same. Errors at the end of
-        the program are printed. Under ``resilient train`` they also decide how the worker ends.
-        Under any other launcher the exit code does not show them.
+        The end of the ``with`` block and of the main program also close the checkpointer. Errors at
+        the end of the program are printed. Under ``resilient train`` they also decide how the
+        worker ends. Under any other launcher the exit code does not show them.
 
         Crash: as in ``save``.
 

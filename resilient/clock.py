@@ -69,8 +69,8 @@ def boot_name() -> str:
 class Timed:
     """Context manager that measures the time spent inside, also after an error.
 
-    A class and no generator, because training steps enter several of them: a generator would cost
-    more than the code that it measures.
+    A class, not a generator: training steps enter several timers, and a generator would cost more
+    than the measured code.
 
     Args:
         clock: Time source.

@@ -69,36 +69,36 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
             Required with several ranks.
         emit: Emitter of events; to stderr by default.
         scope: Name that is new for every attempt and every engine on the same key-value store, and
-            equal on all ranks. It keeps answers of an earlier engine apart.
+            equal on all ranks. The scope separates the answers of an earlier engine.
         keep_last: Number of checkpoints to keep; None keeps all.
-        retention: Retention policy in place of ``keep_last``; or its fields by name, as
-            :func:`resilient.checkpoint.retention.parse_retention` takes them.
+        retention: Retention policy in place of ``keep_last``, or its fields by name for
+            :func:`resilient.checkpoint.retention.parse_retention`.
         within_seconds: Deadline for one phase of a save or resume.
         single_writer: Promise of the user that no other job writes to this repository.
-        parity: Number of files per rank that may be lost and are reconstructed bit for bit. Each
-            costs about the size of the rank's longest file per save.
+        parity: Number of lost files per rank that can be reconstructed bit for bit. Each costs
+            about the size of the rank's longest file per save.
         repair_on_restore: Reconstruct damaged files from parity, in memory, instead of resuming
             from an older checkpoint.
         save_unchanged: ``refer`` does not write bytes again that the store already has, such as
             those of frozen weights. ``write`` makes every checkpoint self-contained.
-        pace_seconds_max: Longest extra time until a save is durable because its thread or daemon
-            pauses while training uses all cores. At most half of the time between two saves, and
-            no pause while training waits. 0 disables the pauses.
-        host_bytes_max: Memory of this process that a save without a saver daemon may take; parity
-            buffers are not included. Larger state is streamed to the store while training waits.
-            For a daemon, use ``resilient train --host-bytes-max``.
+        pace_seconds_max: Longest delay of a save by pauses of its thread or daemon while training
+            uses all cores. The delay is at most half of the time between two saves, and no pause
+            occurs while training waits. 0 disables the pauses.
+        host_bytes_max: Memory of this process that a save without a saver daemon may use, without
+            parity buffers. Larger state is streamed to the store while training waits. For a
+            daemon, use ``resilient train --host-bytes-max``.
         keeper: Address of this host's saver daemon, as the launcher publishes it. All ranks have a
             daemon or none has.
         near_url: Second repository that takes every save and is read first, usually a folder on a
             local disk. ``url`` then receives only some saves and decides which run may write. All
             ranks must see the same near repository.
-        tiering: Rule for the saves that are promoted to ``url`` and that stay near. By default all
-            are promoted and two stay. A
+        tiering: Rule for the saves that are promoted to ``url`` and for those that stay near. By
+            default all saves are promoted and two stay near. A
             :class:`~resilient.checkpoint.promotion_policy.TieringOptions`, or its fields by name,
             as ``{"durable_every": 5}``.
-        storage_options: Endpoint, credentials and the like, as
-            :func:`resilient.storage.open.open_store` takes them; by default those of
-            ``RESILIENT_STORAGE_OPTIONS``. They are never shown and never stored.
+        storage_options: Endpoint, credentials and similar options for
+            :func:`resilient.storage.open.open_store`; by default from
+            ``RESILIENT_STORAGE_OPTIONS``. These options are never shown and never stored.
         require_signature: Read only checkpoints signed with the key of ``RESILIENT_SIGNING_KEY``
             or ``RESILIENT_SIGNING_KEY_FILE``. With a key every save is signed in any case.
             ``RESILIENT_REQUIRE_SIGNATURE`` has the same effect.
@@ -183,8 +183,8 @@ def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         The options and the things, both by name.
 
     Raises:
-        ConfigError: A name is reserved, or a limit is given twice or invalid. Also: the name of a
-            plain value is close to that of an option, or looks like that of a secret.
+        ConfigError: A name is reserved, or a limit is given twice or invalid. Also raised if the
+            name of a plain value resembles the name of an option or of a secret.
     """
     taken = sorted(FOUND_BY_THE_LOOP & set(arguments))
     if taken:
@@ -209,7 +209,8 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
     """Return storage options as a mapping; empty for None.
 
     Raises:
-        ConfigError: The value is not a mapping. The error hides it, because it may be a secret.
+        ConfigError: The value is not a mapping. The error does not show the value, which may be a
+            secret.
     """
     if storage_options is None:
         return {}
@@ -293,7 +294,7 @@ def keeper_of(rank_group: RankGroup) -> DaemonAddress | None:
 
 
 def claimant_of(launch: LaunchEnv) -> Claimant:
-    """Return the process that claims for this launch: the agent, or else this process."""
+    """Return the process that claims the generation: the agent, or else this process."""
     process = identify(launch.agent_pid) if launch.agent_pid else identify_self()
     return Claimant(
         process, takes_over=launch.takes_over, heartbeat_seconds=launch.heartbeat_seconds

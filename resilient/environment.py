@@ -1,7 +1,7 @@
 """Readers of environment variables.
 
-An empty variable counts as unset. A value that is not accepted is an error: a user would believe
-that a silently ignored setting is in force.
+An empty variable counts as unset. A value that is not accepted is an error, because a user would
+not notice an ignored setting.
 """
 
 from __future__ import annotations

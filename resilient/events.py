@@ -2,9 +2,9 @@
 
 An event is the record of a fact; a log line is one rendering of it.
 
-Event names are a noun and a past participle; units are the last word of a field. ``run``,
-``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never repeated at a
-call site.
+An event name consists of a noun and a past participle. The last word of a numeric field is its
+unit. ``run``, ``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
+repeated at a call site.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 class AppendOnlyLog:
     """Appends lines to a file without ever failing: lines that cannot be written are dropped.
 
-    A full disk must not end a training whose checkpoints go elsewhere, or that continues without
-    them. A message on standard error marks the first dropped line, and another the end of the
-    gap with the count. Each line is one write in append mode, so several processes may share
-    the file.
+    A full disk must not end a training that stores its checkpoints elsewhere or needs none. A
+    message on standard error marks the first dropped line. Another message marks the end of the gap
+    and has the number of dropped lines. Each line is one write in append mode, so several processes
+    may share the file.
 
     Args:
         path: File to append to; its folder is created if possible.
@@ -128,7 +128,7 @@ class Event:
     template: ClassVar[str] = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as values that JSON has."""
+        """Return the fields by name, as JSON-able values."""
         return asdict(self)
 
     def message(self) -> str:
@@ -178,12 +178,12 @@ class RunRestartedFromScratch(Event):
 
 @dataclass(frozen=True, slots=True)
 class ResumeSettled(Event):
-    """The resume policy took another reference than the user requested.
+    """The resume policy chose a reference that differs from the user's request.
 
     Attributes:
         wish: Value of ``--resume``, or what the script asked for.
         reference: Reference that the attempt begins from.
-        reason: Reason for it.
+        reason: Reason for the choice.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -215,7 +215,7 @@ class CheckpointRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCommitted(Event):
-    """The manifest is in the store: the checkpoint exists."""
+    """The manifest is in the store, so the checkpoint exists."""
 
     checkpoint: str
     size_bytes: int

@@ -1,9 +1,9 @@
 """Exit hooks that close open checkpointers, before the interpreter shuts thread pools.
 
 Exit functions of ``atexit`` run too late. Our thread pools and those of object store clients then
-refuse work, so no request can be sent. The hooks by which the standard library shuts its own pools
-run in time. These hooks have no public name, so only this module uses them. In a Python without
-these hooks, ``atexit`` makes the calls later.
+refuse work, so no request can be sent. The hooks that the standard library uses to shut its own
+pools run early enough. These hooks have no public name, so only this module uses them. In a Python
+without these hooks, ``atexit`` makes the calls later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _calls: dict[Callable[[], None], tuple[int, threading.Thread]] = {}
 
 
 def register_exit_hook(call: Callable[[], None]) -> None:
-    """Register a call for the end of the main program; the latest one is called first.
+    """Register a call for the end of the main program; calls run in reverse order.
 
     Only this process makes the call, never a fork of it. If the registering thread still runs at
     that time, ``atexit`` makes the call after the thread ended.
@@ -49,7 +49,7 @@ def run_exit_hooks(*, is_last: bool = False) -> None:
         is_last: Also make the calls of threads that still run.
 
     Raises:
-        BaseException: The error of a call; of several, the last one with the others as context.
+        BaseException: The error of a call; of several errors the last, with the others as context.
     """
     with ExitStack() as stack:
         for call, (process, thread) in list(_calls.items()):

@@ -5,10 +5,10 @@
     capture -> copy what a forward pass changes -> | copy the rest -> | mark the step complete
     training waits                                 | forward          | backward, before_update()
 
-Nothing is written and the ranks do not agree on anything, so a step costs only its copy. Marking a
-step complete needs the interpreter. A forward pass needs the interpreter too, and torch's backward
-pass does not. So the mark waits for the backward pass if training signals its beginning.
-:mod:`resilient.checkpoint.daemon.session` explains why a step that all ranks hold always exists.
+Nothing is written and the ranks need no agreement, so a step costs only its copy. Marking a step
+complete needs the interpreter. A forward pass needs the interpreter too, and torch's backward pass
+does not. So the mark waits for the backward pass if training signals that this pass begins.
+:mod:`resilient.checkpoint.daemon.session` explains why there is always a step that all ranks have.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ _Settle = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
 
 
 class StepCache:
-    """Cache of the newest steps of one attempt, in the memory of every rank's daemon or of none.
+    """Cache of an attempt's newest steps, in the daemon memory of all ranks or of none.
 
     Args:
         checkpointer: Engine of the attempt; it has resumed.
         holder: Step cache client of this rank.
         lull: Event that training sets whenever it does not need the interpreter for a while.
-        near_sums: As in the attribute.
+        near_sums: See the attribute.
 
     Attributes:
-        near_sums: Sum of numbers over all ranks if they are on one host; else None.
+        near_sums: Sum of numbers over all ranks; None if the ranks are on several hosts.
     """
 
     def __init__(
@@ -93,15 +93,15 @@ class StepCache:
     ) -> None:
         """Copy the state of a step to host memory; with ``overlap`` partly beside training.
 
-        The step survives the death of every rank, while the daemons live, from the return of this
-        method on. With ``overlap`` it survives from the return of ``before_update`` on. It becomes
-        a checkpoint only if the ranks die.
+        When this method returns, the step survives the death of every rank while the daemons live.
+        With ``overlap``, the step survives only after ``before_update`` has returned. The step
+        becomes a checkpoint only if the ranks die.
 
         Collective: every rank, same step; they do not communicate.
-        Crash: the previous step is still cached whole, or the last save is newer.
+        Crash: the previous step is still completely cached, or the last save is newer.
 
         Args:
-            step: Step that names the checkpoint that it would become.
+            step: Step number, for the name of a later checkpoint.
             parts: Parts to cache.
             about: Further content of the manifest.
             overlap: As in ``Checkpointer.save``.

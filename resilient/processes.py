@@ -39,12 +39,12 @@ class ProcessIdentity:
 
     @property
     def is_running_here(self) -> bool:
-        """True if this process is proven to run here; False proves nothing on another host."""
+        """True if the process is proven to run on this host; False proves nothing elsewhere."""
         return bool(self.boot) and identify(self.pid) == self
 
     @property
     def is_of_this_boot(self) -> bool:
-        """Whether it ran on this host since its boot, so that this host knows whether it ended."""
+        """True if the process ran on this host since its boot, so its end is visible here."""
         return bool(self.boot) and (self.host, self.boot) == (socket.gethostname(), boot_name())
 
     def to_json(self) -> dict[str, Any]:

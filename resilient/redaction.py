@@ -40,7 +40,7 @@ def redact_secrets(text: str) -> str:
 def escape_control_chars(text: str, keeps: str = "\n\t") -> str:
     """Escape the characters of a text that a terminal would obey instead of show.
 
-    Names come from files and servers of others. An escape, a bell, a carriage return or a
+    Names come from files and servers of other people. An escape, a bell, a carriage return or a
     character that reverses text direction could hide or falsify a message.
 
     Args:
@@ -60,7 +60,8 @@ def escape_control_chars(text: str, keeps: str = "\n\t") -> str:
 def shell_quote(word: object) -> str:
     """Quote one word for a shell command line: a path, a URL, a name or a reference.
 
-    A word that begins with a dash is a path and no option: ``./-run``.
+    A word that begins with a dash gets the prefix ``./``, so that no command takes it for an
+    option.
     """
     text = str(word)
     text = f"./{text}" if text.startswith("-") else text

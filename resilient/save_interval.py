@@ -31,12 +31,12 @@ PROMOTING_SHARE_MAX = 0.5
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """Bounds of a save interval; of two that contradict each other the longer one applies.
+    """Bounds of a save interval; if two bounds contradict each other, the longer interval applies.
 
     Attributes:
         overhead_max: Largest share of time for saves, above 0 and below 1.
         seconds_max: Longest interval.
-        land_seconds: Seconds until a save is durable; a save before that would only wait.
+        land_seconds: Seconds until a save is durable; an earlier save would only wait for this one.
     """
 
     overhead_max: float = OVERHEAD_MAX
@@ -110,9 +110,9 @@ def best_seconds(cost_seconds: float, mtbf_seconds: float) -> float:
 
     J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
     Future Generation Computer Systems 22 (2006) 303-312. With ``x = sqrt(C / 2M)`` the interval is
-    ``sqrt(2CM) (1 + x/3 + x^2/9) - C`` for C below 2M, else M. Its first terms, ``sqrt(2CM) - C``,
-    are Young's (1974). They are a good estimate while C is small, but go to 0 as C nears 2M. The
-    interval grows with C and with M.
+    ``sqrt(2CM) (1 + x/3 + x^2/9) - C`` for C below 2M, else M. The first terms, ``sqrt(2CM) - C``,
+    are Young's formula (1974). Young's formula is a good estimate while C is small, but goes to 0
+    as C approaches 2M. The interval grows with C and with M.
 
     Args:
         cost_seconds: C, at least 0.
@@ -145,8 +145,8 @@ def expect(
 ) -> IntervalEstimate:
     """Return the first-order cost of an interval, for failures that are equally likely at any time.
 
-    A failure loses half an interval on average, plus the work done while the last save was not
-    durable yet.
+    On average, a failure loses half an interval, plus the work done while the last save was not yet
+    durable.
     """
     lost_seconds = seconds / 2 + land_seconds
     saving = cost_seconds / (seconds + cost_seconds) if cost_seconds else 0.0
@@ -158,9 +158,9 @@ def observe(
 ) -> FailureObservations:
     """Count the failures of a run from the records of its attempts.
 
-    The length of an attempt is known only if the agent began the next one, moments after its end.
-    The end is not recorded if a new launch followed. Such an attempt counts with length 0, and so
-    does the last attempt.
+    The length of an attempt is known only if the same agent began the next attempt, moments after
+    its end. If a new agent run followed, the end is not recorded. Such an attempt counts with
+    length 0, and so does the last attempt.
 
     Args:
         starts: Cause and claim time (ISO 8601) of each attempt, in rising order.

@@ -104,8 +104,8 @@ class StartGuard:
         """Refuse a start at step 0 that would ignore a checkpoint. Reads names only.
 
         Raises:
-            StartOverRefused: The repository or a further folder holds checkpoints.
-            NothingToResume: The script asked to resume and no place holds a checkpoint.
+            StartOverRefused: The repository or a further folder has checkpoints.
+            NothingToResume: The script asked to resume and no place has a checkpoint.
             StoreError: The store failed.
         """
         checkpoints = checkpoints_in_store(store)
@@ -157,7 +157,7 @@ class SkippedFolder:
     Attributes:
         path: Path of the folder.
         reason: Damage or loss.
-        is_lossy: Whether a resume works but loses what ``reason`` names.
+        is_lossy: Whether a resume works but loses the state that ``reason`` names.
     """
 
     path: str
@@ -170,7 +170,7 @@ class TakeoverPlan:
     """Candidates of a takeover from the Hugging Face Trainer.
 
     Attributes:
-        intact: Folders that lose nothing, newest first.
+        intact: Folders from which a resume loses nothing, newest first.
         skipped: Other folders, newest first.
     """
 

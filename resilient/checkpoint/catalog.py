@@ -49,9 +49,10 @@ class Lineage:
         candidates: Committed checkpoints of the line of descent, in the order to try.
         abandoned: Committed checkpoints that branched off from the line, newest first.
         separate: Checkpoints of another start from scratch; retention leaves them alone.
-        skipped: Objects that resume skips and a user should know about.
-        lost: Evidence that a checkpoint was committed although none is left; empty for none. With
-            no candidates this forbids a silent start from scratch.
+        skipped: Objects that resume skips and that a user should see.
+        lost: Evidence that a checkpoint was committed although none is left; empty without
+            evidence. If there are no candidates either, training must not start from scratch
+            silently.
     """
 
     candidates: tuple[CheckpointId, ...]
@@ -88,7 +89,7 @@ def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
 def trash_of(
     folders: Mapping[CheckpointId, Collection[str]],
 ) -> dict[CheckpointId, TrashedManifest]:
-    """Return the checkpoints in the trash, from the listing alone; those with a manifest are not.
+    """Return the checkpoints in the trash, from the listing alone; none of them has a manifest.
 
     Args:
         folders: Result of ``folders_of``.
@@ -144,8 +145,8 @@ def read_in_trash(store: Store, checkpoint: CheckpointId, mark: TrashedManifest)
     Crash: reads only.
 
     Raises:
-        KeyNotFound: It was restored meanwhile, or is being deleted.
-        IntegrityError: It is damaged.
+        KeyNotFound: The checkpoint was restored meanwhile, or is being deleted.
+        IntegrityError: The manifest is damaged.
         IncompatibleCheckpoint: A newer release wrote it.
     """
     key = checkpoint.manifest_key
@@ -168,7 +169,7 @@ def lineage(
         numbers: Recent result of ``list_numbers``, to save a request.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so it is unknown which checkpoints exist.
     """
     # Generations first: a later listing then has the parent of each, or what it has committed. The
     # other way round, a rival that saves and is followed meanwhile would look like a loss.

@@ -50,10 +50,10 @@ def gather_receipts(about: Manifest, receipts: Sequence[Receipt]) -> Manifest:
 def commit(
     store: Store, manifest: Manifest, signature: Signature | None = None, token: str = ""
 ) -> None:
-    """Store the signature, then the manifest; from then on the checkpoint exists.
+    """Store the signature, then the manifest; with the manifest the checkpoint exists.
 
     Crash: before the put the checkpoint does not exist and older ones are untouched; after the put
-        it exists. A store writes all of an object or none.
+        it exists. A store writes the whole object or nothing.
 
     Args:
         store: Repository.
@@ -100,7 +100,7 @@ def put_manifest(store: Store, key: str, data: bytes) -> None:
     Crash: as in ``commit``.
 
     Raises:
-        KeyExists: Another manifest is there.
+        KeyExists: The store has another manifest under this key.
         StoreError: The store failed; the manifest may be there, and if so it is whole.
     """
     try:
@@ -134,7 +134,7 @@ def _is_there(store: Store, key: str, data: bytes) -> bool:
 def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
     """Store a second copy of a committed manifest, from which the first can be repaired.
 
-    Crash: the copy exists or not; it never decides whether the checkpoint exists.
+    Crash: the copy exists or not; readers never conclude from the copy that the checkpoint exists.
 
     Raises:
         KeyNotFound: The checkpoint is not committed.

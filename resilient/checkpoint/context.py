@@ -46,10 +46,10 @@ class CheckpointOptions:
         save_unchanged: ``refer`` does not write bytes again that the store already has.
             ``write`` makes every checkpoint self-contained.
         parity: Number of files per rank that may be lost and are reconstructed.
-        repair_on_restore: Whether a restore reconstructs damaged files from parity, in memory,
-            instead of going back to an older checkpoint.
-        pace_seconds_max: Longest extra time until a save is durable because it pauses while
-            training uses all cores (:mod:`resilient.checkpoint.throttle`); 0 for no pauses.
+        repair_on_restore: Whether a restore reconstructs damaged files in memory from parity,
+            instead of using an older checkpoint.
+        pace_seconds_max: Longest delay of a save by its pauses while training uses all cores
+            (:mod:`resilient.checkpoint.throttle`); 0 for no pauses.
 
     Raises:
         ConfigError: A value is not accepted.
@@ -108,7 +108,8 @@ class PostCommitPlan:
     Attributes:
         due: Checkpoints to promote to the durable tier, oldest first.
         staying: Checkpoints that must stay in the near tiers, because their promotion is pending.
-        keep: Checkpoints that the run protects; the run does not end well before they are durable.
+        keep: Checkpoints that the run protects. They must be durable before the run ends
+            successfully.
     """
 
     due: tuple[CheckpointId, ...] = ()
@@ -148,18 +149,18 @@ class Promoter(Protocol):
     def plan(
         self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
-        """Return the actions after the commit of ``checkpoint``; called on the coordinator."""
+        """Return the actions after the commit of ``checkpoint``; for the coordinator only."""
 
     def committed(
         self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
-        """Start to promote what is due, and collect garbage in the near tier of this place."""
+        """Start to promote due checkpoints, and collect garbage in the near tier of this place."""
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Record as newest a checkpoint that another process has committed and handled."""
 
     def finish(self, context: CheckpointContext, within_seconds: float) -> None:
-        """Return when the last commit and everything that the run protects are durable."""
+        """Wait until the last commit and all checkpoints that the run protects are durable."""
 
     def close(self) -> None:
         """Release threads."""
@@ -176,7 +177,7 @@ class CheckpointContext:
         clock: Time source.
         emit: Emitter of events.
         signing: Whether commits are signed, and whether reads require a signature.
-        promoter: Promotes from the near tier to the durable one; None without tiers.
+        promoter: Promoter from the near tier to the durable tier; None without tiers.
         places: Groups of ranks that share a near tier.
         token: Token of the claim under which this process writes; empty before the claim.
     """
@@ -214,7 +215,7 @@ class CheckpointContext:
             self.emit(CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.mended))
 
     def for_generation(self, generation: Generation) -> CheckpointContext:
-        """Return a context that writes for this generation and names it in its events."""
+        """Return a context that writes for this generation and adds its number to all events."""
         emit = self.emit.bind(run=generation.run_id, generation=generation.number)
         return replace(self, emit=emit, token=generation.token)
 
@@ -231,14 +232,14 @@ class CheckpointContext:
         """Wait until the last save is in the durable tier, if there are tiers.
 
         Collective: with a near tier per host.
-        Crash: the near tier has it.
+        Crash: the near tier has the save.
 
         Args:
             is_closing: Whether the run is closing, perhaps after an error. Other hosts may never
                 arrive then, so the wait is at most 10 s.
 
         Raises:
-            SaveFailed: Only the near tier has it.
+            SaveFailed: Only the near tier has the save.
             Fenced: A newer generation exists.
         """
         within_seconds = self.limits.within_seconds

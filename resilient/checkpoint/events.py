@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DaemonBypassed(Event):
-    """The trainers persisted a save themselves, because a rank has no saver daemon for it."""
+    """The trainers persisted a save themselves, because a rank had no saver daemon."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
@@ -69,7 +69,7 @@ class MemoryCopyRejected(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartsMissing(Event):
-    """Parts that the checkpoint does not hold; they keep their fresh state."""
+    """The checkpoint lacks some parts; these parts keep their fresh state."""
 
     level: ClassVar[Level] = Level.WARNING
     parts: tuple[str, ...]
@@ -81,10 +81,10 @@ class PartsMissing(Event):
 
 @dataclass(frozen=True, slots=True)
 class CountersUnread(Event):
-    """Counters of a loop were given as 0 and resumed as more, and the loop did not use them.
+    """The training loop ignored the resumed values of counters that it had given as 0.
 
     Attributes:
-        counters: name and resumed value of each.
+        counters: Resumed value of each counter, by name.
     """
 
     level: ClassVar[Level] = Level.WARNING
@@ -102,7 +102,7 @@ class CountersUnread(Event):
 
 @dataclass(frozen=True, slots=True)
 class PartsIgnored(Event):
-    """Parts of the resumed checkpoint that no object here takes."""
+    """Parts of the resumed checkpoint that no live object loads."""
 
     level: ClassVar[Level] = Level.WARNING
     checkpoint: str
@@ -183,7 +183,7 @@ class PromotionScheduleChosen(Event):
         cost_seconds: C, duration of a promotion.
         mtbf_seconds: M, mean time between losses of hosts.
         losses: Number of recorded host losses, from which M is computed.
-        bound: Bound that keeps the interval from the optimum; empty for none.
+        bound: Bound that limits the interval, if it differs from the optimum; empty for none.
     """
 
     interval_seconds: float
@@ -215,7 +215,7 @@ class PromotionFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class NearTierEmpty(Event):
-    """The near tier of some host holds no generation of this run, while other hosts' tiers do."""
+    """The near tier of a host has no generation of this run, but those of other hosts do."""
 
     level: ClassVar[Level] = Level.WARNING
     ranks: Sequence[int]
@@ -231,7 +231,7 @@ class NearTierEmpty(Event):
 
 @dataclass(frozen=True, slots=True)
 class NearCopyRejected(Event):
-    """An object of the near tier is damaged; it was read from the durable tier."""
+    """An object of the near tier is damaged; the reader used the durable tier."""
 
     level: ClassVar[Level] = Level.WARNING
     key: str
@@ -261,7 +261,7 @@ class HeartbeatFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class WriterAwaited(Event):
-    """A start by hand waits for a heartbeat of the last writer, which ran on another host."""
+    """A manual start waits for a heartbeat of the last writer, which ran on another host."""
 
     template: ClassVar[str] = (
         "process {pid} on {host} wrote to this repository last; waiting up to {seconds:.0f} s for "
@@ -274,7 +274,7 @@ class WriterAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class WriterSilent(Event):
-    """The last writer sent no heartbeat, so a start by hand takes the repository over."""
+    """The last writer sent no heartbeat, so a manual start takes over the repository."""
 
     template: ClassVar[str] = (
         "process {pid} on {host} sent no heartbeat for {seconds:.0f} s; this start takes over"

@@ -7,8 +7,8 @@ The result is stored in the repository.
 No lock exists that a dead process could leave behind: a new attempt begins at any time. Only the
 newest generation may write. Any process of this generation may save and delete until a newer
 generation begins, even a process that hung, was forgotten, or lost its launcher. To fence such a
-process, begin a generation from the checkpoint that resume would take, and save nothing. This
-abandons no checkpoint.
+process, begin a generation from the checkpoint that resume would take, and save nothing. Such a
+generation abandons no checkpoint.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ class Writer:
 
     Attributes:
         life: Generation number.
-        record: Its record; None if it cannot be read.
-        problem: Reason why it cannot be read; then nothing is deleted until a newer generation
-            begins.
-        last: Newest checkpoint that it committed; None for none.
+        record: Generation record; None if it cannot be read.
+        problem: Reason why the record cannot be read. In that case nothing is deleted until a newer
+            generation begins.
+        last: Newest checkpoint that the generation committed; None for none.
         committed_at: Time of that commit; empty if unknown.
         unfinished: Newer checkpoints with files and no manifest: in flight, or left by a crash.
         resume: First candidate of a resume.
@@ -189,7 +189,7 @@ class Writer:
 
     @property
     def is_nobody(self) -> bool:
-        """True if a command began the generation and it saves nothing: no process may write."""
+        """True if a command began the generation only to fence, so that no process may write."""
         by_command = self.record is not None and self.record.cause in BY_HAND | {UNLOCK}
         return by_command and self.last is None and not self.unfinished
 
@@ -200,7 +200,7 @@ def find_writer(store: Store) -> Writer | None:
     Crash: reads only.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the newest generation is unknown.
     """
     numbers, folders = list_numbers(store), folders_of(store)
     generation = max([*numbers, *(folder.generation for folder in folders)], default=0)
@@ -238,12 +238,12 @@ def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
 
 
 def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Generation:
-    """Claim a generation from the checkpoint that resume takes, so that no older one can commit.
+    """Claim a generation from the checkpoint that resume takes, so that older ones cannot commit.
 
-    Checkpoints that the older generation commits before that are not lost: the new one begins from
-    the newest of them.
+    Checkpoints that the older generation commits before the claim are not lost. The new generation
+    begins from the newest of these checkpoints.
 
-    Crash: the generation exists, or nothing changed. To run it again does no harm.
+    Crash: the generation exists, or nothing changed. The call can be repeated.
 
     Args:
         store: Repository.

@@ -1,7 +1,7 @@
 """Garbage collection of old checkpoints: scan, plan (pure), then delete, manifests first.
 
-Garbage collection runs after a commit and counts manifests. All manifests to delete go before any
-file, so a half-deleted checkpoint does not exist. A file that a remaining checkpoint references
+Garbage collection runs after a commit and counts manifests. It deletes all doomed manifests before
+any file, so a half-deleted checkpoint does not exist. A file that a remaining checkpoint references
 stays; a later collection deletes it when no checkpoint needs it any more. Checkpoints in the trash
 (:mod:`resilient.checkpoint.trash`) stay until their grace period is over.
 
@@ -62,25 +62,26 @@ def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time inclu
     grace: TrashPolicy | None = None,
     token: str = "",
 ) -> RotationPlan:
-    """Delete the checkpoints that the retention does not keep; return the plan as carried out.
+    """Delete the checkpoints that the retention does not keep; return the executed plan.
 
-    Only the newest attempt deletes: a newer one may have begun from the very checkpoint that an
-    older one would delete. Also only the newest save deletes: a process that slept does not know
-    what was protected since.
+    Only the newest attempt deletes, because it may have begun from a checkpoint that an older
+    attempt would delete. Only the newest save deletes, because a suspended process does not know
+    which checkpoints were protected meanwhile.
 
-    Crash: each checkpoint is whole, or has no manifest and so does not exist. The next garbage
+    Crash: each checkpoint is complete, or has no manifest and so does not exist. The next garbage
         collection sweeps leftover files.
 
     Args:
         store: Repository.
         retention: Policies.
         generation: Generation number of this attempt.
-        keep: Checkpoints that the run itself protects, such as its best.
+        keep: Checkpoints that the run itself protects, such as the best checkpoint.
         written: Checkpoint that this process has just committed with all receipts. It counts as
             verified unless the retention requires more.
         sweeps: Delete leftovers of killed saves even without any policy; once per attempt is
             enough.
-        grace: Trash policy, which decides what in the trash has expired; None for nothing.
+        grace: Trash policy, which decides which checkpoints in the trash have expired; None for no
+            trash.
         token: Token of this attempt's claim; empty compares the number alone.
 
     Raises:
@@ -120,12 +121,12 @@ def scan_and_plan(
     Args:
         store: Repository.
         retention: Policies.
-        keep: Checkpoints that the run protects; None: those that the newest manifest names.
+        keep: Checkpoints that the run protects; None for the protected checkpoints of the newest
+            manifest.
         written: As in ``collect_garbage``.
         in_full: Read tags and verify the newest even if nothing would be deleted, so that the plan
             has every reason.
-        grace: Grace period in the trash, which also decides what there has expired. None: delete
-            at once and leave the trash alone.
+        grace: Trash policy with the grace period. None: delete at once and ignore the trash.
 
     Raises:
         StoreError: The store failed; a missing answer proves nothing.
@@ -202,7 +203,7 @@ def apply_plan(
     token: str = "",
     clock: Clock | None = None,
 ) -> RotationPlan:
-    """Delete the manifests that the plan dooms, then all files that no checkpoint needs.
+    """Delete the manifests that the plan lists, then all files that no checkpoint needs.
 
     With the trash, only the manifest moves there, because all files of its checkpoint are still
     needed.
@@ -210,8 +211,8 @@ def apply_plan(
     Before each manifest the fence and the tags are checked again, because a newer generation or
     another tag invalidates the plan. The fence is checked again before the files of each folder,
     because the repository may be restored from a backup while this process sleeps. Within a folder
-    the check is repeated after ``FENCE_SECONDS``. A generation that begins later finds the
-    manifests gone, so it cannot reference what they named.
+    the check is repeated after ``FENCE_SECONDS``. A generation that begins later does not find
+    these manifests, so it cannot reference their files.
 
     Crash: as in ``collect_garbage``.
 
@@ -275,7 +276,7 @@ class _Fence:
 
 
 def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "") -> None:
-    """Delete the files of a save, unless its manifest exists: then it is committed.
+    """Delete the files of a save, unless its manifest exists and the save is therefore committed.
 
     Crash: the checkpoint did not exist before and does not after; a later collection deletes the
     rest.
@@ -287,8 +288,8 @@ def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "")
 
     Raises:
         Fenced: Another claim has the same number, so the files may be its own.
-        StoreError: A delete failed, or it is unknown whether there is a manifest; the leftovers
-            do no harm.
+        StoreError: A delete failed, or it is unknown whether a manifest exists; the leftover files
+            are harmless.
     """
     with suppress(KeyNotFound):
         store.stat(checkpoint.manifest_key)

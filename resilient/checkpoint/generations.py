@@ -58,10 +58,10 @@ class Generation:
         cause: Cause of the attempt, for example ``start`` or ``restart``.
         claimed_at: UTC, ISO 8601.
         host: Name of the machine that claimed it.
-        token: Unique to the claim. It settles a lost response, and distinguishes two claims of one
-            number.
-        skipped: Count of numbers right before this one that were left out, because folders with
-            these numbers existed. Every other number has a record.
+        token: Unique to the claim. The token shows after a lost response whether the claim
+            succeeded, and distinguishes two claims of one number.
+        skipped: Count of the numbers directly before this number that were skipped, because folders
+            with these numbers existed. Every other number has a record.
         start: Identity of the start that claimed the number; None in records of older releases.
         process: Agent, or training process without an agent; None for a tool.
     """
@@ -134,19 +134,19 @@ def claim(  # noqa: PLR0913 - the fields of a record, and the store's conditions
 ) -> Generation:
     """Begin an attempt: create the record of the next free number, exclusively.
 
-    Crash: the record exists, and an attempt that saved nothing used up the number; or it does not
-        exist. Both are harmless.
+    Crash: the record exists and its number is used up, or the record does not exist. Both are
+        harmless.
 
     Args:
         store: Repository.
         parent: Checkpoint that the attempt starts from.
         cause: Cause of the attempt.
         clock: Source of ``claimed_at``.
-        above: Number that the new one must exceed (that of the highest checkpoint seen).
+        above: Generation number of the highest checkpoint seen; the new number must exceed it.
         single_writer: Promise of the user that no other job writes here, which allows a store
             without exclusive create (docs/guarantees.md).
         start: Identity of the start that claims the number.
-        process: Process that claims it; None for a tool.
+        process: Process that claims the number; None for a tool.
 
     Raises:
         ConfigError: The cause is not a short text.
@@ -242,7 +242,7 @@ def mark_committed(store: Store, number: int) -> None:
     The mark has no effect while a checkpoint exists. It distinguishes "every manifest was lost",
     which must not restart training silently, from "nothing was ever committed".
 
-    Crash: after the commit and before the mark, the checkpoint is just as safe.
+    Crash: without the mark, the committed checkpoint is equally safe.
 
     Raises:
         StoreError: The store failed; the commit stands.
@@ -317,8 +317,8 @@ def read_generations(store: Store) -> list[Generation]:
 def check_fence(store: Store, generation: int, token: str = "") -> None:
     """Refuse a process whose claim is not the newest claim of the repository.
 
-    A repository that was restored from a backup gives the same number to a second claim. Only
-    the token distinguishes the two claims. A damaged record cannot be compared, and stops no run.
+    After a restore of the repository from a backup, a second claim gets the same number. Only the
+    token distinguishes the two claims. A damaged record cannot be compared, so it fences no run.
 
     Crash: reads only.
 
@@ -328,7 +328,7 @@ def check_fence(store: Store, generation: int, token: str = "") -> None:
         token: Token of its claim; empty compares the number alone.
 
     Raises:
-        Fenced: A newer generation began, or the record is of another claim or gone.
+        Fenced: A newer generation began, or the record belongs to another claim or is missing.
         StoreError: The store failed.
     """
     newest = max(list_numbers(store), default=generation)
@@ -351,7 +351,7 @@ def newest_claim(store: Store) -> tuple[int, str]:
         Number and token; 0 without a claim, no token if the record cannot be read.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the newest claim is unknown.
     """
     number = max(list_numbers(store), default=0)
     try:

@@ -1,12 +1,12 @@
 """Ledger audit: check that a run trained on each sample exactly once, over all attempts.
 
 The audit begins at a manifest, which names the head of the chain. The audit goes back segment by
-segment to the beginning of the ledger, then forward through the records. Segments outside the chain
-are read as well: those steps were trained and lost.
+segment to the beginning of the ledger, then forward through the records. The audit also reads
+segments outside the chain, whose steps were trained and lost.
 
-A generation record is claimed before anything else of its attempt, and is never deleted. So a
-number without a record is unaccounted work, unless a claim left it out, which the next record shows
-(``Generation.skipped``).
+An attempt stores its generation record before anything else, and the record is never deleted. A
+number without a record is therefore unaccounted work. The exception is a number that a claim
+skipped, which the next record shows (``Generation.skipped``).
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class EpochCoverage:
         number: Number of the epoch, from 0.
         size: Samples in the dataset; 0 if it has no length, or the length is unknown.
         before: Samples used up before the ledger began.
-        trained: Samples that steps used up, each once.
+        trained: Number of distinct samples that steps used up.
         left_out: Samples left out on purpose.
         repeated: Samples trained again, to complete a last round for all ranks.
-        order: Source of its order, one of ``ORDERS``.
-        digest: Digest of its order.
+        order: Source of the sample order, one of ``ORDERS``.
+        digest: Digest of the sample order.
     """
 
     number: int
@@ -109,7 +109,7 @@ class Coverage:
         """Process the next record.
 
         Raises:
-            LedgerGap: It does not fit the records before it.
+            LedgerGap: The record does not continue the records before it.
         """
         kind, *values = json.loads(row)
         try:
@@ -128,7 +128,7 @@ class Coverage:
         """Compare the end of the records with the data position of the checkpoint.
 
         Raises:
-            LedgerGap: They differ.
+            LedgerGap: The two positions differ.
         """
         place = self.place
         if (epoch, samples) == (place.epoch, place.samples):
@@ -226,7 +226,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """Reason why the ledger is no evidence.
+    """Problem because of which the ledger proves nothing.
 
     Attributes:
         key: Key of the wrong object.
@@ -257,7 +257,7 @@ def flaws_of_lives(
         run_id: Id of the run.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the audit has no result.
     """
     saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
     segments = (parse_segment(key) for key in list_segments(store))
@@ -308,7 +308,7 @@ def _foreign_generation_problems(generation: Generation, run_id: str) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """Steps that an attempt trained and saved, and from which no later attempt continues."""
+    """Steps that an attempt trained and saved, and that no later attempt continues from."""
 
     checkpoint: CheckpointId
     first: int
@@ -322,7 +322,7 @@ class Audit:
     Attributes:
         checkpoint: Checkpoint at which the chain begins.
         run_id: Id of the run.
-        began: Beginning of the ledger: after step 0 in a run that is older than ledgers.
+        began: Beginning of the ledger; later than step 0 in a run that began without a ledger.
         place: End of the ledger.
         segments: Number of segments.
         records: Number of records.
@@ -333,7 +333,7 @@ class Audit:
         left_out: Samples left out on purpose, by reason.
         idle: Steps that changed nothing.
         abandoned: Steps that were trained, saved and lost.
-        flaws: Problems; empty if the proof holds. The first comes first in the chain.
+        flaws: Problems in the order of the chain; empty if the ledger is valid.
     """
 
     checkpoint: CheckpointId
@@ -363,7 +363,7 @@ def audit(
     signing: SigningPolicy | None = None,
     expected: Expected = expected_digest,
 ) -> Audit:
-    """Return what the ledger proves of the first checkpoint of ``line``.
+    """Audit the ledger of the first checkpoint of ``line``.
 
     Crash: reads only.
 
@@ -478,7 +478,7 @@ def _segment(store: Store, key: str, named_by: str, result: Audit) -> Segment | 
 
 
 def broken_links(segment: Segment) -> list[LedgerProblem]:
-    """Return the first place of a segment where its own chain does not hold (pure)."""
+    """Return the first place of a segment where its own chain is broken (pure)."""
     stored, rows, links = segment.checks, segment.rows, segment.links
     for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
         if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:

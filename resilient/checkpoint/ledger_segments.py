@@ -1,10 +1,10 @@
 """Ledger segments in a repository, and the expected sample order of an epoch.
 
-Segments are immutable and named after the checkpoint whose save puts them. Garbage collection never
-deletes them. A manifest names its own segment by key and head, and every segment names the previous
-segment. With tiers, segments are in the durable tier, like generations and tags.
+Segments are immutable and named after the checkpoint whose save stores them. Garbage collection
+never deletes them. A manifest names its own segment by key and head, and every segment names the
+previous segment. With tiers, segments are in the durable tier, like generations and tags.
 
-The order of an epoch is computed again, without torch, to compare the ledger with it.
+The audit computes the order of an epoch again, without torch, and compares the ledger with it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def put_segment(store: Store, segment: Segment, token: str = "") -> None:
 
     A second attempt to persist the same save stores the same bytes.
 
-    Crash: the segment exists whole, or does not exist. Without a manifest that names it, nothing
-        was committed. The records of a run that continues are also in a later segment, and those of
-        a lost run are abandoned.
+    Crash: the complete segment exists, or nothing. Without a manifest that names the segment,
+        nothing was committed. If the run continues, a later segment repeats these records;
+        otherwise they are abandoned.
 
     Args:
         store: Repository.
@@ -65,7 +65,7 @@ def read_segment(store: Store, key: str) -> Segment:
 
     Raises:
         KeyNotFound: There is none.
-        IntegrityError: It is damaged, or belongs under another key.
+        IntegrityError: The segment is damaged, or belongs under another key.
     """
     return fetch(store, key, lambda data: decode_segment(data, key), DOCUMENT_BYTES_MAX)
 
@@ -77,7 +77,7 @@ def read_altered(store: Store, key: str) -> Segment:
 
     Raises:
         KeyNotFound: There is none.
-        IntegrityError: It is no segment any more, or belongs under another key.
+        IntegrityError: The object is no segment any more, or belongs under another key.
     """
     return decode_segment(store.get(key), key, is_sealed=False)
 

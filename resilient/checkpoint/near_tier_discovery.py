@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def discover_near_tiers(context: CheckpointContext) -> CheckpointContext:
-    """Return a context that knows the near repositories of all hosts.
+    """Return a context with the near repositories of all hosts.
 
     Collective: every rank, before it asks what to resume from.
     Crash: a few bytes may be left under ``store-probe/`` of a near repository; they are never read.
@@ -34,7 +34,7 @@ def discover_near_tiers(context: CheckpointContext) -> CheckpointContext:
         context: Context: ranks and this rank's tiers.
 
     Raises:
-        ConfigError: Hosts with a near repository each do not reach each other.
+        ConfigError: Hosts with separate near repositories cannot connect to each other.
         StoreError: A near repository failed.
     """
     tiers = context.store

@@ -2,14 +2,15 @@
 
 Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
 byte for byte. The manifest is put by an exclusive create after a check of the fence. The promoted
-checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Until then its
-files look like leftovers if a newer checkpoint is committed there, and a garbage collection may
-delete them. So all files are checked once more after the manifest was put.
+checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Before its
+manifest exists, its files look like leftovers if a newer checkpoint is committed there. A garbage
+collection may then delete the files. The promotion therefore checks all files again after the put
+of the manifest.
 
-One thread of each place copies the files of that place, one checkpoint at a time. If a checkpoint
-is due while another is in progress, it waits, and the next save waits with it. So the durable tier
-falls behind by no more than its schedule allows. Only the coordinator decides which checkpoints are
-due, and announces them with the commit.
+One thread of each place copies the files of that place, one checkpoint at a time. A due checkpoint
+waits for the promotion in progress, and the next save waits with it. So the durable tier lags by no
+more than its schedule allows. The coordinator alone decides which checkpoints are due, and
+announces them with the commit.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class PromotionGroup:
     Attributes:
         comms: Control group of the leaders; the coordinator is the first.
         topic: Name of this promotion, equal on all leaders and never used before.
-        within_seconds: Deadline for a leader that makes no progress with its files.
+        within_seconds: Deadline for a leader without progress on its files.
     """
 
     comms: ControlGroup = field(
@@ -113,9 +114,9 @@ def promote(
     """Copy a checkpoint and its references from the near tier to the durable one.
 
     Each place copies its own files; then the coordinator puts the one manifest. One file at a time
-    is in memory. Then all places check again, and copy what a sweep deleted meanwhile. For a
-    checkpoint that is already durable they copy its missing files, as far as they are near. A
-    deleted checkpoint is skipped.
+    is in memory. Then all places check again, and copy the files that a sweep deleted meanwhile.
+    For a checkpoint that is already durable, they copy missing files from the near tier, if
+    present. A deleted checkpoint is skipped.
 
     Collective: the leader of each place, same checkpoint.
     Crash: files may be there; without a manifest the checkpoint is not in the durable tier, and
@@ -125,7 +126,7 @@ def promote(
         tiers: Both tiers.
         checkpoint: Checkpoint that is committed in the near tier.
         generation: Generation that promotes.
-        together: Group of the leaders of all places; this one alone by default.
+        together: Group of the leaders of all places; only this leader by default.
         token: Token of the claim of that generation; empty compares the number alone.
 
     Returns:
@@ -284,8 +285,8 @@ class TierPromoter:
     These checkpoints are always promoted: the parent of the attempt, its first save, and the
     checkpoints that the run protects (its best). The others are the checkpoints due by the
     schedule, and the last checkpoint when the run closes. After a failed promotion the next save is
-    promoted. A damaged checkpoint is tried again only with the next checkpoint that is due, so that
-    it causes no promotions by itself.
+    promoted. A damaged checkpoint is tried again only with the next due checkpoint, so it causes no
+    extra promotions.
 
     Args:
         tiers: Both tiers.
@@ -336,18 +337,18 @@ class TierPromoter:
     def plan(
         self, context: CheckpointContext, checkpoint: CheckpointId, keep: Collection[CheckpointId]
     ) -> PostCommitPlan:
-        """Return what to promote now, and what must stay near; called on the coordinator.
+        """Return the checkpoints to promote now and those to keep near; for the coordinator only.
 
-        If something is due, waits for the promotion in progress. Here all ranks wait for the
-        decision. They are informed that the coordinator is at work, so their deadlines do not
-        expire.
+        If a checkpoint is due, this method waits for the promotion in progress, and all ranks wait
+        for the decision. The coordinator reports that it is at work, so the deadlines of the ranks
+        do not expire.
 
         Crash: nothing changed.
 
         Args:
             context: Context for the time and the waiting ranks.
-            checkpoint: Checkpoint that the near tier just took.
-            keep: Checkpoints that the run protects, and so wants durable.
+            checkpoint: Checkpoint that was just committed in the near tier.
+            keep: Checkpoints that the run protects, which must become durable.
         """
         self._saves += 1
         if self._in_flight is not None and self._in_flight.done():
@@ -373,7 +374,7 @@ class TierPromoter:
     def committed(
         self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
     ) -> None:
-        """Promote what is due, in the background, and collect garbage in this place's near tier.
+        """Promote due checkpoints in the background, and collect garbage in this place's near tier.
 
         Collective: the leader of each place, same checkpoint.
         Crash: either tier is consistent; checkpoints not promoted yet are near.
@@ -406,7 +407,7 @@ class TierPromoter:
         self._newest, self._keep = checkpoint, tuple(keep)
 
     def finish(self, context: CheckpointContext, within_seconds: float) -> None:
-        """Promote the newest checkpoint and those that the run protects, and wait for the end.
+        """Promote the newest and all protected checkpoints, and wait for the end.
 
         Collective: the leader of each place.
         Crash: as in ``committed``.

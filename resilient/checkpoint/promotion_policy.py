@@ -1,4 +1,4 @@
-"""Promotion policy: how often the durable tier takes a save, as configured or as planned."""
+"""Promotion policy: configured or planned interval of saves to the durable tier."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class TieringOptions:
     Attributes:
         durable_every: Promote every N-th save. None: every save, or by ``durable_every_seconds``.
         near_total_limit: Number of checkpoints that the near tier keeps.
-        durable_every_seconds: Promote a save also if this time has passed since the last promoted
-            one; None: time does not matter.
+        durable_every_seconds: Longest time without a promotion, after which the next save is
+            promoted; None for no limit.
         is_planned: Derive the interval from the cost of promotions and the rate of lost hosts; the
             other two intervals are ignored.
 
@@ -99,9 +99,9 @@ def parse_tiering(options: TieringOptions | Mapping[str, Any] | None) -> Tiering
 class PromotionSchedule:
     """Plan of the promotion interval, renewed before each save from the measurements so far.
 
-    C is the duration of a promotion. M is the mean time between losses of hosts, which the near
-    tier does not survive. Training does not wait for promotions, so they may take half of the
-    time. The next promotion does not begin before the previous one is done. The plan is not saved.
+    C is the duration of a promotion. M is the mean time between losses of hosts, each with its near
+    tier. Training does not wait for promotions, so they may take half of the time. The next
+    promotion does not begin before the previous one is done. The plan is not saved.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class PromotionSchedule:
         self._told_seconds = 0.0
 
     def begin(self, context: CheckpointContext) -> None:
-        """Read the generation records for losses of hosts; a failing store counts as no record.
+        """Read the losses of hosts from the generation records; if the store fails, assume none.
 
         Crash: reads only.
         """

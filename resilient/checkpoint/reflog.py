@@ -1,8 +1,8 @@
 """Reflog: history of the checkpoint that resume takes, from the generation records.
 
-Each entry is one attempt, with its parent and its end. No other record exists. A rollback is a
-generation that starts from an older checkpoint and saves nothing. The rollback abandons the end of
-the previous generation.
+Each entry is one attempt, with its parent and its end. The reflog has no records of its own. A
+rollback is a generation that starts from an older checkpoint and saves nothing. The rollback
+abandons the end of the previous generation.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ BY_HAND = frozenset({ROLLBACK, UNDO})
 
 @dataclass(frozen=True, slots=True)
 class ReflogHead:
-    """End of an attempt: the checkpoint that resume takes if no later attempt had begun.
+    """End of an attempt: the checkpoint that resume would take without later attempts.
 
     Attributes:
         checkpoint: Newest checkpoint of the attempt, else its parent; None for scratch.
-        gone: Reason why it cannot be used any more; empty if it can.
+        gone: Reason why the checkpoint is unusable; empty if it is usable.
     """
 
     checkpoint: CheckpointId | None
@@ -48,9 +48,9 @@ class ReflogEntry:
 
     Attributes:
         number: Generation number.
-        life: Its record; None if it cannot be read.
+        life: Generation record; None if it cannot be read.
         head: Its end, or its present state.
-        back: Number of generations after it: ``@{2}`` refers to the head of the entry with 2.
+        back: Number of later generations; ``@{2}`` refers to the head of the entry with 2.
     """
 
     number: int
@@ -107,10 +107,11 @@ class Reflog:
         return ReflogHead(None)
 
     def undone_to(self) -> tuple[int, CheckpointId]:
-        """Return the generation of the newest rollback in force, and the checkpoint that it left.
+        """Return the generation of the newest rollback in force, and the checkpoint it abandoned.
 
         Raises:
-            NothingToResume: There is no such rollback, or the checkpoint that it left was deleted.
+            NothingToResume: There is no such rollback, or the checkpoint that it abandoned was
+                deleted.
             IntegrityError: A record is damaged, so the answer is unknown.
         """
         open_moves: list[int] = []
@@ -143,11 +144,11 @@ class Reflog:
 
 
 def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[CheckpointId]:
-    """Return the abandoned checkpoints that a user left by a rollback or undo.
+    """Return the checkpoints that a user abandoned by a rollback or undo.
 
-    The first later attempt that began from something older decides. Checkpoints of a process of an
-    older generation that saved on its own are not included. One to a few records are read for each
-    generation with abandoned checkpoints.
+    A checkpoint belongs to the result if the first later attempt from an older checkpoint was a
+    rollback or undo. Late saves by a process of an older generation are not included. One to a few
+    records are read for each generation with abandoned checkpoints.
 
     Crash: reads only.
     """
@@ -171,7 +172,7 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
 def held_for_undo(
     store: Store, abandoned: Sequence[CheckpointId], left: Left
 ) -> dict[CheckpointId, list[str]]:
-    """Return checkpoints to keep because a user rolled back from them, with reasons.
+    """Return checkpoints to keep because a user may undo a rollback from them, with reasons.
 
     Crash: reads only.
 

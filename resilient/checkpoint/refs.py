@@ -61,10 +61,11 @@ class Tag:
 
     Attributes:
         name: Name in the grammar of :mod:`resilient.format.keys`.
-        checkpoint: Named checkpoint; it may be missing if a person removed it by hand.
+        checkpoint: Named checkpoint, which may be missing if a person deleted it by hand.
         created_at: UTC, ISO 8601.
         host: Name of the machine that created it.
-        token: Unique to the creation, so that a lost response can be settled by reading back.
+        token: Unique to the creation. After a lost response, a read of the token shows whether the
+            create succeeded.
     """
 
     name: str
@@ -128,7 +129,7 @@ def read_tags(store: Store) -> list[Tag]:
     Crash: reads only.
 
     Raises:
-        IntegrityError: A tag is damaged, so it is unknown what it protects.
+        IntegrityError: A tag is damaged, so its protected checkpoint is unknown.
     """
     tags = []
     for name in list_tags(store):
@@ -140,17 +141,18 @@ def read_tags(store: Store) -> list[Tag]:
 
 
 def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) -> Tag:
-    """Create a tag of a committed checkpoint; to create the same tag again changes nothing.
+    """Create a tag of a committed checkpoint; a second call with the same arguments has no effect.
 
-    A garbage collection that had decided before the tag was created may still delete the
-    checkpoint. The check of the manifest afterwards finds that, unless the collection is between
-    its own last check and its delete (docs/guarantees.md).
+    A garbage collection that was planned before the tag may still delete the checkpoint. The check
+    of the manifest after the create detects that. The exception is a collection between its own
+    last check and its delete (docs/guarantees.md).
 
     Crash: the tag exists whole, or does not exist.
 
     Args:
         store: Repository.
-        name: Letters, digits, ``.``, ``_`` and ``-``; not a name that already means a checkpoint.
+        name: Letters, digits, ``.``, ``_`` and ``-``; not a form that already refers to a
+            checkpoint.
         checkpoint: Checkpoint to name.
         clock: Source of ``created_at``.
 
@@ -192,7 +194,7 @@ def remove_tag(store: Store, name: str) -> CheckpointId | None:
     Crash: the tag exists whole, or is deleted.
 
     Returns:
-        The checkpoint that it named; None if that cannot be read.
+        The checkpoint that the tag named; None if the tag cannot be read.
 
     Raises:
         UsageError: No tag has this name.
@@ -251,7 +253,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     Raises:
         RepositoryNotFound: Nothing was ever committed here.
         NothingToResume: The reference names no checkpoint.
-        UsageError: It names several.
+        UsageError: The reference names several checkpoints.
     """
     checkpoints = committed(store)
     if not checkpoints:

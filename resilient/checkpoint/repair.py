@@ -1,9 +1,9 @@
 """Repair of damaged checkpoints: the plan (reads only) and its execution.
 
 Every replacement is verified against the manifest. Each file is replaced by one atomic put under
-its key, the manifest last. The damaged file is first copied beside it under another name, because
-only a person can decide that it holds nothing of value. Readers ignore the copy, and it is deleted
-with its checkpoint. So a repair never makes anything worse, may stop anywhere, and may be run
+its key, the manifest last. The damaged file is first copied under another name in the same folder,
+because only a person can decide that it is worthless. Readers ignore the copy, and it is deleted
+with its checkpoint. So a repair never increases the damage, may stop anywhere, and may be run
 again.
 
 Sources are parity, other repositories, and other checkpoints of the run. A chunk is identified by
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data: bytes) -> str:
-    """Replace a damaged file by a whole one and keep a copy of the damaged one in the folder.
+    """Replace a damaged file by an intact one and keep a copy of the damaged file in the folder.
 
-    Crash: the damaged file exists, perhaps with a copy beside it, or the whole file and the copy.
+    Crash: the folder has the damaged file, perhaps with a copy, or the intact file with the copy.
         The copy is named by its content, so a second run makes no second copy.
 
     Args:
@@ -85,7 +85,7 @@ class SiblingSource:
         """Return bytes of the file of the same name in the other checkpoint.
 
         Raises:
-            KeyNotFound: It has no such file.
+            KeyNotFound: The other checkpoint has no such file.
             StoreError: The file could not be read.
         """
         entry = self._entries.get(self._names.get(key, ""))
@@ -172,7 +172,7 @@ class RepairPlan:
         manifest_bytes: Manifest as stored, to be put; None if the manifest is whole.
         fixes: Files that can be repaired, in the order of writing.
         losses: Files that cannot be repaired.
-        is_gone: Whether the checkpoint has no manifest, and gets one again.
+        is_gone: Whether the checkpoint lost its manifest, which the repair restores.
     """
 
     checkpoint: CheckpointId
@@ -230,12 +230,13 @@ def plan_repair(
     Args:
         store: Repository.
         checkpoint: Checkpoint to repair.
-        stores: Repositories that may hold the same checkpoint.
-        undelete: Repair it although its manifest is gone, which usually means that a person or
-            retention deleted it.
+        stores: Repositories that may have the same checkpoint.
+        undelete: Also repair a checkpoint without a manifest, which a person or retention has
+            usually deleted.
 
     Raises:
-        NothingToResume: It has no manifest, and ``undelete`` was not given or found no copy.
+        NothingToResume: The checkpoint has no manifest, and ``undelete`` was not given or found no
+            copy.
         IncompatibleCheckpoint: The format is newer.
         StoreError: A store failed, which proves nothing about the checkpoint.
     """
@@ -273,9 +274,9 @@ def plan_repair(
 
 
 def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -> dict[str, str]:
-    """Put every repairable file, verified; a deleted checkpoint comes back only if all files can.
+    """Put every repairable file, verified; restore a deleted checkpoint only if all files can be.
 
-    Crash: each file is unchanged, or whole with the damaged version beside it; run the same repair
+    Crash: each file is unchanged, or intact with a copy of the damaged version; run the repair
         again to continue.
 
     Args:
@@ -284,11 +285,11 @@ def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -
         stores: As for the plan.
 
     Returns:
-        Key of the kept damaged version by file name; files that were missing are not included.
+        Key of the copy of the damaged version by file name, without the files that were missing.
 
     Raises:
         NothingToResume: The checkpoint was deleted meanwhile; no file was put since.
-        IntegrityError: More is damaged than when the plan was made.
+        IntegrityError: The damage has grown since the plan was made.
         StoreError: A store failed.
     """
     manifest, checkpoint = plan.manifest, plan.checkpoint
@@ -414,7 +415,7 @@ def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damag
 def _used(
     damage: Damage, manifest: Manifest, places: Sequence[Store | SiblingSource]
 ) -> list[Store | SiblingSource]:
-    """Return the places that hold a damaged chunk."""
+    """Return the places that have a damaged chunk."""
     entry = manifest.file(damage.finding.file)
     return [
         place
@@ -426,7 +427,7 @@ def _used(
 def _not_elsewhere(
     damage: Damage, manifest: Manifest, stores: Sequence[Store | SiblingSource]
 ) -> frozenset[int]:
-    """Return the damaged chunks that no other place holds."""
+    """Return the damaged chunks that no other place has."""
     chunks = damage.chunks or frozenset()
     if not stores:
         return chunks

@@ -5,8 +5,8 @@
     files with references -> ledger -> signature -> fence -> manifest -> generation records
 
 The copy has the same bytes under the same names, so its digests and its signature remain valid.
-Later copies share the files that are already there. A run that resumes there continues from the
-copy; from then on the two repositories are two runs.
+Later copies share the files that are already there. A run that resumes in the target continues from
+the copy. From then on the two repositories belong to two separate runs.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class ReplicationPlan:
         data: Bytes of the manifest.
         missing: Files that the target does not have.
         is_there: Whether the target already has the manifest.
-        lives: Generation records that led to it, newest first.
-        others: Earlier generation records that led elsewhere, or saved nothing.
-        segments: Ledger segments up to it, newest first.
-        ledger_problem: Reason why its ledger is not copied whole; empty if it is.
+        lives: Generation records that led to the checkpoint, newest first.
+        others: Earlier generation records that did not lead to the checkpoint, or saved nothing.
+        segments: Ledger segments up to the checkpoint, newest first.
+        ledger_problem: Reason why the ledger is not copied completely; empty if it is.
     """
 
     manifest: Manifest
@@ -90,15 +90,15 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
     Crash: reads only.
 
     Args:
-        source: Repository in which it is committed.
+        source: Repository in which the checkpoint is committed.
         target: Repository of the same run, or an empty place.
         checkpoint: Checkpoint to copy.
 
     Raises:
-        ConfigError: Both are the same place, or the target holds another run.
+        ConfigError: Both are the same place, or the target has another run.
         Fenced: A run has continued in the target beyond this generation.
         IntegrityError: The manifest is damaged.
-        KeyNotFound: It is not committed.
+        KeyNotFound: The checkpoint is not committed.
         StoreError: A store failed.
     """
     if source.url.rstrip("/") == target.url.rstrip("/"):
@@ -128,8 +128,8 @@ def replicate(
 ) -> None:
     """Carry out the plan. One file at a time is in memory.
 
-    Crash: the target has no checkpoint, or a whole one. Files without a manifest are leftovers,
-        which the same command continues from. The source is only read.
+    Crash: the target has no checkpoint, or a complete one. If files without a manifest are left,
+        the same command continues from them. The source is only read.
 
     Args:
         source: As in ``plan_copy``.

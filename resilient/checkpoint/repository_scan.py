@@ -30,11 +30,11 @@ Folders = dict["CheckpointId", dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFiles:
-    """Files in the folders of others that the remaining checkpoints need.
+    """Files that the remaining checkpoints need in folders of other checkpoints.
 
     Attributes:
         keys: Keys of the files.
-        unknown: Newest remaining checkpoint whose needs are unknown; None if all are known.
+        unknown: Newest remaining checkpoint whose references are unknown; None if all are known.
         why: Problem of its manifest.
     """
 
@@ -43,7 +43,7 @@ class ReferencedFiles:
     why: str = ""
 
     def holds(self, checkpoint: CheckpointId, name: str) -> bool:
-        """Return whether a file must stay although its own checkpoint is gone."""
+        """Return whether a file must stay although the checkpoint that wrote it is deleted."""
         if self.unknown is not None and checkpoint < self.unknown:
             return True
         return checkpoint.key(name) in self.keys
@@ -55,7 +55,7 @@ def needed_by(
     contents: Mapping[CheckpointId, CheckpointSummary],
     folders: Folders,
 ) -> ReferencedFiles:
-    """Return the files that ``staying`` need; a manifest deleted meanwhile needs nothing.
+    """Return the files that the checkpoints ``staying`` need; one deleted meanwhile needs none.
 
     Crash: reads only.
 
@@ -66,7 +66,7 @@ def needed_by(
         folders: Listing of the folders.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the needed files are unknown.
     """
     keys: set[str] = set()
     unknown: CheckpointId | None = None
@@ -85,7 +85,7 @@ def needed_by(
 def contents_of(
     store: Store, checkpoints: Iterable[CheckpointId], folders: Folders
 ) -> dict[CheckpointId, CheckpointSummary]:
-    """Return the summaries of manifests; one that was deleted meanwhile is left out.
+    """Return the summaries of manifests, without manifests that were deleted meanwhile.
 
     Crash: reads only.
     """
@@ -139,9 +139,9 @@ def contents_in_trash(
 
 
 def absent_of(manifest: Manifest, folders: Folders) -> str:
-    """Describe the first file that a restore reads and the listing lacks; empty for none.
+    """Describe the first file that a restore needs and the listing lacks; empty for none.
 
-    A checkpoint that lost its parity is whole.
+    Missing parity files do not count.
     """
     resized, needed = "", manifest.needed
     for file in manifest.files:
@@ -166,9 +166,10 @@ class RepositoryScan:
         tags: Names of all tags; the plan is valid only while they are unchanged. None if they were
             not read, because nothing would be deleted.
         needed: Files in folders of others that the remaining checkpoints need.
-        later: The same after the grace period of what now goes into the trash.
+        later: The needed files after the grace period of the checkpoints that now go into the
+            trash.
         trash: Checkpoints in the trash, expired or not.
-        over: Those of them to free now.
+        over: Checkpoints in the trash to delete now.
         into: Name for manifests that go into the trash; empty to delete at once.
     """
 
@@ -225,8 +226,8 @@ class RepositoryScan:
         """Return the files in folders to delete, and in folders without a manifest.
 
         Folders without a manifest count only if they are older than the newest commit, because a
-        save in flight is newer. Files with foreign names are not included, nor is what stays in
-        the trash.
+        save in flight is newer. Files with foreign names and checkpoints that stay in the trash are
+        not included.
         """
         if self.plan.held:
             return []

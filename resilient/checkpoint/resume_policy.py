@@ -43,10 +43,10 @@ class GenerationFacts:
 
     Attributes:
         number: Number of the generation.
-        is_ours: Whether this run began it; None if its record cannot be read.
-        parent: Checkpoint that it began from, None for a start from scratch.
-        has_checkpoint: Whether a committed checkpoint of it is there.
-        has_mark: Whether it is known to have committed one.
+        is_ours: Whether this run began the generation; None if its record cannot be read.
+        parent: Checkpoint that the generation began from; None for a start from scratch.
+        has_checkpoint: Whether a committed checkpoint of the generation exists.
+        has_mark: Whether its mark shows that it committed a checkpoint.
     """
 
     number: int
@@ -77,7 +77,7 @@ class ResumeDecision:
 
     Attributes:
         reference: ``auto``, ``never``, a reference or a folder; empty for a refusal.
-        reason: Reason for another reference than the option, or for the refusal.
+        reason: Reason if the reference differs from the option, or for the refusal.
     """
 
     reference: str
@@ -141,7 +141,7 @@ def read_resume_facts(
         is_first: Whether no earlier attempt of this start can have written to the repository.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the facts are unknown.
     """
     if resume_option == AUTO:
         return ResumeFacts(resume_option, is_first)
@@ -175,8 +175,8 @@ def settle_wish(
     Crash: reads only.
 
     Raises:
-        NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong to
-            this run.
+        NoIntactCheckpoint: A checkpoint of this run was lost, or an existing checkpoint may belong
+            to this run.
         StoreError: The store failed; a missing answer proves nothing.
     """
     decision = decide_resume(read_resume_facts(store, resume_option, starts, is_first=is_first))
@@ -196,7 +196,7 @@ class Claimant:
 
     Attributes:
         process: The agent, or the training process without an agent; None if it is not known.
-        takes_over: A live writer is fenced off on purpose.
+        takes_over: Whether the user asked to fence off a live writer.
         heartbeat_seconds: Time between two heartbeats of the process; 0 for none.
     """
 
@@ -210,10 +210,10 @@ class WriterFacts:
     """Facts about the writer of the newest generation.
 
     Attributes:
-        is_alive: Its process is proven to run and has not ended its run.
-        is_same_process: The process that starts is that one.
+        is_alive: The writer's process is proven alive and has not ended its run.
+        is_same_process: The starting process is the writer.
         is_same_job: Both belong to one start or to one scheduler job.
-        takes_over: The user asked to fence it off.
+        takes_over: The user asked to fence off the writer.
     """
 
     is_alive: bool = False
@@ -276,8 +276,8 @@ def refuse_live_writer(
 ) -> None:
     """Refuse a manual start that would end the run of a live writer.
 
-    A writer on another host may be alive: this waits for its next heartbeat, up to 1.5 times the
-    time between two of them.
+    A writer on another host may be alive. This function waits for its next heartbeat, up to 1.5
+    heartbeat intervals.
 
     Crash: reads only.
 
@@ -285,7 +285,7 @@ def refuse_live_writer(
         context: Repository, clock and emitter.
         starts: Identities of all ranks that start.
         claimant: Process that starts.
-        still_here: Callback during a wait, so that the other ranks keep waiting.
+        still_here: Callback during a wait, which extends the deadline of the other ranks.
 
     Raises:
         WriterAlive: Another process is proven alive and writes to the repository.

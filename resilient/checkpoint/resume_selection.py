@@ -52,7 +52,7 @@ class ResumeResult:
         step: Its step.
         config: Configuration of the run that saved it.
         world_size: Number of ranks that saved it.
-        absent: Parts that were requested and that it does not hold.
+        absent: Requested parts that the checkpoint lacks.
         data: Its data position.
         parts: Stored names of all its parts.
     """
@@ -78,13 +78,13 @@ class ResumeResult:
 def select_resume_checkpoint(
     store: Store, comms: ControlGroup, ref: str, request: ReadRequest, within_seconds: float
 ) -> ResumeChoice:
-    """Return the first candidate that all ranks can read, with this rank's bytes of it.
+    """Return the first candidate that all ranks can read, with this rank's bytes.
 
-    With ``wanted.places`` the bytes are already in place on all ranks. If this raises, those places
-    hold bytes of one candidate or of several.
+    With ``wanted.places`` the bytes are already in place on all ranks. After an error, these places
+    have bytes of one or several candidates.
 
-    A failing store proves nothing about a checkpoint: then this raises, and no older checkpoint is
-    taken instead.
+    If the store fails, the checkpoint may still be intact. This function then raises instead of
+    using an older checkpoint.
 
     Collective: every rank, same ``ref``.
     Crash: reads only; this process's memory changed.
@@ -92,12 +92,12 @@ def select_resume_checkpoint(
     Args:
         store: Repository.
         comms: Control group of the ranks.
-        ref: ``auto``, ``never``, or what :func:`resilient.checkpoint.refs.resolve` takes.
+        ref: ``auto``, ``never``, or a reference for :func:`resilient.checkpoint.refs.resolve`.
         request: Read request of this rank.
         within_seconds: Deadline to read one candidate.
 
     Raises:
-        NoIntactCheckpoint: Checkpoints were committed and none of them can be read whole.
+        NoIntactCheckpoint: Checkpoints were committed, but none of them is intact.
         IncompatibleCheckpoint: The format is newer, or ``request`` does not fit the stored state.
         StoreError: The store failed.
     """
@@ -195,12 +195,12 @@ def resolve_collectively(context: CheckpointContext, topic: str, ref: str) -> Ch
     Args:
         context: Context: repository and ranks.
         topic: Name of this agreement.
-        ref: As :func:`resilient.checkpoint.refs.resolve` takes it.
+        ref: Reference for :func:`resilient.checkpoint.refs.resolve`.
 
     Raises:
         RepositoryNotFound: Nothing was ever committed there.
-        NothingToResume: It names no checkpoint.
-        UsageError: It names several.
+        NothingToResume: The reference names no checkpoint.
+        UsageError: The reference names several checkpoints.
     """
 
     def rule(_: object) -> list[int]:

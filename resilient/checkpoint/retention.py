@@ -1,7 +1,7 @@
 """Retention policies and the plan that follows from them (pure).
 
 A checkpoint stays if at least one policy gives a reason. Every policy counts the line of descent
-first, so an abandoned checkpoint never takes the place of one that resume may use.
+first. So an abandoned checkpoint never displaces a checkpoint that resume may use.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class CheckpointSummary:
         created_at: UTC, ISO 8601; empty if the manifest cannot be read.
         metrics: Metrics measured at its step.
         problem: Damage of the checkpoint; empty if none was seen.
-        protects: Checkpoints that the run wanted kept when it saved this one.
-        refers: Keys of files in folders of older checkpoints that it needs; None if unknown.
+        protects: Checkpoints that the run protected when it saved this checkpoint.
+        refers: Keys of the files that the checkpoint needs in older folders; None if unknown.
     """
 
     created_at: str = ""
@@ -53,8 +53,9 @@ class RetentionInput:
         line: Committed checkpoints that resume may use, in the order to try.
         abandoned: Other committed checkpoints, newest first.
         separate: Checkpoints of another start from scratch; they stay and count for no policy.
-        pinned: Holders of each checkpoint, as reasons: tags, a generation that has saved nothing.
-        keep: Checkpoints that the run itself wants kept, such as its best. They take places of
+        pinned: Reasons to keep each checkpoint besides policies: tags, or a generation that has
+            saved nothing.
+        keep: Checkpoints that the run itself protects, such as its best. They count against
             ``keep_last``, as in Transformers, but the newest always stays.
         contents: Summary of each checkpoint, where a policy needs it.
         held: Reason to delete nothing at all; empty for none.
@@ -353,13 +354,14 @@ class Retention:
         keep_yearly: The same for years.
         keep_within: All checkpoints saved within this length of time, such as ``2d``, before the
             newest. As in restic, a paused run loses nothing.
-        keep_tags: Tags that a policy wants by name. A tagged checkpoint always stays; this option
-            makes a policy of it.
+        keep_tags: Names of tags that count as a policy. A tagged checkpoint stays even without this
+            option.
         verify_before_rotate: Check of the newest checkpoint before any deletion. ``written`` trusts
             a commit that this process has just made with all receipts. ``quick`` compares files
             and sizes with the manifest. ``full`` reads every byte, also of the best.
-        rolled_back: Checkpoints that ``ckpt rollback`` or ``undo`` left: keep ``all``, only the
-            target of ``ckpt undo`` (``undo``), or what other policies keep (``none``).
+        rolled_back: Checkpoints that ``ckpt rollback`` or ``undo`` abandoned. ``all`` keeps all of
+            them, ``undo`` only the target of ``ckpt undo``, ``none`` only those that other policies
+            keep.
 
     Raises:
         ConfigError: A number is not a whole number of at least 1, or a length is not valid.
@@ -420,7 +422,7 @@ def require_count(name: str, value: object) -> None:
     """Require a whole number of at least 1.
 
     Raises:
-        ConfigError: The value is another one; 0 would delete everything.
+        ConfigError: The value is no such number; 0 would delete everything.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(

@@ -1,8 +1,9 @@
-"""Rollback and undo: move the checkpoint that resume takes, back or forward again.
+"""Rollback and undo: select an older checkpoint for the next resume, or revert this choice.
 
-A move is a generation that begins from the checkpoint and saves nothing. So nothing is copied or
-deleted, and the cost is one small object. A process of the older generation is fenced: it ends at
-its next save (exit code 80). A file that it puts before this check is outside the line of descent.
+A rollback or an undo is a generation that begins from the selected checkpoint and saves nothing. So
+nothing is copied or deleted, and the cost is one small object. A process of the older generation is
+fenced: it ends at its next save (exit code 80). A file that the process stores before this check is
+outside the line of descent.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ def plan_undo(store: Store) -> RollbackPlan:
     Crash: reads only.
 
     Raises:
-        NothingToResume: There is none, or the checkpoint that it left was deleted.
+        NothingToResume: There is no rollback in force, or the checkpoint that it abandoned was
+            deleted.
         IntegrityError: A record is damaged, or the target is.
         StoreError: The store failed.
     """
@@ -103,7 +105,7 @@ def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
 def apply_rollback(
     store: Store, journey: RollbackPlan, clock: Clock, *, single_writer: bool = False
 ) -> int | None:
-    """Make the move; return its generation number, or None if it changes nothing.
+    """Make the move; return its generation number, or None for a move without effect.
 
     Crash: the generation exists and the move is made, or nothing changed. The same command again
         has the same result.

@@ -1,8 +1,8 @@
 """Signatures of committed checkpoints.
 
 The signature is put before the manifest. A committed checkpoint of a run with a key is therefore
-signed, even if the writer dies at any moment. The signature's name holds the beginning of the
-manifest's root, so a second save of the same step cannot replace the signature of the first.
+signed, even if the writer dies at any moment. The signature's name contains the beginning of the
+manifest's root. So a second save of the same step cannot replace the signature of the first save.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def read_signing(environ: Mapping[str, str], *, require_signature: bool = False)
 
     Args:
         environ: Environment.
-        require_signature: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
+        require_signature: Whether an option requires a signature; ``RESILIENT_REQUIRE_SIGNATURE``
+            can require it too.
 
     Raises:
         ConfigError: A variable has a value that is not accepted, or the key is missing.
@@ -102,7 +103,7 @@ def _proved_digest(manifest: Manifest, entry: FileEntry, data: bytes) -> str:
 def put_signature(store: Store, checkpoint: CheckpointId, root: str, signature: Signature) -> None:
     """Store the signature of the manifest with this root.
 
-    Crash: the signature exists whole, or does not exist; without the manifest it has no meaning.
+    Crash: the complete signature exists, or nothing; without the manifest it has no meaning.
 
     Args:
         store: Repository.
@@ -133,7 +134,8 @@ def check_signature(
         SHA-256 by file name as signed, for ``check_contents``; None if nothing is required.
 
     Raises:
-        SignatureRefused: It is unsigned, signed with another key, or its signature does not match.
+        SignatureRefused: The manifest is unsigned, signed with another key, or does not match its
+            signature.
         StoreError: The store failed.
     """
     if not signing.is_required or signing.key is None:
@@ -184,7 +186,7 @@ def check_contents(
 def signature_problem(store: Store, manifest: Manifest) -> str:
     """Return the problem of the signature beside a manifest; empty for none or no signature.
 
-    No key is needed: this finds damage, not forgery.
+    No key is needed, because this check finds damage, not forgery.
 
     Crash: reads only.
 

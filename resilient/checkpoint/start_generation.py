@@ -1,4 +1,4 @@
-"""Collective start of a generation: the coordinator claims its number, every rank learns it."""
+"""Collective start of a generation: the coordinator claims a number for all ranks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def start_generation(
         process: Process that claims the number; None for a tool.
 
     Raises:
-        Fenced: Another job works here, and has deleted the checkpoint that this attempt loaded.
+        Fenced: Another job uses this repository, and has deleted the checkpoint that this attempt
+            loaded.
         NotExclusive: The store cannot fence and the user did not set ``single_writer``.
         StoreError: The store failed.
     """
@@ -151,8 +152,8 @@ def _tell_what_is_left(context: CheckpointContext) -> None:
 def sweep_uploads(context: CheckpointContext, generation: int) -> None:
     """Remove unfinished uploads and temporary files of killed processes of older generations.
 
-    No age is needed, because nothing that an older generation still writes can be committed.
-    Leftovers cost storage, not safety, so a failure is only an event.
+    The age of a leftover does not matter, because an older generation can commit nothing. Leftovers
+    cost only storage, so a failure is only an event.
 
     Crash: some uploads are aborted; none of them was ever an object.
     """

@@ -1,11 +1,11 @@
 """Throttle of background writes while training uses every core, and the CPU measurements for it.
 
-A multi-threaded step ends with its slowest thread, so a process that takes a core from one thread
-delays all. On two cores a save at full speed halves training's speed, and the low priority of the
-daemon's process hardly helps. Therefore the saving thread or daemon takes a small share of one core
-while no core is idle. The save stays bounded: it is done in half of the time between two saves, and
-in ``seconds_max``, at any cost to training. If training waits for the save (the next save, a stop,
-the end), it continues at full speed at once.
+A multi-threaded step ends with its slowest thread, so a process that uses the core of one thread
+delays the step. On two cores a save at full speed halves training's speed, and the low priority of
+the daemon's process hardly helps. Therefore the saving thread or daemon uses a small share of one
+core while no core is idle. The save must end within half of the time between two saves, and within
+``seconds_max``, even if that slows training. If training waits for the save (the next save, a stop,
+the end), the save continues at full speed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class CpuQuota:
         return CpuSample(time.monotonic(), self._idle_seconds(), time.process_time())
 
     def left(self, before: CpuSample, after: CpuSample, ours_seconds: float) -> float:
-        """Return how many cores were idle between two samples, or would have been without the save.
+        """Return how many cores would have been idle between two samples without the save.
 
         Args:
             before: First sample.
@@ -124,14 +124,14 @@ LOOK_SECONDS = 0.2
 
 
 class Throttle(Protocol):
-    """Receiver of each piece of work of a save, which returns when the next may begin."""
+    """Protocol of a throttle, which a save calls after each piece of work."""
 
     @property
     def rested_seconds(self) -> float:
         """Total pause so far."""
 
     def after_write(self, size_bytes: int) -> None:
-        """Pause as long as it is due after ``size_bytes`` of work; from any thread."""
+        """Make the pause that is due after ``size_bytes`` of work; from any thread."""
 
 
 class NoThrottle:
@@ -164,8 +164,8 @@ def rest_seconds(
 ) -> float:
     """Return the pause after a piece of work, such that the whole save ends in time.
 
-    The pause keeps the work to its share of a core. It is no longer than this save is ahead of a
-    save with even progress that ends at its bound.
+    The pause limits the work to its share of a core. A save with even progress would end exactly at
+    the bound. The pause is at most the time by which this save is ahead of such a save.
 
     Args:
         worked_seconds: Processor seconds of the piece.
@@ -179,7 +179,7 @@ def rest_seconds(
 
 @dataclass(frozen=True, slots=True)
 class CpuProbe:
-    """Measurements that a throttle needs, as a parameter so that tests can control them.
+    """CPU measurements for a throttle, which tests can replace.
 
     Attributes:
         cores: CPU quota and idle time.
@@ -238,7 +238,7 @@ class SaveThrottle:
         self._hurry.set()
 
     def after_write(self, size_bytes: int) -> None:
-        """Pause as long as it is due; several threads pause one after the other."""
+        """Make the pause that is due; several threads pause one after the other."""
         if self._hurry.is_set():
             return
         total_seconds = self._machine.worked()
@@ -277,7 +277,7 @@ class SaveThrottle:
 
 
 class ThrottleHistory:
-    """Creator of the throttles of one attempt's saves; remembers when the last one began.
+    """Factory of the throttles for one attempt's saves, with the start time of the last save.
 
     Args:
         machine: CPU measurements.
@@ -307,7 +307,7 @@ class ThrottleHistory:
 
 
 class SessionThrottle:
-    """Throttle of one rank's saves, which others may hurry and which ends with the rank.
+    """Throttle of one rank's saves; other threads may hurry it, and it ends with the rank.
 
     Args:
         pacing: Throttle history of its attempt.

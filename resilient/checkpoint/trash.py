@@ -1,10 +1,10 @@
 """Trash: pruned checkpoints that can be restored until their grace period is over.
 
 A manifest moves to another name in its folder, and nothing else happens. Without its manifest the
-checkpoint does not exist, for readers of any release. The name holds the begin and end of the grace
-period, so a listing shows the trash. All files stay, also those that the checkpoint references in
-older folders. Later the manifest in the trash is deleted, and then the files that no checkpoint
-needs.
+checkpoint does not exist, for readers of any release. The new name contains the begin and end of
+the grace period, so a listing shows the trash. All files stay, also those that the checkpoint
+references in older folders. Later the manifest in the trash is deleted, and then the files that no
+checkpoint needs.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrashPolicy:
     empties: bool = False
 
     def name(self) -> str:
-        """Return the name for a manifest that is trashed now; empty without a grace period."""
+        """Return the trash name of a manifest from now on; empty without a grace period."""
         if not self.seconds:
             return ""
         since = datetime.fromisoformat(self.clock.now_iso())
@@ -97,9 +97,9 @@ def empty_expired_trash(
 ) -> CheckpointId | None:
     """Delete the trashed manifests, before any other file of their checkpoints.
 
-    A restore puts the manifest first and then checks that the checkpoint is still in the trash.
-    Here the checkpoint leaves the trash first, and then its manifest is looked for. So one of the
-    two sees the other.
+    A restore stores the manifest first and then checks that the checkpoint is still in the trash.
+    This function removes the checkpoint from the trash first, and then looks for its manifest. So
+    at least one of the two detects the other.
 
     Crash: the trashed checkpoints are still there, or look like the remains of a killed save.
 
@@ -110,7 +110,7 @@ def empty_expired_trash(
         fence: Callback that raises ``Fenced`` if another claim replaced this process's claim.
 
     Returns:
-        A checkpoint that was restored meanwhile; then nothing may be deleted.
+        A checkpoint that was restored meanwhile, so that nothing may be deleted; else None.
 
     Raises:
         Fenced: Another claim replaced this one; nothing more was deleted.
@@ -159,10 +159,10 @@ def look_into_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
 
 
 def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
-    """Restore the checkpoints that a prune deleted, if all of their files exist.
+    """Restore the checkpoints that a prune moved to the trash, if all of their files exist.
 
-    Crash: each checkpoint is in the trash or committed again; run it again to complete. With the
-        prune named, it never restores more than that prune, however often it runs.
+    Crash: each checkpoint is in the trash or committed again; repeat the call to complete the
+        restore. A call with a named prune never restores checkpoints of another prune.
 
     Args:
         store: Repository.

@@ -1,7 +1,7 @@
 """Verified reads: read, verify, retry once, and report damage.
 
-A bit that flips on the way is not damage of the stored object. TCP's checksum misses some flips,
-and most S3 clients check no digest of what they read. Such a flip must not make a resume skip the
+A bit flip during a transfer does not damage the stored object. TCP's checksum misses some flips,
+and most S3 clients check no digest of the data they read. A flip must not make a resume skip the
 checkpoint. The reader therefore compares its own digest, and reads again after a mismatch.
 """
 
@@ -33,7 +33,7 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
         store: Store of the object.
         key: Key of the object.
         prove: Function from the bytes to a value; raises IntegrityError.
-        size_bytes_max: Most bytes to read into memory.
+        size_bytes_max: Largest number of bytes to read into memory.
 
     Raises:
         IntegrityError: Verification failed twice, or the object is larger than any valid one.
@@ -101,9 +101,10 @@ def damaged(manifest: Manifest, entry: FileEntry, where: str, names: list[str]) 
 
 @contextmanager
 def missing_is_damage(store: Store, manifest: Manifest, key: str) -> Iterator[None]:
-    """Inside the block, turn a missing file into IntegrityError, unless its manifest is gone too.
+    """Inside the block, turn a missing file into IntegrityError if its manifest still exists.
 
-    Garbage collection deletes the manifest first: a file that is gone with it is no damage.
+    Garbage collection deletes the manifest first. A file that is missing together with its manifest
+    is therefore no damage.
 
     Crash: reads only.
     """

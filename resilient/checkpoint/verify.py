@@ -1,11 +1,11 @@
 """Verification of checkpoints, of records beside them, and of samples of their bytes.
 
-Bytes that match their digests can still be wrong together, because of a defect in the writer. The
+Bytes that match their digests can still be inconsistent, because of a defect in the writer. The
 ``deep`` level therefore compares regions, headers and documents with the manifest.
 
-A sample consists of random chunks, not files, so its share also holds for a terabyte in few files.
-A chunk that several checkpoints need is read once. A share read each night covers nearly everything
-within a year, at a share of the cost.
+A sample consists of random chunks, not files, so its share is also exact for a terabyte in few
+files. A chunk that several checkpoints need is read once. A share that is read each night covers
+nearly all chunks within a year, at a small part of the cost.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Problem = tuple[str, str]
 
 
 def problems_of(manifest: Manifest, entry: FileEntry, data: bytes) -> list[Problem]:
-    """Return all inconsistencies of a file whose bytes are what was committed.
+    """Return all inconsistencies of a file whose bytes match its digests.
 
     Args:
         manifest: Manifest of the checkpoint.
@@ -141,8 +141,8 @@ class Finding:
     """One problem found.
 
     Attributes:
-        file: File name inside the checkpoint's folder; ``folder/name`` of a file that an older
-            checkpoint wrote and that this one needs.
+        file: File name inside the checkpoint's folder; ``folder/name`` for a file in the folder of
+            an older checkpoint that this checkpoint needs.
         tensor: Names of the affected tensors, comma separated; empty if unknown.
         problem: Description of the problem.
         severity: ``damaged`` (resume refuses it) or ``warning`` (resume does not need it).
@@ -172,7 +172,7 @@ def verify(
         checkpoint: Checkpoint to verify.
         level: ``quick`` reads the manifest and checks presence and sizes. ``full`` reads every
             byte. ``deep`` also compares each region, each header of a tensor file and each document
-            with the manifest. It compares the names in documents with the stored tensors.
+            with the manifest. It also compares the names in documents with the stored tensors.
         signing: Whether a signature is required, and its key.
 
     Raises:
@@ -213,8 +213,8 @@ class Damage:
 
     Attributes:
         finding: The damage for people.
-        chunks: Numbers of the chunks that differ from the committed ones. None if all bytes are as
-            committed, so that the content was wrong already at the commit.
+        chunks: Numbers of the chunks that differ from the committed chunks. None if all bytes are
+            as committed, so that the content was already wrong at the commit.
         tensors: Names of all affected tensors.
     """
 
@@ -542,7 +542,7 @@ def read_sample(
     random: Random,
     goes_on: Callable[[int, int], bool],
 ) -> VerifySample:
-    """Read a share of all chunks in random order, until done or until ``goes_on`` stops it.
+    """Read a share of all chunks in random order, until all are read or ``goes_on`` returns False.
 
     Crash: reads only.
 

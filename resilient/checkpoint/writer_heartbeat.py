@@ -1,9 +1,9 @@
-"""Heartbeat of the process that writes to a repository, for starts by hand on other hosts.
+"""Heartbeat of the process that writes to a repository, for manual starts on other hosts.
 
-A host can check its own processes only. So the coordinator of a run stores a small object, named
-after its claim, at a low rate and from a thread of its own. A start on another host reads the
-object, waits longer than the time between two heartbeats, and reads it again. A change proves that
-the writer is alive. No two clocks are compared.
+A host can check its own processes only. So a thread of the coordinator stores a small object, named
+after the run's claim, at a low rate. A start on another host reads the object, waits longer than
+the time between two heartbeats, and reads it again. A change proves that the writer is alive. No
+two clocks are compared.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Heartbeat:
 
 
 def read_heartbeat(store: Store, number: int, token: str) -> Heartbeat | None:
-    """Return the heartbeat of a claim, None without one or if it says that the writer ended.
+    """Return the heartbeat of a claim; None if there is none or the writer has ended.
 
     Crash: reads only.
 
@@ -148,7 +148,7 @@ class HeartbeatWatch:
         clock: Clock of this host; only its own differences count.
         tell: Callback with the longest wait in seconds, called once the wait has lasted 2 s.
         alive: Callback before each look, so that peers keep waiting for this process.
-        is_over: Whether the wait is pointless; asked at each look.
+        is_over: Callback before each look; returns whether the wait is pointless.
     """
 
     store: Store
@@ -204,8 +204,8 @@ def wait_seconds(found: Heartbeat | str) -> float:
 class WriterHeartbeat:
     """Heartbeat of one run, stored by a thread of its own.
 
-    Training never waits for it. A store that refuses or does not answer is reported once. The
-    thread ends when it finds that another claim replaced its own.
+    Training never waits for the heartbeat. A store failure is reported once. The thread ends when
+    another claim has replaced its own claim.
 
     Args:
         store: Repository.
@@ -234,11 +234,11 @@ class WriterHeartbeat:
         self._thread: threading.Thread | None = None
 
     def adopt(self, find: Callable[[], Generation | None]) -> None:
-        """Continue the heartbeat of an earlier attempt of this run until this attempt claims.
+        """Continue the heartbeat of this run's earlier attempt until this attempt claims.
 
         Args:
-            find: Function that reads the newest record, and returns it if it is of this run. The
-                thread calls it, because a restart does not wait for it.
+            find: Function that returns the newest record if this run wrote it. The thread calls
+                this function, so a restart does not wait for the read.
         """
         self._find = find
         self._start()
@@ -258,7 +258,7 @@ class WriterHeartbeat:
     def beat(self) -> None:
         """Store one heartbeat; report the first failure.
 
-        Crash: the old heartbeat is there, or the new one.
+        Crash: the old heartbeat exists, or the new one.
         """
         try:
             # Read once: `begin` may set both meanwhile.
@@ -277,9 +277,9 @@ class WriterHeartbeat:
                 self._tend(claim)
 
     def remove(self) -> None:
-        """Delete what ``beat`` stored, or mark it as ended if this process may not delete.
+        """Delete the heartbeat, or mark it as ended if this process may not delete.
 
-        Crash: the heartbeat is there, so a start on another host waits once.
+        Crash: the heartbeat may remain, so a start on another host waits once.
         """
         try:
             for key, claim in list(self._stored.items()):

@@ -63,7 +63,7 @@ class DifferenceMeter:
         self._is_whole = before == after and not is_float(before) and not before.startswith("C")
 
     def add(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> None:
-        """Add the same elements of both tensors, as little-endian bytes with a row for each."""
+        """Add the same elements of both tensors, as little-endian bytes, one row per element."""
         self._elements += len(before)
         changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
         self._changed_count += changed or 0

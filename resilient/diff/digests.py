@@ -1,8 +1,8 @@
 """Digests of opaque values, of storage bytes and of whole files.
 
-A value is digested as written, in one canonical form: the order of a dict and of a set does not
-count. A call in a pickle is digested as its name and arguments; nothing is called. The plain values
-of native documents (docs/format.md) are read without torch.
+A value is digested in one canonical form, in which the order of dicts and sets does not count. A
+call in a pickle is digested as its name and arguments; nothing is called. The plain values of
+native documents (docs/format.md) are read without torch.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ _KEPT = ("_last_lr", "_step_count")
 
 
 def place_of(path: str) -> tuple[str, str]:
-    """Return the section and the name of a value by its path; no section if it is no field."""
+    """Return the section and name of a value by its path; an empty section if it is no field."""
     _, marker, rest = path.rpartition("param_groups.")
     if marker:
         return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
@@ -69,7 +69,7 @@ def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, 
 
 
 def is_shown(path: str) -> bool:
-    """Return True if a value is a field: values private to a class are not."""
+    """Return True if a value is a field; values that are private to a class are not fields."""
     return bool(path) and (not path.startswith("_") or path in _KEPT)
 
 
@@ -127,9 +127,9 @@ class Understood:
     Attributes:
         prefix: Folder of the engine's files, named after a step.
         indexes: Distributed checkpoints by their folders.
-        fields: Predicate by file, and by value of a distributed checkpoint: whether a plain value
-            at a path is a field. A file without a predicate has no fields.
-        names: By file, names that are compared in another way, as states of generators, or that do
+        fields: Predicate on the path of a plain value that selects fields, by file and by value of
+            a distributed checkpoint. A file without a predicate has no fields.
+        names: Names by file that are compared in another way (such as states of generators) or do
             not describe the run.
     """
 

@@ -1,8 +1,8 @@
 """Verification of a foreign checkpoint: every byte is read for its checksum and its numbers.
 
 After a power loss a file can have its full length but not all of its bytes. The missing bytes read
-as zeros, in whole pages. Such a hole begins or ends at a page of the file, where a row of a tensor
-begins only by chance. Rows that are zero on purpose begin and end at row boundaries.
+as zeros, in whole pages. Such a hole begins or ends at a page boundary of the file. A row of a
+tensor begins there only by chance. Rows that are zero on purpose begin and end at row boundaries.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def verify_foreign(
     contents: Contents,
     buffers: Collection[str] = (),
 ) -> tuple[Problem, ...]:
-    """Return the problems of the bytes; problems of the headers are in ``contents`` already.
+    """Return the problems of the bytes; ``contents`` already has the problems of the headers.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and of
     the optimizer. These are problems: NaN, negative squares, a file of zeros only, and a page of
@@ -124,7 +124,7 @@ def verify_foreign(
         folder: Folder of the checkpoint.
         listing: Its files.
         contents: Result of :func:`resilient.layouts.detect.read_layout`.
-        buffers: Names of weights that are known to be no parameters.
+        buffers: Names of weights that are known not to be parameters.
 
     Raises:
         StoreError: A file could not be read.

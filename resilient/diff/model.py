@@ -51,7 +51,7 @@ class CheckpointView:
         tensors: All tensors, each whole.
         fields: Plain values by section and by name.
         random: States of generators, by rank and kind.
-        rates: Learning rates with which training would continue.
+        rates: Learning rates that training would continue with.
         order: Names of the parameters by their position in the optimizer, if known.
         history: Log entries, in order.
         notes: Content that cannot be compared, with reasons.
@@ -111,8 +111,8 @@ class RandomChange:
         rank: Rank of the generators.
         kind: ``python``, ``numpy``, ``cpu`` or ``cuda 0``.
         same: Whether the next draws are the same; None if one side has no generator.
-        draws: Words by which the second is ahead of the first in one stream (negative: behind).
-            None if the streams differ, or the distance exceeds the search limit.
+        draws: Words by which the second generator is ahead of the first in one stream (negative:
+            behind). None if the streams differ, or the distance exceeds the search limit.
         is_in: ``both``, ``a`` or ``b``.
     """
 
@@ -127,14 +127,15 @@ class RandomChange:
 class Measures:
     """Distances between two tensors.
 
-    Differences are of values; if both have one dtype, equality is of bits. Elements that are not
-    finite on either side are counted, and left out of the distances.
+    Differences are between values. If both tensors have the same dtype, equality is bitwise.
+    Elements that are not finite on either side are counted, and left out of the distances.
 
     Attributes:
         elements: Number of elements.
-        changed: Elements that differ: in bits, or with two dtypes in value.
+        changed: Elements that differ: in bits, or in value if the dtypes differ.
         max_abs: Largest absolute difference.
-        relative: L2 norm of the difference divided by that of the first; None if the first is zero.
+        relative: L2 norm of the difference, divided by the L2 norm of the first tensor; None if
+            that is zero.
         cosine: Cosine similarity; None if one tensor is zero.
         max_ulp: Largest distance in representable numbers; None for integers and for two dtypes.
         norms: L2 norm of each.
@@ -186,7 +187,7 @@ class Comparison:
         history: Number of entries of each log, and number of equal first entries.
         random: Every generator of either side.
         tensors: Every tensor of both sides, the most different first.
-        only: Tensors that only one side has; first those of ``a``, then those of ``b``.
+        only: Tensors that only one side has; first the tensors of ``a``, then the tensors of ``b``.
         tied: Tensors that one side stores under a second name as well.
         notes: Content that could not be compared, with reasons.
         opaque: Opaque content that differs byte for byte.
@@ -208,8 +209,8 @@ class Comparison:
     def differs(self) -> bool:
         """True if anything differs, or could not be compared.
 
-        Each layout has its own fields, and tensors that are neither weights nor moments. Content
-        that only one of the layouts can hold is no difference.
+        Each layout has its own fields, and its own tensors besides weights and moments. Content
+        that only one of the two layouts can store is no difference.
         """
         ours = self.before.layout == self.after.layout
         return (

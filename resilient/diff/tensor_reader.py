@@ -34,10 +34,10 @@ _EXPANDED_MAX = 64
 
 
 class ReadAhead:
-    """A folder that serves small reads from whole blocks; for one thread.
+    """Folder that serves small reads from whole blocks; for one thread.
 
-    Tensors are adjacent in a file, and headers come before them. Separate reads would cost ten
-    thousand requests to a store.
+    Tensors are adjacent in a file, after the headers. Separate reads would cost about ten thousand
+    requests to a store.
 
     Args:
         folder: Folder of the files.
@@ -106,7 +106,7 @@ class Elements:
         self.item_bytes = bits // _BITS
 
     def read(self, start: int, count: int) -> NDArray[np.uint8]:
-        """Return ``count`` elements from ``start`` as bytes, little-endian, one row for each.
+        """Return ``count`` elements from ``start`` as little-endian bytes, one row per element.
 
         Raises:
             Unreadable: A file is damaged or ends too early.

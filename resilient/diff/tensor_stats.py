@@ -55,10 +55,10 @@ def is_known(dtype: str) -> bool:
 
 
 def native(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return elements in the smallest NumPy dtype that holds them; complex ones as pairs.
+    """Return elements in the smallest NumPy dtype that fits; complex elements as pairs.
 
     Args:
-        raw: Little-endian bytes, one row for each element.
+        raw: Little-endian bytes, one row per element.
         dtype: A name of safetensors.
     """
     data = np.ascontiguousarray(raw)
@@ -173,7 +173,7 @@ class Summary:
         zeros: Number of zeros.
         nans: Number of NaN elements.
         infinite: Number of infinite elements.
-        first: First elements in row-major order; both parts of complex ones.
+        first: First elements in row-major order, with both parts of complex elements.
     """
 
     low: float | None
@@ -190,7 +190,7 @@ class Summary:
 def blocks(
     side: CheckpointView, tensor: Tensor, on_progress: Callable[[int, int], None]
 ) -> Iterator[NDArray[np.uint8]]:
-    """Yield the elements of a tensor, row-major, as little-endian bytes with a row for each.
+    """Yield the elements of a tensor, row-major, as little-endian bytes, one row per element.
 
     Raises:
         Unreadable: The tensor cannot be read by ranges, or is damaged.
@@ -208,8 +208,8 @@ def summarize(
 ) -> Summary | None:
     """Return summary statistics of a tensor; None for a dtype that is not known.
 
-    The mean and the deviation are merged from those of blocks (Chan, Golub and LeVeque, 1979), so
-    that numbers far from zero lose no precision.
+    The mean and the deviation are merged block by block (Chan, Golub and LeVeque, 1979), so numbers
+    far from zero lose no precision.
 
     Args:
         side: The checkpoint.
@@ -233,7 +233,7 @@ def summarize(
 
 
 def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...]:
-    """Return the first elements of a block; a complex number is two of them."""
+    """Return the first elements of a block; a complex number counts as two elements."""
     shown = first * (2 if is_complex(dtype) else 1)
     return tuple(native(block[:first], dtype)[:shown].tolist())
 
@@ -304,7 +304,7 @@ _FAR_BITS = 60
 
 @dataclass(frozen=True, slots=True)
 class HistogramBins:
-    """Counts in bins of equal width, a power of two; their edges are multiples of it.
+    """Counts in bins of equal width, a power of two; the edges are multiples of the width.
 
     Attributes:
         exponent: Exponent of the width.

@@ -50,11 +50,11 @@ def verify_folder(
     Args:
         place: Path, URL or open folder.
         others: Other ways to continue the run.
-        buffers: Names of weights that are known to be no parameters.
+        buffers: Names of weights that are known not to be parameters.
 
     Raises:
         KeyNotFound: The folder is empty or missing.
-        UnknownLayout: No known tool wrote it.
+        UnknownLayout: No known tool wrote the checkpoint.
         StoreError: A file could not be read.
     """
     folder = open_folder(place) if isinstance(place, str) else place
@@ -100,10 +100,10 @@ def require_importable(verified: VerifiedFolder, folder: str) -> None:
 
 
 def refuse_losses(folder: str, lost: Sequence[str]) -> None:
-    """Refuse a resume that loses state, if any is lost; for ``strict_resume``.
+    """Refuse a resume that would lose state; for ``strict_resume``.
 
     Raises:
-        IncompatibleCheckpoint: A resume loses something.
+        IncompatibleCheckpoint: A resume would lose state.
     """
     if lost:
         raise IncompatibleCheckpoint(

@@ -1,10 +1,9 @@
 """Coordination of ranks: gather, decide, broadcast, and propagation of failures.
 
 An agreement goes through a key-value store: each rank posts a value, the coordinator decides, and
-all ranks read the decision. The agreement never uses the accelerator's collectives, which hang
-together with the training. Values are JSON, so no received value can run code. A rank that cannot
-do its part posts a failure instead of its value. Its peers then fail at once instead of at a
-deadline.
+all ranks read the decision. The agreement never uses the accelerator's collectives, because these
+hang if the training hangs. Values are JSON, so no received value can run code. If a rank fails, it
+posts a failure instead of its value. Its peers then fail at once instead of at a deadline.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class ControlGroup:
         return ControlGroup(kv_store, self.world, self.scope)
 
     def apart(self, name: str, world: World) -> ControlGroup:
-        """Return a group of another world on its own connection, for use by another thread."""
+        """Return a group of another world, with its own connection, for use by another thread."""
         return ControlGroup(self._kv_store.another(), world, f"{self.scope}/{name}")
 
     def close(self) -> None:
@@ -82,9 +81,9 @@ class ControlGroup:
         return self._kv_store.peek(self.key(topic, "call")) is not None
 
     def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
-        """Post a failure on a topic without waiting; the coordinator decides with it.
+        """Post a failure on a topic without waiting, in place of this rank's value.
 
-        A rank that never reaches ``topic`` uses this: each rank that waits there fails at once.
+        For a rank that never reaches ``topic``. Each rank that waits there then fails at once.
 
         Args:
             topic: Name of the agreement.
@@ -101,10 +100,10 @@ class ControlGroup:
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
-        """Yield a function to call now and then; ranks that wait for this rank then keep waiting.
+        """Yield a function to call regularly, so that ranks that wait for this rank keep waiting.
 
         This is for work without a bound, such as a host's share of a promotion. During the work
-        this rank does not count as silent, however much longer it takes than the other ranks.
+        this rank does not count as silent, even if it is much slower than the other ranks.
         """
         key = self.key("beat", self.world.rank)
 
@@ -123,8 +122,8 @@ class ControlGroup:
         Args:
             topic: Name of the agreement.
             value: Value of this rank.
-            within_seconds: Maximum silence of a rank: neither a value here nor calls in
-                ``at_work``.
+            within_seconds: Maximum silence of a rank, that is, time without a value here or a call
+                in ``at_work``.
 
         Returns:
             The values at the coordinator, None at the other ranks.
@@ -233,7 +232,7 @@ class RankFailure:
         return {"failure": {"code": self.code, "message": self.message, "hint": self.hint}}
 
     def to_error(self, size: int) -> ResilientError:
-        """Return an error of the same kind; it names the rank if there are several."""
+        """Return an error of the same kind, which names the rank if there are several."""
         kind = _KINDS.get(self.code, ResilientError)
         where = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
         return kind(f"{where}{self.message}", hint=self.hint)
@@ -279,7 +278,8 @@ def agree(
         within_seconds: Deadline for the ranks' values, and then for the coordinator's decision.
 
     Raises:
-        ResilientError: The first rank's failure, or the rule's, as an error of the same kind.
+        ResilientError: The failure of the first failed rank, or of the rule, as an error of the
+            same kind.
         DeadlineExceeded: A rank was silent, or the coordinator did not decide.
     """
     own_answer = (
@@ -305,9 +305,9 @@ def agree(
 
 
 def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any:
-    """Return the decision on ``topic`` without a vote; never on the coordinator.
+    """Return the decision on ``topic`` without posting a value; never on the coordinator.
 
-    A rank uses this if another process takes part on its behalf.
+    For a rank whose value another process posts.
 
     Raises:
         ResilientError: As for ``agree``.

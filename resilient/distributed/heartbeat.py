@@ -2,16 +2,16 @@
 
 A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. A
 heartbeat costs about a microsecond and needs no network. The agent can read it in any state of the
-rank and its collectives. The times of a heartbeat are those of the monotonic clock, which all
-processes of a host share.
+rank and its collectives. The times in a heartbeat are from the monotonic clock, which all processes
+of a host share.
 
 The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
-rejects a slot that is half written and reads the other one. A rank that is stopped or killed inside
-a write therefore keeps the progress before it.
+rejects a half-written slot and reads the other slot. If a rank is stopped or killed inside a write,
+the previous progress therefore remains.
 
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
-handler is faulthandler's, in C. The handler therefore answers even if the rank is stuck inside a
-collective or holds the interpreter's lock.
+signal handler is the C handler of ``faulthandler``. It therefore answers even if the rank is stuck
+inside a collective or has the interpreter lock.
 
 While torch's compiler works, a step may take minutes without being a hang.
 """
@@ -53,7 +53,7 @@ _READS_MAX = 5
 
 
 class Phase(IntEnum):
-    """Activity of a rank, which determines how long it may take."""
+    """Activity of a rank, which determines its deadline."""
 
     OUTSIDE = 0
     """Before or after training: the duration is unknown."""
@@ -85,7 +85,7 @@ class ProgressRecord:
         since_seconds: Start of the activity, on the monotonic clock.
         longest_seconds: Longest duration of each phase so far, by phase.
         step_seconds: Durations of recent steps, without waits for data, saves and similar.
-        own_seconds: The part of each step before it needed other ranks; empty if unknown.
+        own_seconds: Duration of each step until it needed other ranks; empty if unknown.
     """
 
     step: int
@@ -109,7 +109,7 @@ class ProgressReporter:
         clock: Clock whose monotonic time is the host's.
 
     Attributes:
-        is_told: Whether a loop publishes its progress itself, by :func:`heartbeat`.
+        is_told: Whether the training loop publishes its progress itself, by :func:`heartbeat`.
 
     Raises:
         OSError: The file cannot be created.
@@ -145,7 +145,7 @@ class ProgressReporter:
         return self._phase
 
     def enter(self, phase: Phase) -> None:
-        """Publish that a phase begins, or continues and is alive."""
+        """Publish that a phase begins, or makes progress."""
         now_seconds = self._now_seconds()
         took_seconds = now_seconds - self._since_seconds
         before = self._phase
@@ -181,7 +181,7 @@ class ProgressReporter:
         self._own_seconds = None
 
     def need_others(self) -> None:
-        """Record that the step needs other ranks from now on: its time so far is its own."""
+        """Record that the step needs other ranks from now on; its time so far is own time."""
         waited_seconds = self._now_seconds() - self._since_seconds
         self._own_seconds = self._loaded_seconds + self._in_step_seconds + waited_seconds
 
@@ -190,7 +190,7 @@ class ProgressReporter:
         self._end_step(step, is_timed=self._phase is Phase.STEP)
 
     def count_step(self, step: int) -> None:
-        """Publish that a step is done; it counts from the end of the previous step."""
+        """Publish that a step is done; its time counts from the end of the previous step."""
         if self._phase is Phase.BETWEEN and self._step >= 0:
             self._in_step_seconds = self._now_seconds() - self._since_seconds
             self._own_seconds = None
@@ -219,7 +219,7 @@ class ProgressReporter:
 class PhaseScope:
     """Context that ``ProgressReporter.during`` returns, entered once.
 
-    A context made of a generator would cost one more step.
+    A class, because a generator-based context would be slower.
 
     Args:
         pulse: Reporter to publish with.
@@ -242,7 +242,7 @@ class PhaseScope:
 
 
 def read_progress(path: Path) -> ProgressRecord | None:
-    """Read the progress at ``path``, None if there is none."""
+    """Return the progress record at ``path``; None if there is none."""
     data = b""
     for _ in range(_READS_MAX):
         try:
@@ -355,8 +355,8 @@ def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> I
 
     Args:
         pulse: Reporter to publish with.
-        is_wanted: Whether compilations are expected. If False, they are published only if the
-            compiler is already imported, because its import costs a second.
+        is_wanted: Whether compilations are expected. If False, compilations are published only if
+            the compiler is already imported, because its import takes a second.
     """
     module: Any = import_module(_NAME) if is_wanted else sys.modules.get(_NAME)
     if module is None:
@@ -384,9 +384,8 @@ def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> I
 class LoopHeartbeat:
     """Heartbeat of a loop, until the loop calls ``resilient.heartbeat`` itself.
 
-    The work between two optimizer steps of a loop is unknown, so it gets the patience of work
-    outside steps. An integration that knows the begin of a step reports it, and then a step's limit
-    applies.
+    The work between two optimizer steps is unknown, so the deadline for work outside steps applies.
+    If an integration reports the begin of a step, the deadline of a step applies instead.
 
     Args:
         pulse: Reporter of this process.
@@ -423,8 +422,8 @@ class LoopHeartbeat:
     def between(self) -> None:
         """Publish that work outside a step begins or continues.
 
-        Outside training the phase stays the same; before the first step is done, it stays that of
-        the first step.
+        Outside training the phase does not change. Until the first step is done, the phase remains
+        that of the first step.
         """
         if not self._pulse.is_told:
             phase = self._pulse.phase

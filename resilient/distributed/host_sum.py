@@ -5,9 +5,9 @@ number in one turn is one record::
 
     turn | number | CRC-32 of both      in place of the record some turns before
 
-A record that is being written, or of which another processor sees a part, does not match its CRC
-and is read again. No thread is woken. A sum of eight bytes by gloo wakes threads of every rank in
-the middle of an optimizer step, which costs more than polling.
+A record that another processor sees only in part does not match its CRC and is read again. Readers
+poll, so no thread is woken. A sum of eight bytes by gloo wakes threads of every rank in the middle
+of an optimizer step, which costs more than polling.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 20e-6, 2e-3
 
 
 class HostLocalSum:
-    """Sum of one number of each rank, turn by turn.
+    """Repeated sum of one number per rank; each sum is a turn.
 
     Args:
         pages: Shared memory of each rank, by rank: zeros, of ``PAGE_BYTES``; only the own page is
             written.
         rank: This rank.
-        within_seconds: Maximum delay of a rank behind the others; by default that of torch's
+        within_seconds: Maximum delay of a rank behind the others; by default the timeout of torch's
             collectives.
     """
 
@@ -54,9 +54,9 @@ class HostLocalSum:
         self._round = 0
 
     def give(self, number: float) -> int:
-        """Publish this rank's number of the next turn, and return the turn.
+        """Publish this rank's number for the next turn, and return the turn.
 
-        Crash: the other ranks wait until they are killed, too.
+        Crash: the other ranks wait until they are killed or time out.
         """
         self._round += 1
         message = _SAID.pack(self._round, number)
@@ -66,13 +66,13 @@ class HostLocalSum:
         return self._round
 
     def total(self, turn: int) -> float:
-        """Return the sum of a turn, in the order of ranks, once each rank gave its number.
+        """Wait for the numbers of all ranks; return their sum, added in the order of ranks.
 
         Args:
             turn: The turn that was given last.
 
         Raises:
-            DeadlineExceeded: A rank has not given its number in time.
+            DeadlineExceeded: A rank has not published its number in time.
         """
         return reduce(add, (self._number(rank, turn) for rank in range(len(self._pages))))
 

@@ -3,11 +3,11 @@
 The socket store is for processes that must not load torch: the saver daemons. One daemon serves,
 the others connect. A client may leave a *failure notice* (``will``) for a key. The server posts
 this value if the connection of the client ends before the client has posted the key. The death of a
-process is therefore noticed at once instead of at a deadline. The idea is the last will of MQTT
+process is therefore noticed at once instead of at a deadline. The idea is the "last will" of MQTT
 3.1.1, section 3.1.2.5.
 
 Messages are one JSON value per line. No received value can run code, and no sender can make the
-reader keep more than a bound. The server accepts clients that know a token, with one thread per
+reader buffer more than a bound. The server accepts clients that know a token, with one thread per
 connection. The token separates the attempts on one port; it does not protect against an attacker
 who can read the network traffic (docs/guarantees.md).
 """
@@ -36,7 +36,7 @@ _READ_BYTES = 1 << 16
 
 
 class MalformedMessage(Exception):
-    """A received line is no JSON object: it is cut short, too long, or something else."""
+    """A received line is not a JSON object, is cut short or is too long."""
 
 
 class JsonLineSocket:
@@ -99,7 +99,7 @@ class JsonLineSocket:
             ready += came
 
     def send_bytes(self, data: bytes | memoryview) -> None:
-        """Send raw bytes; a previous line has their number.
+        """Send raw bytes, whose number a previous line has announced.
 
         Raises:
             OSError: As for ``send``.
@@ -186,7 +186,7 @@ class TcpServer:
         self._threads[0].start()
 
     def close(self) -> None:
-        """Stop serving; clients that still send requests learn that the server is gone."""
+        """Stop serving; requests that clients still send then fail."""
         # A close alone would not wake the thread that waits in accept.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -249,7 +249,7 @@ def greeted(address: Address) -> socket.socket:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let the kernel detect within 25 s that the other host vanished silently."""
+    """Make the kernel detect within 25 s that the other host vanished silently."""
     idle, interval, count = _KEEPALIVE_SECONDS
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
@@ -260,10 +260,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def limit_silence(connection: socket.socket, seconds: float) -> None:
-    """Let the kernel end a connection if sent data is not acknowledged for ``seconds``.
+    """Make the kernel end a connection if sent data is not acknowledged for ``seconds``.
 
-    Keep-alive probes do not detect this while data is in flight (tcp(7), TCP_USER_TIMEOUT): the
-    kernel retransmits for a quarter of an hour by default.
+    Keep-alive probes do not detect a lost peer while data is in flight (tcp(7), TCP_USER_TIMEOUT).
+    By default the kernel then retransmits for 15 minutes.
     """
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
@@ -330,11 +330,11 @@ class InMemoryKVStore:
             self._condition.notify_all()
 
     def another(self) -> InMemoryKVStore:
-        """Return itself: it is safe for many threads."""
+        """Return this store, which is safe for many threads."""
         return self
 
     def here(self) -> str:
-        """Return the loopback address: all users are in this process."""
+        """Return the loopback address, because all users are in this process."""
         return LOOPBACK
 
 
@@ -413,7 +413,7 @@ class SocketKVStore:
         self._ask(verb="post", keys=[key], value=_text(value))
 
     def will(self, key: str, value: bytes) -> None:
-        """Let the server post ``value`` if this connection ends before ``key`` was posted."""
+        """Make the server post ``value`` if this connection ends before ``key`` was posted."""
         self._ask(verb="will", keys=[key], value=_text(value))
 
     def peek(self, key: str) -> bytes | None:

@@ -28,7 +28,7 @@ class World:
     Attributes:
         rank: 0 to ``size - 1``.
         size: Number of ranks that train together.
-        local_rank: Number of the rank among those of its host.
+        local_rank: Number of the rank among the ranks of its host.
     """
 
     rank: int = 0
@@ -66,11 +66,11 @@ class LaunchEnv:
         world: Rank, size and local rank.
         host: Address of the rendezvous store; empty if alone.
         port: TCP port of the rendezvous store.
-        hosted: Whether the launcher's agent serves that store.
+        hosted: Whether the launcher's agent serves the rendezvous store.
         attempt: Name of this attempt of the worker group, new at every restart.
         repo: URL of the checkpoint repository; empty leaves it to the script.
-        resume: User's choice: ``auto``, ``never``, a reference or a folder. It holds in every
-            attempt until this run has a checkpoint.
+        resume: User's choice: ``auto``, ``never``, a reference or a folder. The choice applies in
+            every attempt until this run has a checkpoint.
         cause: Reason of this attempt, as one word.
         events: Folder for event files; empty leaves it to the script.
         single_writer: The user promises that no two jobs write to the repository at once.
@@ -258,14 +258,14 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
     """Report the repository that this worker opened to the agent, which inspects it.
 
-    A URL that may contain a secret is not written. It would be on the disk in plain text, and
-    without the secret it would open nothing.
+    A URL that may contain a secret is not written, because it would be on the disk in plain text.
+    Without the secret the URL would be useless to the agent.
 
     Args:
         launch: Start of this worker.
         url: URL of the repository.
-        saves_when_stopped: Whether this worker handles SIGTERM while it trains. If not, unsaved
-            work is lost at SIGTERM, and the agent is informed.
+        saves_when_stopped: Whether this worker handles SIGTERM while it trains. If not, SIGTERM
+            loses unsaved work, and this function reports that to the agent.
     """
     if not launch.notes:
         return
@@ -294,8 +294,8 @@ def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
 def read_published_event_file(notes: str) -> Path | None:
     """Return the folder of the workers' events, None if unknown.
 
-    The events of a worker that published only its repository are beside its checkpoints, if the
-    repository is a folder of this host.
+    If a worker published only its repository, its events are beside its checkpoints. This applies
+    only to a repository that is a folder of this host.
 
     Args:
         notes: The agent's folder; empty if unknown.

@@ -1,12 +1,12 @@
 """Detection of a rank that continues to train while another rank waits for it at ``save()``.
 
-``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never come. A second
-thread of such a rank answers. Its peers then fail at once, with the instruction that all ranks must
-call ``save()``.
+``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never call ``save()``. A
+second thread of such a rank posts a failure for it. Its peers then fail at once, with the hint that
+all ranks must call ``save()``.
 
 A rank is certainly absent in three cases. The first is that the rank closed its checkpointer. The
 second is that the rank made more optimizer steps than the waiting rank had made at its call. The
-third is that the rank made as many steps, and its thread is in a backward pass or in a collective
+third is that the rank made equally many steps, and its thread is in a backward pass or collective
 that needs the waiting rank.
 """
 
@@ -56,7 +56,7 @@ def decline_save(comms: ControlGroup, save: int, reason: str) -> None:
 
 
 def agreements_of(save: int) -> tuple[str, ...]:
-    """Return the topics on which a rank may wait for the others in a save."""
+    """Return the topics of all agreements in which a rank may wait during a save."""
     topic = f"save/{save}"
     return (f"{topic}/call", f"{topic}/way", f"{topic}/space", topic)
 

@@ -33,7 +33,7 @@ _SETTLE_SECONDS = 0.1
 
 @dataclass(slots=True)
 class RankGroup:
-    """Ranks of this process's group; a process joins once and stays until it ends.
+    """Rank group of this process, which joins once and stays until it ends.
 
     Attributes:
         outputs: Output folder of the training at each repository.
@@ -58,7 +58,7 @@ class RankGroup:
         return self.start
 
     def next_topic(self) -> str:
-        """Return a name for one user of the key-value store, new and equal on all ranks."""
+        """Return a new topic name for one use of the key-value store, equal on all ranks."""
         return f"{self.launch.attempt}/{next(self.trainings)}"
 
 
@@ -88,8 +88,8 @@ def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGrou
             if the script has none; None leaves it to the script.
 
     Raises:
-        ConfigError: The launcher's variables are inconsistent, there is no meeting place, or the
-            process group was created after this process joined as another size.
+        ConfigError: The launcher's variables are inconsistent, there is no rendezvous, or a process
+            group of another size was created after this process joined.
         PeerFailed: The rendezvous store cannot be reached.
     """
     if not _joined:
@@ -185,7 +185,7 @@ def _serve(host: str) -> Any:
 def exit_barrier(rank_group: RankGroup, topic: str) -> None:
     """Wait until no rank needs the key-value store for this topic, if this rank may serve it.
 
-    Bounded: a rank that died delays the others by at most ten seconds.
+    A rank that died delays the others by at most 10 s.
     """
     if rank_group.board is None:
         return

@@ -1,8 +1,7 @@
 """Identity of a start: the start of the command and the scheduler job of a process.
 
-The generation record keeps the identity. A later attempt reads there which generations belong to
-the same run. An option such as ``--resume never`` therefore applies until this run has a
-checkpoint.
+The generation record contains the identity, so a later attempt finds the generations of the same
+run. An option such as ``--resume never`` therefore applies until this run has a checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class StartIdentity:
         return not self.job.startswith(_SLURM) or self.requeues > earlier.requeues
 
     def is_related(self, earlier: StartIdentity) -> bool:
-        """Return whether both belong to one start of the command, or to one scheduler job."""
+        """Return whether both identities are of one start of the command, or one scheduler job."""
         is_same_start = bool(self.id) and self.id == earlier.id
         return is_same_start or (bool(self.job) and self.job == earlier.job)
 

@@ -1,7 +1,7 @@
 """A request to stop, and its transfer from the agent of a host to the workers there.
 
-A deadline is an instant on the monotonic clock, which all processes of a host share and no process
-can set. Between hosts the remaining seconds are sent instead.
+A deadline is a time on the monotonic clock, which all processes of a host share and no process can
+set. Messages between hosts contain the remaining seconds instead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StopRequest:
 def write_stop_request(notes: str, request: StopRequest) -> None:
     """Write a request to the folder ``notes`` for the workers of this host; then signal them.
 
-    A worker that finds no request uses the grace that it was started with.
+    A worker that finds no request uses the grace period from its start.
     """
     if not notes:
         return
@@ -70,7 +70,7 @@ def write_stop_request(notes: str, request: StopRequest) -> None:
 
 
 def read_stop_request(notes: str) -> StopRequest | None:
-    """Return the request that the agent left in the folder ``notes``, None if there is none."""
+    """Return the request that the agent wrote to the folder ``notes``; None if there is none."""
     if not notes:
         return None
     try:

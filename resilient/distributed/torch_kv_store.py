@@ -64,7 +64,7 @@ class TorchKVStore:
         return TorchKVStore(self.store.clone())  # type: ignore[attr-defined]  # missing in the stubs
 
     def here(self) -> str:
-        """Return this host's address toward the server; on the server's host that host's name."""
+        """Return this host's address toward the server; on the server's host, the server's name."""
         try:
             here = address_toward(self.store.host, self.store.port)
         except OSError as error:

@@ -1,8 +1,8 @@
 """The elastic agent of one host: run attempts until a decision ends the run.
 
-torch provides the rendezvous and the ranks. Starting, watching, stopping and deciding are our own
-code. The loop of torch loses exit codes, waits 30 s for survivors, leaves orphans, and ends at
-SIGUSR1.
+torch provides the rendezvous and the ranks. This package starts, monitors and stops the workers and
+decides on restarts. The agent loop of torch loses exit codes, waits 30 s for survivors, leaves
+orphans, and ends at SIGUSR1.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ElasticAgent(SimpleElasticAgent):
         emit: Listener for events.
 
     Attributes:
-        comeback: Policy for a lost node that served the rendezvous: wait for it or not.
+        comeback: Policy for a lost node that served the rendezvous: wait for the node or not.
     """
 
     def __init__(
@@ -131,7 +131,8 @@ class ElasticAgent(SimpleElasticAgent):
     def supervise(self, stops: StopSignals | None = None, beats: tuple[Beat, ...] = ()) -> _Leaving:
         """Run the group to its end and return the decision that ends the run.
 
-        Main thread only: the agent handles signals, and the workers die with the thread.
+        Main thread only, because the agent handles signals, and the kernel kills the workers when
+        this thread ends.
 
         Args:
             stops: Signal handler that listened before this agent existed, with its signals so far.
@@ -155,7 +156,7 @@ class ElasticAgent(SimpleElasticAgent):
         return action
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
-        """Run :meth:`supervise` for callers that know only the agents of torch."""
+        """Run :meth:`supervise` through the interface of torch's agents."""
         action = self.supervise()
         is_done = isinstance(action, Finish) and action.code == 0
         return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)

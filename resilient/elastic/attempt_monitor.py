@@ -64,7 +64,7 @@ class HangFound(Event):
         state: State of the rank's process, as readable text.
         waited_seconds: Time without progress.
         deadline_seconds: Allowed time without progress.
-        median_seconds: Median time of a step in this run, 0 before it is learned.
+        median_seconds: Median time of a step in this run; 0 until it is known.
         overdue: All ranks of this host that exceeded the deadline.
         stacks: Stacks of all ranks of this host.
         locks: Text lines about the lock files that ranks may wait for.
@@ -470,7 +470,7 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
     """Return a line for each lock file that a rank may wait for.
 
     The stacks show the kind of lock but no path. So the lines name the build locks of torch's
-    extension cache, or the files that a process of this host holds by ``flock``.
+    extension cache, or the files that a process of this host has locked by ``flock``.
 
     Args:
         stacks: Stacks of the ranks of this host.

@@ -21,7 +21,7 @@ _TRACEBACK_LINES_MAX = 15
 
 @dataclass(frozen=True, slots=True)
 class AgentStarted(Event):
-    """An agent started; later events carry its name."""
+    """An agent started; later events contain its name."""
 
     level: ClassVar[Level] = Level.DEBUG  # Users see the start of the first attempt.
 
@@ -117,7 +117,7 @@ class WorkerFailed(Event):
 def tell_failure(
     failures: Sequence[WorkerFailure], attempt: int, safe: str, follows: str
 ) -> WorkerFailed:
-    """Return the event for the first of ``failures``; it only counts the others."""
+    """Return the event for the first of ``failures``, with the number of the others."""
     first = failures[0]
     return WorkerFailed(
         rank=first.exit.command.rank,
@@ -193,7 +193,7 @@ class ResumeOptionRepeated(Event):
     job: str = ""
 
     def message(self) -> str:
-        """Return the message: the time until which the option holds."""
+        """Return the message, which says how long the option applies."""
         until = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
             return f"{until}; restarts and requeues of {self.job} then continue from its newest"
@@ -407,7 +407,7 @@ class PreemptionAdvised(Event):
 
 @dataclass(frozen=True, slots=True)
 class NoticeAckFailed(Event):
-    """The agent could not report to the cloud that the host is free; the cloud takes it later."""
+    """The agent could not report that the host is free, so the cloud takes the host later."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "cannot acknowledge to {source} that everything is saved: {reason}"

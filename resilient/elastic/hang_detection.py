@@ -12,8 +12,8 @@ outside training               see the next table
 ============================== ========================================================
 
 Ranks that train together wait for the rank with the fewest steps. So the group hangs when every
-rank with the fewest steps done is overdue. Ranks ahead of it only wait and are not blamed. Until
-5 steps were seen, the patience replaces the deadline of a step.
+rank with the fewest steps done is overdue. Ranks with more steps only wait and are not blamed.
+Until 5 steps were seen, the patience replaces the deadline of a step.
 
 The time before and after training has no learned deadline:
 
@@ -26,13 +26,13 @@ out of training (`ending`)     the exit of another rank with 0, or a later heart
                                any rank, once no rank trains any more
 ============================== ========================================================
 
-A slow start is not a hang, and ranks may leave a job one after the other. So another rank must
-wait for the blamed one. A rank without a heartbeat is blamed only if another rank cannot begin
+A slow start is not a hang, and ranks may leave a job one after the other. So a rank is blamed only
+if another rank waits for it. A rank without a heartbeat is blamed only if another rank cannot begin
 without it. A job whose ranks write no heartbeat is never judged.
 
 Several hosts: an agent sees only its own ranks. When one rank hangs, all others wait for it in a
 collective, and become overdue at the same moment on every host. So hosts exchange the status of the
-rank that delays the others most, and compare:
+rank that delays the others most, and blame in this order:
 
 1. a stopped rank delays all others at any step;
 2. else the rank with the fewest steps;
@@ -68,8 +68,8 @@ class HangRule:
         is_on: Whether hangs are detected at all.
         floor_seconds: Lower bound of a step's deadline.
         median_factor: Factor of the median step in a step's deadline.
-        patience_seconds: Deadline outside steps, and of steps before any is known.
-        fixed_seconds: Deadline of a step given by the user; None learns it.
+        patience_seconds: Deadline outside steps, and of steps while no step time is known.
+        fixed_seconds: Deadline of a step from the user; None to learn the deadline.
     """
 
     is_on: bool = True
@@ -87,7 +87,7 @@ class HangRule:
         return f"{fixed or f'a step above {floor} and {factor}'}; else {self.patience_seconds:g} s"
 
     def doubled(self, times: int) -> HangRule:
-        """Return the rule with all deadlines doubled ``times`` times, after hangs in a row."""
+        """Return the rule with all deadlines doubled ``times`` times, after consecutive hangs."""
         factor = 2.0**times
         return replace(
             self,
@@ -261,7 +261,7 @@ def find_hang(
 def find_overdue(
     vital: RankStatus, learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> OverdueRank | None:
-    """Return the rank as overdue, None if it still has time."""
+    """Return the rank as overdue; None if it still has time."""
     signs = vital.signs
     since_seconds, deadline_seconds = (
         signs.since_seconds,
@@ -366,7 +366,7 @@ def find_stuck_start(
 
     Args:
         seen: Running ranks.
-        rule: Its patience limits the time without any heartbeat.
+        rule: Rule whose patience limits the time without any heartbeat.
         began_seconds: Start of the ranks, monotonic seconds.
         now_seconds: Current time, monotonic.
     """
@@ -439,7 +439,7 @@ _ALONE = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})
 
 @dataclass(frozen=True, slots=True)
 class HostHangStatus:
-    """Status of the rank of one host that holds up the others most.
+    """Status of the rank of one host that delays the others most.
 
     Attributes:
         rank: Global rank.
@@ -459,7 +459,7 @@ class HostHangStatus:
 
     @property
     def place(self) -> tuple[int, int, Phase]:
-        """Position of the rank, which changes with any progress."""
+        """Progress of the rank, as a value that changes with any progress."""
         return self.rank, self.step, self.phase
 
     def order(self) -> tuple[bool, int, bool, int, bool, float, int]:
@@ -496,7 +496,7 @@ def parse_standing(text: str) -> tuple[int, HostHangStatus]:
 def standing_of(
     vitals: Iterable[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> HostHangStatus | None:
-    """Return the status of the rank that holds up the others most; None if no rank trains."""
+    """Return the status of the rank that delays the others most; None if no rank trains."""
     statuses = [
         HostHangStatus(
             rank=rank_vitals.rank,
@@ -513,6 +513,6 @@ def standing_of(
 
 
 def find_culprit(ours: HostHangStatus, peers: Iterable[HostHangStatus]) -> HostHangStatus | None:
-    """Return the rank of another host that is to blame; None if the rank of this host is."""
+    """Return the blamed rank of another host; None if the rank of this host is to blame."""
     worst = min(peers, key=HostHangStatus.order, default=ours)
     return worst if worst.order() < ours.order() else None

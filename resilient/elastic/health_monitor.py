@@ -4,12 +4,12 @@ Device errors (Xid, ECC) come from NVML and need ``pip install resilient-train[g
 (nvidia-ml-py). Without the package or a driver, devices are not watched. The Xid numbers of
 broken devices are from NVIDIA's "XID Errors" (r575).
 
-A SIGKILL does not name its sender. Out-of-memory kills are counted before and after: by the
-victim's control group (``memory.events`` in version 2, ``memory.oom_control`` in version 1) and
-by the machine (``/proc/vmstat``).
+A SIGKILL does not name its sender. The module therefore reads the counters of out-of-memory kills
+before and after an attempt. The counters are those of the victim's control group (``memory.events``
+in version 2, ``memory.oom_control`` in version 1) and of the machine (``/proc/vmstat``).
 
-Ranks that train together have equally long steps, since all wait for the slowest. A straggler
-shows in the time that a rank takes by itself: the load of its batch and its forward pass. A
+Ranks that train together have equally long steps, since all wait for the slowest. A straggler is
+visible in the time that a rank needs without others: loading its batch, and its forward pass. A
 straggler is only reported, never killed.
 """
 
@@ -210,7 +210,7 @@ _SECONDS_MIN = 0.01
 
 @dataclass(frozen=True, slots=True)
 class StragglerFound(Event):
-    """One rank takes much longer by itself than the median rank; all others wait for it."""
+    """One rank needs much longer for its own work than the median rank, so all others wait."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
@@ -223,10 +223,10 @@ class StragglerFound(Event):
 
 
 def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]:
-    """Return the ranks whose own time per step is far above the group's median.
+    """Return the ranks whose own time per step is far above the median of the group.
 
     Args:
-        signs: Heartbeats by rank; ranks with too few own times are skipped.
+        signs: Heartbeats by rank; ranks with too few measured times are skipped.
     """
     own = {
         rank: statistics.median(progress.own_seconds)
@@ -253,7 +253,7 @@ class ProgressReported(Event):
         step: Last step that all ranks finished, -1 before the first.
         rank: A rank with the fewest finished steps.
         phase: Phase of that rank.
-        median_seconds: Median time of a step in this run, 0 before it is learned.
+        median_seconds: Median time of a step in this run; 0 until it is known.
     """
 
     level: ClassVar[Level] = Level.DEBUG
@@ -279,7 +279,7 @@ class AgentSuspended(Event):
 
 
 class HealthMonitor:
-    """Observer of the ranks of this host; it keeps durations learned over all attempts.
+    """Monitor of the ranks of this host, with the durations learned over all attempts.
 
     Args:
         notes: Folder of the agent, where the ranks write their heartbeats.
@@ -288,7 +288,7 @@ class HealthMonitor:
         emit: Listener for stragglers, device faults and progress.
 
     Attributes:
-        standing: Status of the rank here that holds up the others most, at the last check.
+        standing: Status of the rank of this host that delays the others most, at the last check.
     """
 
     def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
@@ -384,7 +384,7 @@ class HealthMonitor:
         return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
 
     def count_hang(self) -> None:
-        """Double all deadlines until there is progress: a deadline may have been too short."""
+        """Double all deadlines until there is progress, as a deadline may have been too short."""
         self._hangs += 1
         self._steps_at_hang = max(self._steps, self._steps_at_hang)
 

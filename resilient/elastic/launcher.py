@@ -1,4 +1,4 @@
-"""Composition root of ``resilient train``: options become an agent.
+"""Composition root of ``resilient train``: builds an agent from options.
 
 Only this module imports all parts of the agent.
 """
@@ -95,8 +95,8 @@ class TrainOptions:
         rendezvous: Rendezvous of the nodes.
         patience: Timeouts of the agent.
         wishes: Options passed to the workers.
-        host_bytes_max: Memory of this host for staged bytes; 0, the default, lets the agent
-            choose by the machine, negative disables the saver daemon.
+        host_bytes_max: Memory of this host for staged bytes. With 0, the default, the agent chooses
+            by the machine; a negative number disables the saver daemon.
         notice: Sources of preemption notices; see
             :func:`resilient.elastic.preemption.factory.choose_sources`.
         metrics: Destinations of the Prometheus metrics.
@@ -239,9 +239,9 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
 def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     """Run the job of this host to its end and return the exit code. Main thread only.
 
-    The function handles signals before it imports torch, and obeys the signals in ``signals``. At
-    that point a stop loses no work, and the same command starts again. A stop also ends a wait for
-    the rendezvous.
+    The function handles signals before it imports torch, and obeys the signals in ``signals``. A
+    stop at that point loses no work, and the same command can be run again. A stop also ends a wait
+    for the rendezvous.
 
     Raises:
         ConfigError: An option is malformed or contradicts another.

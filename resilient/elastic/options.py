@@ -38,7 +38,7 @@ class Timeouts:
     limits: FailureLimits = field(default_factory=FailureLimits)
 
     def beside(self, *, has_keeper: bool) -> Timeouts:
-        """Return the timeouts; a saver daemon shortens the time of surviving workers."""
+        """Return the timeouts, with less time for surviving workers if there is a saver daemon."""
         seconds = self.kept_survivor_seconds if has_keeper else self.survivor_seconds
         return replace(self, survivor_seconds=seconds)
 
@@ -48,12 +48,12 @@ class DaemonOptions:
     """Start options of the saver daemon.
 
     Attributes:
-        host_bytes_max: Memory of this host for staged bytes; 0 lets the agent choose by the
-            machine, negative disables the daemon.
+        host_bytes_max: Memory of this host for staged bytes. With 0 the agent chooses by the
+            machine; a negative number disables the daemon.
         listen: Address for the daemons of other hosts; empty for all interfaces.
         ranks: Number of ranks of this host that share the memory.
         is_auto: Whether the limit comes from the machine and not from the user.
-        why_not: Reason for a missing daemon that was wanted.
+        why_not: Reason why there is no daemon although the user wants one.
     """
 
     host_bytes_max: int = -1
@@ -68,8 +68,9 @@ class WorkerOptions:
     """Options passed to every worker; see :class:`resilient.distributed.launch_env.LaunchEnv`.
 
     The agent removes the folder ``notes`` when it exits; if empty, the agent creates one. Unless
-    ``is_warm``, it starts each worker as a new process. ``log_dir`` is the folder for the workers'
-    output. ``resume`` holds in every attempt: the workers read the repository and decide.
+    ``is_warm``, the agent starts each worker as a new process. ``log_dir`` is the folder for the
+    workers' output. ``resume`` applies in every attempt; the workers read the repository and
+    decide.
     """
 
     repo: str = ""

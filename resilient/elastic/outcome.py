@@ -118,8 +118,8 @@ NOTHING_SEEN = Evidence()
 def is_echo(code: str, message: str) -> bool:
     """Return whether an error only reports that another rank failed or went silent.
 
-    Such an error counts as later than the failure it reports, for any timestamp. The connections of
-    a rank that exits without an error close before its exit is visible.
+    Such an error counts as later than the reported failure, whatever its timestamp. The connections
+    of a rank that exits without an error close before its exit is visible.
 
     Args:
         code: RES id of the error, if it is one of ours.
@@ -185,7 +185,7 @@ class Outcome:
     Attributes:
         kind: Kind of the end.
         status: Exit code of the worker that failed first, or minus the number of the signal.
-            For UNREACHABLE: the code with which another host gave up, if known.
+            For UNREACHABLE: the exit code of another host that gave up, if known.
         stop_signal: Signal that asked the agent to stop, 0 for none.
         is_echo: Whether the worker only reports that a rank elsewhere failed.
         reason: Detail for the user, if the kind is not enough.
@@ -216,12 +216,12 @@ class Outcome:
 
     @property
     def is_taken(self) -> bool:
-        """True if the rank that ended first was killed from outside, and not for memory."""
+        """True if the rank that ended first was killed from outside, but not for lack of memory."""
         return self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL
 
     @property
     def is_robbed(self) -> bool:
-        """True if a training attempt was killed from outside, which is no sign of a crash loop."""
+        """True if a training attempt was killed from outside, which indicates no crash loop."""
         return self.kind is OutcomeKind.FAILED and self.is_taken and self.has_stepped
 
     def in_a_stop(self) -> Outcome:

@@ -72,12 +72,12 @@ class ProgressLog:
             self.newest = state
 
     def count_failure(self, *, is_brief: bool = False) -> bool | None:
-        """Return whether a checkpoint was committed since the previous failure.
+        """Return whether a checkpoint was committed since the previous failure; None if unknown.
 
         Without a repository URL, only a brief attempt counts as evidence of a crash loop. All other
-        attempts count as progress, and the restart budget alone limits them. A checkpoint in a
-        repository first seen in this attempt also counts as progress: it may be older. None means
-        that the repository does not answer, which is evidence of neither.
+        attempts count as progress, and the restart budget alone limits them. If the repository was
+        first seen in this attempt, any checkpoint there counts as progress, although it may be
+        older. None means that the repository did not answer.
 
         Args:
             is_brief: Whether the attempt ended soon, without a visible step.
@@ -167,11 +167,11 @@ class RestartController:
     def after(
         self, outcome: Outcome, nodes: int | None, request: StopRequest | None = None
     ) -> Action:
-        """Return the action after ``outcome`` of an attempt on ``nodes`` nodes, and note its cost.
+        """Return the action after an attempt on ``nodes`` nodes, and record its cost.
 
-        The store is queried only if the answer decides something or is reported. During a
-        ``request`` to stop, the query gets a tenth of the time left. It gets half of that time if a
-        rank was killed and the answer decides the exit code. It never gets more than 2 s.
+        The store is queried only if the decision or a report needs the answer. The query takes at
+        most 2 s. During a ``request`` to stop, the query takes at most a tenth of the time left.
+        The limit is half of that time if a rank was killed and the answer decides the exit code.
         """
         now_seconds = self._clock.monotonic_seconds()
         is_brief = not outcome.has_stepped and now_seconds - self._last_seconds < _BRIEF_SECONDS
@@ -208,7 +208,7 @@ class RestartController:
         return action
 
     def found_lost(self, nodes: list[str]) -> None:
-        """Excuse the last attempt if nodes of it are gone, since the loss explains its end."""
+        """Do not count the last attempt as a failure if its end is explained by lost nodes."""
         if nodes and self._before_loss and self._excused_count < _EXCUSED_MAX:
             self._history, self._before_loss = self._before_loss, None
             self._excused_count += 1
@@ -216,8 +216,7 @@ class RestartController:
     def with_late_news(self, outcome: Outcome, stops: StopSignals) -> Outcome:
         """Wait up to 1 s for a stop request if a rank was killed and no restart is left.
 
-        A scheduler that takes a host away kills ranks at the same moment as it notifies us, or
-        earlier.
+        A scheduler that takes a host away may kill ranks at the moment of its notice, or earlier.
         """
         if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
             return outcome

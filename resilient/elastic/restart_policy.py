@@ -62,7 +62,7 @@ class RestartBudget:
             costs none.
         no_progress_lives: Consecutive attempts, the last included, that failed and committed
             nothing. Attempts that were killed from outside while training do not count.
-        no_progress_lives_max: Number of such attempts that is a crash loop; 0 for no limit.
+        no_progress_lives_max: Number of such attempts that counts as a crash loop; 0 for no limit.
         preemptions_left: Interruptions left, the last one already counted; None for no limit.
         host_failures: Failures of this host in the window, the last included.
         host_failures_max: Number of failures after which this host leaves; 0 for no limit.
@@ -85,7 +85,7 @@ class RestartBudget:
     losses_left: int = 3
 
     def after(self, action: Action) -> RestartBudget:
-        """Return the budget after payment for the action."""
+        """Return the budget after the cost of the action."""
         cost = 1 if isinstance(action, Restart) and action.is_paid else 0
         return replace(self, restarts_left=self.restarts_left - cost)
 
@@ -109,7 +109,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class LeaveHost:
-    """Decision to leave this host: the others continue without it, or it is replaced."""
+    """Decision to leave this host, which is replaced or without which the others continue."""
 
     code: int
     reason: str
@@ -598,7 +598,7 @@ class FailureHistory:
     def budget(
         self, limits: FailureLimits, at_seconds: float, *, seed: str = "", may_leave: bool = False
     ) -> RestartBudget:
-        """Return the budget left at ``at_seconds``, before payment for the last attempt.
+        """Return the budget left at ``at_seconds``, before the cost of the last attempt.
 
         Args:
             limits: Limits of the run.

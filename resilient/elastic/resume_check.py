@@ -1,10 +1,10 @@
 """Check of ``--resume`` by the agent, before it starts a worker.
 
-The agent assesses the resumability of a folder as the workers do, without torch. The agent leaves
-two cases to the workers:
+The agent assesses the resumability of a folder as the workers do, but without torch. The workers
+alone check two cases:
 
-* A reference into the repository: only the script knows the near tier.
-* A start that may continue an earlier one of its scheduler job. The option applies until a
+* A reference into the repository, because only the script defines the near tier.
+* A start that may continue an earlier start of its scheduler job. The option applies until a
   checkpoint of the run exists, and its folder may be gone by then.
 """
 
@@ -35,8 +35,8 @@ _LOOK_SECONDS = 60.0
 def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
     """Refuse a ``--resume`` that every worker would refuse. Reads only.
 
-    The caller checks that this host is the only one: on several hosts only that of rank 0 needs the
-    folder.
+    The caller checks that this is the only host. With several hosts, only the host of rank 0 needs
+    the folder.
 
     Args:
         options: Options of the workers.
@@ -44,7 +44,8 @@ def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
 
     Raises:
         IntegrityError: The folder is damaged.
-        IncompatibleCheckpoint: The Trainer does not import it, or ``strict_resume`` refuses a loss.
+        IncompatibleCheckpoint: The Trainer does not import the folder, or ``strict_resume`` refuses
+            a loss.
         UnknownLayout: No known tool wrote the folder.
         NothingToResume: There is no such folder.
     """

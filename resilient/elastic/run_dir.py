@@ -52,8 +52,8 @@ class AgentDirectory:
 def make_folder() -> Path:
     """Create a directory for an agent, and delete those of dead agents.
 
-    An agent locks its directory and then marks it as locked. A directory without the mark stays:
-    its agent may be starting now, or belong to a release without locks.
+    An agent locks its directory and then marks it as locked. A directory without the mark is not
+    deleted, because its agent may be starting now, or belong to a release without locks.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_own(path):
@@ -85,8 +85,9 @@ HELD_MAX = 1000
 class EventFile:
     """Event sink that buffers until a worker has published its event folder. Any thread.
 
-    Nothing is written if no worker publishes one: a script without our trainer, and without a
-    repository on this host. Agents of several hosts, and successive agents, may share the file.
+    Nothing is written if no worker publishes a folder, as with a script without our trainer and
+    without a repository on this host. Agents of several hosts, and successive agents, may share the
+    file.
 
     Args:
         folder: Folder of the file; empty to take it from the workers.

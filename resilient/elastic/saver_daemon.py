@@ -25,7 +25,7 @@ _READY_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class DaemonExited(Event):
-    """The saver daemon of this host ended; the trainers persist by themselves meanwhile."""
+    """The saver daemon of this host ended; until it runs again, the trainers persist saves."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "the saver daemon ended with {status}: {follows}"
@@ -61,8 +61,8 @@ class DaemonAbandoned(Event):
 class DaemonSupervisor:
     """Supervisor that keeps one saver daemon running across attempts.
 
-    The daemon's standard input is a pipe that only this process holds. When this process ends in
-    any way, the daemon commits the saves in flight and exits.
+    The daemon's standard input is a pipe whose other end only this process has open. When this
+    process ends in any way, the daemon commits the saves in flight and exits.
 
     Args:
         folder: Private folder for the socket.
@@ -112,7 +112,7 @@ class DaemonSupervisor:
         )
 
     def ready(self) -> None:
-        """Wait until the daemon accepts requests; training continues without a daemon that fails.
+        """Wait until the daemon accepts requests; if it fails, training continues without a daemon.
 
         The failure is reported once, and the start is not retried.
         """
@@ -218,8 +218,8 @@ def resolve_memory_limit(options: DaemonOptions, root: Path = ROOT) -> DaemonOpt
         root: Folder of shared memory.
 
     Returns:
-        Options with a positive limit. If the limit was left to the machine and memory is short,
-        they disable the daemon and name the reason.
+        Options with a positive limit. If the user set no limit and memory is short, the options
+        disable the daemon and name the reason.
 
     Raises:
         ConfigError: The user asked for more memory than this host has.

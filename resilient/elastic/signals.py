@@ -30,12 +30,12 @@ class StopInterrupt(BaseException):
 class StopSignals:
     """Stop requests from signals and threads, with their deadline.
 
-    SIGTERM, SIGINT and SIGHUP are orders: the first asks for a graceful stop, the second for an
-    immediate one. SIGUSR1 and SIGUSR2 are preemption notices: they always request the graceful
+    SIGTERM, SIGINT and SIGHUP are stop orders. The first order requests a graceful stop, the second
+    an immediate stop. SIGUSR1 and SIGUSR2 are preemption notices, which always request a graceful
     stop. A request from another thread counts as a notice.
 
     Args:
-        clock: Clock that separates two orders from one that arrived twice.
+        clock: Clock that distinguishes two orders from one order that arrived twice.
         grace_seconds: Time for a stop if only a signal asks for it.
 
     Attributes:
@@ -83,7 +83,8 @@ class StopSignals:
     def tell(self, request: StopRequest) -> None:
         """Request a stop from any thread while the block of :meth:`listening` runs.
 
-        The main thread receives the request as a signal, so it also ends a wait for other nodes.
+        The main thread receives the request as a signal, so the request also ends a wait for other
+        nodes.
         """
         self._pending_request = request
         signal.pthread_kill(_main_thread(), signal.SIGUSR2)
@@ -103,9 +104,9 @@ class StopSignals:
             self._may_interrupt = False
 
     def left_seconds(self) -> float | None:
-        """Return the time that a stop leaves after the workers' end, None without a request.
+        """Return the time left of a stop after the workers' end; None without a request.
 
-        The result is 0 for an urgent stop, and otherwise at least the 2 s that a notice reserves.
+        The result is 0 for an urgent stop, and otherwise at least 2 s, which a notice reserves.
         """
         if self.request is None:
             return None

@@ -1,9 +1,9 @@
 """Stack dumps of all ranks of this host, taken when a hang is found, before any kill.
 
 A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
-its threads. A stopped process cannot answer. So it is continued once, after its kernel state was
-read, and killed a moment later. A process without an answer (state D, or not Python) is described
-by the kernel alone, with a note.
+its threads. A stopped process cannot answer. So the agent reads its kernel state, continues the
+process once, and kills it a moment later. If a process does not answer (state D, or not Python),
+the dump has only its kernel state and a note.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def state_of(pid: int, folder: Path | None = None) -> str:
 
 
 def main_stack(text: str) -> list[str]:
-    """Return the lines of the main thread's stack, innermost first; it is printed last."""
+    """Return the lines of the main thread's stack, innermost frame first."""
     return text.rstrip().rpartition("\n\n")[2].splitlines()
 
 

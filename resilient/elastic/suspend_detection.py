@@ -1,8 +1,8 @@
 """Detection of times in which the agent itself was suspended, frozen or starved.
 
-SLURM suspends jobs, a cgroup freezes, a debugger stops: agent and ranks stand still together, and
-continue in any order. The monotonic clock counts that time, but no rank could write a heartbeat in
-it. Time in which the agent did not run therefore counts against no rank.
+A SLURM suspend, a frozen cgroup or a debugger stops the agent and the ranks together. The processes
+continue in any order. The monotonic clock counts the stopped time, but no rank could write a
+heartbeat in that time. Time in which the agent did not run therefore counts against no rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GAPS_MAX = 64
 
 
 class SuspendDetector:
-    """Record of the owner's checks; a check that starts much too late reveals a suspension.
+    """Detector that takes a much too late check of its owner as a suspension.
 
     A check itself may take long, for example in a silent store. So only the time between the end of
     one check and the start of the next counts.

@@ -33,7 +33,7 @@ class WorkerError:
         traceback: Complete traceback as Python prints it.
         code: RES id of one of our errors.
         hint: Hint of that error: the next command to run.
-        exit_code: Exit code with which the worker was about to end.
+        exit_code: Exit code that the worker was about to return.
         at_seconds: Time of the error, monotonic seconds; None if unknown.
     """
 
@@ -73,7 +73,7 @@ class WorkerFailure:
 
     @property
     def is_mere_echo(self) -> bool:
-        """True if the only known fact is that another rank failed or went silent."""
+        """True if the failure only shows that another rank failed or went silent."""
         return self.error.is_echo and self.cause is Cause.PEER
 
     @property
@@ -136,8 +136,8 @@ def find_failures(
 
     Args:
         exits: Exits of all ended workers, stopped ones included.
-        before_seconds: Time at which the agent began to stop the other workers. Later exits
-            are the agent's doing, unless the error file shows an earlier failure.
+        before_seconds: Time at which the agent began to stop the other workers. The agent caused
+            later exits, unless the error file shows an earlier failure.
         seen: Observations of the host.
     """
     failed = [

@@ -4,10 +4,10 @@ Each rank prints into two named pipes, which the first code of a worker opens. S
 started workers behave alike. A thread of the agent reads the pipes. The thread forwards the bytes
 to the agent's own standard output and error, and writes timestamped lines to
 ``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still read.
-A full disk loses lines of the file, but never a worker.
+If the disk is full, lines of the file are lost, but no worker fails.
 
-The reader never loads a whole file. The reader finds its start from the end of the file or by
-bisection. Then it merges the lines of all ranks of one attempt by time.
+The reader never loads a whole file. It searches its first line backwards from the end of the file
+or by bisection. Then the reader merges the lines of all ranks of one attempt by time.
 """
 
 from __future__ import annotations

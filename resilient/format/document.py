@@ -1,11 +1,11 @@
 """Sealed canonical JSON documents, and bounded validation of untrusted documents.
 
 A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. Its ``root``
-is the SHA-256 of the same document without that field. Reading requires the exact bytes that
-writing would produce, so a change of any bit is found.
+is the SHA-256 of the same document without that field. A reader accepts only the exact bytes that a
+writer would produce, so a change of any bit is detected.
 
-The bounds limit types, lengths, counts and depths. A seal finds damage, but anyone who can write a
-document can also seal it. Therefore no value of a document is multiplied, allocated or walked
+The bounds limit types, lengths, counts and depths. A seal detects damage, but anyone who can write
+a document can also seal it. Therefore no value of a document is multiplied, allocated or walked
 before it was checked against these bounds.
 """
 
@@ -49,7 +49,7 @@ def text(value: Any, path: str, length_max: int = _TEXT_LENGTH_MAX) -> None:
 
 
 def name(value: Any, path: str) -> None:
-    """Require a tensor name; it holds any keys of a model, so it may be longer and less plain."""
+    """Require a tensor name, which may be long and may contain any keys of a model."""
     _require(isinstance(value, str) and len(value) <= _NAME_LENGTH_MAX, path, "is not a name")
 
 
@@ -199,8 +199,9 @@ def check_manifest(fields: Mapping[str, Any]) -> None:
     """Check a manifest's fields against the bounds, before values are built from them.
 
     Raises:
-        ValueError: A field is missing, of another type or out of bounds. Also if tensors claim more
-            bytes of a file than it has, because reading them would take more memory than the file.
+        ValueError: A field is missing, of another type or out of bounds. Also raised if tensors
+            claim more bytes than their file has, because a read would need more memory than the
+            file.
     """
     _MANIFEST(fields, "manifest")
     claimed = _check_tensors(fields["tensors"])
@@ -257,7 +258,7 @@ def check_depth(value: Any, depth_max: int = DEPTH_MAX) -> None:
     """Require that lists and objects nest at most ``depth_max`` deep, without recursion.
 
     Raises:
-        ValueError: They nest deeper.
+        ValueError: The values nest deeper.
     """
     level = nested([value])
     for _ in range(depth_max):

@@ -67,7 +67,7 @@ class CheckpointId:
     """Name of one checkpoint, and owner of every key under its folder.
 
     The order is (generation, step): each save of a later attempt outranks all saves of an earlier
-    one.
+    attempt.
     """
 
     generation: int
@@ -80,7 +80,7 @@ class CheckpointId:
 
     @property
     def copy_key(self) -> str:
-        """The key of the manifest's second copy, for repairs; its presence means nothing."""
+        """The key of the manifest's second copy, for repairs; its presence is no commit."""
         return self.key(MANIFEST_COPY)
 
     @property
@@ -104,7 +104,7 @@ class TrashedManifest:
         name: Name of the file.
         since: Time of the move to the trash, UTC, ISO 8601; the same for all manifests of one
             prune.
-        until: Time from which its bytes may be freed.
+        until: Time from which the files of the checkpoint may be deleted.
     """
 
     name: str
@@ -113,7 +113,7 @@ class TrashedManifest:
 
     @property
     def prune(self) -> str:
-        """The id of the prune that moved it: both moments, as spelled in the name."""
+        """The id of the prune that moved the manifest: both times, as spelled in the name."""
         return self.name.removeprefix(_TRASHED).removesuffix(".json")
 
 
@@ -121,7 +121,7 @@ def whole_step(step: Any) -> int:
     """Return a step as a plain number, also a step of NumPy or of a tensor.
 
     Raises:
-        ConfigError: The step is no single whole number, or out of bounds.
+        ConfigError: The step is not a single whole number, or is out of bounds.
     """
     number = -1
     is_truth = "bool" in str(getattr(step, "dtype", type(step).__name__))
@@ -158,7 +158,7 @@ def key_of_file(checkpoint: CheckpointId, name: str) -> str:
 
 
 def origin_of(name: str) -> CheckpointId | None:
-    """Return the older checkpoint whose folder has the file, None for the own folder."""
+    """Return the older checkpoint whose folder has the file; None for the manifest's own folder."""
     split = split_checkpoint_key(name)
     return split[0] if split and split[1] != MANIFEST else None
 
@@ -257,7 +257,7 @@ def tag_key(name: str) -> str:
 def parse_tag(key: str) -> str | None:
     """Return the name in a tag's key, or None for any other key.
 
-    A name that already means a checkpoint, such as ``latest`` or a step, is no tag.
+    A name that already refers to a checkpoint, such as ``latest`` or a step, is no tag.
     """
     if not key.startswith(TAGS) or not key.endswith(".json"):
         return None
@@ -266,7 +266,7 @@ def parse_tag(key: str) -> str | None:
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether ``name`` is a valid file name: one segment, no climbing, a known ending."""
+    """Return whether ``name`` is a valid file name: one path segment, with a known ending."""
     return _FILE.fullmatch(name) is not None
 
 

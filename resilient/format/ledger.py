@@ -1,8 +1,8 @@
 """Encoding of the sample ledger: rows, a hash chain over them, and segments.
 
 A record is a row of JSON. Its link is a SHA-256 over the previous link, the generation that wrote
-the record and the record's text. A link therefore stands for every record since the run began, for
-any division into segments. A segment has the records between one checkpoint and the next::
+the record and the record's text. A link therefore depends on every record since the run began, but
+not on the division into segments. A segment has the records between one checkpoint and the next::
 
     link 0 = sha256(run and place where the ledger begins)
     link 1 = sha256(link 0, generation, row 1)    link 2 = sha256(link 1, generation, row 2)    ...
@@ -47,11 +47,11 @@ class LedgerPosition:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """Ledger entry of a manifest, so that no segment can be changed unnoticed.
+    """Ledger entry of a manifest, which reveals any change of a segment.
 
     Attributes:
         segment: Key of the checkpoint's segment.
-        head: Link after its last record.
+        head: Link after the last record of the segment.
         records: Number of records since the ledger began.
         place: Position after the last record.
     """

@@ -35,7 +35,8 @@ def check_manifest_consistency(manifest: Manifest, chunk_bytes: int) -> None:
         chunk_bytes: Chunk length that the manifest states.
 
     Raises:
-        ValueError: Names climb, offsets leave files, or tensors have holes.
+        ValueError: A name leads out of the folder, an offset is outside its file, or a tensor has
+            holes.
         KeyError: A region is in a file that is not listed.
     """
     _require(chunk_bytes == CHUNK_BYTES, f"chunks of {chunk_bytes} bytes")
@@ -125,7 +126,7 @@ class FileEntry:
 
     @property
     def origin(self) -> CheckpointId | None:
-        """The older checkpoint whose folder has the file; None for the manifest's own folder."""
+        """Older checkpoint whose folder has the file; None for the manifest's own folder."""
         return origin_of(self.name)
 
 
@@ -272,7 +273,7 @@ class Manifest:
 
     @property
     def needed(self) -> frozenset[str]:
-        """Names of the files that a restore may read: no parity, and no file only parity needs."""
+        """Names of the files that a restore may read, without parity and files for parity only."""
         regions = (region.file for tensor in self.tensors for region in tensor.regions)
         return frozenset({*regions, *(part.document for part in self.parts)})
 

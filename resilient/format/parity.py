@@ -1,9 +1,9 @@
 """Reed-Solomon parity groups over GF(256).
 
 A group is up to ``GROUP_FILES_MAX`` files of one rank and k parity files, each as long as the
-group's longest file. Shorter files count as if zeros followed. Any k files of a group can be
-reconstructed. The code works byte by byte, so damage counts per place: in each chunk's place of the
-group any k files may be damaged.
+group's longest file. Shorter files are padded with zeros. Any k files of a group can be
+reconstructed. The code works byte by byte, so at each chunk position of the group any k files may
+be damaged.
 
 Addition is XOR; multiplication is that of polynomials over GF(2) modulo x^8+x^4+x^3+x^2+1
 (0x11D, as in RAID-6 and most Reed-Solomon codes). The code is systematic: byte ``p`` of parity row
@@ -63,7 +63,7 @@ def invert(value: int) -> int:
 def coefficient(row: int, column: int) -> int:
     """Return the factor of file ``column`` of a group in parity row ``row``.
 
-    The numbers of rows and columns together must be below ``SHARES_MAX``, or it divides by 0.
+    The numbers of rows and columns together must be below ``SHARES_MAX``, to avoid a division by 0.
     """
     return multiply(255 ^ column, invert((255 - row) ^ column))
 
@@ -85,7 +85,7 @@ def solve(lost: Sequence[int], rows: Sequence[int]) -> Matrix:
 
 
 def add(total: bytearray, terms: Sequence[tuple[int, Bytes]]) -> None:
-    """Add the sum of (factor, bytes) to the head of ``total`` in place; no term is longer."""
+    """Add factor times bytes of each term to the beginning of ``total``, in place."""
     import numpy as np
 
     sums = np.frombuffer(total, np.uint8)
@@ -159,7 +159,7 @@ class ParityGroup:
 
 
 def check_parity(count: object) -> int:
-    """Return the number of losses that a group survives, or reject the number.
+    """Return the number of lost files that a group can reconstruct, or reject the number.
 
     Raises:
         ConfigError: ``count`` is no whole number from 0 to ``PARITY_MAX``.
@@ -181,7 +181,7 @@ def check_groups(groups: Sequence[ParityGroup], sizes: Mapping[str, int]) -> Non
         sizes: Bytes of every file of the manifest, by name.
 
     Raises:
-        ValueError: They contradict each other, or no release of this version wrote them.
+        ValueError: The groups contradict each other, or no release of this version wrote them.
     """
     parity = [name for group in groups for name in group.parity]
     if sorted(parity) != sorted(name for name in sizes if is_parity_name(name)):

@@ -74,7 +74,7 @@ class PartialFile:
         """Return bytes of the file, without a copy.
 
         Raises:
-            LookupError: The bytes were not read, or not into one piece of memory.
+            LookupError: The bytes were not read, or were read into separate pieces of memory.
         """
         index = bisect_right(self.starts, start) - 1
         begin = start - self.starts[index] if index >= 0 else -1
@@ -91,7 +91,7 @@ def view_of(content: Content | memoryview, start: int, length: int) -> memoryvie
     """Return ``length`` bytes of a file from ``start``, without a copy.
 
     Raises:
-        IntegrityError: The file ends before.
+        IntegrityError: The file ends earlier.
         LookupError: The bytes were not read.
     """
     if isinstance(content, PartialFile):
@@ -105,9 +105,9 @@ def view_of(content: Content | memoryview, start: int, length: int) -> memoryvie
 def stored_spans(
     stored: StoredRegion, box: Region, item_bytes: int
 ) -> Iterator[tuple[Region, int, int]]:
-    """Yield the places in the file of the parts of ``box`` that ``stored`` has.
+    """Yield the places in the file of those parts of ``box`` that ``stored`` contains.
 
-    Planning a read and reading use the same cuts.
+    The plan of a read and the read itself divide a box in the same way.
 
     Yields:
         (part of the box in global coordinates, first byte in the file, bytes). Inside, elements
@@ -123,8 +123,8 @@ def stored_spans(
 def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, set[int]]:
     """Return by file name the numbers of the chunks that contain the wanted boxes of ``tensors``.
 
-    Own files without a tensor in ``boxes`` are left out, because they are wanted whole. Of a file
-    in an older checkpoint's folder only the referenced bytes are wanted.
+    Files of this checkpoint without a tensor in ``boxes`` are left out, because they are wanted
+    whole. Of a file in an older checkpoint's folder, only the referenced bytes are wanted.
     """
     tensors = list(tensors)
     partial = {

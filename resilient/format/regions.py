@@ -120,7 +120,8 @@ def row_runs(outer: Region, inner: Region) -> list[tuple[int, int]]:
     """Return the element runs (start, count) of ``inner`` inside ``outer`` laid out row-major.
 
     Both are in global coordinates and ``inner`` lies inside ``outer``. Runs are as long as the
-    layout allows and in row-major order of ``inner``, so they read straight into its own buffer.
+    layout allows and in row-major order of ``inner``, so they can be read directly into the buffer
+    of ``inner``.
     """
     if inner.size == 0:
         return []
@@ -153,7 +154,7 @@ def spans(outer: Region, inner: Region, hole: int) -> list[tuple[Region, int, in
     """Cut ``inner`` into boxes that are each in one run of ``outer`` laid out row-major.
 
     A run may have holes: elements of ``outer`` that are not in the box. Each hole is shorter than
-    ``hole`` elements, because a new run is cheaper than reading on over a longer hole.
+    ``hole`` elements, because a new run is cheaper than reading a longer hole.
 
     Args:
         outer: Stored box, in global coordinates.
@@ -189,7 +190,7 @@ def flat_regions(shape: Sequence[int], start: int, count: int) -> list[Region]:
         count: Number of elements of the run; it ends inside the tensor.
 
     Returns:
-        Boxes in the order of the run, each contiguous in it: at most two per axis.
+        Boxes in the order of the run, at most two per axis, each contiguous in the run.
     """
     if count == 0:
         return []

@@ -1,9 +1,9 @@
 """Signature of a manifest (HMAC): proof that a key holder wrote the checkpoint.
 
 HMAC-SHA-256 (RFC 2104) covers the manifest's root, which is the SHA-256 of the manifest's content.
-The HMAC also covers the SHA-256 of every file, because the manifest's file digests find damage and
-not forgery. The signature is beside the manifest in its own sealed document: a manifest cannot
-contain a value over its own root.
+The HMAC also covers the SHA-256 of every file, because the manifest's file digests detect damage
+but not forgery. The signature is in its own sealed document, because a manifest cannot contain a
+value computed from its own root.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SigningKey:
 
     @property
     def key_id(self) -> str:
-        """A fingerprint: distinguishes keys and reveals nothing about the secret."""
+        """Fingerprint that distinguishes keys and reveals nothing about the secret."""
         return hmac.new(self.secret, _NAMED, hashlib.sha256).hexdigest()[:_KEY_ID_LENGTH]
 
     def mac(self, root: str, files: Mapping[str, str]) -> str:
@@ -119,7 +119,8 @@ def decode_signature(data: bytes, name: str, root: str) -> dict[str, Any]:
     """Parse the signature of the manifest with this root, without verifying it by key.
 
     Raises:
-        IntegrityError: It is damaged, belongs to another manifest, or has an unknown version.
+        IntegrityError: The signature is damaged, belongs to another manifest, or has an unknown
+            version.
     """
     fields = unseal(data, name)
     expected = {"format": FORMAT, "version": VERSION, "algorithm": _ALGORITHM, "manifest": root}

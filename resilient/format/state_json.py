@@ -1,9 +1,10 @@
 """JSON grammar of non-tensor state (docs/format.md), checked without building values.
 
-A later reader builds lists, dicts and arrays from a tree; here the tree is only walked, in bounds.
-A long list of objects stays text. The logs of a run grow with its steps, and a resume does not need
-them. The document marks the edges of such a list by indentation, so the list is cut out and put
-back without decoding. The cost does not grow with the number of objects, only with their bytes.
+A later reader builds lists, dicts and arrays from a tree. This module only walks the tree, within
+bounds. A long list of objects stays text, because the logs of a run grow with its steps and a
+resume does not need them. The document marks the edges of such a list by indentation, so the list
+is cut out and put back without decoding. The cost therefore depends on the bytes, not on the number
+of objects.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def row_of(tree: Any) -> str:
     """Return an object's JSON tree as its lines in a document.
 
     Raises:
-        ValueError: A number is not finite; a tree spells such a number otherwise.
+        ValueError: A number is not finite, which a tree encodes in another way.
     """
     text = json.dumps(tree, sort_keys=True, indent=INDENT, allow_nan=False)
     return 2 * _EDGE + text.replace("\n", "\n" + 2 * _EDGE)
@@ -83,8 +84,8 @@ def row_of(tree: Any) -> str:
 def extract_rows(document: str, field: str) -> tuple[str, JsonRows]:
     """Return a document with an empty list for ``field``, and the rows that were cut out.
 
-    A line of JSON with exactly one level of indentation belongs to a field of the outer object, as
-    no text in JSON spans lines. A document without such a list, or with another spelling, is
+    A line of JSON with exactly one level of indentation belongs to a field of the outer object,
+    because no JSON text spans lines. A document without such a list, or with another spelling, is
     returned unchanged, without rows.
     """
     opens = f'\n{_EDGE}"{field}": ['
@@ -125,7 +126,7 @@ def tree_of(part: PartEntry, data: bytes, rows: str = "") -> Any:
         rows: Field of the tree to keep as :class:`JsonRows`, if its text allows it.
 
     Raises:
-        IntegrityError: The document is no JSON, or does not contain the part.
+        IntegrityError: The document is not JSON, or does not contain the part.
     """
     try:
         return _tree_around(rows, data) if rows and _is_its_own(part) else _tree_of(part, data)

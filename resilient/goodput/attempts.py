@@ -2,7 +2,7 @@
 
 An agent reports the start and the end of an attempt, and its ranks report their work. Ranks that no
 agent of `resilient` started (torchrun, plain python) form separate attempts, one per generation.
-Moments that no event reports are inferred from the events around them.
+Times that no event reports are inferred from neighbouring events.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class Rewind:
         step: Step from which training continued.
         lost_steps: Discarded steps, all after ``step``.
         reason: Reason of the return.
-        host: Host that reported it.
-        times: Number of returns in the run so far, over all attempts.
+        host: Host that reported the return.
+        times: Number of returns in the run up to this one, over all attempts.
     """
 
     began_ms: int
@@ -245,7 +245,7 @@ def when_done(points: Sequence[StepTime], step: int) -> int:
 
 
 def done_ms(record: EventRecord) -> int:
-    """Return the time at which the step of a record ended: the start of the phase that follows."""
+    """Return the time at which the step of a record ended, that is, when the next phase began."""
     return record.at_ms - (
         record.milliseconds("took_seconds") if record.event == "PhaseEnded" else 0
     )

@@ -1,11 +1,12 @@
 """Event files of all hosts as records, with corrected clocks.
 
-A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; its event class documents the fields. A
-last line that was cut short is ignored. Times are whole milliseconds since 1970, so sums are exact.
+A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; the class of the event documents the
+fields. A truncated last line is ignored. Times are whole milliseconds since 1970, so sums are
+exact.
 
 Each record has the time of day and the seconds since the boot of its machine. No user can set the
-latter, and all processes of one boot share them. Differences between records of one boot are
-therefore differences of boot seconds. The time of day only places the boot on the calendar, by the
+boot seconds, and all processes of one boot share them. Differences between records of one boot are
+therefore differences of boot seconds. The time of day only converts boot seconds to dates, by the
 median of the boot's records. The clocks of several hosts are aligned at the rendezvous of each
 attempt.
 """
@@ -140,7 +141,7 @@ class EventRecord:
         return round(1000 * min(_YEARS_MS / 1000, max(0.0, self.number(name))))
 
     def text(self, name: str) -> str:
-        """Return a text field, or an empty text if it is none."""
+        """Return a text field; an empty text for any other value."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else ""
 
@@ -163,13 +164,13 @@ class EventRecord:
 def read_records(folders: Sequence[Path]) -> list[EventRecord]:
     """Return the records of all event files in ``folders``, by corrected time.
 
-    Each folder holds event files, or is a run folder with event files in ``events``. Lines that are
-    no events are ignored: a killed process or a full disk leaves half a line.
+    Each folder has event files, or is a run folder with event files in ``events``. Lines that are
+    no events are ignored, because a killed process or a full disk leaves half a line.
 
     Raises:
-        RepositoryNotFound: A folder holds no event file.
+        RepositoryNotFound: A folder has no event file.
         OSError: A file cannot be read.
-        StoreDenied: A file leads out of its folder, or is no plain file.
+        StoreDenied: A file leads out of its folder, or is not a regular file.
     """
     records = [
         record
@@ -194,7 +195,7 @@ def parse_line(line: str, source: str = "") -> EventRecord | None:
 
 
 def parse_fields(line: str) -> dict[str, Any]:
-    """Return the JSON object of a line; empty if the line holds none."""
+    """Return the JSON object of a line; empty if the line is not a JSON object."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -227,7 +228,7 @@ def _read(folder: Path, path: Path) -> Iterator[EventRecord]:
 
 
 def event_lines(folder: Path, path: Path) -> Iterator[str]:
-    """Yield the lines that an event file holds now, without overlong lines.
+    """Yield the current lines of an event file, without overlong lines.
 
     Args:
         folder: Folder of the run, as the user named it.
@@ -235,7 +236,7 @@ def event_lines(folder: Path, path: Path) -> Iterator[str]:
 
     Raises:
         OSError: The file cannot be read.
-        StoreDenied: The path leads out of the folder, or is no plain file.
+        StoreDenied: The path leads out of the folder, or is not a regular file.
     """
     with open_inside(folder, path, FILE_BYTES_MAX) as file:
         # Reading to the end of a file that grows as fast as it is read would never stop.
@@ -321,9 +322,9 @@ TOLERANCE_MS = 2_000
 def align(records: Sequence[EventRecord]) -> list[EventRecord]:
     """Return the records by time, with the times of all hosts moved to the clock of the first host.
 
-    All hosts of an attempt leave its rendezvous together. Their clocks differ at that moment by
-    their error, so the correction is the median over all attempts. Records of a host that met no
-    other host keep their times.
+    All hosts of an attempt leave its rendezvous together. The difference of their clocks at that
+    moment is the clock error. The correction is the median over all attempts. Records of a host
+    that met no other host keep their times.
     """
     offsets = offsets_ms(records)
     if not any(offsets.values()):

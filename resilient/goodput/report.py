@@ -75,7 +75,7 @@ class RunStatus:
         steps_per_second: Rate of the newest steps of this attempt, 0 if unknown.
         told_ms: Time of the newest event.
         exit_code: Exit code of the agent that ended last; None while it runs or if not reported.
-        is_done: Whether training came to its end.
+        is_done: Whether training has ended normally.
     """
 
     step: int
@@ -160,8 +160,8 @@ def build_report(
         event_records: All records of the run, in any order.
         until_ms: The present, for a running run; 0 ends the report with the last record. See
             :func:`resilient.goodput.event_log.present_ms`.
-        goes_on: Whether its agent may be alive. Intervals of a dead agent are not extended to the
-            present.
+        goes_on: Whether the run's agent may be alive. Intervals of a dead agent are not extended to
+            the present.
     """
     by_time = correct_clock_steps(event_records)
     records = align(by_time)

@@ -172,7 +172,8 @@ class SaveEvery:
         steps: Steps between saves; 0 if not given in steps.
         seconds: Training time between saves, in seconds; 0 if not given in time.
         memory_steps: Steps between two entries of the step cache; 0 for none.
-        says_saves: Whether the text sets the save interval, not the step cache alone.
+        says_saves: Whether the text sets the save interval, and not only the interval of the step
+            cache.
     """
 
     steps: int = 0

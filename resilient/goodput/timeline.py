@@ -70,7 +70,7 @@ class TimelineInterval:
 
 
 class Timeline:
-    """A span of time in which each moment has one class; later paint replaces earlier paint.
+    """Span of time in which each moment has one class; a later ``paint`` replaces an earlier one.
 
     Args:
         began_ms: Start of the whole span.
@@ -90,7 +90,7 @@ class Timeline:
         attempt: int = 0,
         only: Collection[TimeClass] = (),
     ) -> None:
-        """Set the class between two moments; with ``only``, where the class is one of those."""
+        """Set the class between two moments; with ``only``, replace only those classes."""
         began_ms = max(began_ms, self._boundaries[0])
         ended_ms = min(ended_ms, self._ended_ms)
         if began_ms >= ended_ms:
@@ -137,7 +137,7 @@ def paint_launches(
 
 
 def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
-    """Paint the time of an attempt, over that of its agents."""
+    """Paint the time of an attempt over the time of its agents."""
     attempt, training = timeline.life, timeline.training
     paint = line.paint
     number, ended_ms = attempt.number, attempt.ended_ms
@@ -199,7 +199,7 @@ class Fault:
         rank: Rank that failed first, -1 if none did.
         down_ms: Time until the first step of the next attempt ended; None if none has.
         lost_steps: Completed steps after the step from which the next attempt began.
-        lost: Spans of their time, (from, to, attempt).
+        lost: Time spans of the lost steps, (from, to, attempt).
     """
 
     life: int
@@ -240,7 +240,7 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     """Return the faults of a run by time.
 
     Steps above the first step of an attempt are charged to the end of the last attempt that trained
-    before it. This holds also for a rollback into the work of attempts that ended long before.
+    before it. The same rule applies to a rollback into the work of much earlier attempts.
     """
     left = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
@@ -293,7 +293,7 @@ def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary
 
 
 def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
-    """Paint lost training over the classes below it."""
+    """Paint lost training over the classes of that time."""
     for fault in faults:
         for began_ms, ended_ms, attempt in fault.lost:
             line.paint(began_ms, ended_ms, TimeClass.LOST, attempt, {TimeClass.TRAINING})

@@ -10,9 +10,9 @@
                 ...
                 checkpointer.save(step)
 
-The repository replaces ``accelerator.save_state``. A checkpoint holds all objects that were
+The repository replaces ``accelerator.save_state``. A checkpoint contains all objects that were
 prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. The checkpoint also has the files of save hooks, and the position in the data, which
+state. The checkpoint also contains the files of save hooks, and the position in the data, which
 accelerate leaves to the script.
 """
 
@@ -58,7 +58,7 @@ class AcceleratorCheckpointer(Checkpointer):
     hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
 
     A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
-    checkpoint holds the files that they write. ``resume`` calls the hooks of
+    checkpoint contains the files that they write. ``resume`` calls the hooks of
     ``register_load_state_pre_hook`` with a folder of these files, before it loads the models. The
     models are always loaded as saved, even if a hook removed some from its list.
 
@@ -75,8 +75,8 @@ class AcceleratorCheckpointer(Checkpointer):
         epoch: Number of completed passes of ``batches``.
 
     Raises:
-        ConfigError: The accelerator keeps its state out of reach of this class, or a prepared
-            loader is a ``StatefulDataLoader``.
+        ConfigError: This class cannot access the accelerator's state, or a prepared loader is a
+            ``StatefulDataLoader``.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class AcceleratorCheckpointer(Checkpointer):
     def resume(self, ref: str | None = None) -> int | None:
         """Load the newest checkpoint that all ranks can verify, and begin this attempt.
 
-        It works like :meth:`resilient.checkpointer.Checkpointer.resume`. Random state is restored
-        when ``batches`` yields its first batch.
+        This method works like :meth:`resilient.checkpointer.Checkpointer.resume`. Random state is
+        restored when ``batches`` yields its first batch.
 
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Raises:
-            ConfigError: Also if the accelerator trains on this rank alone, of several.
+            ConfigError: Also if the accelerator uses only this rank, but the run has several ranks.
         """
         ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
         if processes != ranks:
@@ -293,7 +293,7 @@ class Order:
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state at the beginning of the epoch and now."""
+        """Return the state at the beginning of the epoch and the current state."""
         return {
             "streams": self._streams,
             "drawn_from": self._drawn_from,

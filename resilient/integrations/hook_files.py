@@ -41,8 +41,8 @@ class HookFiles:
     def collect(self) -> None:
         """Call the save hooks and keep the files that they write in memory.
 
-        Collective: every rank. All ranks keep the files of every rank, as in one shared folder. Of
-        files with the same name, that of the lowest rank is kept.
+        Collective: every rank. All ranks keep the files of every rank, as in one shared folder. If
+        several ranks write a file of the same name, the file of the lowest rank is kept.
         """
         accelerator, weights = self._accelerator, []
         if accelerator.distributed_type != DistributedType.FSDP:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCheckpoint:
-    """The checked checkpoint that a trainer shall load.
+    """Checked checkpoint that a trainer is about to load.
 
     Attributes:
         path: Path or URL.

@@ -51,13 +51,13 @@ _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
 class ResilientCheckpoint(Checkpoint):
     """A callback that saves a Trainer to a repository and resumes its newest checkpoint.
 
-    A checkpoint holds the module, optimizers, schedulers, precision, progress of the loops and
-    states of callbacks. It also holds the datamodule, the state of stateful loaders, logged metrics
-    and random state. The hooks ``on_save_checkpoint`` of module, callbacks and precision plugin may
-    add to it. The state of hooks must consist of tensors, arrays, plain values and containers of
-    them.
+    A checkpoint contains the module, optimizers, schedulers, precision, progress of the loops and
+    states of callbacks. It also contains the datamodule, the state of stateful loaders, logged
+    metrics and random state. The hooks ``on_save_checkpoint`` of module, callbacks and precision
+    plugin may add to it. The state of hooks must consist of tensors, arrays, plain values and
+    containers of them.
 
-    ``fit(ckpt_path=...)`` counts while the repository holds no checkpoint. The callback verifies
+    ``fit(ckpt_path=...)`` applies while the repository has no checkpoint. The callback verifies
     that file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged
     file and reports a loss.
 
@@ -111,7 +111,7 @@ class ResilientCheckpoint(Checkpoint):
         """Load everything, before the loader draws the order of its first epoch.
 
         Raises:
-            ConfigError: The strategy keeps its state out of reach of the parts, or a name is taken.
+            ConfigError: The callback cannot access the strategy's state, or a name is taken.
             IntegrityError: The repository is empty, and ``ckpt_path`` names a damaged checkpoint.
             IncompatibleCheckpoint: ``ckpt_path`` lost a part, and ``--strict-resume`` refuses a
                 loss.

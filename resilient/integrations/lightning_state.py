@@ -1,4 +1,4 @@
-"""State of Lightning's Trainer that only its hooks and its logger connector reach."""
+"""State of Lightning's Trainer that is accessible only through its hooks and logger connector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HookState:
         self._loaded_state: Mapping[str, Any] | None = None
 
     def exists(self) -> bool:
-        """Return true if any of them overrides a checkpoint hook."""
+        """Return true if the module, a callback or the plugin overrides a checkpoint hook."""
         trainer = self._trainer
         owners = [
             (trainer.lightning_module, CheckpointHooks),
@@ -93,8 +93,8 @@ class HookState:
 class LoggedMetrics:
     """Values that the module logged, and the sums of this epoch.
 
-    Lightning resets them at a resume. The mean of an epoch then covers only its remaining batches.
-    A scheduler that watches a metric has no value.
+    Lightning resets these values at a resume. The mean of an epoch would then cover only its
+    remaining batches, and a scheduler that watches a metric would have no value.
 
     Args:
         trainer: Trainer of the module that logs.
@@ -126,7 +126,7 @@ class LoggedMetrics:
         self._loaded_state = state
 
     def restore(self, *, is_within_epoch: bool) -> None:
-        """Give the trainer its values back, after its own reset.
+        """Restore the trainer's values, after the trainer has reset them.
 
         Args:
             is_within_epoch: Whether the sums of the epoch continue.
@@ -147,7 +147,7 @@ class LoggedMetrics:
             results.update_metrics = self._adding_to(results.update_metrics)
 
     def end_epoch(self) -> None:
-        """Forget sums that were not logged again."""
+        """Discard sums that were not logged again."""
         if self._pending or "update_metrics" in vars(self._results()):
             self._pending = {}
             vars(self._results()).pop("update_metrics", None)

@@ -1,7 +1,8 @@
 """Random state of a trainer and of its data loaders, and state that is restored by functions.
 
-A loader draws twice for an epoch. When the loader is iterated, it draws the seed of its workers.
-When the first batch is fetched, its sampler draws the order. Other code may draw in between.
+A loader draws twice for an epoch. First, when the loop starts to iterate, the loader draws the seed
+of its workers. Then, when the first batch is fetched, the sampler draws the order. Other code may
+draw in between.
 """
 
 from __future__ import annotations

@@ -58,13 +58,13 @@ _MARK = "the repository"
 class ResilientCallback(TrainerCallback):
     """A callback that saves a Trainer to a repository and resumes its newest checkpoint.
 
-    A checkpoint holds the model, optimizer, scheduler, gradient scaler and random state. It also
-    holds the trainer's state with its position in the data, stateful callbacks, and the sums for
+    A checkpoint contains the model, optimizer, scheduler, gradient scaler and random state. It also
+    contains the trainer's state with its position in the data, stateful callbacks, and the sums for
     its log. Objects that were registered with the trainer's accelerator are saved too. A second
     ``train()`` of the same trainer continues from the end of the first.
 
     Stateful callbacks get their state back without ``restore_callback_states_from_checkpoint``.
-    Their settings stay those that the script gives. A run that an ``EarlyStoppingCallback`` stopped
+    Their settings remain as the script sets them. A run that an ``EarlyStoppingCallback`` stopped
     stays stopped when it is started again.
 
     Args:
@@ -103,7 +103,7 @@ class ResilientCallback(TrainerCallback):
         """Train from the newest checkpoint of the repository; False starts at step 0.
 
         Raises:
-            NothingToResume: The argument is True and the repository holds no checkpoint.
+            NothingToResume: The argument is True and the repository has no checkpoint.
             StartOverRefused: There are only checkpoints of the stock trainer.
         """
         self._resume_reference = resume_from_checkpoint
@@ -116,7 +116,7 @@ class ResilientCallback(TrainerCallback):
         """Create and load all state; return the epoch and the number of batches to skip.
 
         Raises:
-            ConfigError: The trainer has another resume path, or it searches hyperparameters.
+            ConfigError: The trainer has another resume path, or runs a hyperparameter search.
         """
         trainer = self._trainer
         if trial is not None:
@@ -179,7 +179,7 @@ class ResilientCallback(TrainerCallback):
         return self._prepared_model, loader
 
     def run_epoch(self, **options: Any) -> None:
-        """Train an epoch or its remaining batches; none after the last step or an early stop."""
+        """Train the rest of an epoch; do nothing after the last step or an early stop."""
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and options["epoch"] == options["epochs_trained"]
@@ -224,7 +224,7 @@ class ResilientCallback(TrainerCallback):
         )
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Note that the next save comes after the epoch."""
+        """Record that the next save comes after the end of the epoch."""
         self._place.is_ended = True
 
     def evaluate(
@@ -264,7 +264,7 @@ class ResilientCallback(TrainerCallback):
         self._saved_step = state.global_step
 
     def load_best_model(self) -> None:
-        """Load the weights of the best model that a checkpoint holds."""
+        """Load the weights of the best model that a checkpoint has."""
         if self._best is not None and self._checkpointer is not None:
             self._checkpointer.load(self._best, "model")
 
@@ -276,7 +276,7 @@ class ResilientCallback(TrainerCallback):
             trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Refuse a log entry that no checkpoint can hold, before the next save.
+        """Refuse a log entry that no checkpoint can store, before the next save.
 
         Raises:
             UnsavableState: A value is neither a number nor text, nor a dict or list of them.

@@ -1,4 +1,4 @@
-"""A repair in progress: a virtual folder with the planned result, its problems, and its donors.
+"""State of a repair: a virtual folder with the planned result, its problems, and its donors.
 
 Nothing is written. A virtual folder is read like any other folder. The result of a repair is
 therefore detected, assessed and verified before its first byte is written.
@@ -241,13 +241,13 @@ class RepairCase:
         return bool(self.contents.layout)
 
     def fatal(self) -> list[Problem]:
-        """Return the problems that prevent a resume; weights without an optimizer are no damage."""
+        """Return the problems that prevent a resume; a missing optimizer is no such problem."""
         return [problem for problem in self.problems if problem.is_fatal and problem.what != ALONE]
 
     def broken(self) -> list[str]:
-        """Return the files that must not be used, or whose content is wrong.
+        """Return the files that must not be used or have wrong content.
 
-        A file of an older step is whole: no repair of damaged bytes may change it.
+        A file of an older step is intact, so no repair of damaged bytes may change the file.
         """
         places = (
             problem.place

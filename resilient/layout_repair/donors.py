@@ -1,8 +1,8 @@
 """Files from other copies of the same checkpoint, and removal of broken optional files.
 
-A copy may be in another tier or in a backup. If a file is whole in both places but differs, they
-are two checkpoints, or one file has undetected damage. The repair then takes neither file. A broken
-file is removed if its tool stops at the broken file and continues without it.
+A copy may be in another tier or in a backup. If a file is intact in both places but differs, these
+are two checkpoints, or one file has undetected damage. The repair then uses neither file. A broken
+file is removed if the tool fails on the broken file but continues without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DIFFERENT = (
 
 
 def take_from_copies(case: RepairCase) -> None:
-    """Take damaged files from copies that have them whole.
+    """Replace damaged files by intact files of other copies.
 
     Raises:
         StoreError: A place could not be read.

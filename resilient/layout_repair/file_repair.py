@@ -1,7 +1,7 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
 The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
-tensor of a damaged file is intact if its checksum is right, or if it lies within a valid header.
+tensor of a damaged file is intact if its checksum is right, or if it is within a valid header.
 Intact tensors are written as safetensors, which run no code, with the names of the lost tensors.
 """
 
@@ -265,7 +265,7 @@ def swap_back(case: RepairCase) -> None:
 
 
 def cut_slices(case: RepairCase) -> None:
-    """Remove files of slices that the index does not name, and bytes after the last slice."""
+    """Remove slice files that the index does not name, and bytes after the last slice."""
     for problem in case.problems:
         name = problem.place
         if not name.endswith(SLICES) or problem.is_fatal or name not in case.listing.sizes:
@@ -320,7 +320,7 @@ class SalvagedFile:
 
 
 def is_saved_so(problem: Problem) -> bool:
-    """Return True if a problem was saved with the numbers, and is no damage of the file."""
+    """Return True if a problem was already in the saved numbers, and is no damage of the file."""
     return " NaN and " in problem.what
 
 

@@ -91,7 +91,7 @@ def _index(case: RepairCase, shards: list[str]) -> bytes:
 
 
 def mend_latest(case: RepairCase) -> None:
-    """Rewrite the latest tag: the tag with the highest number that is whole."""
+    """Rewrite the latest tag with the intact tag of the highest number."""
     for name, tags in (
         (deepspeed.LATEST, _engines(case.draft)),
         (

@@ -133,11 +133,11 @@ def plan_layout_repair(
 
     Args:
         url: The folder or the file.
-        urls: Other copies of it, other steps of the same run, and logs of the run.
+        urls: Other copies of the checkpoint, other steps of the same run, and logs of the run.
         storage_options: Storage options for all of these places.
 
     Raises:
-        UnknownLayout: It is no checkpoint, and no other place identifies it.
+        UnknownLayout: The URL has no known checkpoint, and no other place identifies its layout.
         KeyNotFound: Nothing is at the URL.
         StoreError: A place could not be read.
     """

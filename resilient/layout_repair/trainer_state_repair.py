@@ -1,13 +1,13 @@
 """Repair of ``trainer_state.json`` and of schedulers.
 
 A truncated state has its first keys, in alphabetical order: the best checkpoint, the epoch, the
-step, and the beginning of the history. Another step of the run, or the arguments, have the state
-that is common to the run. State of this step alone is lost and reported.
+step, and the beginning of the history. State that is common to the run is copied from another step
+or from the arguments. Other state is lost and reported.
 
 The optimizer stores the current and the initial rate of each group, so a scheduler gets both rates
 back bit for bit. The step of the scheduler comes from the other files, and its kind from another
-step of the run or from the arguments. Counters other than steps, such as a plateau's patience, are
-not invented.
+step of the run or from the arguments. Other counters, such as a plateau's patience, are not
+restored.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class _Known:
 
 
 def mend_state(case: RepairCase) -> None:
-    """Rewrite a state that is lost, truncated or of another step; fix invalid fields of others."""
+    """Rewrite a state that is lost, truncated or of another step; else fix invalid fields."""
     if case.contents.layout != "hf-trainer":
         return
     try:

@@ -1,8 +1,9 @@
 """Logged metrics of a run, from the files beside its checkpoints.
 
-There are three kinds. ``log.jsonl`` and the events of our trainer have all digits. The event files
-of TensorBoard, which the Trainer of Transformers writes to ``runs``, have single precision. A run
-that was resumed left several attempts in them. Only the attempts that led to the checkpoint count.
+There are three kinds of files. ``log.jsonl`` and the events of our trainer have all digits. The
+event files of TensorBoard, which the Trainer of Transformers writes to ``runs``, have single
+precision. The files of a resumed run contain several attempts. Only the attempts that led to the
+checkpoint count.
 """
 
 from __future__ import annotations
@@ -202,8 +203,8 @@ def _line(text: str) -> tuple[int, Entry]:
 def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     """Return the entries that led to a step, from attempts that each began at some step (pure).
 
-    The attempt that reached the step last counts, from its start. Before that start, the earlier
-    attempt that reached it last counts, and so on. All other attempts are ignored.
+    The last attempt that reached the step counts from its start. For steps before that start, the
+    last earlier attempt that reached the start counts, and so on. All other attempts are ignored.
     """
     entries: list[Entry] = []
     limit, count = step, len(attempts)

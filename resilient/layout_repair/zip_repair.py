@@ -5,11 +5,11 @@ looks like a single flipped bit by chance once in 2^32 / n. Therefore only small
 this way, and the result must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
-directory at the end repeats them. A lost directory can therefore be rewritten, and the whole
-members of a truncated zip are known.
+directory at the end repeats these values. A lost directory can therefore be rewritten, and the
+intact members of a truncated zip can be found.
 
-Values are written as torch and pickle would write them, without either. A call is written as the
-reader (:mod:`resilient.layouts.pickle_reader`) found it; this module adds no names of its own.
+Values are written as torch and pickle would write them, without using either. A call is written as
+the reader (:mod:`resilient.layouts.pickle_reader`) found it. This module adds no names of its own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OF_LAST = {_FORWARD[1 << bit]: bit for bit in range(8)}
 
 
 def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
-    """Return the bytes with the single flipped bit corrected, None if no bit explains the checksum.
+    """Return the bytes with one flipped bit corrected; None if no bit explains the checksum.
 
     Args:
         data: The damaged bytes.

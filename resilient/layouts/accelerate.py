@@ -56,7 +56,7 @@ class StateHalf:
         engine: Contents of a DeepSpeed engine inside, which has both halves.
         world: Number of ranks that wrote it, if known.
         device: Device of the optimizer's state at the save, if known.
-        is_in_one: Whether it is an optimizer in one file, in torch's form.
+        is_in_one: Whether the half is an optimizer in one file, in torch's form.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -135,13 +135,14 @@ def optimizer_half(
     *,
     is_begun: bool = True,
 ) -> StateHalf:
-    """Return the optimizer half; for an engine it is in the model half.
+    """Return the optimizer half; for an engine, the model half contains it.
 
     Args:
         folder: Folder of the checkpoint.
         listing: Its files.
         model: The model half.
-        loses: State that its tool starts anew without an optimizer file; empty if the tool stops.
+        loses: State that the tool initializes again without an optimizer file; empty if the tool
+            stops.
         is_begun: Whether steps were made.
 
     Raises:

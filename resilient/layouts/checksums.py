@@ -1,7 +1,7 @@
 """Check of torch's own checksums against every byte.
 
-torch does not check them when it loads: a flipped bit becomes a weight. A file of safetensors has
-no checksum, so its numbers cannot be verified here.
+torch does not check its checksums when it loads, so a flipped bit silently changes a weight. A file
+of safetensors has no checksum, so its numbers cannot be verified here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOST_MAX = 64
 def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...]:
     """Return the members of torch files and slices whose checksum is wrong.
 
-    Reads every byte of them once. Files that cannot be opened are reported by their readers.
+    Reads every byte of these files once. Files that cannot be opened are reported by their readers.
 
     Args:
         folder: Folder of the files.

@@ -3,9 +3,9 @@
 A contradiction is a loss if the loader continues from a state that was not saved. The contradiction
 is only noted if the loader uses the right value.
 
-Sources: ``torch.optim.Optimizer.load_state_dict`` raises at another number of groups and takes all
-other content as it is. torch compares no shapes, so the first step raises. Layer names are compared
-between the layers of one model.
+Sources: ``torch.optim.Optimizer.load_state_dict`` raises if the number of groups differs, and loads
+all other content unchecked. torch compares no shapes, so only the first step raises. Layer names
+are compared between the layers of one model.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LOSES = "a weight of a layer"
 
 
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
-    """Return the weights that only one layer has, in place of a weight that all others have.
+    """Return the weights that only one layer has, in place of a weight of all other layers.
 
-    Its tool loads such a file: a weight that is missing under its name is initialized again.
+    The tool loads such a file, and initializes the missing weight again.
 
     Args:
         tensors: Tensors of the whole checkpoint.
@@ -285,7 +285,7 @@ def check_update_count(
 
 
 def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
-    """Return the problem of optimizer rates that differ from those its scheduler set."""
+    """Return the problem of optimizer rates that differ from the scheduler's rates."""
     if optimizer is None or schedule is None or len(optimizer.rates) != len(schedule.rates):
         return []
     for at, (left, right) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
@@ -339,7 +339,7 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
 def check_model_config(
     place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> list[Problem]:
-    """Return the problem of a configuration of another model than the weights.
+    """Return the problem of a configuration whose model differs from that of the weights.
 
     A resume uses the model of its script; ``from_pretrained`` builds one from the configuration.
 

@@ -1,8 +1,8 @@
 """Distributed checkpoints of torch (DCP), with a pickled index or in safetensors.
 
 With an index, each rank writes its slices to one file. Each slice is a whole torch file, so its
-checksums apply. In safetensors there is no index: each header gives the offsets of its boxes within
-the whole tensor. These files may be in ``sharded`` beside whole ones.
+checksums apply. In safetensors there is no index, because each header gives the offsets of its
+boxes within the whole tensor. These files may be in ``sharded`` beside files with whole tensors.
 
 Sources: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x, and
 ``torch.distributed.checkpoint.hf_storage`` of torch 2.13.
@@ -356,7 +356,7 @@ _GAPS_MAX = 8
 
 
 def is_sliced(listing: DirectoryListing) -> bool:
-    """Return True if a folder has such files, and no whole ones beside them."""
+    """Return True if a folder has sharded files, and no files with whole tensors beside them."""
     is_whole = any(file.startswith("model") and "/" not in file for file in listing.sizes)
     return not is_whole and any(_SHARD.fullmatch(file) for file in listing.sizes)
 

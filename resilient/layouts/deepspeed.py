@@ -1,7 +1,7 @@
 """DeepSpeed engine folders: the model's states, and the optimizer partitioned over ranks.
 
 DeepSpeed checks little when it loads. DeepSpeed stops at a missing file of a rank, but accepts a
-file of another step or of another rank. These mixtures are checked here.
+file of another step or of another rank. This module detects such mixtures.
 
 Source of the names: ``deepspeed.runtime.engine`` and ``deepspeed.checkpoint.constants`` (0.19).
 """
@@ -123,7 +123,7 @@ def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
 
 
 def disagreements(engine: Engine) -> list[Problem]:
-    """Return the files of another save or of another rank than the others.
+    """Return the files that are of another save or of another rank than the other files.
 
     Raises:
         StoreError: A file could not be read.

@@ -211,7 +211,7 @@ def _cut(
 def _shares(
     vectors_by_rank: Sequence[Sequence[_Vector]], place: int, width: int, count: int
 ) -> Iterator[_Run]:
-    """Yield the run of each rank; the last ranks may hold only padding."""
+    """Yield the run of each rank; the last ranks may have only padding."""
     for rank, vectors in enumerate(vectors_by_rank):
         own = min(width, count - rank * width)
         if own > 0:

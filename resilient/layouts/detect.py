@@ -1,7 +1,7 @@
 """Detection of a checkpoint's layout, and of the checkpoints of another tool's run.
 
-File names determine the layout. The list of a run's checkpoints opens none of them, except
-Lightning's ``last.ckpt``, whose name does not contain its step.
+File names determine the layout. Listing a run's checkpoints opens no file except Lightning's
+``last.ckpt``, whose name does not contain its step.
 """
 
 from __future__ import annotations
@@ -314,7 +314,7 @@ class RunCheckpoint:
         size_bytes: Total size of its files.
         files: Number of files.
         changed: Time of the last write, in seconds since 1970; None if unknown.
-        is_unfinished: Whether its save never ended, by its name or the mark in it.
+        is_unfinished: Whether its name or a mark shows that its save never ended.
         is_repaired: Whether our repair wrote it beside the damaged one.
     """
 

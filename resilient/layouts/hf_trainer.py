@@ -245,7 +245,7 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
 
 
 def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
-    """Return True if a run's checkpoint exists at its recorded path, or beside another one.
+    """Return True if a run's checkpoint exists at its recorded path or beside another one.
 
     For a URL that is not on this machine the result is always True.
 

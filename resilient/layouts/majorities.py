@@ -1,7 +1,7 @@
 """Weights that the configuration, the optimizer, an index or another step contradict (pure).
 
-Up to four sources give the shape and the dtype of a weight. The file that most others contradict is
-the damaged one.
+Up to four sources give the shape and the dtype of a weight. The file that most others contradict
+counts as damaged.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def is_megatron(listing: DirectoryListing) -> bool:
 
 
 def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return the contents of an iteration; for a parent folder, of the one its tracker names.
+    """Return the contents of an iteration; for a parent folder, of the tracked iteration.
 
     Raises:
         StoreError: A file could not be read.

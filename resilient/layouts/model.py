@@ -27,7 +27,7 @@ ITEM_BITS: Mapping[str, int] = {
 
 
 class Unreadable(Exception):
-    """A file cannot be read as what it should be; the message gives the reason."""
+    """A file does not have the expected format; the message gives the reason."""
 
 
 class StorageFormat(Enum):
@@ -43,7 +43,7 @@ class StorageFormat(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Location of a box of a tensor; the reader decides when to look into the file.
+    """Location of a box of a tensor, which a reader resolves when needed.
 
     Attributes:
         region: The box within the whole tensor.
@@ -75,7 +75,7 @@ class Tensor:
         part: :data:`MODEL`, :data:`OPTIMIZER` or :data:`OTHER`.
         dtype: A name of :data:`ITEM_BITS`, or its tool's name for an unknown dtype.
         shape: Elements per axis.
-        files: Files that hold its bytes.
+        files: Files that have its bytes.
         pieces: Boxes that cover the tensor; empty if its tool stores it in another form.
     """
 
@@ -202,7 +202,8 @@ class Contents:
         versions: Versions of software and formats that it names.
         facts: Other facts to display.
         problems: Missing, broken or contradictory content.
-        not_imported: Reasons why our own Trainer does not import it though its tool resumes it.
+        not_imported: Reasons why our Trainer does not import the checkpoint although its tool
+            resumes it.
     """
 
     layout: str
@@ -224,7 +225,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Resumability:
-    """Result of the check if training can continue from a checkpoint.
+    """Result of the check whether training can continue from a checkpoint.
 
     Attributes:
         answer: ``yes``, ``partly`` or ``no``.

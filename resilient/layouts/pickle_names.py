@@ -1,8 +1,8 @@
 """Names in pickles: data that they rebuild, effects of unpickling, and how torch loads a file.
 
-A pickle may name anything that can be imported and called. A few names only rebuild data, and are
-resolved here without torch or NumPy. Some names are known to run commands. The effect of all others
-is unknown without their code.
+A pickle may name any importable object and call it. A few names only rebuild data, and are resolved
+here without torch or NumPy. Some names are known to run commands. The effect of all other names is
+unknown without their code.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
 """

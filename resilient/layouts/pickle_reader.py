@@ -1,4 +1,4 @@
-"""Pickles decoded as data: the opcodes are interpreted, nothing is imported or called.
+"""Decoder of pickles as data: it interprets the opcodes, and imports or calls nothing.
 
 A call in a pickle becomes a value that describes it (:class:`PickledCall`). A few names that only
 rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All other calls keep
@@ -6,8 +6,8 @@ their name, which shows the kind and the effects of a file. Source of the opcode
 of the standard library, which also decodes their arguments.
 
 The bytes, the opcodes and the keys of dicts are bounded, because hashing nested tuples can take
-unbounded time. Values share what the pickle shares, so memory grows with the opcodes only. A walk
-over a value must be bounded too (:func:`leaves`).
+unbounded time. Values that the pickle shares are shared here too, so memory grows only with the
+opcodes. A walk over a value must be bounded too (:func:`leaves`).
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ def read_pickle(
     """Return the content of a pickle as data.
 
     Args:
-        source: The pickle, or a stream positioned at a pickle, which is left after it.
+        source: The pickle, or a stream at the start of a pickle, which is left at the end of the
+            pickle.
         rebuild: Function that turns a call with a known name into a value.
 
     Raises:
@@ -127,10 +128,10 @@ def read_pickle(
 def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
     """Return the globals of one pickle, and the reason if it cannot be read to its end.
 
-    Globals before the break are included: an interpreter would have called them.
+    Globals before the break are included, because unpickling would have called them.
 
     Args:
-        stream: Stream positioned at the pickle; it is left after it.
+        stream: Stream at the start of the pickle, which is left at the end of the pickle.
     """
     machine = _Machine(lambda call: call)
     try:

@@ -1,8 +1,8 @@
 """``torch.save`` files, read by ranges: a zip of one pickle and the bytes of tensors.
 
 Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored
-uncompressed. A compressed member was not written by torch and is refused, because a few bytes of it
-could expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
+uncompressed. torch never writes a compressed member, so it is refused, because a few bytes could
+expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class RangeReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """Return the next ``size`` bytes, or all that are left; at most 16 MiB.
 
-        ``zipfile`` requests the remaining bytes of a member again. It reads a directory at once, so
-        a larger directory counts as cut short.
+        ``zipfile`` requests the remaining bytes of a member again. ``zipfile`` reads a directory at
+        once, so a larger directory counts as truncated.
         """
         left = max(0, self._size - self._at)
         size = min(left if size < 0 else size, left, READ_MAX)
@@ -167,7 +167,7 @@ class Archive:
         return (piece,)
 
     def number(self, value: Any) -> float | int | None:
-        """Return a number, or that of a one-element tensor; None for any other value.
+        """Return a number, or the element of a one-element tensor; None for any other value.
 
         Raises:
             StoreError: The file could not be read.
@@ -237,8 +237,8 @@ def open_archive(
 ) -> Archive:
     """Return the content of a torch file, or of a part of a file that is one.
 
-    It reads the directory of the zip and the pickle, and verifies the pickle's checksum. It reads
-    no tensor data.
+    Reads the directory of the zip and the pickle, and verifies the pickle's checksum. Reads no
+    tensor data.
 
     Args:
         folder: Folder of the file.
@@ -248,7 +248,7 @@ def open_archive(
         size_bytes: Length of the part; by default up to the end of the file.
 
     Raises:
-        Unreadable: It is no torch file, or is damaged or hostile.
+        Unreadable: The file is no torch file, or is damaged or hostile.
         StoreError: The file could not be read.
     """
     if name not in listing.sizes:
@@ -353,8 +353,8 @@ def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]
 def resolve_pieces(folder: Folder, listing: DirectoryListing, piece: Piece, dtype: str) -> Piece:
     """Return a piece with its ``start`` moved to the bytes of its elements.
 
-    It reads the header of a zip member, and for a slice of a distributed checkpoint its directory
-    too. It reads nothing if the elements begin at ``start``.
+    Reads the header of a zip member, and for a slice of a distributed checkpoint also its
+    directory. Reads nothing if the elements begin at ``start``.
 
     Args:
         folder: Folder of the file.

@@ -1,6 +1,6 @@
 """Optimizer, scheduler and random state, as torch and its trainers store them.
 
-Random states are checked against what their generator accepts: ``random.setstate``,
+Random states are checked by the rules of their generators: ``random.setstate``,
 ``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise at anything else.
 """
 
@@ -89,7 +89,8 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
 
     Args:
         states: Content of each file.
-        is_alone: Whether one device is stored, and not a list of all devices of a process.
+        is_alone: Whether the file has the state of one device, not a list for all devices of a
+            process.
     """
     counts = {name: _device_states(held_state) for name, held_state in states.items()}
     for name, (key, state) in counts.items():
@@ -182,7 +183,7 @@ def required(value: _Found | None, noun: str) -> _Found:
     """Return ``value`` if it is not None.
 
     Raises:
-        Unreadable: It is None.
+        Unreadable: The value is None.
     """
     if value is None:
         raise Unreadable(f"it is not a state of {noun}")
@@ -215,7 +216,7 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
 def device_of(value: Any) -> str:
     """Return the device of an optimizer's state at the save; empty if unknown.
 
-    A step counter may be on another device: any tensor on a CUDA device counts.
+    A step counter may be on another device, so any tensor on a CUDA device counts.
     """
     states = _field(value, "state")
     devices = {
@@ -266,8 +267,8 @@ def _chained(value: Any, archive: Archive | None) -> Schedule | None:
 def is_own_schedule(value: Any) -> bool:
     """Return True for a state that only a scheduler class of the script can know.
 
-    Tools pass the state to the class as it is. The states of torch's schedulers, of optimizers and
-    of generators in the place of a schedule are damage.
+    Tools pass such a state to the class unchanged. A state of a torch scheduler, an optimizer or a
+    generator in its place is damage.
     """
     if not isinstance(value, dict) or optimizer_of(value, None) is not None:
         return False

@@ -1,10 +1,10 @@
 """Cache of captured parts: skip flattening if nothing but values changed.
 
-The step cache captures the state at each step, and mostly only numbers changed. Three means save
+The step cache captures the state at each step, and usually only numbers change. Three methods save
 time. Plain ``torch.nn.Module`` trees without hooks are walked here, faster than by their own
-``state_dict()``. Change detectors compare the objects of the last capture one by one, without
-asking the stateful again. Otherwise every key, container kind and tensor (storage, offset, shape,
-strides, dtype) is compared with the last capture. Only if all are equal, the tensors are the same
+``state_dict()``. Change detectors compare the objects of the last capture one by one, without a new
+``state_dict()`` call. Otherwise every key, container kind and tensor (storage, offset, shape,
+strides, dtype) is compared with the last capture. If all are equal, the tensors are the same
 *object*, :class:`CachedTensors`, and results derived from them stay valid. Any other state is
 flattened again, so the cache affects only time.
 """
@@ -52,12 +52,12 @@ def fast_state_dict(stateful: Any) -> Mapping[str, Any]:
 
 
 def is_plain_module(module: torch.nn.Module) -> bool:
-    """Return whether no module inside has its own way to give its state."""
+    """Return whether all modules inside use torch's own ``state_dict`` methods."""
     return _gather(module, "", {})
 
 
 def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
-    """Return whether a module class uses torch's own methods to give its state."""
+    """Return whether a module class uses torch's own ``state_dict`` methods."""
     return (
         kind.state_dict is _Module.state_dict
         and kind._save_to_state_dict is _Module._save_to_state_dict  # noqa: SLF001
@@ -112,7 +112,7 @@ _RANDOM_TENSORS = 2
 
 
 class ChangeDetector(Protocol):
-    """Memory of one stateful's last state.
+    """Record of the last state of one stateful, to detect changes.
 
     Attributes:
         is_by_value: Whether the numbers are compared, and not only the tensors' memory.
@@ -159,7 +159,7 @@ class ModuleChangeDetector:
         )
 
     def rest(self) -> None:
-        """Return None: there is no other state."""
+        """Return None, because there is no other state."""
 
 
 class OptimizerChangeDetector:
@@ -191,14 +191,15 @@ class OptimizerChangeDetector:
         )
 
     def rest(self) -> dict[str, Any]:
-        """Return the groups: their numbers change without notice."""
+        """Return the groups, because changes of their numbers are not visible otherwise."""
         return {"param_groups": self._named_optimizer.groups()}
 
 
 class RngChangeDetector:
     """Change detector of this process's random generators, if no device has one.
 
-    torch's generator changes at nearly every step. Its state is a tensor, which is copied in place.
+    torch's generator changes at nearly every step. Its state is a tensor, which the detector copies
+    in place.
 
     Args:
         generators: Generators of the process.
@@ -405,7 +406,8 @@ class CaptureCache:
     def flatten(self, part: str, value: Any) -> tuple[Any, Tensors]:
         """Return the result of :func:`~resilient.state_dict.flatten.flatten`.
 
-        The tensors are the same object as the last time if they are the same memory.
+        If all tensors have the same memory as in the last call, the result has the same tensors
+        object.
 
         Crash: nothing was stored.
 

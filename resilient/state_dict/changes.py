@@ -1,4 +1,4 @@
-"""Differences between a checkpoint and the live objects that a load would not report.
+"""Differences between a checkpoint and live objects that torch's load would not report.
 
 torch loads the state of another scheduler class, narrows weights to another dtype, and leaves out
 saved parts without an object. The run then continues with unintended numbers. A resume therefore
@@ -60,7 +60,7 @@ class StateChange:
         part: Part, as ``resume_changes`` names it.
         text: Both values and the consequence.
         is_refused: Whether the run may continue only if ``resume_changes`` has the part.
-        is_fresh: Whether the part starts fresh if it is allowed.
+        is_fresh: Whether the part starts fresh if the difference is allowed.
     """
 
     part: str
@@ -78,7 +78,7 @@ class StateChanged(Event):
     changes: tuple[StateChange, ...]
 
     def message(self) -> str:
-        """Name each part with both values and what follows, one to a line."""
+        """Name each part with both values and the consequence, one per line."""
         text = (f"\n  {change.part}: {change.text}" for change in self.changes)
         return f"objects differ from those of {self.checkpoint}:{''.join(text)}"
 
@@ -97,9 +97,9 @@ class ChangePolicy:
 
     Attributes:
         allowed: Names of parts that may differ, or ``all``.
-        compares_options: Returns whether options of optimizers and schedulers are compared, from
-            the saved configuration.
-        lost: Returns the saved parts without an object, from the names of all saved parts.
+        compares_options: Function from the saved configuration to whether options of optimizers and
+            schedulers are compared.
+        lost: Function from the names of all saved parts to those without an object.
         hint: Instruction for a refusal, with ``{names}`` for the list of parts.
         prefix: Prefix of a part's name in ``allowed`` and in the hint.
     """
@@ -122,7 +122,8 @@ class ResumeCheck:
         setup: Setup of this run, from :func:`setup_of`.
         policy: Differences that are allowed.
         emit: Receiver of the event.
-        examine: Function that is called first with the saved configuration; it may refuse it.
+        examine: Function that is called first with the saved configuration, and may refuse the
+            resume.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ def class_of(value: Any) -> str:
 
 
 def scheduler_in(stateful: Any) -> Any:
-    """Return a scheduler of torch, or the one that a stateful holds; None without one."""
+    """Return a torch scheduler, or the scheduler inside a stateful; None without one."""
     for candidate in (stateful, getattr(stateful, "scheduler", None)):
         if isinstance(candidate, LRScheduler | ReduceLROnPlateau):
             return candidate
@@ -324,7 +325,8 @@ def refused_changes(
 ) -> tuple[StateChange, ...]:
     """Return the differences for which a resume would refuse state that is not stored yet.
 
-    Schedulers are compared by their keys, modules by dtypes and by tied tensors of the saved side.
+    Schedulers are compared by their keys, and modules by their dtypes and the tied tensors of the
+    saved side.
 
     Args:
         saved: Parts that are about to be stored.

@@ -4,13 +4,12 @@ Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one v
 vector into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a
 parameter. ZeRO 3 cuts each parameter into equal partitions; ``optimizer.grad_position`` has the
 start of each. Without ZeRO, half-precision training keeps whole copies in full precision. In every
-case these full-precision weights are the saved state; the model's own weights are rounded from
-them.
+case the full-precision weights are the saved state, from which the model's own weights are rounded.
 
 A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
 gathered, and padding of a partition is not stored. A checkpoint of any ZeRO stage is therefore
-layout-independent: DDP, FSDP and single processes load it, and DeepSpeed loads theirs.
-``tests/process/test_zero_resharding.py`` verifies it.
+layout-independent: DDP, FSDP and single processes load such a checkpoint, and DeepSpeed loads
+theirs. ``tests/process/test_zero_resharding.py`` verifies this property.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class ParameterLocation:
         group: Number of its parameter group.
         shape: Shape of the whole parameter.
         flat: Tensor that the inner optimizer trains, and the key of its state.
-        start: First element of the whole parameter that is here.
+        start: First element of the whole parameter that this rank has.
         offset: Position of that element in ``flat``.
-        count: Number of elements here; may be 0.
+        count: Number of elements on this rank; may be 0.
         is_whole: Whether every rank has the whole parameter.
     """
 
@@ -74,7 +73,7 @@ def stage_of(engine: Any) -> int:
 
 
 def inner_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside DeepSpeed's own, which makes the steps."""
+    """Return the optimizer inside DeepSpeed's optimizer, which makes the steps."""
     return engine.basic_optimizer  # type: ignore[no-any-return]  # DeepSpeed is untyped
 
 
@@ -82,7 +81,7 @@ def parameter_locations(engine: Any) -> list[ParameterLocation]:
     """Return the locations of all parameters that the engine trains, group by group.
 
     Raises:
-        ConfigError: The engine stores them in an unknown way.
+        ConfigError: The engine stores the parameters in an unknown way.
     """
     optimizer = engine.optimizer
     names = {id(parameter): name for name, parameter in engine.module.named_parameters()}

@@ -3,10 +3,10 @@
 Plain JSON values stand for themselves. Everything else is an object with one key that begins
 with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``, ``{"$float": "nan"}`` and so on, listed
 in docs/format.md. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
-A type outside the list is an error that names its path, at save time rather than at resume.
+A value of another type is an error that names its path, at save time rather than at resume.
 
-Objects in an optimizer's state become values that need no pickle. Low-rank optimizers keep a
-projector per parameter, and low-bit optimizers a tensor made of other tensors. Only the classes
+Objects in an optimizer's state become values that need no pickle. Low-rank optimizers have a
+projector per parameter, and low-bit optimizers have tensors made of other tensors. Only the classes
 named here are converted and rebuilt; an object of another class is rejected at the save.
 """
 
@@ -255,7 +255,7 @@ def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
     """Return the local memory of a tensor.
 
     Raises:
-        UnsavableState: No rank has its values as plain bytes.
+        UnsavableState: No rank has the tensor's values as plain bytes.
     """
     if type(value) in PLAIN:
         return value
@@ -322,8 +322,8 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
         tensor: Function that returns a tensor by name; it may return the same object again.
 
     Raises:
-        IntegrityError: The tree does not fit the grammar, for example by an unknown tag. Then
-            ``tensor`` was not called.
+        IntegrityError: The tree does not fit the grammar, for example because of an unknown tag. In
+            that case ``tensor`` was not called.
     """
     tensors_of(tree)
     return _build(tree, tensor)
@@ -415,7 +415,7 @@ TENSORS = {
 def flatten_objects(value: Any) -> Any:
     """Return ``value``, or the contents of an object of a known class.
 
-    Tensors inside are the live ones; nothing is copied.
+    The result contains the live tensors; nothing is copied.
 
     Crash: nothing was changed.
     """

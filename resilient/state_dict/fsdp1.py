@@ -1,10 +1,10 @@
 """FullyShardedDataParallel (FSDP1) as parts: flat parameters by name, as DTensors.
 
 FSDP1 flattens parameters into one vector per wrapped module. The ``state_dict()`` of the module and
-of the optimizer therefore do not assign values to parameters.
-``torch.distributed.checkpoint.state_dict`` does; with a ``device_mesh`` it returns DTensors. Such a
-checkpoint is layout-independent: FSDP2, DDP and single processes load it, and FSDP1 loads theirs.
-``tests/process/test_resharding.py`` verifies it.
+of the optimizer therefore have no values per parameter. ``torch.distributed.checkpoint.state_dict``
+returns values per parameter, with a ``device_mesh`` as DTensors. Such a checkpoint is
+layout-independent: FSDP2, DDP and single processes load such a checkpoint, and FSDP1 loads theirs.
+``tests/process/test_resharding.py`` verifies this property.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Fsdp1Optimizer:
         return {**optimizer_state, "state": {}} if fresh else dict(optimizer_state)
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return a tensor with the layout of the state at ``path``: that of its parameter.
+        """Return a tensor with the layout of the state at ``path``, that is, of its parameter.
 
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.

@@ -1,6 +1,6 @@
-"""Copies of tensors into host memory: at once or beside training, each exactly once.
+"""Copies of tensors into host memory: at once or during training, each exactly once.
 
-Copies from CUDA devices go into page-locked memory, on a stream beside training's.
+Copies from CUDA devices go into page-locked memory, on a separate stream.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class TensorCopy:
 
 
 class HostCopyBatch:
-    """Copies within host memory, made together: once or, after ``renew``, again.
+    """Copies within host memory that are made together, and again after ``renew``.
 
     Args:
-        copies: Copies whose sources are used in their state from now on.
+        copies: Copies; a later change of their sources counts as a change.
     """
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
@@ -58,7 +58,7 @@ class HostCopyBatch:
         self.renew()
 
     def renew(self) -> None:
-        """Reset the batch: the sources are used in their state from now on."""
+        """Reset the batch; only later changes of the sources count."""
         self._changes = [*map(self._count, self._sources)]
         addresses = [*map(torch.Tensor.data_ptr, self._sources)]
         if addresses != self._addresses:
@@ -66,10 +66,10 @@ class HostCopyBatch:
             self._bytes, self._addresses = None, addresses
 
     def make(self, *, modestly: bool = False) -> None:
-        """Copy with torch's number of threads, or only with this thread.
+        """Make the copies, with torch's number of threads or only with this thread.
 
         Args:
-            modestly: Leave the other cores to training.
+            modestly: Use only this thread, so that training keeps the other cores.
         """
         if not modestly:
             copy_all(self._sources, self._targets)
@@ -87,7 +87,7 @@ class HostCopyBatch:
                 target.copy_(source)
 
     def changed(self) -> list[str]:
-        """Return the names of the tensors that were changed in place since."""
+        """Return the names of the tensors that were changed in place since then."""
         changes = [*map(self._count, self._sources)]
         if changes == self._changes:
             return []
@@ -145,13 +145,13 @@ class PendingCopy(Protocol):
 class DeferredCopies:
     """Copies of memory that training does not change for a while, made by the first free thread.
 
-    A thread beside training makes them one by one. When the training thread needs them, it makes
-    the remaining copies and waits for the copy in progress.
+    A background thread makes the copies one by one. When the training thread needs the copies, it
+    makes the remaining ones and waits for the copy in progress.
 
     A copy whose source changed meanwhile is worthless. torch counts changes in place, and
-    ``require_unchanged`` checks the counters. This detects nearly every loop that breaks its
-    promise. It does not count a change through ``.data``, or a change that is still in progress.
-    Therefore the code that changes the sources must check last.
+    ``require_unchanged`` checks the counters. The counters reveal nearly every loop that breaks its
+    promise. They do not count a change through ``.data``, or a change in progress. Therefore the
+    code that changes the sources must check last.
 
     Args:
         work: Copies that are not started, or that a device makes by itself.
@@ -187,10 +187,10 @@ class DeferredCopies:
         self._work = []
 
     def require_unchanged(self) -> None:
-        """Reject copies that are not of one moment; all copies are made and the sources unchanged.
+        """Raise if a source changed before its copy was complete, or if a copy failed.
 
         Raises:
-            SaveFailed: A source was changed since.
+            SaveFailed: A source was changed meanwhile.
             ResilientError: A copy could not be made.
         """
         if self._failures:
@@ -234,8 +234,8 @@ _PORTABLE = 1
 class DeviceCopies:
     """Copies that one CUDA device makes by itself; they start at construction.
 
-    They run after all work that training has queued on the device so far. Training may continue to
-    read the sources. Before it changes them, it waits for ``make``.
+    The copies run after all work that training has already queued on the device. Training may
+    continue to read the sources. Before it changes the sources, training waits for ``make``.
 
     Args:
         copies: Copies from the same device.
@@ -263,7 +263,7 @@ class DeviceCopies:
 
 
 def lock_pages(memory: memoryview) -> int:
-    """Lock memory in place, so that a device copies to it by itself, and return its address.
+    """Lock pages of memory, so that a device can copy to it asynchronously; return the address.
 
     Returns:
         0 if the driver refused; copies then block the thread that requests them.

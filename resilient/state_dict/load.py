@@ -1,25 +1,26 @@
 """Load of verified bytes into live state, in place, from any world size and any layout.
 
 A plain tensor is read whole. Of a tensor that is sharded over the live ranks, only this rank's
-boxes are read, straight into its memory. No rank ever has such a tensor whole, for any stored
+boxes are read, directly into its memory. So no rank ever has such a tensor whole, for any stored
 layout. Live tensors are filled after all ranks have verified their reads.
 
 With ``in_place``, live tensors are read into directly and verified there. Separate buffers would
 take twice the memory, and most of a load's time would go to page faults. During an in-place read,
-live tensors contain unverified bytes. If the checkpoint turns out damaged, they contain a mixture.
-This is harmless under three conditions, and only tensors that meet all three are read in place:
+live tensors contain unverified bytes. If the checkpoint is damaged, live tensors contain a mixture
+afterwards. The mixture is harmless under three conditions, and only tensors that meet all three are
+read in place:
 
 1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part
    takes its state as a whole. Such parts are modules with a strict ``load_state_dict``, and
-   optimizers, which replace their state. So an older checkpoint leaves nothing behind of a damaged
-   one.
-2. If the checkpoint is whole, the tensor is loaded from it. Every tensor of the part has its name,
-   dtype and shape there, and the checkpoint has no other tensor of this part. Known mismatches are
-   found before anything is touched.
+   optimizers, which replace their state. So a load of an older checkpoint overwrites all bytes of
+   the damaged one.
+2. If the checkpoint is intact, the tensor is loaded from it. Every tensor of the part has its name,
+   dtype and shape there, and the checkpoint has no other tensor of this part. Mismatches are found
+   before any memory is changed.
 3. No two of the tensors share memory.
 
-If an in-place read finds no whole checkpoint, training must not continue: ``Checkpointer.resume``
-raises, and its ``save`` refuses.
+If an in-place read finds no intact checkpoint, training must not continue. ``Checkpointer.resume``
+then raises, and ``save`` refuses.
 """
 
 from __future__ import annotations
@@ -186,12 +187,14 @@ class LoadTarget:
 class LoadPlan:
     """Live tensors to fill, by their stored names.
 
-    A part's state has its tensors. A part without state before the load, such as an optimizer
-    before its first step, has a method ``like(path)`` instead. It returns a tensor with the layout
-    of the future tensor at ``path`` of the part, or None. A returned FlatShard is filled itself.
+    The live tensors come from a part's state. A part without state before the load, such as an
+    optimizer before its first step, has a method ``like(path)`` instead. ``like`` returns a tensor
+    with the layout of the future tensor at ``path`` of the part, or None. If the result is a
+    FlatShard, the load fills it directly.
 
     Args:
-        parts: Parts to load into; their state is requested here, so on all ranks alike.
+        parts: Parts to load into; the constructor calls their ``state_dict``, so all ranks must
+            construct a plan.
         in_place: Whether ``places`` returns live memory. During a read it then contains unverified
             bytes; after a failed read it contains no saved state.
     """
@@ -230,7 +233,7 @@ class LoadPlan:
     def places(self, manifest: Manifest) -> PlacesByFile:
         """Return the live memory that large tensors of a checkpoint are read into.
 
-        From here until the next call, ``vessel`` returns the live tensors of matching parts.
+        Until the next call, ``vessel`` returns the live tensors of matching parts.
         """
         self._filled_targets = matching_targets(self._targets, manifest)
         targets: dict[str, list[ReadTarget]] = defaultdict(list)
@@ -323,8 +326,8 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
     """Return the parts that the checkpoint does not have for this rank.
 
     Raises:
-        IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Continuing would
-            silently start it again from its initial state.
+        IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Without this error,
+            the part would silently start from its initial state.
     """
     stored_names = {entry.name for entry in manifest.parts}
     absent = tuple(
@@ -380,15 +383,15 @@ def load(
 ) -> tuple[str, ...]:
     """Load the state of every part of the checkpoint, in the order of ``parts``.
 
-    A part may have a method ``check_saved(state_dict)``. It is called for every part before the
-    first part is loaded, with tensors of zeros that take no memory.
+    A part may have a method ``check_saved(state_dict)``. This method is called for every part
+    before the first part is loaded, with zero tensors that need no memory.
 
     Crash: only this process's memory changed.
 
     Args:
         manifest: Manifest of the checkpoint.
-        files: Verified content by file name, with everything that ``landing`` needs of the parts.
-        parts: Parts to load into; parts that the checkpoint lacks are left alone.
+        files: Verified content by file name, with all bytes of the parts that ``landing`` needs.
+        parts: Parts to load into; parts that the checkpoint lacks are not changed.
         rank: Rank whose copies of per-rank parts are loaded.
         landing: Load plan of sharded tensors; by default computed from ``parts``.
         check: Comparison of the saved state with the live objects before the first load.
@@ -485,7 +488,7 @@ class _Reader:
 def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
     """Return a whole tensor on the CPU, assembled from its stored regions.
 
-    A large tensor that is stored in one piece uses the memory of its file exclusively.
+    If a large tensor is stored in one piece, the result uses the memory of its file.
 
     Args:
         entry: Manifest entry with the places of the regions.

@@ -1,8 +1,8 @@
 """Optimizer state by parameter name, and optimizers that step pieces of parameters (ZeRO 1).
 
 ``torch.optim`` numbers parameters by their order in the groups. After a reordering of layers, each
-layer would get the moments of another. Names turn this into an error or, if only the order
-changed, make it harmless.
+layer would get the moments of another layer. With names, a mere reordering is harmless, and any
+other change is an error.
 
 torch loads any state into any optimizer; the first step then ends in a ``KeyError``, or uses
 moments with another meaning. Therefore state of another kind of optimizer is rejected. The group
@@ -10,8 +10,9 @@ options and the state of each parameter identify the kind; options that change b
 releases do not.
 
 An optimizer of pieces has one run of elements of each parameter per rank, possibly empty, and steps
-it in pieces. The state of one run's pieces is laid end to end and written in place. The checkpoint
-is layout-independent: replicas, FSDP and single processes load it, and it loads theirs.
+this run in pieces. The states of one run's pieces are concatenated and written in place. The
+checkpoint is layout-independent. Replicas, FSDP and single processes load the checkpoint, and such
+an optimizer loads theirs.
 """
 
 from __future__ import annotations
@@ -166,11 +167,12 @@ class NamedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers.
 
-        Optimizer state under keys that are no parameters stays unchanged.
+        Optimizer state under keys that are not parameters is returned unchanged.
 
         Raises:
             ConfigError: The optimizer has a parameter that the model does not have.
-            UnsavableState: The optimizer keeps own state under a parameter's name, or a number.
+            UnsavableState: The optimizer stores state of its own under a parameter's name or a
+                number.
         """
         if self.is_asked_plainly():
             return self._read_plain_state()
@@ -209,7 +211,7 @@ class NamedOptimizer:
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of the optimizer's parameters at the last request, in order."""
+        """Names of the optimizer's parameters at the last ``state_dict`` call, in order."""
         return self._names
 
     def is_asked_plainly(self) -> bool:
@@ -224,7 +226,7 @@ class NamedOptimizer:
         )
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return ``param_groups`` of a plain optimizer, with names in them."""
+        """Return ``param_groups`` of a plain optimizer, with names in place of parameters."""
         names = self._names_by_id
         return [
             {
@@ -244,7 +246,7 @@ class NamedOptimizer:
         return {"state": state, "param_groups": self.groups()}
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return the parameter whose layout the state at ``path`` has.
+        """Return the parameter that has the same layout as the state at ``path``.
 
         The state itself may not exist yet before the first step.
 
@@ -419,7 +421,7 @@ def require_all_named(optimizer: torch.optim.Optimizer, names: Sequence[Sequence
 def require_same_names(
     saved: Iterable[str], current: Sequence[str], *, partial: bool = False
 ) -> None:
-    """Raise if saved parameters are not the own parameters.
+    """Raise if the saved parameters are not those of this optimizer.
 
     Args:
         saved: Names of saved parameters.
@@ -442,7 +444,7 @@ def matched_groups(
     """Return the saved group of each own group, matched by the names of its parameters.
 
     Parameters may be grouped in another way if the groups have equal options. A group without
-    parameters takes the options of a saved group without parameters, first of one at its own
+    parameters gets the options of a saved group without parameters, preferably the one at its own
     position. If the checkpoint has none, the group keeps its own options.
 
     Args:
@@ -534,7 +536,7 @@ class ParameterSlice:
     homes: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return a part in the parameter's shape, of memory that is laid out like ``memory``."""
+        """Return memory with the layout of ``memory`` as a part in the parameter's shape."""
         if self.is_whole:
             return memory.detach().view(self.shape)
         return FlatShard(self.shape, self.start, memory.detach())

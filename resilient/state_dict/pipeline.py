@@ -1,9 +1,9 @@
 """Pipeline model as parts: this rank's stages, under the names of the whole model.
 
-Each rank names every tensor of the whole model and has those of its stages. Of other tensors it has
-only the shape. A checkpoint of a pipeline is therefore layout-independent: one process, DDP, FSDP
-and other pipelines load it, and a pipeline loads theirs. ``tests/process/test_pipelines.py``
-verifies it.
+Each rank has the names and shapes of all tensors of the model, and has the values only for its
+stages. A checkpoint of a pipeline is therefore layout-independent. One process, DDP, FSDP and other
+pipelines load such a checkpoint, and a pipeline loads theirs. ``tests/process/test_pipelines.py``
+verifies this property.
 
 Parameters of other stages are on the meta device.
 """
@@ -40,7 +40,7 @@ class RemoteTensor:
 
 
 def remote_tensor(shape: Iterable[int], dtype: torch.dtype) -> FlatShard:
-    """Return a tensor of which this rank has no element."""
+    """Return a tensor without any element on this rank."""
     return FlatShard(tuple(shape), 0, torch.empty(0, dtype=dtype))
 
 
@@ -63,7 +63,7 @@ class PipelineModel:
     Args:
         model: Whole model; parameters of other stages are on the meta device.
         writes: Whether this rank writes the tensors that are equal on all ranks of its stage.
-        but: Names of such tensors that another stage writes.
+        but: Names of those tensors that another stage writes.
     """
 
     def __init__(self, model: nn.Module, *, writes: bool, but: Collection[str] = ()) -> None:
@@ -72,7 +72,7 @@ class PipelineModel:
         self._but = but
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything by its name in the model."""
+        """Return all tensors and values by their names in the model."""
         # Tied parameters have several names and must stay one tensor.
         kept: dict[int, Any] = {}
         state: dict[str, Any] = {}
@@ -131,8 +131,8 @@ class PipelineOptimizer:
     """Stateful over an optimizer of this rank's parameters, keyed by parameter name.
 
     Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An
-    optimizer over all parameters is reduced to the parameters of this rank; the number of its
-    groups stays. A group that is added later is reduced at the next save.
+    optimizer over all parameters is reduced to the parameters of this rank, with the same number of
+    groups. A group that is added later is reduced at the next save.
 
     Args:
         model: Whole model; parameters of other stages are on the meta device.

@@ -1,10 +1,10 @@
 """Save plan: assignment of regions to ranks and files, and their layout in the files.
 
 A large share of a rank becomes several files. Several files are written and read at once, and a
-lost file costs less to repair. Cuts fall between regions, so the regions are the same as in one
-file. Only a region larger than the maximum file size is cut itself. A plan is computed once and
-reused for saves of the same structure. Trees are encoded as JSON, and cached constants are not
-encoded again.
+lost file costs less to repair. The cuts are between regions, so the regions are the same as in one
+file. Only a region larger than the maximum file size is split. A plan is computed once and reused
+for saves of the same structure. Trees are encoded as JSON, and cached constants are not encoded
+again.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ Partition = tuple[tuple[tuple[TensorSpec, Region], ...], ...]
 def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
     """Assign every element to one rank, with bytes split evenly over the ranks.
 
-    The tensors are laid end to end and the line is cut into ``ranks`` equal pieces. A tensor at a
-    cut is split between two rows; a small tensor goes whole to the rank that has its middle.
+    The concatenated tensors are cut into ``ranks`` equal pieces. A tensor at a cut is split between
+    two rows. A small tensor is not split, and belongs to the rank that has its middle.
 
     Args:
         specs: Tensors, the same on every rank, in the same order.
@@ -128,7 +128,7 @@ def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[Write
 
     Tensors on the same ranks are split evenly over these ranks. Plain tensors are split over all
     ranks, and shards of a mesh with a replicated dimension over their replicas. A shard that no
-    other rank has is written by its own rank, where it lies.
+    other rank has is written by its own rank.
 
     Args:
         tensors: Tensors by name; the same names on every rank, in the same order.
@@ -172,7 +172,7 @@ def _split(pieces: list[WriteItem], ranks: int, rank: int) -> list[WriteItem]:
 def split_item(piece: WriteItem, count: int) -> list[WriteItem]:
     """Cut a piece between its rows into ``count`` pieces of nearly equal bytes.
 
-    A small piece, or one with fewer rows, is cut into fewer.
+    A small piece, or a piece with fewer rows, is cut into fewer pieces.
     """
     return [part for number in range(count) for part in _split([piece], count, number)]
 
@@ -202,7 +202,7 @@ FILES_MIN = 4
 
 
 def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
-    """Divide a share into files: consecutive pieces, of bytes as equal as the pieces allow.
+    """Divide a share into files of consecutive pieces, with sizes as equal as possible.
 
     The same shapes always give the same files, for any values of the tensors.
 
@@ -392,7 +392,7 @@ class PlannedFile:
         )
 
     def streamed(self) -> StreamedFile:
-        """Return the file without memory."""
+        """Return the file as a streamed file."""
         return StreamedFile(self.name, self.layout.size_bytes, self.entries, self._fill)
 
     def _fill(self, buffer: memoryview) -> None:
@@ -461,7 +461,7 @@ class SavePlanner:
         self._plans: dict[str, tuple[World, _Shapes, list[_Plan]]] = {}
 
     def of(self, snapshot: Snapshot, world: World) -> list[PlannedFile]:
-        """Return the files with tensors that this rank writes of a snapshot; nothing is copied.
+        """Return this rank's files with tensors of a snapshot; nothing is copied.
 
         Crash: nothing was stored.
 

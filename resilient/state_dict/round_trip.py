@@ -54,8 +54,8 @@ class RoundTripCheck:
             stateful: The live object.
 
         Raises:
-            UnsavableState: As ``flatten`` does, or a load would refuse or change the state; names
-                the key.
+            UnsavableState: As for ``flatten``, or a load would refuse or change the state. The
+                error names the key.
         """
         state = fast_state_dict(stateful)
         kinds: set[tuple[str, type]] = set()

@@ -3,13 +3,14 @@
 Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the
 first mesh dimension to the last. ``Shard`` cuts the rest of an axis as ``torch.chunk`` does,
 so the last ranks may have less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
-cuts it into ``split_factor`` pieces first and takes the same chunk of each. A rank may therefore
-have several runs of an axis. ``tests/property/test_placement.py`` compares this with torch.
+first cuts the axis into ``split_factor`` pieces and takes the same chunk of each piece. A rank may
+therefore have several runs of an axis. ``tests/property/test_placement.py`` compares this with
+torch.
 
-A :class:`FlatShard` is cut between any two elements, as in ZeRO, and one rank alone has it.
+A :class:`FlatShard` is cut between any two elements, as in ZeRO, and only one rank has it.
 
-``torch.distributed.tensor`` is imported inside the functions: it takes longer to import than the
-rest of this library, and most runs have no such tensor.
+``torch.distributed.tensor`` is imported inside the functions. Its import takes longer than the rest
+of this library, and most runs have no such tensor.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ def _bytes_of(data: torch.Tensor) -> memoryview:
 class FlatShard(torch.Tensor):
     """A global tensor of which only this rank has one run of elements, laid out row-major.
 
-    It has the shape and dtype of the whole. It can be saved and loaded, but not computed with.
+    A FlatShard has the shape and dtype of the whole tensor. It can be saved and loaded, but not
+    used in computations.
 
     Attributes:
         start: First element of the run in the whole tensor.
@@ -141,7 +143,7 @@ def check_placements(tensor: torch.Tensor, path: str) -> None:
     """Reject a tensor with partial sums on its ranks.
 
     Raises:
-        UnsavableState: No rank has its values.
+        UnsavableState: No rank has the tensor's values.
     """
     from torch.distributed.tensor import DTensor
 
@@ -165,10 +167,10 @@ def local_memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def local_shards(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
-    """Return the boxes of this rank; none if it has no element.
+    """Return the boxes of this rank; none if this rank has no element.
 
     Raises:
-        UnsavableState: Its memory does not match its placements.
+        UnsavableState: The tensor's memory does not match its placements.
     """
     from torch.distributed.tensor import DTensor
 

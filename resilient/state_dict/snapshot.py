@@ -33,8 +33,8 @@ class Part:
     """One named object of a checkpoint.
 
     Attributes:
-        stateful: Object that gives and takes the state.
-        scope: ``replicated`` if every rank has the same value, which is then written once in
+        stateful: Object whose state is saved and loaded.
+        scope: ``replicated`` if every rank has the same value, which the ranks write once, in
             shares. ``rank`` if each rank has its own value.
         document: Name of the part's own JSON file for people to read; such a part has no tensors.
             Empty puts the part into ``state.json``.

@@ -1,7 +1,7 @@
 """Staging of a snapshot into host buffers: buffer pool, copies at once and deferred copies.
 
-Tensors that only an optimizer step changes can be copied later, beside training. Buffers and plans
-outlive a save, because fresh pages cost several times the copy.
+Tensors that only an optimizer step changes can be copied later, during training. Buffers and plans
+are kept between saves, because the first use of fresh pages costs several times the copy.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def stable_storages(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that only an optimizer's step changes.
 
     These are the parameters of the optimizers among the parts, and the optimizers' state. A forward
-    pass may change everything else: buffers such as BatchNorm's, random state, parameters of no
-    saved optimizer. A part can have a method ``steady()`` that yields its stable tensors.
+    pass may change all other memory: buffers such as BatchNorm's, random state, and parameters
+    without a saved optimizer. A part can have a method ``steady()`` that yields its stable tensors.
     """
     return _addresses(tensor for part in parts.values() for tensor in _steady(part.stateful))
 
@@ -63,8 +63,8 @@ def stable_storages(parts: Mapping[str, Part]) -> frozenset[int]:
 def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that contain only state of torch's optimizers.
 
-    No model's forward pass knows them. In contrast, a model may clamp one of its own parameters.
-    Optimizer state that is the memory of a parameter is left out.
+    A model's forward pass has no access to these storages. In contrast, a model may clamp one of
+    its own parameters. Optimizer state that shares memory with a parameter is left out.
     """
     optimizers = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
     kept = _addresses(tensor for optimizer in optimizers for tensor in _state_tensors(optimizer))
@@ -76,7 +76,8 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
 class StableStorageCache:
     """Cache of the stable storages while optimizers keep their memory.
 
-    A search through all optimizer state at each step takes as long as copying a part of it.
+    A search through all optimizer state at each step would take as long as copying a part of this
+    state.
     """
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ def is_deferrable(
     Args:
         source: Tensor to copy.
         steady: Addresses of storages that do not change for a while.
-        small: Addresses of storages whose tensors wait at any size.
+        small: Addresses of storages whose tensors are deferred at any size.
     """
     address = address_of(source)
     return address in steady and (source.nbytes >= _LATER_BYTES_MIN or address in small)
@@ -203,7 +204,7 @@ class StagedSnapshot:
         files: Files, complete after ``rest`` is made.
         parts: Parts whose documents are among the files.
         rest: Copies that are not made yet.
-        streamed: Files without room in memory: the live state must not change until they are
+        streamed: Files that do not fit in memory; the live state must not change until they are
             persisted.
     """
 
@@ -227,10 +228,11 @@ def stage(
 ) -> StagedSnapshot:
     """Copy this rank's share of a snapshot into host memory.
 
-    After this returns the live state may change, except for storages in ``steady``. These may
-    change after ``rest`` of the result is made. At most one StagedSnapshot of an arena is in use.
+    After this function returns, the live state may change, except for storages in ``steady``. These
+    storages may change after ``rest`` of the result is made. At most one StagedSnapshot of an arena
+    may be in use.
 
-    If the arena has no room, nothing is copied: the files are streamed.
+    If the files do not fit in the arena, nothing is copied and the files are streamed.
 
     Collective: every rank, same step; the ranks do not communicate.
     Crash: nothing was stored; the checkpoint does not exist.
@@ -243,8 +245,8 @@ def stage(
         small: Addresses in ``steady`` whose tensors are left to ``rest`` at any size.
 
     Returns:
-        One safetensors file per part with tensors to write, several files of a large part, and on
-        the coordinator the documents.
+        One safetensors file per part with tensors to write, or several for a large part; on the
+        coordinator also the documents.
     """
     files = arena.drafts.of(snapshot, world)
     documents, parts = _stage_documents(snapshot, world)
@@ -419,7 +421,7 @@ class CopyScheduleCache:
         steady: Collection[int],
         small: Collection[int] = frozenset(),
     ) -> CopySchedule:
-        """Return the copies of a file; no earlier copies of it are in progress.
+        """Return the copies of a file, of which no earlier copy may be in progress.
 
         Args:
             file: File to stage.
@@ -436,13 +438,13 @@ class CopyScheduleCache:
         return schedule
 
     def forget(self, name: str) -> None:
-        """Drop everything that points into the memory of a file of this name."""
+        """Drop all references to the memory of a file of this name."""
         for file in [planned_file for planned_file in self._schedules if planned_file.name == name]:
             del self._schedules[file]
 
 
 def has_idle_core(ranks: int, cores: float) -> bool:
-    """Return whether copies can run beside training without taking a core from it.
+    """Return whether copies can run during training on an idle core.
 
     Args:
         ranks: Number of ranks of this host that compute with as many threads as this one.
@@ -459,8 +461,8 @@ class StagingBuffers:
     Args:
         allocate: Function that returns at least the requested bytes for a file of this name. It
             returns the memory of the last call if possible; private memory by default.
-        streams: Predicate of files' names and lengths: true if there is no room for them; by
-            default always false.
+        streams: Predicate of files' names and lengths: true if the files do not fit; by default
+            always false.
 
     Attributes:
         drafts: Last layouts of the staged files.
@@ -484,7 +486,7 @@ class StagingBuffers:
         """Return whether files of these names and lengths can be staged; release all other buffers.
 
         Raises:
-            ConfigError: There is not even room to stream them.
+            ConfigError: Memory does not suffice even to stream the files.
         """
         streams = self._streams(sizes)
         for name in [buffer for buffer in self._buffers if streams or buffer not in sizes]:

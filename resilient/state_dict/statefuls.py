@@ -46,7 +46,7 @@ class PlainValue:
         return {"value": self.value}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the value, a dict or list in place, so that all references see it.
+        """Restore the value; a dict or list in place, so that all references see the change.
 
         Raises:
             ValueError: The saved value is of another kind.
@@ -118,7 +118,7 @@ def bare(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class TrackedObjects:
-    """Everything that one loop saves, as parts.
+    """All objects that one loop saves, as parts.
 
     Attributes:
         parts: Parts by name, in the order of loading.
@@ -141,7 +141,7 @@ class TrackedObjects:
         """Give every rank the buffers of rank 0, as DDP's next forward pass would. Collective.
 
         Running statistics differ between replicas after a step. Without this call a checkpoint
-        could contain those of another rank.
+        could contain the statistics of another rank.
         """
         for replica in self.replicas:
             group = replica.process_group
@@ -149,7 +149,7 @@ class TrackedObjects:
                 dist.broadcast(buffer, group=group, group_src=0)
 
     def left_out(self, stored_names: Iterable[str]) -> tuple[str, ...]:
-        """Return the saved names in a checkpoint that match none of these parts."""
+        """Return the names in a checkpoint that match none of these parts."""
         own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
         own |= {f"{name}_buffers" for name in self.parts}
         left = (name for name in stored_names if name not in self.parts)

@@ -123,8 +123,8 @@ TRUST_HINT = "name the PEM file of the authority that signed it: storage option 
 def is_untrusted(text: str) -> bool:
     """Return whether a message of ``ssl`` or rustls reports an untrusted certificate.
 
-    A retry does not help. Without this check, an untrusted certificate looks like a server that is
-    down.
+    A retry does not help in this case. Without this check, an untrusted certificate would look like
+    an unreachable server.
     """
     return _UNTRUSTED.search(text) is not None
 

@@ -67,11 +67,11 @@ class DirectoryListing:
     changed: Mapping[str, float] = field(default_factory=dict)
 
     def is_there(self, name: str) -> bool:
-        """Return whether an entry with this name exists, be it a file or not."""
+        """Return whether an entry with this name exists, of any kind."""
         return name in self.sizes or name in self.outside
 
     def why_unread(self, name: str) -> str:
-        """Return why a name that is no listed file cannot be read."""
+        """Return the reason why a name that is not a listed file cannot be read."""
         if leads_out(name):
             return "it is outside of the folder, and was not read"
         if name not in self.outside:
@@ -141,7 +141,7 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
     Raises:
         FileNotFoundError: There is no such file.
         OSError: The file cannot be opened.
-        StoreDenied: The path is no plain file inside the folder, or the file is too large.
+        StoreDenied: The path is not a regular file inside the folder, or the file is too large.
     """
     real = os.path.realpath(path)
     why = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
@@ -297,7 +297,8 @@ _ONE_FILE_ONLY = ("http", "https")
 class FsspecFolder:
     """A prefix, or a single object, of a service that fsspec knows.
 
-    ``http`` supports only single files: a web server's page of links is no listing.
+    ``http`` supports only single files, because a web server's page of links is no reliable
+    listing.
 
     Raises:
         ConfigError: The URL is malformed, or its package is not installed.

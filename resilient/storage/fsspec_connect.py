@@ -2,8 +2,8 @@
 
 A client of s3fs has no deadline for a server that never answers ``100 Continue``. Its library
 botocore sends ``Expect: 100-continue`` with each body, and aiohttp waits for the answer without a
-timeout. A server that accepts the connection and stays silent blocks a put forever. This was seen
-with aiobotocore 3 and aiohttp 3; the read timeout starts only after the body is sent.
+timeout. A server that accepts the connection and stays silent blocks a put forever. We observed
+this with aiobotocore 3 and aiohttp 3, whose read timeout starts only after the body is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def bound_requests(filesystem: Any, within_seconds: float) -> None:
     """Make each request of ``filesystem`` raise ``TimeoutError`` after ``within_seconds``.
 
-    fsspec returns the same filesystem for the same arguments, so the first deadline stays.
+    fsspec returns the same filesystem for the same arguments, so the first deadline remains in
+    effect.
     """
     if "_call_s3" in vars(filesystem):
         return
@@ -73,8 +74,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 def knows_ranges(filesystem: Any, path: str) -> bool:
     """Return whether a web server honours a range request, instead of sending the whole file.
 
-    Only the status of the response is read, not its body. fsspec would take the whole for the
-    range.
+    Only the status of the response is read, not its body. fsspec would treat the whole file as the
+    requested range.
     """
     return bool(sync(filesystem.loop, _is_partial, filesystem, path))
 

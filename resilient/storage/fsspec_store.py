@@ -1,8 +1,8 @@
 """Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
 
 A protocol supports exclusive creates only if its library passes the condition to a service that
-decides alone. The code of each such library was read. The generic ``mode="create"`` of fsspec
-checks and then writes, which guarantees nothing.
+decides alone. We have checked the code of each such library. The generic ``mode="create"`` of
+fsspec checks and then writes, which guarantees nothing.
 """
 
 from __future__ import annotations
@@ -175,13 +175,13 @@ class FsspecStore:
 
     The store is as atomic and durable as its service. Each object is written by one call, so an
     error in this library cannot commit half an object. ``exclusive`` is true only for libraries
-    that were read and verified; see ``create_for``.
+    whose code was checked; see ``create_for``.
 
     Args:
         url: URL of the store. Chained URLs (``simplecache::s3://``) are rejected, because a cache
             can return stale data.
         parts: Part size and concurrency, if the library supports them (S3).
-        storage_options: Options for fsspec; they win over our defaults.
+        storage_options: Options for fsspec, which override our defaults.
 
     Raises:
         ConfigError: fsspec does not know the protocol, or its package is not installed.

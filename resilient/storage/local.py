@@ -84,9 +84,9 @@ def sweep_temporaries(
 ) -> list[Path]:
     """Delete temporary files without a write for ``older_than_seconds``.
 
-    A write in progress touches its file with each part, so an hour is generous if its writer may
-    still be alive. Other names are not touched, and symbolic links are not followed. If a live
-    store's temporary file is deleted by mistake, one ``put`` fails; no object is damaged.
+    A write in progress touches its file with each part, so an hour is long enough even if the
+    writer may still be alive. Other names are not touched, and symbolic links are not followed. If
+    a live store's temporary file is deleted by mistake, one ``put`` fails; no object is damaged.
 
     Args:
         root: Folder of the store.
@@ -131,7 +131,7 @@ class LocalStore(TempFileSweeper):
     grammar of keys are neither listed nor read. A folder that is a symbolic link is not entered.
 
     Crash: a process that dies leaves an invisible file whose name begins with ``.tmp-``. ``sweep``
-    deletes the file; the next attempt of the run sweeps too.
+    deletes the file; the next attempt of the run also calls ``sweep``.
 
     Args:
         root: Folder of the store; created by the first ``put``.

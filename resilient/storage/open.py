@@ -35,7 +35,7 @@ def open_store(
 ) -> Store:
     """Open the store at ``url``, with retries for ``within_seconds`` if it does not answer.
 
-    Nothing is created and nothing is contacted before the first operation.
+    This function creates nothing, and connects to no server before the first operation.
 
     Args:
         url: A path, a ``file:`` URL, or any URL that fsspec knows, for example ``s3://b/run``.
@@ -81,7 +81,7 @@ def local_path(url: str) -> Path:
 
 
 def open_remote(url: str, storage_options: Mapping[str, Any]) -> Store:
-    """Open the store at a URL that is no local path; nothing is contacted.
+    """Open the store at a URL that is no local path, without a request to any server.
 
     Raises:
         ConfigError: The URL or an option is malformed, or the URL's package is not installed.

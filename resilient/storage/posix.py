@@ -1,8 +1,8 @@
 """POSIX file operations, direct I/O and the fsync of files that a killed process left.
 
-The operations are a seam: tests replace them with a model of power loss. A killed process can leave
-a visible name that is not durable yet. Work that builds on such a name can lose it. A power loss
-may remove a name that was already read, or restore a manifest whose files were deleted meanwhile.
+Tests replace these operations with a model of power loss. A killed process can leave a visible name
+that is not durable yet. A power loss may then remove a name that was already read, or restore a
+manifest whose files were deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 class PosixWritableFile:
     """A file descriptor open for writing.
 
-    Large pieces go to the disk straight from the caller's memory. Nothing is copied, and the disk
-    starts at once instead of at the sync. The files of the training stay in the page cache, from
-    which a checkpoint would not be read again. If the file system or the memory does not support
-    direct I/O, the write uses the page cache. ``sync`` is needed in both cases.
+    Large pieces are written to the disk directly from the caller's memory. Nothing is copied, and
+    the disk starts at once instead of at the sync. The page cache keeps the files of the training,
+    because a checkpoint, which is rarely read again, does not displace them. If the file system or
+    the memory does not support direct I/O, the write uses the page cache. ``sync`` is needed in
+    both cases.
 
     Args:
         descriptor: Descriptor of an empty file.
@@ -57,7 +58,7 @@ class PosixWritableFile:
         return written
 
     def sync(self) -> None:
-        """Sync the descriptor that wrote: only this descriptor is sure to report a write error."""
+        """Sync the descriptor that wrote, as only this one is sure to report a write error."""
         os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -163,7 +164,7 @@ class DirectoryOps(Protocol):
         """Make the names in a folder durable."""
 
     def items(self, path: Path) -> Iterable[DirEntry]:
-        """Return folders and regular files, without symbolic links; nothing if it is missing."""
+        """Return folders and regular files, without symbolic links; empty without the folder."""
 
 
 class FileSystem(FileContentOps, FileNameOps, DirectoryOps, Protocol):
@@ -212,10 +213,11 @@ class PosixFileSystem:
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Link with ``link(2)``, and trust the link count more than the error.
+        """Link with ``link(2)``; in case of EEXIST, the link count decides whether it succeeded.
 
         On NFS the response to a successful link can be lost. The client's own retry then fails with
-        EEXIST. Only this call knows ``source``, so two links are a success of this call.
+        EEXIST. No other process uses ``source``, so a link count of 2 means that this call
+        succeeded.
         """
         try:
             target.hardlink_to(source)
@@ -251,7 +253,7 @@ class PosixFileSystem:
             os.close(descriptor)
 
     def items(self, path: Path) -> Iterable[DirEntry]:
-        """Scan a folder that others may change; entries that vanish meanwhile are left out."""
+        """Scan a folder that other processes may change, without entries that vanish meanwhile."""
         try:
             with os.scandir(path) as entries:
                 return [item for entry in entries if (item := _item(entry)) is not None]
@@ -301,7 +303,7 @@ def _read_range(descriptor: int, start: int, end: int) -> bytes:
 
 @runtime_checkable
 class FsyncCapable(Protocol):
-    """A store in which visible files may not be durable, or a wrapper of one."""
+    """Store in which visible files may not be durable, or wrapper of such a store."""
 
     def settle(self) -> None:
         """Make every visible file durable; one call per process is enough.

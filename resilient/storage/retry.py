@@ -56,8 +56,8 @@ class StoreRecovered(Event):
 class RetryingStore:
     """Retry of ``StoreUnavailable``, with growing pauses, until a deadline.
 
-    Every other error is final and passes through at once. The loop is our own, not a library's,
-    because time is a parameter here: a test controls the clock and never sleeps.
+    Every other error is final and passes through at once. The retry loop takes the clock as a
+    parameter, unlike those of libraries, so tests control time and never sleep.
 
     Args:
         store: Inner store.
@@ -98,12 +98,12 @@ class RetryingStore:
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
 
-        A try without an answer may have succeeded; the retry then finds the key taken by this
-        process. The content decides: equal content counts as this call's own. This is sound if no
-        two writers ever write the same content under one key. The records written this way
-        guarantee it by naming their writer. Without an unanswered try, ``KeyExists`` is raised.
+        A try without an answer may have succeeded, and the retry then finds the key taken by this
+        process. Equal content therefore counts as this call's own. This rule requires that no two
+        writers write the same content under one key. The records written in this way name their
+        writer and so meet the requirement. Without an unanswered try, ``KeyExists`` is raised.
 
-        Crash: the object exists or not; a later attempt finds it and cannot take it for its own.
+        Crash: the object exists or not; a later attempt does not mistake it for its own.
         """
         unanswered = False
 

@@ -1,11 +1,11 @@
 """Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
-Each body is protected, so that a server rejects a different body. Every server supports the signed
-SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it; the checksum costs
-both sides a tenth. TLS protects the body in transit. The checksum, itself signed, detects damage
-behind the end of TLS. Amazon describes both in "Checking object integrity" and "Unsigned payload"
-of its S3 documentation. A server that supports the checksum repeats it in its response; other
-servers ignore it.
+A digest or checksum protects each body, so that a server rejects a changed body. Every server
+supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it;
+the checksum costs both sides a tenth. TLS protects the body in transit. The checksum, which is
+itself signed, detects damage after TLS ends. Amazon describes both in "Checking object integrity"
+and "Unsigned payload" of its S3 documentation. A server that supports the checksum repeats it in
+its response; other servers ignore it.
 
 Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
 Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a
@@ -94,10 +94,10 @@ def summed(body: memoryview) -> BodyChecksum:
 
 
 class ChecksumSupport:
-    """Detection of a server's support for checksums: one body tests it, other bodies do not wait.
+    """Detection of a server's support for checksums by a first body, for which others do not wait.
 
-    A test without an answer is inconclusive. But a proxy may answer an unknown checksum with an
-    error that looks like an outage. Therefore the body after such a test is signed, and after three
+    A test without an answer is inconclusive. A proxy may answer an unknown checksum with an error
+    that looks like an outage. Therefore the next body after such a test is signed, and after three
     such tests all bodies are signed.
 
     Args:
@@ -470,7 +470,7 @@ class S3Connection:
 
 
 def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | None:
-    """Return our own connections, or None if a request needs what only a library supports.
+    """Return our own connections, or None if only a client library supports the settings.
 
     A library is needed for a machine's role, unsigned requests, a proxy, a bucket of S3 Express, or
     an environment setting that changes requests.

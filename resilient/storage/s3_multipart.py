@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that was started.
+    """Upload that was started.
 
     Attributes:
         key: Key in the bucket.
@@ -65,7 +65,7 @@ def abort_uploads(
 ) -> tuple[str, ...]:
     """Abort our old unfinished uploads under ``prefix`` and return their keys.
 
-    An upload in progress that is aborted fails at its next part. No visible object is touched.
+    If an upload in progress is aborted, it fails at its next part. No visible object is touched.
 
     Args:
         uploads: Uploads of the bucket.

@@ -62,7 +62,7 @@ _ROLE = re.compile(r"http://(?:169\.254\.\d+\.\d+|\[fd00:ec2::254\])[:/]")
 class ObstoreStore:
     """Objects in a bucket of S3 or of a compatible server.
 
-    Every put is whole: one request, or a multipart upload that is invisible before its end. The
+    Every put is atomic: one request, or a multipart upload that is invisible before its end. The
     library signs the SHA-256 of each body, which the server compares with the received bytes. The
     library's own retries are off: only RetryingStore retries.
 
@@ -204,8 +204,8 @@ class ObstoreStore:
     ) -> tuple[str, ...]:
         """Abort unfinished uploads; see :func:`resilient.storage.s3_multipart.abort_uploads`.
 
-        obstore can neither list nor abort them. With known credentials the requests use this
-        package's own client, with a machine's role they use s3fs.
+        obstore can neither list nor abort uploads. With known credentials the requests use this
+        package's own client, and with a machine's role they use s3fs.
         """
         credentials = known_credentials(self._options)
         if credentials is None:

@@ -27,7 +27,7 @@ _ROOT = Path("/")
 def available_memory_bytes(root: Path = _ROOT) -> int | None:
     """Return the smaller of the memory left to the machine and to this process's control groups.
 
-    Shared memory counts against both. The size of its file system shows neither.
+    Shared memory counts against both limits. The size of its file system shows neither limit.
 
     Args:
         root: Folder that contains ``proc`` and ``sys``.
@@ -97,8 +97,9 @@ def keep_from_children(mapped: mmap.mmap) -> None:
     """Exclude memory from processes forked from this one, such as data loader workers.
 
     Otherwise each fork shares the pages until they are written to. The next copy into such a page
-    takes a page fault, 10 times as long as a warm copy. It doubles the memory until the child ends.
-    A child does not need the memory: it has no persisting threads.
+    causes a page fault, which takes 10 times as long as a warm copy. The copied pages double the
+    memory until the child ends. A child does not need this memory, because it has no persisting
+    threads.
     """
     with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_DONTFORK)
@@ -202,7 +203,7 @@ class SharedFolder:
         path.unlink(missing_ok=True)
 
     def mark(self, name: str) -> None:
-        """Show other processes that this owner is at ``name``, until ``unmark``."""
+        """Show other processes that this owner uses ``name``, until ``unmark``."""
         (self.path / name).touch()
 
     def unmark(self, name: str) -> None:
@@ -210,7 +211,7 @@ class SharedFolder:
         (self.path / name).unlink(missing_ok=True)
 
     def is_marked_elsewhere(self, name: str) -> bool:
-        """Return whether another living owner is at ``name``."""
+        """Return whether another living owner has marked ``name``."""
         others = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
         return any(_is_owned(path) for path in others - {self.path})
 
@@ -238,7 +239,7 @@ def _create(root: Path) -> tuple[Path, int]:
 
 
 def lock_folder(path: Path) -> int | None:
-    """Lock ``path`` and return the descriptor, None if another process has the lock or it is gone.
+    """Lock ``path`` and return the descriptor; None if the path is locked by another or gone.
 
     Crash: the kernel releases the lock.
     """
@@ -280,9 +281,9 @@ def used_bytes(root: Path = ROOT) -> int:
 def sweep(root: Path = ROOT) -> list[Path]:
     """Delete the folders of this user whose owners are dead, and return the deleted folders.
 
-    A live owner has its lock, so its folder is not touched. A folder that is new and not locked yet
-    may be deleted; its maker notices and makes another. A foreign folder with such a name, such as
-    a repository in memory, stays.
+    A live owner has the lock of its folder, so the folder is not touched. A new folder that is not
+    locked yet may be deleted; its creator detects that and creates another. A foreign folder with
+    such a name, such as a repository in memory, is not deleted.
     """
     swept = []
     for path in sorted(root.glob(f"{_PREFIX}*")):

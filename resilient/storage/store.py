@@ -105,7 +105,7 @@ class Store(Protocol):
 
 @runtime_checkable
 class Sweepable(Protocol):
-    """A store in which a killed writer leaves more than objects."""
+    """Store in which a killed writer leaves more than objects."""
 
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock

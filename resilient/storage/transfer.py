@@ -211,8 +211,7 @@ def map_parallel(
     """Return ``work(item)`` for every item, in the order of the items.
 
     The items start in their order, and the calling thread works too. After a failure no further
-    item starts. The function waits for the items that did start, so no work continues after it
-    returns.
+    item starts. The function waits for all started items, so no work continues after it returns.
 
     Plain threads are used instead of an executor of the standard library. An executor refuses
     work as soon as the interpreter is about to exit, and a save in flight must still be committed
@@ -349,8 +348,9 @@ def max_ranges(store: Store) -> MultipartConfig:
 def files_at_once(store: Store, size_bytes: int) -> int:
     """Return how many objects of ``size_bytes`` may be in flight to ``store`` at once.
 
-    Their parts together are as many as the store wants in flight, or the parts of one object. A
-    store that bounds its parts itself gets some more files, so that it always has parts to send.
+    Together these objects have as many parts as the store wants in flight, or the parts of one
+    object. A store that limits its parts itself gets some more objects, so that it always has parts
+    to send.
     """
     best = max_ranges(store)
     if best.are_shared:

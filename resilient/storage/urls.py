@@ -38,7 +38,7 @@ def redacted(url: str) -> str:
 
 
 def require_plain_host(url: str) -> None:
-    """Reject a URL with a secret that would be taken for, sent as and shown as a bucket.
+    """Reject a URL with a secret in the place of the bucket, which would be sent and shown.
 
     Raises:
         ConfigError: The host has a colon that begins no port, or the bucket has a colon.
@@ -57,7 +57,7 @@ def require_plain_host(url: str) -> None:
 def redacted_text(text: str) -> str:
     """Remove the secrets of URLs and server responses from another library's message.
 
-    S3 repeats the rejected request, with the session token among the headers. Of such a response
+    S3 repeats the rejected request, with the session token among the headers. From such a response
     only the code and the message are kept.
     """
     text = _ANSWER.sub(_code_and_message, text)
@@ -66,7 +66,7 @@ def redacted_text(text: str) -> str:
 
 
 def fit_to_show(error: Exception) -> Exception:
-    """Return another library's error as a safe cause: a traceback shows causes too.
+    """Return another library's error without secrets, because a traceback shows causes too.
 
     The result is the error itself if :func:`redacted_text` would change neither its message nor the
     messages of its causes. Otherwise it is a new error with the redacted message and the same

@@ -26,7 +26,7 @@ class ActivationCheckpointing:
     """Options of activation checkpointing.
 
     Attributes:
-        every_n_layers: One of this many layers recomputes its activations.
+        every_n_layers: Recompute the activations of every N-th layer.
         offload: Whether the inputs of the layers are kept in host memory.
         options: Options of ``torch.utils.checkpoint.checkpoint``.
     """
@@ -63,10 +63,9 @@ def recompute(
 ) -> None:
     """Make the layers of ``model`` recompute their activations, in place.
 
-    A model that knows its layers does it itself (``activation_checkpointing_enable`` of
+    If the model has a method for this, it is called (``activation_checkpointing_enable`` of
     Transformers, or ``gradient_checkpointing_enable``). In other models the layers are the modules
-    of
-    ``layer_classes``, or else the items of the outermost ``ModuleList`` and ``Sequential``.
+    of ``layer_classes``, or else the items of the outermost ``ModuleList`` and ``Sequential``.
     Parameter names and the saved state stay the same.
 
     Raises:
@@ -112,7 +111,7 @@ def _enable_in_model(model: nn.Module, settings: ActivationCheckpointing) -> boo
 
 
 def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence[nn.Module]:
-    """Return the modules that a model repeats, in its order; none of them is inside another."""
+    """Return the repeated modules of a model, in its order, without modules inside others."""
     from torch import nn
 
     if layer_classes:

@@ -27,10 +27,10 @@ class ModelFacts:
         numbers: Number of parameters.
         number_bytes: Bytes of a parameter with its gradient and its optimizer state.
         weight_bytes: Bytes of a parameter as it is sent.
-        layer_numbers: Number of parameters of the largest layer that is computed at once.
+        layer_numbers: Number of parameters of the largest layer.
         layers: Number of layers in a row, between which the model could be cut.
         between_bytes: Bytes that one layer passes to the next in a micro-batch; 0 if unknown.
-        is_cut_by_plan: Whether the model has a plan to cut its layers over ranks (``tp_plan``).
+        is_cut_by_plan: Whether the model has a tensor-parallel plan (``tp_plan``).
     """
 
     numbers: int
@@ -90,9 +90,9 @@ class ParallelismChoice:
 def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
     """Choose the least parallelism of ``model`` that memory allows.
 
-    Replicas send gradients once a step. Shards over a host send weights fast, over all hosts
-    slowly. Layers are cut over ranks only if a layer does not fit on a rank. Models are cut into
-    stages only if that sends far less than shards would.
+    Replicas send gradients once per step. Shards send weights fast within a host, and slowly over
+    all hosts. Layers are cut over ranks only if a layer does not fit on a rank. Models are cut into
+    stages only if stages send far fewer bytes than shards.
 
     Raises:
         ConfigError: The model does not fit on all ranks together; the message has the number of

@@ -1,10 +1,10 @@
 """Strategy protocol, the single-device strategy, and shared helpers.
 
-Replicated values stay equal on all ranks: buffers are those of rank 0. Process groups of some ranks
-get the timeout of the group of all ranks. Without an explicit timeout, torch ignores
-``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo. The timeout
-of a group is available only by names that begin with an underscore. Ranks that share a model use
-one fp16 scale: all skip a step, or none does.
+Replicated values stay equal on all ranks, because the buffers of rank 0 are used everywhere.
+Process groups of some ranks get the timeout of the group of all ranks. Without an explicit timeout,
+torch ignores ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo.
+torch exposes the timeout of a group only under names that begin with an underscore. Ranks that
+share a model use one fp16 scale: all skip a step, or none does.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class OptimizerStepper(Protocol):
     ) -> torch.Tensor:
         """Clip gradients and return their total norm before (a scalar tensor).
 
-        A stepper that clips only in ``step`` fills the tensor there.
+        If a stepper clips only in ``step``, it fills the tensor there.
         """
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if the step was skipped after an fp16 overflow."""
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Free the gradients of the last step."""
@@ -128,7 +128,7 @@ def broadcast_buffers(model: nn.Module) -> None:
 def buffers_of(model: nn.Module) -> list[torch.Tensor]:
     """Return the buffers of a model in an order that all ranks share, faster than ``buffers()``.
 
-    It is called at each step of the step cache, and most models have no buffers.
+    The step cache calls this function at each step, and most models have no buffers.
     """
     modules, left = dict[int, nn.Module](), [model]
     while left:
@@ -148,8 +148,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def begin_with_rank_0(model: nn.Module, _: object) -> None:
     """Start each forward pass of training with the buffers of rank 0, as DDP does.
 
-    Otherwise running statistics would differ between ranks. A run that was saved at another step
-    than an unbroken run would then continue from other buffers.
+    Otherwise running statistics would differ between ranks. A run that was saved and resumed would
+    then continue from other buffers than an uninterrupted run.
     """
     if torch.is_grad_enabled():
         broadcast_buffers(model)
@@ -184,8 +184,9 @@ def with_group_timeout(mesh: DeviceMesh) -> DeviceMesh:
 class JointScaler(torch.amp.GradScaler):
     """torch's scaler, with overflows shared: an overflow on one rank is an overflow on all ranks.
 
-    For DTensor gradients torch reduces the overflow by the placement of the first gradient. It is
-    therefore not reduced if the first layer is replicated and other layers are cut.
+    For DTensor gradients torch reduces the overflow flag by the placement of the first gradient. If
+    the first layer is replicated and other layers are cut, torch therefore does not reduce the
+    flag.
     """
 
     def unscale_(self, optimizer: Optimizer) -> None:

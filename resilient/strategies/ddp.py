@@ -35,8 +35,8 @@ class FixedBuckets(DistributedDataParallel):
     DDP lays out its buckets again after the first step of a process, in the order in which
     gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the place
     in the bucket. With three ranks or more, the first step after a resume would therefore differ in
-    the last bits from an uninterrupted run. Here the layout is final from the
-    start: the reverse of the order of registration. ``tests/process/test_ddp.py`` verifies it.
+    the last bits from an uninterrupted run. Here the layout is final from the start, in reverse
+    order of registration. ``tests/process/test_ddp.py`` verifies this property.
     """
 
     parts: dict[str, Part]
@@ -49,7 +49,7 @@ class FixedBuckets(DistributedDataParallel):
         return list(reversed(parameters)), list(reversed(expect_sparse))
 
     def fix_buckets(self) -> None:
-        """Use up the reducer's only chance to lay out its buckets again."""
+        """Prevent the reducer from laying out its buckets again after the first step."""
         self.reducer._push_all_rebuilt_params()  # noqa: SLF001 - torch has no public way
         self.reducer._rebuild_buckets()  # noqa: SLF001
 
@@ -129,6 +129,7 @@ class DdpStrategy:
         """Copy the buffers of rank 0 to every rank, as DDP's next forward pass would. Collective.
 
         Running statistics differ between replicas after a step. Without this call a checkpoint
-        could contain those of another rank, and a resumed run would not equal an unbroken one.
+        could contain the statistics of another rank, and a resumed run would differ from an
+        uninterrupted run.
         """
         broadcast_buffers(self.unwrap(model))

@@ -67,7 +67,7 @@ class DeepSpeedStrategy:
         """Create the engine, which takes over the optimizer. Collective.
 
         Raises:
-            ConfigError: The engine keeps its state where it cannot be saved.
+            ConfigError: The engine's state is in a place from which it cannot be saved.
         """
         engine = _engines.get(model)
         if engine is None:
@@ -158,7 +158,7 @@ class EngineUpdates:
         return bool(self._engine.was_step_applied())
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing: the engine's step has freed the gradients that it does not keep."""
+        """Do nothing, because the engine's step has freed the gradients."""
 
 
 def gathered(parameter: Any) -> torch.Tensor:

@@ -5,13 +5,14 @@ that resembles a known name is rejected here; any other unknown key is kept. Ins
 ``zero_optimization`` both DeepSpeed and this module know every key.
 
 ``"auto"`` is allowed for the same keys and has the same value as in Transformers
-(integrations/deepspeed.py, 5.23). Here missing values are filled as well. A value of any key that
-contradicts the run's arguments is rejected; all are reported at once, with both values. The
-optimizer is the Trainer's: a block with the same optimizer is accepted, any other is rejected. The
-Trainer follows a block that names a schedule.
+(integrations/deepspeed.py, 5.23). Here missing values are filled as well. Values that contradict
+the run's arguments are rejected, in one error that shows both values of each. The optimizer is the
+Trainer's: a block with the same optimizer is accepted, any other is rejected. The Trainer follows a
+block that names a schedule.
 
-``WarmupLR`` rises and stays, ``WarmupDecayLR`` rises and falls to 0. With ``w`` iterations of
-warm-up out of ``n``, iteration ``i`` has the rate ``low + (high - low) f(i)``:
+The rate of ``WarmupLR`` rises and then stays constant. The rate of ``WarmupDecayLR`` rises and then
+falls to 0. With ``w`` iterations of warm-up out of ``n``, iteration ``i`` has the rate ``low +
+(high - low) f(i)``:
 
     f(i) = log(i + 1) / log(w)      warm-up, warmup_type "log", which is DeepSpeed's default
     f(i) = i / w                    warm-up, warmup_type "linear"

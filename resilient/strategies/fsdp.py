@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 class FsdpStrategy:
     """FSDP2; rank 0's model is sharded.
 
-    Each module of a class in ``layer_classes`` is gathered and freed as one unit. So is each module
-    with at least ``min_num_params`` parameters outside inner units. The rest belongs to the root.
+    Each module of a class in ``layer_classes`` is gathered and freed as one unit. Each module with
+    at least ``min_num_params`` parameters outside inner units is also a unit. All other parameters
+    belong to the root.
 
     Attributes:
         device: Device of this rank.
@@ -62,7 +63,7 @@ class FsdpStrategy:
 
         Raises:
             ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar or
-                was not sharded, or the ranks cannot be divided so.
+                was not sharded, or the ranks cannot be divided in this way.
         """
         if isinstance(model, FSDPModule):
             return model
@@ -117,7 +118,7 @@ class FsdpStrategy:
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: it was sharded in place."""
+        """Return the model itself, because it was sharded in place."""
         return model
 
     @contextmanager
@@ -218,7 +219,7 @@ def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
 
 
 def refuse_scalars(model: nn.Module) -> None:
-    """Raise if a parameter is a scalar: FSDP cuts the first dimension."""
+    """Raise if a parameter is a scalar, because FSDP cuts the first dimension."""
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise ConfigError(

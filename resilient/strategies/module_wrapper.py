@@ -1,8 +1,8 @@
 """Redirection of a module's calls to its wrapper, for FSDP1.
 
 FSDP1 shards the inside of a wrapper, and computes correctly only if the wrapper is called. Code
-that has the module itself (evaluation, ``generate``, a user's callback) also calls the wrapper,
-without knowing the wrapper.
+that calls the module itself (evaluation, ``generate``, a user's callback) is therefore redirected
+to the wrapper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Named(NamedTuple):
 
 
 class ForwardRedirect:
-    """Redirected call of a module: it calls the wrapper, which calls the module, which computes.
+    """Redirected call of a module, which calls the wrapper; the wrapper then calls the module.
 
     Args:
         module: Inner module; its calls are redirected from now on.

@@ -189,7 +189,7 @@ class MeshSizes:
 
     @property
     def data(self) -> int:
-        """Number of groups that train on their own samples."""
+        """Number of groups, each of which trains on its own samples."""
         return self.replicate * self.shard
 
     @property

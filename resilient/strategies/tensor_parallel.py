@@ -130,7 +130,7 @@ class TensorParallelStrategy:
         return bind_plainly(self, model, optimizer, updates)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: it was cut in place."""
+        """Return the model itself, because it was cut in place."""
         return model
 
     @contextmanager
@@ -157,7 +157,7 @@ def cut_layers(
         model: Whole model, whose names the plan has.
         plan: Plan as in :class:`TensorParallelStrategy`.
         mesh: Mesh of the ranks that share the layers.
-        parameter_ids: Names of the modules of this rank; other modules are left alone.
+        parameter_ids: Names of the modules of this rank; other modules are not changed.
 
     Raises:
         ConfigError: As for :func:`whole_plan`.

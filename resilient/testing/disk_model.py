@@ -12,7 +12,7 @@ The model follows POSIX:
   combination. A rename within a folder is atomic.
 * Synced content is present. A folder whose own name was lost is lost with its whole content.
 
-A file system that orders its operations, as ext4 does, leaves a subset of these states.
+A file system that orders its operations, such as ext4, leaves a subset of these states.
 
 Threads take turns in an order drawn from a seed, so that a run can be repeated.
 """
@@ -180,7 +180,7 @@ class RecordingFileSystem:
             self._did(FileOpKind.SYNC_FOLDER, path)
 
     def note(self, subject: Any) -> None:
-        """Record what the user of the store knows at this moment."""
+        """Record a fact that the user of the store knows at this moment."""
         with self._lock:
             self.record.steps.append(subject)
 
@@ -368,8 +368,8 @@ class Disk:
     ) -> Iterator[DiskState]:
         """Yield the possible states after a power loss now: all, or ``limit`` drawn ones.
 
-        Each state is yielded once. The last one has all unsynced data, and the first one has none,
-        if the two differ.
+        Each state is yielded once. The first state has no unsynced data and the last state has all
+        of it, if the two differ.
 
         Args:
             draw: Random source for too many states.
@@ -594,8 +594,8 @@ class ThreadScheduler:
     def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run each function in its own thread; return the results, or raise the first error.
 
-        The end of a thread is a turn too. Otherwise the order would depend on how soon a thread
-        ends.
+        The end of a thread is a turn too. Otherwise the order would depend on the time at which a
+        thread ends.
         """
         self._members = list(range(len(works)))
         self._next = self._draw.choice(self._members)

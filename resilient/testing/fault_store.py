@@ -98,7 +98,7 @@ class FaultyStore:
         clock: Clock that sleeps for a ``DELAY``.
 
     Attributes:
-        operations: Number of started operations, so that a sweep knows its end.
+        operations: Number of started operations, with which a sweep finds its end.
         trace: Name and key (or prefix) of each operation, in order.
     """
 

@@ -51,7 +51,7 @@ class PlannedRequestFault:
         at: Number of the request, from 0 over all clients.
         trouble: Kind of the fault.
         after: Number of later requests before a ``LATE`` one arrives.
-        lasting: Number of consecutive requests with the fault; a client that retries gives up
+        lasting: Number of consecutive requests with the fault, because a client that retries fails
             only after several.
     """
 
@@ -131,7 +131,7 @@ class ObjectServer:
         self._upload(upload)[1][number] = content
 
     def complete(self, upload: int, parts: int) -> None:
-        """Turn an upload into an object; repetition is harmless, as S3 promises for some time."""
+        """Turn an upload into an object; repetition is harmless for some time, as with S3."""
         if upload not in self.uploads:
             return
         key, uploaded_parts = self._upload(upload)

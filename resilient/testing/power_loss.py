@@ -66,7 +66,7 @@ class PowerLossFileSystem:
         self._lock = threading.RLock()
 
     def lose_power(self, keep: Keep) -> PowerLossFileSystem:
-        """Return the machine after its next start; this object is unchanged."""
+        """Return the file system as it is after a power loss; this object is unchanged."""
         after = PowerLossFileSystem()
         after._top = _revived_folder(self._top, keep, {})
         return after

@@ -285,7 +285,7 @@ class StoreContract:
         assert store.get("a") == b"before"
 
     def test_a_buffer_with_gaps_is_refused(self, store: Store) -> None:
-        """Reject a buffer that is not contiguous: its bytes are ambiguous."""
+        """Reject a buffer that is not contiguous, because its bytes are ambiguous."""
         with pytest.raises(StoreError):
             store.put("a", memoryview(b"123456")[::2])
         with pytest.raises(KeyNotFound):

@@ -1,8 +1,8 @@
-"""Batch size that fits into memory: a step that runs out of memory has no effect on any rank.
+"""Search for a batch size that fits into memory; a failed step has no effect on any rank.
 
-Ranks that compute together cannot know that one of them fails during a pass, and would wait for
-it in a collective. Here no rank communicates until all have run all passes of the step. Then
-they exchange failures, and only without a failure are the gradients averaged.
+Ranks that communicate during a pass cannot know that one of them failed, and would wait for this
+rank in a collective. Here no rank communicates before it has run all passes of the step. Then the
+ranks exchange failures, and average the gradients only if no rank failed.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class AutoBatchSize:
         In that case all state is restored, and the batch can be reduced. Collective.
 
         Raises:
-            RuntimeError: This rank cannot even train on single samples.
-            PeerFailed: Another rank cannot.
+            RuntimeError: On this rank, even a single sample does not fit into memory.
+            PeerFailed: On another rank, even a single sample does not fit.
         """
         if self.ranks > 1:
             # Each step begins with rank 0's buffers, as in DDP's forward pass.
@@ -168,7 +168,7 @@ def fitting_for(
     """Return the search for the batch size; None if it is not requested.
 
     Raises:
-        ConfigError: Ranks compute together in each pass, so none may drop out of one.
+        ConfigError: Ranks communicate in each pass, so a rank must not fail in a pass.
     """
     if not args.auto_find_batch_size:
         return None

@@ -1,6 +1,6 @@
 """Construction and restore of a run, and its default callbacks.
 
-All objects exist before anything is loaded.
+All objects are created before any state is loaded.
 """
 
 from __future__ import annotations
@@ -272,7 +272,7 @@ def restore(
     *,
     resume_from: str | bool | None,
 ) -> None:
-    """Load the last attempt's state, and plan the rest of the run from there. Collective."""
+    """Load the last attempt's state, and plan the rest of the run. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
     more = {name: run.saver.parts[name] for name in registered}
     launch = session.gang.launch
@@ -330,11 +330,11 @@ def recompute_schedule(
     *,
     keeps_plan: bool = False,
 ) -> None:
-    """Plan the rest of the run from its position; our own schedule is stretched to its length.
+    """Plan the rest of the run from its position, and adapt our own schedule to its length.
 
     Args:
         run: The restored run.
-        hooks: Trainer, which makes a schedule of another length.
+        hooks: Trainer, which can create a schedule of another length.
         state: Gets the length of the run.
         callbacks: Get the trained objects.
         keeps_plan: Keep the checkpoint's plan if none of its inputs changed. A new plan would

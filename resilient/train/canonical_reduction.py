@@ -2,10 +2,10 @@
 
 All hosts of an attempt, and of the attempt that saved, must compute the same bits. Before any
 step, every rank computes the first micro-batch. Ranks must get the same bits, and the pass must
-leave the model unchanged. The check runs the very operations that train.
+leave the model unchanged. The check runs the same operations as training.
 
-Each micro-batch has its own random numbers. The code between steps also has its own. A run
-therefore draws the same numbers wherever its micro-batches are computed.
+Each micro-batch has its own random stream, and so has the code between steps. A run therefore draws
+the same numbers on whatever rank a micro-batch is computed.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ArithmeticFingerprint:
 
     Attributes:
         seed: Seed of the micro-batches' random numbers; a checkpoint's overrides a new argument.
-        digest: Digest of the saving hosts' arithmetic; empty: none saved yet.
+        digest: Digest of the saving hosts' arithmetic; empty before the first save.
         machine: Description of the hosts, for people.
     """
 
@@ -89,7 +89,7 @@ class ArithmeticFingerprint:
         Collective, over the key-value store and not the collective backend.
 
         Raises:
-            ConfigError: The arithmetic differs, and the arguments do not allow to continue.
+            ConfigError: The arithmetic differs, and the arguments forbid continuing.
         """
         own_arithmetic, machine = (
             arithmetic_of(session.device, _dtype(session.args)),
@@ -115,7 +115,7 @@ def require_same(session: Session, topic: str, digest: str, subject: str) -> Non
         subject: Description of the result that all ranks must share.
 
     Raises:
-        ConfigError: The digests differ, and the arguments do not allow to continue.
+        ConfigError: The digests differ, and the arguments forbid continuing.
     """
     if session.world.size == 1:
         return
@@ -130,7 +130,7 @@ def told(session: Session, problem: str) -> None:
     """Refuse to continue, or report why the bits are not guaranteed.
 
     Raises:
-        ConfigError: The arguments do not allow to continue.
+        ConfigError: The arguments forbid continuing.
     """
     if session.args.on_arithmetic_mismatch == "stop":
         raise ConfigError(

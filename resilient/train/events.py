@@ -28,7 +28,7 @@ class MetricsLogged(Event):
     metrics: Mapping[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """Return the numbers themselves: they are logged often, so they are not copied."""
+        """Return the numbers without a copy, because they are logged often."""
         return {"metrics": self.metrics}
 
     def message(self) -> str:
@@ -54,7 +54,7 @@ class ArgumentsChanged(Event):
 
 @dataclass(frozen=True, slots=True)
 class CallbacksGone(Event):
-    """A checkpoint holds states of callbacks that this run does not have."""
+    """A checkpoint has states of callbacks that this run does not have."""
 
     level: ClassVar[Level] = Level.WARNING
     names: tuple[str, ...]
@@ -114,7 +114,7 @@ class TokensNotCounted(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryFreed(Event):
-    """Memory was nearly full, and the part that could be freed was freed."""
+    """Memory was nearly full, so unused memory was freed."""
 
     template: ClassVar[str] = "freed memory: {before:.0%} of it was used, now {after:.0%}"
     before: float
@@ -153,7 +153,7 @@ class TrainingStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class FirstStepEnded(Event):
-    """The first step of an attempt is done: the run has recovered from its last interruption."""
+    """The first step of an attempt is done, so the run has recovered from its interruption."""
 
     level: ClassVar[Level] = Level.DEBUG
     global_step: int
@@ -161,7 +161,7 @@ class FirstStepEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class PhaseEnded(Event):
-    """Work other than a step held training up: ``saving``, ``evaluating``."""
+    """Work other than a step delayed training: ``saving``, ``evaluating``."""
 
     level: ClassVar[Level] = Level.DEBUG
     phase: str
@@ -171,7 +171,7 @@ class PhaseEnded(Event):
 def timing(
     phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
 ) -> Timed:
-    """Return a context that reports how long training was held up inside, even on an error."""
+    """Return a context that reports its duration as a delay of training, even after an error."""
 
     def over(took_seconds: float) -> None:
         if took_seconds >= at_least_seconds:
@@ -182,7 +182,7 @@ def timing(
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnded(Event):
-    """The loop is over and everything is durable."""
+    """The loop is over and all saves are durable."""
 
     template: ClassVar[str] = (
         "trained to step {global_step}, loss {training_loss:.4g}, {took_seconds:.1f} s"
@@ -212,12 +212,12 @@ class UntilStepReached(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingRolledBack(Event):
-    """The loss broke: training went back, and the data since then is skipped.
+    """The loss broke, so training returned to a checkpoint and skips the data since then.
 
     Attributes:
-        reason: Fault of the loss.
+        reason: Problem of the loss.
         global_step: Step that was not made.
-        checkpoint: Checkpoint that training went back to.
+        checkpoint: Checkpoint that training returned to.
         skipped: Start and end of the skipped data: epoch, samples, epoch, samples.
         times: Number of rollbacks of the run, this one included.
         limit: Maximum number of rollbacks.
@@ -280,7 +280,7 @@ _TIERS = {
 
 @dataclass(frozen=True, slots=True)
 class SaveRetried(Event):
-    """The previous save failed and training went on."""
+    """The previous save failed and training continued."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "continued without a checkpoint: {reason}"
@@ -289,7 +289,7 @@ class SaveRetried(Event):
 
 @dataclass(frozen=True, slots=True)
 class BestModelMissing(Event):
-    """Training did not end with the best model that it saw."""
+    """Training did not end with the best evaluated model."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "the best model was not loaded: {reason}"

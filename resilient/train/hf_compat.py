@@ -1,6 +1,6 @@
-"""Accelerator facade for scripts of Transformers, and the refusal of overrides never called.
+"""Accelerator facade for Transformers scripts, and the refusal of overrides without effect.
 
-An override that no code calls would be ignored silently, so it is refused. All methods of the
+An override that no code calls would be silently ignored, so it is refused. All methods of the
 pinned Transformers version's Trainer are in one of the three lists; a test compares them.
 """
 
@@ -89,8 +89,8 @@ class Accelerator:
     def gather(self, tensor: Any) -> Any:
         """Return the rows of all ranks, in rank order. Collective.
 
-        Ranks may have different numbers of rows. A scalar of each rank becomes a row; tensors in
-        mappings and lists stay there.
+        Ranks may have different numbers of rows. A scalar of each rank becomes a row. Mappings and
+        lists keep their structure.
 
         Raises:
             ConfigError: Called in an evaluation, where ranks may have different numbers of batches.

@@ -1,7 +1,7 @@
 """Sample ledger of the run: a row per step in memory, a segment per save.
 
-A step costs one tuple. Rows are written and chained when a checkpoint is saved. A failed save
-returns its rows: the next segment holds them.
+A step costs one tuple. Rows are written and chained when a checkpoint is saved. The rows of a
+failed save are added to the next segment.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Ledger:
     def begin(self, resumed: ResumeResult | None, step: int, cursor: DataCursor) -> None:
         """Continue from this attempt's first checkpoint, or begin here if it has no ledger.
 
-        Unsaved records are dropped: their steps are given up.
+        Unsaved records are dropped, because their steps are lost.
 
         Raises:
             IntegrityError: The manifest's data about the ledger is invalid.
@@ -306,7 +306,7 @@ class Ledger:
         return self._ahead.segment(checkpoint, run_id, self._chain, self._entries, self._losses)
 
     def reopen(self) -> None:
-        """Take back the rows of a save that failed."""
+        """Add the rows of a failed save to the next segment."""
         if self._unsure is None:
             return
         self._chain, entries, losses = self._unsure

@@ -1,8 +1,9 @@
 """Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
 
-Broken numbers are always reported, from values that are read anyway. These are the mean losses and
-norms of a log, and the losses of all steps when the ledger reads them. No step waits for the check.
-A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next save.
+Broken numbers are always reported, from values that are read in any case. These values are the mean
+losses and norms of a log, and the losses of all steps when the ledger reads them. No step waits for
+the check. A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next
+save.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def spike_limit(recent: Iterable[float], deviations: float) -> float:
 
 
 class LossDiverged(Exception):
-    """The next update would spoil the weights.
+    """The loss broke, so the next update would damage the weights.
 
     Attributes:
         reason: Description for people.
@@ -178,7 +179,7 @@ class LossGuard:
         ranks: Number of ranks with separate losses.
 
     Attributes:
-        episodes: Detector for numbers that are read anyway, also if no step is judged.
+        episodes: Detector for numbers that are read in any case, even if no step is judged.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device, ranks: int) -> None:

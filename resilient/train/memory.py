@@ -37,10 +37,10 @@ def empty_cache(device: torch.device, *, collect: bool = False) -> None:
 class MemoryMeter:
     """Memory use of a stage: construction of the trainer, training, one evaluation.
 
-    For the CPU it is the resident memory of this process, for an accelerator the memory that
+    On a CPU the meter uses the resident memory of this process, on an accelerator the memory that
     torch allocated. ``alloc_delta`` is the memory that the stage kept. ``peaked_delta`` is the
-    temporary memory beyond it. Both are in bytes. Peaks come from the kernel and the allocator,
-    so no sampling is needed.
+    additional temporary memory. Both are in bytes. Peaks come from the kernel and the allocator, so
+    no sampling is needed.
 
     Args:
         device: Device of the model.

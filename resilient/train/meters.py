@@ -221,8 +221,8 @@ _HALF_BITS = 32
 class UsageCounter:
     """Counter of this rank, which adds the counts of all ranks to the state.
 
-    It is empty when a checkpoint is made, because ``settle`` is called before. Counts are whole
-    numbers, so they do not depend on when ``settle`` runs.
+    The counter is empty when a checkpoint is made, because ``settle`` is called before. Counts are
+    whole numbers, so they do not depend on when ``settle`` runs.
 
     Attributes:
         state: Has ``num_input_tokens_seen`` and ``total_flos``.

@@ -1,8 +1,8 @@
 """Stop on request: every rank ends after the same step, and signals reach the coordinator.
 
 A thread reads signals, because the main thread may be inside a collective. Another thread uses the
-key-value store, because the store may hang with the rank that serves it. The deadline must be kept
-even then. The agreement never uses the collectives::
+key-value store, because the store may hang with the rank that serves it. The stop must meet its
+deadline even then. The agreement never uses the collectives::
 
     any rank      posts    request              (its own signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)
@@ -10,8 +10,8 @@ even then. The agreement never uses the collectives::
     every rank    agreed = max(entered)         turns up to there are finished, later ones not begun
 
 A turn is a step, or a batch of the evaluation after a step, so a long evaluation also ends at
-once. No rank can get stuck: a rank inside turn t has posted t, so a rank frozen before t may
-enter t.
+once. No rank can get stuck, because a rank inside turn t has posted t, so a rank frozen before t
+may enter t.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StopDeadline:
 
     Attributes:
         seconds: Time from receiving a request to exiting at once.
-        is_supervised: An agent kills this process on a second request. A second signal here
-            then only means that the agent and this process were both signalled.
+        is_supervised: An agent kills this process on a second request. In that case a second signal
+            only means that both the agent and this process were signalled.
         notes: Folder where the agent writes the reason and the deadline before it signals.
     """
 
@@ -223,7 +223,7 @@ class StopCoordinator:
         return max(int(answer) for answer in answers) if answers else value
 
     def go(self, why: str) -> None:
-        """Exit at once as preempted; other processes do the remaining work."""
+        """Exit at once as preempted; another process does the remaining work."""
         self._leave(why, Preempted.exit_code)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Rollback from a broken loss, without the data that led to it.
 
-A rollback is a new attempt in the same processes. The checkpoint is loaded in place as by a
-resume, with a new generation. The data from there to the broken step is skipped, in the cursor
-and in the ledger.
+A rollback is a new attempt in the same processes. The checkpoint is loaded in place as by a resume,
+with a new generation. The data from the checkpoint to the broken step is skipped, in the cursor and
+in the ledger.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class TrainingRun:
         """Wait for the save in flight, while a stop request still has its deadline.
 
         Raises:
-            SaveFailed: The save failed and nothing else did: another error takes precedence.
+            SaveFailed: The save failed; another error, if any, takes precedence.
         """
         try:
             self.saver.wait()
@@ -205,7 +205,7 @@ class TrainingRun:
         Raises:
             Preempted: The step is saved, as far as time allowed.
             SaveFailed: The save could not be made durable.
-            SystemExit: Code 0: the save is durable, and this agent run was to end here.
+            SystemExit: Code 0; the save is durable, and this agent run ends at this step.
         """
         if self.ends_here:
             self._end_launch(step, save, tell)
@@ -245,7 +245,7 @@ class TrainingRun:
             self.loader.close()
 
     def end_epoch(self, *, cut_short: bool) -> None:
-        """Mark the epoch's end as handled; advance if the epoch is consumed or given up."""
+        """Mark the epoch's end as handled; advance if the epoch is complete or abandoned."""
         cursor = self.cursor
         cursor.is_open = False
         if cut_short or not self.rounds_left():
@@ -288,7 +288,7 @@ class TrainingRun:
             self._settle_losses()
 
     def settle_for_saving(self, state: TrainerState, callbacks: dict[str, Any]) -> None:
-        """Bring everything that a checkpoint holds up to this step. Collective."""
+        """Update all state that a checkpoint contains to this step. Collective."""
         self.strategy.align(self.model)
         self.settle_counts()
         state.stateful_callbacks = callbacks
@@ -366,7 +366,7 @@ def pass_through(
 ) -> None:
     """Run forward and backward of a step, then count its micro-batches. Collective.
 
-    Every stage calls ``compute_loss``; all but the last leave it where the model is cut.
+    Every stage calls ``compute_loss``; in all but the last stage the call ends at the cut.
 
     Args:
         trainer: Trainer with a pipeline model.

@@ -55,7 +55,7 @@ _MARGIN_SECONDS = 1.0
 
 
 class SaveDestination(IntEnum):
-    """Destination of a save; the greatest of all ranks counts, which demands the least."""
+    """Destination of a save; the ranks use the greatest value, which demands the least time."""
 
     DURABLE = 0
     """The repository, and the near repository if there is one."""
@@ -119,8 +119,9 @@ def choose_tier(
 ) -> SaveDestination:
     """Return the safest tier that a save reaches in time.
 
-    Without measurements this is the safest tier: a failed save loses nothing. Else the p95
-    decides. If no tier is reached by the p95, the fastest save so far decides, for the same reason.
+    Without measurements the result is the safest tier, because a failed save loses nothing.
+    Otherwise the p95 decides. If no tier is reached within the p95, the fastest save so far
+    decides, for the same reason.
 
     Args:
         left_seconds: Time until the process must exit.
@@ -158,7 +159,7 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
 
     Raises:
         ConfigError: An argument differs that must not.
-        IncompatibleCheckpoint: The checkpoint holds only the model.
+        IncompatibleCheckpoint: The checkpoint has only the model.
     """
     if config.get("save_only_model"):
         raise IncompatibleCheckpoint(
@@ -212,7 +213,7 @@ _MODEL_ONLY = ("model", "trainer_state")
 class CheckpointSaver:
     """Saver of a run's checkpoints, which also resumes them.
 
-    If ``save_every`` contains ``memory=...``, it also caches steps in memory.
+    If ``save_every`` contains ``memory=...``, the saver also caches steps in memory.
 
     Args:
         checkpointer: Engine that writes and reads checkpoints.
@@ -279,8 +280,8 @@ class CheckpointSaver:
         """Return the reference that this attempt resumes from, given the user's choice. Collective.
 
         Raises:
-            NoIntactCheckpoint: A checkpoint of this run was lost, or one that is present may belong
-                to this run.
+            NoIntactCheckpoint: A checkpoint of this run was lost, or an existing checkpoint may
+                belong to this run.
         """
         return self._checkpointer.settle(resume_option, is_first=is_first)
 
@@ -365,7 +366,7 @@ class CheckpointSaver:
         return True
 
     def outdate(self) -> None:
-        """Allow this step to be saved again though an earlier attempt saved it."""
+        """Allow this step to be saved again although an earlier attempt saved it."""
         self._saved_step = -1
 
     def before_update(self) -> None:
@@ -400,7 +401,7 @@ class CheckpointSaver:
     def cache_step(self) -> None:
         """Cache this step in memory; it becomes a checkpoint only if ranks die. Collective.
 
-        An error on one rank is reported once; after it, no step is cached by all ranks.
+        An error on one rank is reported once. After the error, no rank caches further steps.
         """
         if self._caches_steps is None:
             cache = self._step_cache = start_step_cache(self._checkpointer, self._lull)
@@ -423,7 +424,7 @@ class CheckpointSaver:
             self.emit(reason, step=self.step)
 
     def found_best(self) -> None:
-        """Record this step's model as the best, if a checkpoint already holds it."""
+        """Record this step's model as the best, if a checkpoint already has it."""
         if self._last_checkpoint is not None and self._saved_step == self._state.global_step:
             self._name_best(self._last_checkpoint)
 
@@ -469,8 +470,8 @@ class CheckpointSaver:
     def load_best(self) -> None:
         """Load the weights of the best saved model, or keep the last weights. Collective.
 
-        A failure here must not fail a finished run on every restart. It is therefore only reported,
-        and all ranks decide alike.
+        A failure is only reported, because it must not fail a finished run at every restart. All
+        ranks decide alike.
         """
         best, step = self.best.checkpoint, self._state.best_global_step
         if best is None:

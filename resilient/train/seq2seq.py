@@ -27,7 +27,7 @@ _DECODERS = ("decoder_input_ids", "decoder_attention_mask")
 
 @dataclass
 class Seq2SeqTrainingArguments(TrainingArguments):
-    """Training arguments with those of generation.
+    """Training arguments with arguments for generation.
 
     >>> args = Seq2SeqTrainingArguments("out", predict_with_generate=True)
     """

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 def end_with_exit_codes() -> None:
     """End this process with the exit code of an uncaught error of this library.
 
-    Other errors go to the previous hook. Further calls change nothing.
+    Other errors are passed to the previous hook. Further calls have no effect.
     """
     before = sys.excepthook
     if getattr(before, "is_ours", False):
@@ -122,7 +122,7 @@ class Session:
         return self.gang.launch.repo or self.args.repo or self.args.output_dir
 
     def checkpointer(self, emit: Emitter, topic: str, gate: StopCoordinator) -> CheckpointEngine:
-        """Open the repository; the gate knows the remaining time.
+        """Open the repository; the gate provides the remaining time.
 
         Raises:
             ConfigError: This process already trained something else there.

@@ -1,10 +1,10 @@
 """Trainer state, control flags and log history.
 
-The state is a pure function of training: it contains no time, speed or generation. Two runs can
-therefore be compared by equality. Timings are events.
+The state is a pure function of training, without time, speed or generation. Two runs can therefore
+be compared by equality. Timings are events.
 
-A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor
-a save parses all entries: they stay JSON text until a caller asks for the list.
+A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor a
+save parses all entries. The entries stay JSON text until a caller requests the list.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class LogHistory:
             self._new_rows.append(row)
 
     def opened(self) -> list[Entry]:
-        """Return the list of all entries; from now on the history is this list.
+        """Return the list of all entries, which is the history from now on.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         if self._list is None:
             self._list = _entries(self._joined().trees)
@@ -69,7 +69,7 @@ class LogHistory:
         """Return all entries in a new list; changes to it do not affect this history.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         return _entries(self._joined().trees) if self._list is None else _copies(self._list)
 
@@ -77,7 +77,7 @@ class LogHistory:
         """Yield the entries from the last one backwards; callers must not change them.
 
         Raises:
-            IntegrityError: The checkpoint's log history holds no valid entries.
+            IntegrityError: The checkpoint's log history has no valid entries.
         """
         yield from reversed(self._list) if self._list is not None else self._read_back()
 
@@ -121,7 +121,7 @@ class LogHistoryField:
 
 
 def _row_of(entry: Entry) -> str | None:
-    """Return an entry as a JSON row; None if it holds a value that JSON cannot represent."""
+    """Return an entry as a JSON row; None if it has a value that JSON cannot represent."""
     # Imported here: arguments must be readable and printable without torch.
     from resilient.state_dict.flatten import flatten
 
@@ -208,7 +208,7 @@ class TrainerState:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of all fields; the same on every rank.
 
-        The history is :class:`~resilient.format.state_json.JsonRows` unless a caller asked for the
+        The history is :class:`~resilient.format.state_json.JsonRows` unless a caller requested the
         list.
         """
         brief = fast_asdict(self, _brief(cast("Any", type(self))))

@@ -57,7 +57,7 @@ def strategy_for(
 ) -> Strategy:
     """Return the strategy for ``model``: DeepSpeed, or one by the number of ranks.
 
-    Changes to the layers that every strategy needs are made here.
+    The function also makes those changes to the layers that every strategy needs.
 
     Raises:
         ConfigError: DeepSpeed's config and the arguments contradict each other.

@@ -84,11 +84,11 @@ class Trainer(TrainerEvaluation):
         compute_metrics: Function from ``EvalPrediction`` to a dict of numbers.
         callbacks: Callbacks, called after the built-in ones, in this order.
         optimizers: Your own optimizer and scheduler, or None for those of ``args``.
-        model_init: Function that makes the model, and a new one for each trial of a search. It
-            gets the trial if it takes an argument.
+        model_init: Function that makes the model, and a new one for each trial of a search. If the
+            function takes an argument, it gets the trial.
         optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
         preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
-            kept part of the predictions. Use it if all predictions do not fit in memory.
+            kept part of the predictions. For predictions that do not all fit in memory.
         processing_class: Tokenizer or processor of the data. It is saved beside the model, and
             pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
     """
@@ -200,7 +200,7 @@ class Trainer(TrainerEvaluation):
             SaveFailed: A checkpoint could not be made durable.
             ConfigError: The arguments do not fit the model or the data, or they name a checkpoint
                 that is not in this repository.
-            NothingToResume: The repository holds no such checkpoint; also a ValueError.
+            NothingToResume: The repository has no such checkpoint; also a ValueError.
             NoIntactCheckpoint: Every checkpoint there is damaged or incomplete.
             StartOverRefused: A start at step 0 would ignore checkpoints of another tool.
         """
@@ -282,7 +282,7 @@ class Trainer(TrainerEvaluation):
         Args:
             name: Name of the part in the checkpoint.
             stateful: Object with ``state_dict`` and ``load_state_dict``.
-            scope: ``replicated`` if all ranks hold the same state, ``rank`` if each has its own.
+            scope: ``replicated`` if all ranks have the same state, ``rank`` if each has its own.
 
         Raises:
             ConfigError: Another part of yours, or one of the trainer's parts, has this name.
@@ -318,8 +318,8 @@ class Trainer(TrainerEvaluation):
     def load_model(self, checkpoint: str) -> str:
         """Load only the weights of a checkpoint, from any run of this model. Collective.
 
-        Nothing else is restored: the next training begins at step 0 (``train(False)``, or in a new
-        output folder). Call this method before ``train``.
+        No other state is restored, so the next training begins at step 0 (``train(False)``, or in a
+        new output folder). Call this method before ``train``.
 
         Args:
             checkpoint: Path of the checkpoint (``runs/other/checkpoint-120``), a repository (its
@@ -332,7 +332,7 @@ class Trainer(TrainerEvaluation):
             RepositoryNotFound: The repository has no checkpoint.
             NothingToResume: There is no such checkpoint.
             IntegrityError: The checkpoint is damaged; the model is unchanged.
-            IncompatibleCheckpoint: The checkpoint holds another model.
+            IncompatibleCheckpoint: The checkpoint has another model.
         """
         loaded = load_weights(self.session, self.model, os.fspath(checkpoint))
         self._has_trained_weights = False
@@ -432,7 +432,7 @@ class Trainer(TrainerEvaluation):
     def get_optimizer_group(self, param: Any = None) -> Any:
         """Return the group that holds ``param``, or the parameters of each group.
 
-        As in Transformers, the parameters of all groups are returned if no group holds ``param``.
+        As in Transformers, the parameters of all groups are returned if no group has ``param``.
 
         Raises:
             ValueError: There is no optimizer yet.
@@ -448,8 +448,9 @@ class Trainer(TrainerEvaluation):
     def best_checkpoint(self) -> str:
         """URL of the best model's checkpoint, for ``load_model``; empty if no checkpoint has it.
 
-        ``state.best_model_checkpoint`` names only the step: the state must not depend on the number
-        of restarts. The folder name also contains the generation of the attempt that saved it.
+        ``state.best_model_checkpoint`` names only the step, because the state must not depend on
+        the number of restarts. The folder name also contains the generation of the attempt that
+        saved the checkpoint.
         """
         saved_models = self.callback_handler.context.get("shelf")
         best = saved_models.best.checkpoint if saved_models is not None else None

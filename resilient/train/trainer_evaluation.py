@@ -135,7 +135,7 @@ class TrainerEvaluation(TrainerHooks):
         """Add numbers to the history, with the epoch and the step, and emit an event.
 
         Callbacks get a copy. NumPy numbers and one-element tensors become numbers. Speeds since
-        ``start_time`` are left out: the history is the same in each run of the same training.
+        ``start_time`` are left out, so that the history is equal in each run of the same training.
 
         Raises:
             UnsavableState: A value is neither a number nor text, nor a dict or list of them.
@@ -293,12 +293,13 @@ class TrainerEvaluation(TrainerHooks):
 
 @contextmanager
 def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
-    """Restore the random streams afterwards: an evaluation must not change later training.
+    """Restore the random streams afterwards, so that an evaluation does not change training.
 
-    In Transformers an evaluation changes them, so a run that began there keeps that behavior.
+    In Transformers an evaluation changes the streams, so a run that began there keeps that
+    behavior.
 
     Args:
-        sampler: Sampler whose cursor knows where the run began; None outside of training.
+        sampler: Sampler whose cursor has the origin of the run; None outside of training.
     """
     if sampler is not None and sampler.cursor.origin:
         yield

@@ -81,8 +81,8 @@ class TrainerHooks:
         label_smoother: Computes the loss from logits and labels, or None.
         model_accepts_loss_kwargs: Whether the model takes ``num_items_in_batch``.
         loss_is_scaled_for_ga: Whether ``compute_loss`` already normalises over the whole step.
-            None: only if the loss was divided by ``num_items_in_batch``. Set True for an
-            override of ``compute_loss`` that normalises; the labels are then counted for it.
+            None: only if the loss was divided by ``num_items_in_batch``. Set True for an override
+            of ``compute_loss`` that normalises the loss; the labels are then counted.
         current_gradient_accumulation_steps: Micro-batches of the current step.
         is_last_micro_batch: Whether gradients are reduced over ranks after this micro-batch.
         train_sampler: Yields micro-batches from the run's position. A train loader of your own
@@ -130,8 +130,8 @@ class TrainerHooks:
         """Return a loader whose iterators begin at the run's position.
 
         An override may return a plain ``DataLoader`` with ``per_device_train_batch_size``, shuffled
-        or not; it is rebuilt around ``self.train_sampler``. Any other loader must use that sampler
-        as its ``batch_sampler``, or training does not begin.
+        or not, which is rebuilt around ``self.train_sampler``. Any other loader must use that
+        sampler as its ``batch_sampler``, or training does not begin.
 
         Raises:
             ConfigError: There is no dataset.
@@ -417,7 +417,7 @@ class TrainerHooks:
 
     @cached_property
     def accelerator(self) -> Accelerator:
-        """Facade for scripts that use Transformers' ``trainer.accelerator``; none exists here."""
+        """Facade for scripts that use Transformers' ``trainer.accelerator``."""
         return Accelerator(self)
 
     @property
@@ -475,7 +475,7 @@ class TrainerHooks:
         return is_own or self._counts_parameters
 
     def learn_losses(self) -> None:
-        """Find out from the model where its loss comes from and which inputs the loss needs."""
+        """Determine the source of the model's loss and the inputs that the loss needs."""
         self.label_smoother = losses.label_smoother_for(
             self.model, self.args.label_smoothing_factor
         )
@@ -488,7 +488,7 @@ class TrainerHooks:
         self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
 
     def require_counting(self) -> None:
-        """Refuse overrides that do not take the count that the loss is divided by.
+        """Refuse overrides without a parameter for the count that divides the loss.
 
         Raises:
             ConfigError: Names the method.
@@ -602,7 +602,7 @@ class TrainerHooks:
     ) -> tuple[type[Optimizer], dict[str, Any]]:
         """Return the class that ``args.optim`` names, and its options except the parameters.
 
-        ``create_optimizer`` calls this method, so an override takes effect. Options may hold the
+        ``create_optimizer`` calls this method, so an override takes effect. Options may contain the
         parameters or their groups under the name ``params``, as for optimizers that treat modules
         differently (GaLore, APOLLO, Muon).
 

@@ -1,16 +1,16 @@
-"""Client of the saver daemon: stage into shared memory, hand a job over, receive the result.
+"""Client of the saver daemon: stage into shared memory, hand over a job, receive the result.
 
 A rank never waits for the daemon during a save. The rank announces a job while the bytes are
-copied, and a thread listens for the result. All ranks hand over, or none: after each copy they
-agree whether every rank reached its daemon. If one did not, a thread in each rank persists this
-save.
+copied, and a thread listens for the result. Either all ranks hand over a save or none does. After
+each copy the ranks agree whether every rank reached its daemon. If a rank did not reach its daemon,
+a thread in each rank persists this save.
 
 A daemon that does not answer is killed before the ranks take over its save. A suspended daemon
 could otherwise continue in the middle of that save. The daemon would then overwrite committed files
-and delete by an outdated plan.
+and delete files according to an outdated plan.
 
-If the daemon is gone, the decision in the key-value store, or else the store itself, shows the
-result of the save.
+If the daemon is gone, the rank reads the result of the save from the key-value store. Without a
+decision there, the rank looks for the manifest in the repository.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def first_if_all(stores: list[Any]) -> Any:
 
 
 def choose_route(answers: list[Any]) -> dict[str, Any]:
-    """Return the first reason against a hand-over, and whether any rank must stream files."""
+    """Return the first reason to bypass the daemon, and whether a rank must stream files."""
     reasons = [
         f"rank {rank}: {report['why_not']}" if len(answers) > 1 else report["why_not"]
         for rank, report in enumerate(answers)
@@ -107,7 +107,7 @@ class DaemonProcess:
         Crash: the process is gone or unchanged.
 
         Args:
-            within_seconds: Deadline for its end; a process in state D does not end.
+            within_seconds: Deadline for the end of the process; a process in state D does not end.
         """
         if self._handle is None:
             return False
@@ -133,18 +133,18 @@ _LOOK_SECONDS = 0.5
 
 
 class ResultListener:
-    """Thread that waits for the result of one job, and provides the files that the daemon requests.
+    """Thread that waits for one job's result, and provides the files that the daemon requests.
 
     Args:
         to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
             if there is none.
         job: Job as this rank has it.
         slots: Memory that the daemon may request to be filled, by name.
-        left_seconds: Seconds until this process must be gone; finite once a stop was requested.
+        left_seconds: Seconds until this process must end; finite after a stop request.
         clock: Time source.
 
     Attributes:
-        heard: A failure, or the daemon's answer; only after the thread ended.
+        heard: Failure, or the daemon's answer; valid after the thread has ended.
         took_seconds: Time from the beginning of the job until its result.
         rested_seconds: Pauses of the daemon in that time.
     """
@@ -171,18 +171,19 @@ class ResultListener:
         return self._thread.is_alive()
 
     def join(self, is_called: Callable[[], bool] | None = None) -> bool:
-        """Wait until the result arrives or the daemon is given up.
+        """Wait until the result arrives or this rank stops waiting for its daemon.
 
-        From here on the save is urgent, and also once this process is to end.
+        From this call on, or from a stop request on, the daemon saves without pauses.
 
-        A daemon waits for those of all ranks. If one daemon is suspended, only its own rank
-        notices, and the other ranks would wait as long as a save may take.
+        Each daemon waits for the daemons of all other ranks. If a daemon is suspended, only its own
+        ranks detect that. The other ranks would wait until the deadline of the save.
 
         Args:
-            is_called: Callback that returns whether another rank has given its daemon up.
+            is_called: Callback that returns whether another rank has stopped waiting for its
+                daemon.
 
         Returns:
-            Whether that happened before the result arrived.
+            Whether another rank stopped waiting before the result arrived.
         """
         self._is_awaited = True
         while self._thread.is_alive():
@@ -222,7 +223,7 @@ class ResultListener:
 def resolve_outcome(
     context: CheckpointContext, job: SaveJob, kv_store: Address | None, loss: str
 ) -> None:
-    """Return if the job is committed, although the daemon that would report it is gone.
+    """Return if a job is committed whose daemon has ended without a result.
 
     Args:
         context: Context: repository and ranks.
@@ -231,7 +232,7 @@ def resolve_outcome(
         loss: Description of how the daemon ended.
 
     Raises:
-        SaveFailed: It is not committed.
+        SaveFailed: The job is not committed.
         Fenced: A newer generation exists, so nothing was committed.
     """
     checkpoint = job.about.checkpoint
@@ -281,9 +282,9 @@ def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
 
 
 def delete_failed_save(context: CheckpointContext, job: SaveJob) -> None:
-    """Delete the files of a save that every daemon gave up, where free space is limited.
+    """Delete the files of a save that every daemon has abandoned, if the store's space is limited.
 
-    All daemons have answered, so none of them writes any more; a bucket's response may come late.
+    All daemons have answered, so none of them still writes.
     """
     if context.leads and free_bytes(context.store) is not None:
         capture_failure(
@@ -338,7 +339,7 @@ class DaemonSaveExecutor:
         return self._recalling(context, kv_store)
 
     def begin(self, topic: str) -> None:
-        """Announce a job; if this process dies now, its peers fail at once."""
+        """Announce a job, so that its peers fail at once if this process dies."""
         self._is_announced = True
         if self._talk is None:
             return
@@ -350,7 +351,7 @@ class DaemonSaveExecutor:
 
         Raises:
             ConfigError: ``host_bytes_max`` is too small.
-            ResilientError: There is none yet; past attempts still use theirs.
+            ResilientError: No memory is free yet, because past attempts still use theirs.
         """
         if self._talk is not None and not self._why_not:
             try:
@@ -367,7 +368,8 @@ class DaemonSaveExecutor:
         """Return whether these files exceed this rank's share of the daemon's memory.
 
         Raises:
-            ConfigError: There is no daemon, and this process may not even hold one of the files.
+            ConfigError: There is no daemon, and one of the files alone exceeds this process's
+                memory limit.
         """
         if self._talk is None or self._why_not:
             return self._fallback.streams(sizes)
@@ -375,7 +377,7 @@ class DaemonSaveExecutor:
         return has_room is False
 
     def submit(self, context: CheckpointContext, job: SaveJob) -> None:
-        """Hand the job over if every rank can; else persist it here. Collective.
+        """Hand the job over if every rank can do so; else persist the job here. Collective.
 
         If a rank has no memory for its files, all ranks wait here for the end of the job.
         """
@@ -406,11 +408,11 @@ class DaemonSaveExecutor:
             self._result = capture_failure(self._see_to_its_end)
 
     def wait(self) -> None:
-        """Return when the job handed over is durable.
+        """Wait until the handed-over job is durable.
 
-        The death of a daemon is no result: the decision in the key-value store is, or else the
-        store itself. Without either, the trainers persist the job, because its bytes are still in
-        their memory. Collective if the job is not durable.
+        If a daemon dies, its rank reads the decision from the key-value store, or else looks for
+        the manifest. If neither exists, the trainers persist the job, because its bytes are still
+        in their memory. Collective if the job is not durable.
 
         Raises:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
@@ -422,7 +424,7 @@ class DaemonSaveExecutor:
         self._see_to_its_end()
 
     def close(self) -> None:
-        """Disconnect; the daemon keeps the last commit in memory for the next attempt."""
+        """Disconnect; the daemon keeps the bytes of the last commit for the next attempt."""
         self._fallback.close()
         self._lose("the connection was closed")
         self._process.close()
@@ -460,16 +462,17 @@ class DaemonSaveExecutor:
             context.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
-        """Let the daemon bring its last commit to the durable tier.
+        """Let the daemon promote its last commit to the durable tier.
 
         Args:
             within_seconds: Deadline for the daemons of other hosts to arrive.
 
         Returns:
-            Whether it did: False if the last save was not the daemon's, or the daemon is gone.
+            Whether the daemon promoted the commit. False if the daemon did not make the last save,
+            or is gone.
 
         Raises:
-            SaveFailed: Only the near tier has it.
+            SaveFailed: Only the near tier has the last save.
             Fenced: A newer generation exists.
         """
         if not self._is_last_kept:

@@ -1,10 +1,10 @@
-"""Connection between a rank and its saver daemon, and streams for files larger than its memory.
+"""Connection between a rank and its saver daemon, and streams for saves larger than its memory.
 
 A save that does not fit into the daemon's memory is streamed through a few slots. The daemon
-requests a file, its rank copies the file into a slot, the daemon writes it, and the slot is free
-again. So the slots bound the bytes in flight. Training waits, because the rank must not change its
-state before the result arrives. A file may be requested again, for parity or a signature; its
-content is the same then.
+requests a file, the rank copies the file into a slot, and the daemon writes the slot to the store.
+Then the slot is free again. So the slots bound the bytes in flight. Training waits, because the
+rank must not change its state before the result arrives. The daemon may request the same file
+again, for parity or a signature. The content of the file must then be unchanged.
 
 A rank may send further requests before it reads the answers.
 """
@@ -44,7 +44,7 @@ class StreamBuffer:
     """Memory for one file at a time, as the daemon sees it.
 
     Attributes:
-        name: Name that the rank knows.
+        name: Name of the memory at the rank.
         memory: The daemon's own view of the memory.
     """
 
@@ -86,12 +86,12 @@ class FileStream:
 
     @contextmanager
     def lend(self, file: str, size_bytes: int) -> Iterator[memoryview]:
-        """Yield a file's content, which the rank copies into a slot now.
+        """Yield a file's content in a slot, after the rank has copied it there.
 
         Raises:
             PeerFailed: The rank is gone.
             DeadlineExceeded: The file did not arrive in time.
-            ResilientError: The rank could not copy it.
+            ResilientError: The rank could not copy the file.
         """
         slot = self._take()
         try:
@@ -103,7 +103,7 @@ class FileStream:
                 self._condition.notify_all()
 
     def next(self, within_seconds: float) -> _Wanted | None:
-        """Return the next file for the rank to copy; None if none is wanted within the time."""
+        """Return the next file for the rank to copy; None if the daemon requests none in time."""
         with self._condition:
             self._condition.wait_for(lambda: self._queue or self._is_over, within_seconds)
             if not self._queue:
@@ -170,7 +170,7 @@ class RemoteFile:
         name: File name inside the checkpoint's folder.
         size_bytes: Length.
         tensors: Tensors in the file, with offsets into the content.
-        stream: Stream through which it arrives.
+        stream: Stream through which the file arrives.
     """
 
     name: str
@@ -180,7 +180,7 @@ class RemoteFile:
 
     @contextmanager
     def lend(self) -> Iterator[memoryview]:
-        """Yield the content, in memory that another file uses afterwards."""
+        """Yield the content, in memory that is reused for another file afterwards."""
         with self.stream.lend(self.name, self.size_bytes) as data:
             yield data
 
@@ -199,8 +199,8 @@ def feed(
         talk: Connection to the daemon, which has accepted the save.
         files: Files of this rank.
         slots: Memory that the daemon may request to be filled, by name.
-        is_urgent: Whether training waits for the save, so that pauses must end. It is sent with
-            every request, because a job that has not begun cannot be hurried.
+        is_urgent: Whether training waits for the save, so that pauses must end. The rank sends this
+            flag with every request, because a job that has not begun cannot be hurried.
 
     Returns:
         Further fields of the daemon's answer.
@@ -258,17 +258,17 @@ def no_deadline() -> float:
 class DaemonConnection:
     """Requests and their answers, in order; used by one thread at a time.
 
-    A request that was sent reaches the daemon even if this process dies; only the answer shows
-    whether the daemon accepted it. After an error of the connection nothing can be sent any more.
+    A sent request reaches the daemon even if this process dies. Only the answer shows whether the
+    daemon accepted the request. After a connection error this process can send no more requests.
 
     Args:
         path: Path of the daemon's socket.
-        left_seconds: Seconds until this process must be gone. Asked repeatedly while the daemon is
-            silent, because a stop request may arrive meanwhile.
+        left_seconds: Callback for the seconds until this process must end. Called repeatedly while
+            the daemon is silent, because a stop request may arrive meanwhile.
 
     Attributes:
-        is_over: Whether nothing can be sent any more.
-        is_silent: Whether the reason is that no answer came in time; else the daemon ended.
+        is_over: Whether this process can send no more requests.
+        is_silent: True if no answer came in time, False if the daemon ended.
 
     Raises:
         PeerFailed: No daemon listens there.
@@ -326,7 +326,7 @@ class DaemonConnection:
 
         Raises:
             PeerFailed: The daemon is gone.
-            ResilientError: This answer or an earlier one is a failure.
+            ResilientError: This answer or an earlier answer is a failure.
         """
         self.send(verb, **message)
         return self.receive()
@@ -335,7 +335,7 @@ class DaemonConnection:
         """Check without waiting that the daemon's process exists; a stuck daemon passes.
 
         Raises:
-            PeerFailed: It is gone.
+            PeerFailed: The daemon is gone.
         """
         try:
             # No request is outstanding, so there is nothing to read but the end of the connection.
@@ -348,7 +348,8 @@ class DaemonConnection:
     def leave_to_parent(self) -> None:
         """Close this process's copy of the connection after a fork; the parent continues with it.
 
-        Any process that keeps it open, also a data-loading worker, would count as the rank.
+        The daemon takes the rank for alive while any process, also a data-loading worker, has the
+        connection open.
         """
         self.is_over = True
         self._connection.close()
@@ -415,16 +416,16 @@ def _unix_socket() -> socket.socket:
 
 
 def silence_seconds_max(left_seconds: float) -> float:
-    """Return how long to wait for a silent daemon, so that its work can still be done otherwise.
+    """Return the longest wait for a silent daemon that leaves time to persist without the daemon.
 
     Args:
-        left_seconds: Seconds until this process must be gone; infinite without a stop request.
+        left_seconds: Seconds until this process must end; infinite without a stop request.
     """
     return max(min(left_seconds * _SILENT_SHARE, SILENCE_SECONDS), _SILENCE_SECONDS_MIN)
 
 
 def tell_once(path: str, verb: str, **message: Any) -> None:
-    """Send a request without answer over a separate connection; ignore a daemon that is gone.
+    """Send a request that has no answer, over a separate connection; ignore a daemon that is gone.
 
     Args:
         path: Path of its socket.

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class DaemonPromoter:
-    """Promoter that lets the daemon finish its own saves, and promotes the others itself.
+    """Promoter for saves without the daemon; the daemon promotes its own saves.
 
     Trainers also promote the saves that they persist without a daemon. A daemon that was bypassed
     or is gone has nothing to finish.
 
     Args:
         own: Promoter in this process.
-        finish: Callback to the daemon; returns False if the last save was not the daemon's, or the
-            daemon is gone.
+        finish: Callback to the daemon. Returns False if the daemon did not make the last save, or
+            is gone.
     """
 
     def __init__(self, own: Promoter, finish: Callable[[float], bool]) -> None:
@@ -36,7 +36,7 @@ class DaemonPromoter:
     def begin(
         self, context: CheckpointContext, generation: int, parent: CheckpointId | None
     ) -> None:
-        """Record the generation; the daemon learns of it with the first save.
+        """Record the generation; the daemon receives its number with the first save.
 
         Crash: nothing changed.
         """
@@ -68,13 +68,13 @@ class DaemonPromoter:
         self._promoter.note(checkpoint, keep)
 
     def finish(self, context: CheckpointContext, within_seconds: float) -> None:
-        """Return when the last commit is durable, by either promoter.
+        """Wait until one of the two promoters has made the last commit durable.
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
 
         Raises:
             Fenced: A newer generation exists.
-            SaveFailed: Only the near tier has it.
+            SaveFailed: Only the near tier has the last commit.
         """
         if not self._finish(within_seconds):
             self._promoter.finish(context, within_seconds)
@@ -90,7 +90,7 @@ class DaemonPromoter:
 def use_daemon_promotion(
     context: CheckpointContext, persister: SaveExecutor
 ) -> tuple[CheckpointContext, SaveExecutor]:
-    """Return context and executor, such that a saver daemon promotes its own saves.
+    """Return a context and an executor with which a saver daemon promotes its own saves.
 
     Crash: nothing changes.
     """
@@ -108,7 +108,7 @@ def make_save_executor(
     """Return the save executor for ``url``: the saver daemon if there is one, else a thread.
 
     Args:
-        daemon: Address of the daemon, which has its own memory limit.
+        daemon: Address of the daemon, which has a memory limit of its own; None for no daemon.
         url: Repository.
         storage_options: Access to the repository.
         host_bytes_max: Memory limit of the thread.

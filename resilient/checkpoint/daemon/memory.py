@@ -1,6 +1,6 @@
 """Shared-memory pool of a host's saver daemon, and a rank's lease on it.
 
-A lease keeps memory by name from save to save.
+A lease keeps the same memory for a file name from save to save.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class MemoryQuota:
     def has_room(self, needed_bytes: int) -> bool:
         """Return whether ``needed_bytes`` can be staged at once.
 
-        No user requested an automatic limit. While the trainer has enough memory, the bytes are
-        therefore staged in the trainer.
+        An automatic limit is not a user's choice, so this method does not reject a larger save. The
+        trainer then stages the bytes in its own memory.
         """
         if not self.size_bytes or needed_bytes <= self.size_bytes:
             return True
@@ -61,7 +61,7 @@ class MemoryQuota:
         return left_bytes is not None and left_bytes > needed_bytes + SPARE_BYTES
 
     def spare_bytes(self, used_bytes: int) -> int | None:
-        """Return how much this rank's save may use temporarily, in addition to staged bytes.
+        """Return the bytes that this rank's save may use temporarily, in addition to staged bytes.
 
         Args:
             used_bytes: Bytes that this rank has staged.
@@ -106,8 +106,8 @@ class LeasedBuffers:
         ask: Function that sends a request to the daemon.
 
     Attributes:
-        make_room: Callback that releases other memory of this rank if that is enough, in bytes;
-            returns whether it did.
+        make_room: Callback with a number of bytes. Releases other memory of this rank if that frees
+            enough, and returns whether it did.
     """
 
     def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
@@ -118,11 +118,11 @@ class LeasedBuffers:
         self.share = MemoryQuota()
 
     def get(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory for a file, the same as last time if it is long enough.
+        """Return memory for a file: the memory of the last call if that is long enough.
 
         Raises:
             ConfigError: The limit is too small.
-            ResilientError: There is none.
+            ResilientError: No memory is free.
         """
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size_bytes:
@@ -132,7 +132,7 @@ class LeasedBuffers:
         return buffer[:size_bytes]
 
     def path_of(self, name: str) -> Path:
-        """Return the path of memory requested by this name; other processes may read it there."""
+        """Return the path of the memory with this name, for reads by other processes."""
         return Path(self._paths[name])
 
     @property
@@ -141,7 +141,7 @@ class LeasedBuffers:
         return sum(map(len, self._buffers.values()))
 
     def release_all(self) -> None:
-        """Give all memory back.
+        """Return all memory to the pool.
 
         Raises:
             ResilientError: The daemon is gone.
@@ -149,7 +149,7 @@ class LeasedBuffers:
         self._release([*self._buffers])
 
     def with_memory(self, file: StagedFile) -> StagedFile:
-        """Return a file in shared memory; it is copied now if it is not there yet."""
+        """Return a file in shared memory; copy the file now if it is not there yet."""
         buffer = self._buffers.get(file.name)
         data = memoryview(file.data)
         if buffer is not None and buffer.obj is data.obj:
@@ -159,7 +159,7 @@ class LeasedBuffers:
         return StagedFile(file.name, target, file.tensors)
 
     def has_room(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether files of these lengths fit together; release the memory of all others.
+        """Return whether files of these lengths fit together; release all other memory.
 
         Args:
             sizes: Bytes by name.
@@ -260,8 +260,9 @@ class SharedMemoryPool:
         """Return a new segment.
 
         Raises:
-            ConfigError: It would exceed a limit that the user set.
-            StoreFull: It would exceed an automatic limit, or the machine has not enough memory.
+            ConfigError: The segment would exceed a limit that the user set.
+            StoreFull: The segment would exceed an automatic limit, or the machine has not enough
+                memory.
         """
         with self._lock:
             needed_bytes = self._used_bytes + size_bytes
@@ -272,14 +273,14 @@ class SharedMemoryPool:
         return SharedBuffer(path, size_bytes, map_file(path, size_bytes, writable=False))
 
     def missing_bytes(self, size_bytes: int) -> int:
-        """Return the bytes to free before ``size_bytes`` can be taken; at most ``size_bytes``."""
+        """Return how many bytes to free before ``size_bytes`` fit; at most ``size_bytes``."""
         with self._lock:
             over_bytes = self._used_bytes + size_bytes - self.share.host_bytes_max
         # Without a limit, or within it, the machine itself has no more memory.
         return over_bytes if 0 < self.share.host_bytes_max and over_bytes > 0 else size_bytes
 
     def give_back(self, segment: SharedBuffer) -> None:
-        """Release a segment; processes that have it mapped may still read it."""
+        """Release a segment; processes that have mapped the segment may still read it."""
         with self._lock:
             self._folder.free(segment.path)
             self._used_bytes -= segment.size_bytes
@@ -299,7 +300,7 @@ class SharedMemoryPool:
                     self._folder.unmark(_mark(url))
 
     def is_saved_elsewhere(self, url: str) -> bool:
-        """Return whether a daemon of this host whose agent died still saves there."""
+        """Return whether a daemon of this host, whose agent died, still saves to this URL."""
         return self._folder.is_marked_elsewhere(_mark(url))
 
 

@@ -43,19 +43,19 @@ PROTOCOL_VERSION = 8
 
 @dataclass(frozen=True, slots=True)
 class DaemonAddress:
-    """Address of this host's saver daemon, and what the daemon must know of the rank.
+    """Address of this host's saver daemon, and facts about the rank for the daemon.
 
     Attributes:
         path: Path of its socket.
-        host: Name by which other hosts reach this host; for rank 0 the key-value store is there.
+        host: Name by which other hosts reach this host. The host of rank 0 has the key-value store.
         url: Repository, for the daemon to open.
         near_url: Near repository; empty for none.
         tiering: Options of the near repository.
         events: File to which the daemon appends its events; empty for none.
-        storage_options: Access to the repository. They pass over a socket that only this user may
-            open, and are never shown.
-        left_seconds: Callback for the seconds until this rank's process must be gone. A silent
-            daemon is waited for only for a share of them.
+        storage_options: Access to the repository. They are sent over a socket that only this user
+            may open, and are never shown.
+        left_seconds: Callback for the seconds until this rank's process must end. The rank waits
+            for a silent daemon only for a share of this time.
     """
 
     path: str
@@ -104,7 +104,7 @@ def hello_message(address: DaemonAddress, context: CheckpointContext) -> dict[st
 
 
 def anywhere(url: str) -> str:
-    """Return a URL that is also valid in the daemon's working folder."""
+    """Return the URL in a form that does not depend on the working folder."""
     return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
 
 
@@ -142,7 +142,7 @@ def _signing(secret: str) -> SigningPolicy:
 
 
 def tiers_to_json(context: CheckpointContext) -> dict[str, Any]:
-    """Return what the daemon must know about the places of this attempt's ranks.
+    """Return the near-tier groups of this attempt's ranks for the daemon.
 
     Crash: nothing changes.
     """
@@ -158,7 +158,7 @@ class SessionTiers:
     """Both tiers of one rank, while it saves.
 
     Args:
-        guest: Rank; it has a near tier.
+        guest: Rank with a near tier.
         near: Near tier.
     """
 
@@ -205,13 +205,13 @@ class SessionTiers:
         return tiered
 
     def finish(self, within_seconds: float) -> None:
-        """Bring the last commit to the durable tier.
+        """Promote the last commit to the durable tier.
 
-        Crash: the near tier has it.
+        Crash: the near tier has the commit.
 
         Raises:
             Fenced: A newer generation exists.
-            SaveFailed: Only the near tier has it.
+            SaveFailed: Only the near tier has the commit.
         """
         context = self._context
         if context and context.promoter and context.leads:
@@ -279,7 +279,7 @@ def decode_job(
     """Return the job that ``encode_job`` described, and the stream of its streamed files.
 
     Args:
-        value: Value from the socket; nothing in it is trusted.
+        value: Untrusted value from the socket.
         memory_of: Function from name and length to the shared memory of a file or slot; raises for
             an unknown name.
         rank: Rank that hands the job over.

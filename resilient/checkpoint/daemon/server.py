@@ -2,14 +2,14 @@
 
 ``python -m resilient.checkpoint.daemon.server --socket PATH``, started by the agent. The daemon
 serves a Unix-domain socket with one JSON object per line; the bytes are in shared memory. The
-daemon lives until its standard input ends. The agent closes it to stop the daemon, and the kernel
-closes it when the agent dies in any way. The daemon then has ``--linger-seconds`` to commit the
-cached steps of ended ranks and the saves in flight. Afterwards it ends and leaves no memory or
-files behind.
+daemon lives until its standard input ends. The agent closes this input to stop the daemon, and the
+kernel closes it when the agent dies. The daemon then has ``--linger-seconds`` to commit the cached
+steps of ended ranks and the saves in flight. Afterwards it ends and leaves no memory or files
+behind.
 
-The daemon lowers its own priority, so that it takes the cores that training leaves. A thread of the
-trainer must not do that: if the kernel delays a thread that holds the interpreter's lock, training
-waits too.
+The daemon lowers its own priority, so that it runs on the cores that training leaves idle. A saving
+thread in the trainer must not lower its priority. If the kernel delays such a thread while it has
+the interpreter lock, training waits too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NICENESS = 10
 
 
 def lower_own_priority() -> None:
-    """Let other processes run first; for a process that only persists."""
+    """Lower the priority of this process, which only persists saves."""
     with suppress(OSError):
         os.nice(_NICENESS)
     # A separate session may count as a separate scheduling group, with a fair share at any
@@ -67,7 +67,7 @@ class SaverDaemon:
         clock: Time source.
 
     Raises:
-        OSError: It cannot listen at ``path``.
+        OSError: The server cannot listen at ``path``.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class SaverDaemon:
         threading.Thread(target=self._accept, name="keeper", daemon=True).start()
 
     def settle(self, within_seconds: float) -> bool:
-        """Wait until nothing is cached, saved or promoted; return whether that came in time.
+        """Wait for all cached steps, saves and promotions; return whether they ended in time.
 
-        An agent that was killed ends before its ranks, whose cached steps are committed once they
-        are gone.
+        A killed agent ends before its ranks. The daemon commits their cached steps after the ranks
+        have ended.
         """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         self._hurry("")

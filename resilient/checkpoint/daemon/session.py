@@ -1,17 +1,17 @@
 """Session of one rank in the saver daemon, and the commit of its cached steps.
 
 Once a hand-over is acknowledged, the rank's death changes nothing. The session has the bytes, its
-own connection to the key-value store, and a thread that persists. At the announcement of a job it
-registers a failure notice in the key-value store. If the rank dies before the hand-over, its peers
-fail at once. Memory is writable only for the one process for which it was reserved, so a stale
-process never overwrites the bytes of a newer process.
+own connection to the key-value store, and a thread that persists. When a rank announces a job, its
+session registers a failure notice in the key-value store. If the rank dies before the hand-over,
+its peers fail at once. Only the process that reserved memory may write there. A stale process
+therefore never overwrites the bytes of a newer process.
 
-A cached step costs only a copy: nothing is written or agreed on, and the daemon is not informed.
-Each rank has two slots and swaps them, so one is whole while the other is overwritten. When the
-ranks are gone, for any reason, their sessions read the slots. The sessions agree on the newest step
-that every slot has whole, and save this step as the trainers would. The save has the generation
-number of the ranks and the ledger segment, and checks the fence. So the next attempt finds an
-ordinary checkpoint.
+A cached step costs only a copy. Nothing is stored, the ranks need no agreement, and the daemon gets
+no message. Each rank has two slots and swaps them, so one slot is complete while the other is
+overwritten. When the ranks are gone, for any reason, their sessions read the slots. The sessions
+agree on the newest step that is complete on every rank, and save this step as the trainers would.
+The save has the generation number of the ranks and the ledger segment, and checks the fence. So the
+next attempt finds an ordinary checkpoint.
 """
 
 from __future__ import annotations
@@ -58,15 +58,17 @@ class RankSession:
 
     Args:
         room: Shared memory of this host.
-        vacate: Callback before this rank's first bytes, when memory of past ranks may be released.
+        vacate: Callback before the first bytes of this rank, which may release memory of past
+            ranks.
 
     Attributes:
         verbs: Handler of each request.
         url: Repository to which this rank saves; empty before its hello.
-        scope: Scope of the attempt of the rank; empty before its hello.
+        scope: Name of the rank's attempt, as a scope of keys; empty before its hello.
         is_left: Whether the rank is gone.
-        held: Files of the newest checkpoint committed from here that were not staged over.
-        pacer: Throttle of its saves; it can be hurried.
+        held: Files of the newest checkpoint that this session committed, as far as they are not
+            overwritten.
+        pacer: Throttle of its saves, which can be hurried.
     """
 
     def __init__(self, room: SharedMemoryPool, vacate: Callable[[], None]) -> None:
@@ -116,7 +118,7 @@ class RankSession:
         return done.to_json() if isinstance(done, RankFailure) else done
 
     def leave(self) -> None:
-        """Release everything that no job in flight needs, because the rank is gone."""
+        """Release all memory that no job in flight needs, because the rank is gone."""
         with self._lock:
             self.is_left = True
             self.pacer.leave()
@@ -296,7 +298,7 @@ def emitter_of(info: SessionInfo, context: Mapping[str, Any]) -> Emitter:
 
 
 def register_disconnect_failure(kv_store: SocketKVStore, comms: ControlGroup, topic: str) -> None:
-    """Register a failure notice, so that peers learn at once if this rank dies before hand-over.
+    """Register a failure notice, so that peers fail at once if this rank dies before hand-over.
 
     The key-value store publishes the notice on disconnect (a "last will" in MQTT terms).
 
@@ -343,8 +345,8 @@ class StepCacheSession(RankSession):
 
     Args:
         room: Shared memory of this host.
-        settled: Function that waits until the ranks of an attempt have left this host and its
-            saves have ended; returns whether they have.
+        settled: Function that waits until an attempt's ranks and saves on this host have ended.
+            Returns whether they have ended.
     """
 
     def __init__(self, room: SharedMemoryPool, settled: Callable[[StepCacheSession], bool]) -> None:
@@ -365,12 +367,12 @@ class StepCacheSession(RankSession):
         return not self._is_ending and not self.is_left
 
     def leave(self) -> None:
-        """Commit the newest step that all ranks cached, if it is worth it: the rank is gone."""
+        """Commit the newest step that all ranks cached, if it is newer than the last save."""
         self._start_commit(is_gone=True)
         super().leave()
 
     def give_up(self) -> None:
-        """Discard the cached steps: a newer attempt is here, and this rank may still write."""
+        """Discard the cached steps, because a newer attempt began and this rank may still write."""
         self._start_commit(is_gone=False)
 
     def _start_commit(self, *, is_gone: bool) -> None:
@@ -410,7 +412,7 @@ class StepCacheSession(RankSession):
         return memoryview(b"") if segment is None else segment.memory
 
     def _choose(self) -> int | None:
-        """Return the slot of the step to commit, which all ranks hold, or None. Collective."""
+        """Return the slot of the step to commit, which all ranks have, or None. Collective."""
         info, comms = self._at_work()
         shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(
@@ -458,18 +460,18 @@ class StepCacheSession(RankSession):
 
 
 def choose_step(store: Store, steps_by_rank: list[Mapping[str, str]]) -> dict[str, Any]:
-    """Return the cached step to commit: the newest that all ranks hold and that is valid.
+    """Return the cached step to commit: the newest valid step that all ranks have.
 
-    It must be newer than all commits of its own attempt, and no newer attempt may have begun to
-    commit. The checkpoint that its ledger continues must exist, because a save may have failed
-    after an older step.
+    The step must be newer than all commits of its own attempt, and no newer attempt may have begun
+    to commit. The checkpoint that the step's ledger continues must exist, because a save may have
+    failed after an older step.
 
     Crash: reads only.
 
     Args:
         store: Repository.
-        steps_by_rank: For each rank, by folder of the step, the checkpoint that its ledger
-            continues.
+        steps_by_rank: For each rank, the checkpoint that the step's ledger continues, by the step's
+            folder.
     """
     common = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
     steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)

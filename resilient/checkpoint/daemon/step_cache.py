@@ -29,10 +29,10 @@ _PAGE = "page"
 
 
 class StepCacheClient:
-    """Record of the step that each slot of the daemon's memory holds whole. One thread at a time.
+    """Record of the complete step in each slot of the daemon's memory. One thread at a time.
 
-    The daemon is asked only for memory. A step with the layout of the previous one needs no
-    request, and so does not wait for the daemon.
+    The client sends requests to the daemon only for memory. A step with the same layout as the
+    previous step needs no request, so it does not wait for the daemon.
 
     Args:
         address: Address of the daemon.
@@ -56,9 +56,9 @@ class StepCacheClient:
         self._slots = [StepSlot(partial(self._reserve, slot), context) for slot in range(SLOTS)]
 
     def invalidate(self, slot: int) -> None:
-        """Mark a slot as empty, before anything is copied there.
+        """Mark a slot as empty, before the caller copies anything there.
 
-        Crash: the other slot is whole.
+        Crash: the other slot is complete.
 
         Raises:
             ResilientError: The daemon is gone.
@@ -68,10 +68,10 @@ class StepCacheClient:
             self._slots[slot].invalidate()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
-        """Return shared memory for a file in a slot, usually the same again.
+        """Return shared memory for a file in a slot; usually the memory of the last call.
 
         Raises:
-            ConfigError: A save took the available memory.
+            ConfigError: A save uses the available memory.
             ResilientError: There is none.
         """
         with self._using:
@@ -80,7 +80,8 @@ class StepCacheClient:
     def page(self, size_bytes: int) -> tuple[Path, memoryview]:
         """Return zeroed memory that the ranks of this host may read, and its path.
 
-        It stays this rank's even if the daemon ends, and is no part of a cached step.
+        The memory stays valid for this rank even if the daemon ends, and is no part of a cached
+        step.
 
         Raises:
             ResilientError: There is none.
@@ -90,12 +91,12 @@ class StepCacheClient:
             return self._buffers.path_of(_PAGE), memory
 
     def hold(self, slot: int, job: SaveJob) -> None:
-        """Mark a slot as holding all bytes of ``job``; it is persisted only after the rank is gone.
+        """Mark a slot as complete with all bytes of ``job``; persisted after the rank has ended.
 
         Crash: the step is cached, or the slot is empty.
 
         Raises:
-            ResilientError: There is no memory for it.
+            ResilientError: There is no memory for the step.
         """
         for file in job.files:
             self._bring(slot, file)
@@ -110,7 +111,7 @@ class StepCacheClient:
             slots.invalidate()
 
     def release(self, needed_bytes: int) -> bool:
-        """Stop caching and give the memory back, if it is enough for the caller's need.
+        """Stop caching and release the memory, if it is enough for the caller's need.
 
         Crash: nothing is cached, or a cached step may still be committed.
 
@@ -118,7 +119,7 @@ class StepCacheClient:
             needed_bytes: Bytes that the caller needs.
 
         Returns:
-            Whether the memory was given back now.
+            Whether the memory was released now.
 
         Raises:
             ResilientError: The daemon is gone.

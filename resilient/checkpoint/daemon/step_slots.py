@@ -7,18 +7,18 @@ The rank writes a slot. The daemon reads the slot, but only after the end of the
     rows    of the ledger, one a line; each turn adds those that are new in this slot
 
 The word is the first store of ``void`` and the last of ``say``. All other stores happen between the
-two, also those to the files of the slot. A process that dies, in any way, stops between two of its
-stores. All stores before that are in memory that outlives the process. The kernel closes its socket
-after its last thread has stopped, and the daemon reads only then. The daemon therefore finds either
-the word 0, or a message with everything that it names. Everything is verified. The proof is the
-SHA-256 of the message and of the digests of its notes, and the ledger's head verifies the rows. If
-one of them does not match, the slot is void.
+two, also those to the files of the slot. A process that dies in any way stops between two of its
+stores. All stores before that point are in memory that remains after the process. The kernel closes
+its socket after its last thread has stopped, and the daemon reads only then. The daemon therefore
+finds either the word 0, or a message with all data that the message names. The daemon verifies all
+of these data. The proof is the SHA-256 of the message and of the digests of its notes, and the
+ledger's head verifies the rows. If one of them does not match, the slot is void.
 
 The message is JSON, written at each step. A note has values that rarely change from step to step:
 the layout of one file, the dedup bases, the plain values of the configuration. The message names
-each note by its place. The message names the ledger's rows by number and length; the head of the
-segment verifies them. The job of a cached step streams nothing, protects no checkpoint from
-retention and has no topic yet, because no save of it has begun.
+each note by its place, and the ledger's rows by number and length. The head of the segment verifies
+the rows. The job of a cached step streams nothing, protects no checkpoint from retention and has no
+topic yet, because no save of it has begun.
 """
 
 from __future__ import annotations
@@ -65,17 +65,18 @@ class NoteOffset(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredStep:
-    """Step that a slot holds whole.
+    """Complete step of a slot.
 
     Attributes:
-        checkpoint: Checkpoint that it becomes if it is committed.
-        after: Folder of the checkpoint that its ledger continues; empty if it begins a ledger.
+        checkpoint: Checkpoint that the step becomes after a commit.
+        after: Folder of the checkpoint that the step's ledger continues; empty if the step begins a
+            ledger.
         context: Context of its events.
         said: Message.
         layouts: Tensor layout of each file, as text.
         bases: Dedup bases, as text.
-        config: Plain part of the configuration, which is not in the message, as text.
-        segment: Ledger segment; None if another rank keeps it.
+        config: Plain values of the configuration, which are not in the message, as text.
+        segment: Ledger segment; None if another rank has it.
     """
 
     checkpoint: CheckpointId
@@ -142,11 +143,12 @@ class StoredStep:
 class PlainConfigCache:
     """Cache of the plain values of a mapping, which rarely change from one call to the next.
 
-    Only immutable values are recognized: equal texts, and otherwise the identical object, because
-    1, 1.0 and True are equal. All other values are ``loose``, and written each time.
+    A value counts as unchanged if it is an equal text or the identical immutable object. Equality
+    does not suffice for numbers, because 1, 1.0 and True are equal. All other values are ``loose``,
+    and written each time.
 
     Attributes:
-        note: Note of the plain values, under a new object each time they change.
+        note: Note of the plain values; a new object each time a value changes.
     """
 
     def __init__(self) -> None:
@@ -217,9 +219,9 @@ def message_of(
     """Return the message of a step.
 
     Args:
-        job: Job that the slot holds.
-        spots: Places of its notes: the layouts by file name, ``BASES`` and ``CONFIG``.
-        config: Part of its configuration that is not in that note.
+        job: Job of the slot.
+        spots: Places of the job's notes: the layouts by file name, ``BASES`` and ``CONFIG``.
+        config: Part of the job's configuration that is not in the ``CONFIG`` note.
         rows_bytes: Stored length of its ledger rows.
         context: Context of its events, as JSON.
 
@@ -254,7 +256,7 @@ def message_of(
 
 
 def context_of(context: Mapping[str, Any]) -> str:
-    """Return the context of events for ``message_of``; it never changes."""
+    """Return the context of events for ``message_of``; the context never changes."""
     return _text(dict(context))
 
 
@@ -267,15 +269,15 @@ def spots_of(message: Mapping[str, Any]) -> list[NoteOffset]:
 def whole_of(
     message: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
 ) -> StoredStep:
-    """Return the step that a message and its notes describe.
+    """Return the complete step that a message and its notes describe.
 
     Args:
         message: Message.
-        notes: Notes that it names, in the order of ``spots_of``.
+        notes: Notes that the message names, in the order of ``spots_of``.
         rows_of: Function that returns the given number of bytes of ledger rows.
 
     Raises:
-        IntegrityError: The rows are not those of its ledger.
+        IntegrityError: The rows do not match the head of the ledger segment.
         ValueError: The message is not valid; other errors of ``messages.NONSENSE`` are possible.
     """
     checkpoint = _parse_folder(message["checkpoint"])
@@ -345,8 +347,8 @@ class StepSlot:
     """Writer of a slot. One thread at a time.
 
     Args:
-        reserve: Function from name and size to memory, zeroed if new; earlier memory of the same
-            name may be gone then.
+        reserve: Function from name and size to memory, zeroed if new. A call may release earlier
+            memory of the same name.
         context: Context of all events, as JSON.
     """
 
@@ -361,15 +363,15 @@ class StepSlot:
     def invalidate(self) -> None:
         """Mark the slot as empty.
 
-        Crash: the slot holds what it held, or nothing.
+        Crash: the slot has its previous step, or is empty.
         """
         if len(self._message):
             self._message[:_WORD_BYTES] = _VOID
 
     def publish(self, job: SaveJob) -> None:
-        """Mark the slot as holding all bytes of ``job``.
+        """Mark the slot as complete with all bytes of ``job``.
 
-        Crash: the slot holds nothing until the last store, and then the job.
+        Crash: the slot is empty until the last store, and then has the job.
 
         Raises:
             ResilientError: There is no memory for it.
@@ -497,7 +499,7 @@ def slate_name(slot: int, name: str) -> str:
 
 
 def read_step_slot(memory_of: Callable[[str], memoryview]) -> StoredStep | None:
-    """Return the step that a slot holds whole, None for none; its writer is gone.
+    """Return the complete step of a slot whose writer has ended; None if there is none.
 
     Crash: reads only.
 

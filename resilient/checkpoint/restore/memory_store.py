@@ -1,4 +1,4 @@
-"""Store that reads files from the memory that staged them while they are intact there."""
+"""Store that reads files from the staging memory while they are intact there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PIECE_BYTES = 512 << 10
 
 
 class MemoryCachedStore:
-    """Store that reads files from shared memory if they are still what was stored.
+    """Store that reads files from shared memory if they still equal the stored files.
 
     Only the wrapped store decides which objects exist. Manifests and generation records are never
     taken from memory. So memory can speed up a resume and never changes its result. Files that
@@ -52,7 +52,7 @@ class MemoryCachedStore:
 
     @property
     def recalled(self) -> set[str]:
-        """Keys whose bytes came from memory, or from another tier than saves go to.
+        """Keys whose bytes came from memory, or from a tier that saves are not written to.
 
         The stored copies of these keys are not verified.
         """
@@ -81,7 +81,7 @@ class MemoryCachedStore:
         """Fill ``room`` from offset ``start``, from memory if the wanted chunks are intact there.
 
         The callback verifies each chunk once: ``arrived`` raises IntegrityError for wrong bytes.
-        For bytes from memory that error only makes the reader use the store.
+        For bytes from memory, that error only makes this method read from the store.
         """
         record = self._files.get(key)
         if record is None or not _is_chunks(record, start, start + len(room)):
@@ -158,7 +158,7 @@ def _is_recalled(
 
 @dataclass(frozen=True, slots=True)
 class StagedFileRecord:
-    """File of a checkpoint in shared memory, with its digests when it was stored.
+    """File of a checkpoint in shared memory, with the digests of the stored file.
 
     Attributes:
         path: Path of the shared file.

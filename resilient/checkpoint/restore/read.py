@@ -62,8 +62,9 @@ def read_ranges(
 ) -> dict[str, PartialFile]:
     """Read chunks of files, each verified against its digest.
 
-    The bytes go directly to their places, and all others into separate memory; no further memory is
-    used. So places hold unverified bytes until this returns, and still do if it raises.
+    Bytes with a place are read directly into the place, and all other bytes into separate memory.
+    No further memory is used. A place has unverified bytes until this function returns, and after
+    an error.
 
     Crash: reads only; the previous content of ``places`` is gone.
 
@@ -71,7 +72,7 @@ def read_ranges(
         store: Repository.
         manifest: Manifest of the checkpoint.
         files: Numbers of the wanted chunks of each file.
-        places: Destinations of some bytes; a place that is not wanted whole is left alone.
+        places: Destinations of some bytes; a place is used only if all of its bytes are wanted.
 
     Raises:
         IntegrityError: A file is damaged, short, long or missing.
@@ -101,7 +102,7 @@ def read_ranges(
 def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
     """Verify every byte of a file against its digests, without keeping the bytes.
 
-    Memory is used for the ranges in flight only, however large the file is.
+    Memory is used for the ranges in flight only, for files of any size.
 
     Crash: reads only.
 
@@ -267,7 +268,7 @@ class VerifiedCheckpoint:
 
     Attributes:
         manifest: Manifest.
-        files: Content by file name; files of which nothing is wanted are absent.
+        files: Content by file name; files without wanted bytes are absent.
         mended: Names of files that are damaged in the store and were reconstructed from parity.
     """
 
@@ -282,13 +283,13 @@ class ReadRequest:
 
     Attributes:
         parts: Stored names of the parts; None for all.
-        boxes: Function from the manifest to the tensors that are wanted only in part; None: all
-            whole.
+        boxes: Function from the manifest to the wanted boxes of tensors; None for all whole
+            tensors.
         signing: Whether only signed content may be read, and the key; files are then read whole.
         mends: Whether damage is reconstructed from parity, in memory, if possible.
-        places: Function from the manifest to bytes that go directly to memory of the caller. That
-            memory holds unverified bytes until all was read, and parts of the checkpoint if
-            reading fails.
+        places: Function from the manifest to memory of the caller that receives bytes directly.
+            This memory has unverified bytes until all reads are done, and parts of the checkpoint
+            after an error.
     """
 
     parts: Collection[str] | None = None
@@ -328,9 +329,9 @@ def read(
 def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) -> VerifiedCheckpoint:
     """Read a checkpoint's manifest and the wanted bytes, verified.
 
-    Files are read whole, except those with a tensor of which only boxes are wanted. Of these, only
-    the chunks with wanted bytes are read, because a chunk is the smallest unit with a digest. Large
-    files are read in ranges, several at once, and verified as they arrive.
+    Files are read whole, unless only boxes of a tensor are wanted. In that case only the chunks
+    with wanted bytes are read, because a chunk is the smallest unit with a digest. Large files are
+    read in ranges, several at once, and verified as they arrive.
 
     Crash: reads only; with places, their previous content is gone.
 
@@ -340,12 +341,12 @@ def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) ->
         request: Read request.
 
     Raises:
-        SignatureRefused: A signature is required, and the key has not signed it.
+        SignatureRefused: A signature is required, and the key has not signed the checkpoint.
         IntegrityError: The manifest or a file is damaged, short or missing. The error names the
-            file and its tensors, and with ``mends`` why it cannot be reconstructed.
+            file and its tensors. With ``mends`` it also says why reconstruction failed.
         KeyNotFound: The checkpoint has no manifest, or was deleted while it was read.
         IncompatibleCheckpoint: The format is newer.
-        StoreError: The store failed, which proves nothing about the checkpoint.
+        StoreError: The store failed; the checkpoint may be intact.
     """
     while True:
         try:

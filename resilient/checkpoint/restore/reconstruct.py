@@ -1,7 +1,7 @@
 """Reconstruction of damaged chunks from parity or from other places, verified.
 
-A chunk is the smallest unit with a digest. So damage is known chunk by chunk, and a reconstructed
-chunk is verified like any other. Nothing is written here.
+A chunk is the smallest unit with a digest. So damage is located chunk by chunk, and a reconstructed
+chunk is verified like any other chunk. This module writes nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ChunkSource(Protocol):
         """Return bytes of an object; fewer only at its end.
 
         Raises:
-            KeyNotFound: The source does not have it.
-            StoreError: It could not be read.
+            KeyNotFound: The source does not have the object.
+            StoreError: The object could not be read.
         """
 
 
@@ -45,8 +45,8 @@ def can_reconstruct(manifest: Manifest, name: str, damaged: Mapping[str, Collect
     Args:
         manifest: Manifest.
         name: Name of the file.
-        damaged: Numbers of damaged chunks by name of every damaged file. A file without damaged
-            chunks was written whole and now has another length: its own bytes repair it.
+        damaged: Numbers of damaged chunks by name of every damaged file. A listed file without
+            damaged chunks only has a wrong length; its own bytes suffice to repair it.
     """
     groups = groups_of(manifest, name)
     return name in damaged and all(
@@ -65,7 +65,7 @@ class ReconstructedFile:
 
     Attributes:
         content: Whole file, or the wanted chunks.
-        is_computed: Whether some chunk was whole in no place, and came from parity.
+        is_computed: Whether a chunk was intact in no place, and was computed from parity.
     """
 
     content: Content
@@ -75,13 +75,14 @@ class ReconstructedFile:
 def reconstruct(
     places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry, chunks: Collection[int]
 ) -> ReconstructedFile:
-    """Return chunks of a file, verified: read, taken from another place, or reconstructed.
+    """Return verified chunks of a file: read, copied from another place, or reconstructed.
 
-    Besides the result and a copy of it, memory holds a few more chunks than the group has parity.
+    Memory use is the result, a copy of the result, and a few more chunks than the group has parity
+    files.
 
     Args:
-        places: Repository, then others that may hold the same checkpoint.
-        manifest: Manifest; its digests decide, for bytes from any source.
+        places: Repository, then others that may have the same checkpoint.
+        manifest: Manifest, whose digests verify bytes from any source.
         entry: Entry of the file.
         chunks: Numbers of the wanted chunks; all of them give the whole file.
 
@@ -131,7 +132,7 @@ def mend_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntr
 def find_chunk(
     places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry, number: int
 ) -> bytes | None:
-    """Return a chunk from the first place where it is whole; None if there is no such place.
+    """Return a chunk from the first place where the chunk is intact; None if there is none.
 
     Args:
         places: As for :func:`reconstruct`.

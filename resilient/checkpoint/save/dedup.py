@@ -1,13 +1,13 @@
 """Deduplication: references to unchanged regions instead of writing them again.
 
-A rank compares each staged region with the newest committed checkpoint of its attempt. The same
-tensor, dtype, box and digest mean that the store already has the bytes. A reference names the place
-where the bytes are stored, never a checkpoint that references in turn. Only verified places count:
-written by this attempt, or read from the store and verified when it resumed.
+A rank compares each staged region with the newest committed checkpoint of its attempt. If tensor,
+dtype, box and digest are equal, the store already has the bytes. A reference names the file and the
+offset of the stored bytes. A reference never points to another reference. Only verified places
+count. This attempt wrote them, or read and verified them when it resumed.
 
 Three bounds keep a repository simple. A small region is always written. A file is referenced only
-while a good part of it is needed, so its unneeded bytes stay few. And a checkpoint references at
-most a fixed number of folders.
+while a good part of it is needed, so few stored bytes are unneeded. A checkpoint references at most
+a fixed number of folders.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class DedupThresholds:
 
 
 def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:
-    """Return the parity groups of a checkpoint, with the names that a newer one uses for them."""
+    """Return the parity groups of a checkpoint, with the names that a newer checkpoint uses."""
     return [
         replace(
             group,
@@ -93,7 +93,7 @@ def is_worth_referencing(
     lengths: Mapping[str, int],
     share_min: int,
 ) -> bool:
-    """Return whether a good part of a group is needed; a group can only be kept whole.
+    """Return whether a good part of a parity group is needed; a group is only kept as a whole.
 
     Args:
         group: Parity group.
@@ -122,9 +122,9 @@ _GLIMPSE_BYTES = 4096
 class RegionFingerprints:
     """Fingerprints (a few bytes) of every region that a rank staged last.
 
-    A region with another fingerprint has changed, so no digest is needed to find that out. A save
-    of fully trained state therefore costs no second pass. For equal fingerprints the digest
-    decides. So fingerprints save work and never cause a wrong reference.
+    If a fingerprint differs, the region has changed, and no digest is needed. If every region
+    changes between saves, no save needs a second pass over the bytes. For equal fingerprints the
+    digest decides. So fingerprints save work and never cause a wrong reference.
     """
 
     def __init__(self) -> None:
@@ -190,12 +190,12 @@ FOLDERS_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class DedupBase:
-    """Checkpoint whose bytes may be referenced, if it is committed.
+    """Checkpoint whose bytes a later save may reference, if the checkpoint is committed.
 
     Attributes:
         checkpoint: Id of the checkpoint.
-        proved: (file, first byte, byte after the last) of all that this rank has read from the
-            store and verified; None means everything, because this attempt wrote it.
+        proved: (file, first byte, byte after the last) of all ranges that this rank has read from
+            the store and verified. None means the whole checkpoint, because this attempt wrote it.
     """
 
     checkpoint: CheckpointId
@@ -221,7 +221,7 @@ class DedupBase:
 
 
 def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
-    """Return the resumed checkpoint as a dedup base, as far as this rank verified stored bytes.
+    """Return the resumed checkpoint as a dedup base, limited to bytes verified in the store.
 
     Bytes from the daemon's memory prove nothing about the store's copy. Bytes from the durable
     tier prove nothing about the near tier. Files that were reconstructed from parity are damaged
@@ -249,9 +249,9 @@ class DedupResult:
     Attributes:
         files: Files to write.
         referred: Tensors that are not written, with the places of their regions.
-        origins: Files of older checkpoints that hold those regions, and the files that protect
+        origins: Files of older checkpoints that have those regions, and the files that protect
             them.
-        parity: Number of the written files that may be lost.
+        parity: Number of the written files that parity can reconstruct.
         groups: Parity groups that protect files of ``origins``.
     """
 
@@ -301,8 +301,8 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
 ) -> DedupResult:
     """Divide ``files`` into what must be written and what is stored already.
 
-    Everything in doubt is written: a base that is missing, damaged or unreachable, and regions in
-    a file that does not have its full length.
+    In doubt a region is written: if the base is missing, damaged or unreachable, or the stored file
+    does not have its full length.
 
     Crash: reads only.
 
@@ -312,8 +312,8 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         files: Files that this rank staged.
         parts: Parts whose documents are among ``files``; documents are always written.
         bases: Dedup bases, the likeliest first; the first committed one counts.
-        parity: Number of this rank's files that may be lost. If above 0, only files that are
-            protected where they are stored are referenced.
+        parity: Number of this rank's files that parity can reconstruct. If above 0, only files that
+            parity already protects are referenced.
         glimpses: Fingerprints of this rank's last save, which save work.
         copies_bytes_max: Memory for the remaining bytes of a file; None for no limit. A file with
             more remaining bytes is written whole.

@@ -52,7 +52,7 @@ class MemoryBudget:
         """Return whether files of these lengths do not fit together.
 
         Raises:
-            ConfigError: One of them does not fit alone.
+            ConfigError: A single file exceeds the limit.
         """
         if self._bytes_max is None or sum(sizes.values()) <= self._bytes_max:
             return False
@@ -66,12 +66,12 @@ class MemoryBudget:
         return True
 
     def of(self, file: FileContent) -> BudgetedFile:
-        """Return a file whose bytes are lent when they fit into the budget."""
+        """Return a file that yields its bytes when they fit into the budget."""
         return BudgetedFile(file, self)
 
     @contextmanager
     def taking(self, size_bytes: int) -> Iterator[None]:
-        """Wait until ``size_bytes`` are left, and hold them inside the block.
+        """Wait until ``size_bytes`` are free, and reserve them inside the block.
 
         Crash: memory is gone with the process.
         """
@@ -132,34 +132,35 @@ class SaveExecutor(Protocol):
     def begin(self, topic: str) -> None:
         """Announce the job with this topic, before its bytes are copied.
 
-        From here to ``submit`` one thread at a time may use this executor, and none may ``wait``.
+        Until ``submit``, only one thread at a time may use this executor, and no thread may
+        ``wait``.
         """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return at least ``size_bytes`` of memory for a file of later jobs, usually the same.
+        """Return memory of at least ``size_bytes`` for a file of later jobs; usually the same.
 
-        No executor still reads an earlier job from it.
+        No earlier job still reads from this memory.
         """
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
         """Return whether files of these lengths must be streamed for lack of memory.
 
-        Called before the buffers of a save are requested. Memory of files that are not named may be
-        released.
+        Call this before requesting the buffers of a save. It may release the memory of files that
+        are not named.
 
         Raises:
-            ConfigError: There is not even enough memory to stream them.
+            ConfigError: Memory does not suffice to stream the files.
         """
 
     def submit(self, context: CheckpointContext, job: SaveJob) -> None:
         """Take over a job whose bytes are complete. Collective.
 
-        If any rank has streamed files, it returns when the job has ended. ``wait`` then reports the
-        result.
+        If any rank has streamed files, this method returns when the job has ended. ``wait`` then
+        reports the result.
         """
 
     def wait(self) -> None:
-        """Return when the job is durable.
+        """Wait until the job is durable.
 
         Raises:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
@@ -167,11 +168,11 @@ class SaveExecutor(Protocol):
         """
 
     def close(self) -> None:
-        """Release threads and connections; nothing is in flight."""
+        """Release threads and connections; no save may be in flight."""
 
 
 class ThreadSaveExecutor:
-    """Save executor in a thread: a job in flight dies with the process and uses its cores.
+    """Save executor in a thread of this process; a job in flight is lost if the process dies.
 
     Args:
         bound: Memory budget of a save; unlimited by default.
@@ -203,7 +204,7 @@ class ThreadSaveExecutor:
         """Return whether files of these lengths exceed the memory budget.
 
         Raises:
-            ConfigError: One of them alone exceeds it.
+            ConfigError: A single file exceeds the budget.
         """
         is_exceeded = self._budget.is_exceeded_by(sizes)
         if is_exceeded:

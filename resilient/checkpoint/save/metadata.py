@@ -104,7 +104,7 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, float]:
 class SavedSteps:
     """Record of the checkpoints that one attempt has begun to save.
 
-    Each step is saved once, and none below an already saved step.
+    Each step is saved at most once, and never after a higher step.
     """
 
     def __init__(self) -> None:

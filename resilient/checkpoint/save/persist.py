@@ -1,8 +1,8 @@
 """Persisting of a save: write, agree, commit, collect garbage.
 
-A save turns host bytes into a committed checkpoint, collectively. The save runs beside training, in
-a thread or in the saver daemon, and has no tensor. Free space is checked before the first byte is
-written. Errors after the commit are only events.
+A save turns host bytes into a committed checkpoint, collectively. The save runs while training
+continues, in a thread or in the saver daemon, and works on bytes, not on tensors. Free space is
+checked before the first byte is written. Errors after the commit are only events.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def require_space(
 ) -> None:
     """Refuse a save that does not fit into the store, on all ranks, before any rank writes.
 
-    A repository is one place. So the bytes of all ranks count against the smallest free space that
-    any rank sees. With a near tier per host, the bytes of each host count against its own. If the
-    store does not report free space, nothing is refused here.
+    All ranks share one repository, so the bytes of all ranks count against the smallest free space
+    that any rank sees. With a near tier per host, the bytes of each host count against the space of
+    that host. If the store does not report free space, nothing is refused here.
 
     Collective: every rank, same topic.
     Crash: nothing was stored.
@@ -162,7 +162,7 @@ def collect_garbage_after_commit(
 ) -> bool:
     """Mark the attempt's first commit in a repository, collect garbage there, and emit events.
 
-    Crash: as in ``collect_garbage``; without the mark the checkpoint is just as safe.
+    Crash: as in ``collect_garbage``; without the mark the checkpoint is equally safe.
 
     Args:
         context: Context for events, time and the claim.
@@ -173,7 +173,7 @@ def collect_garbage_after_commit(
         is_first: Whether this attempt has committed nothing there before, or is not marked yet.
 
     Returns:
-        Whether the attempt is marked there; if not, pass ``is_first`` again at the next call.
+        Whether the mark is stored; if not, pass ``is_first`` again at the next call.
     """
     is_marked = not is_first
     try:
@@ -232,11 +232,12 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 ) -> Receipt:
     """Store ``files`` in the checkpoint's folder and return the receipt.
 
-    File names hold the rank and the folder holds the generation. Another process writes the same
-    names only in a repository that was restored from a backup. The token of the claim detects it.
+    File names contain the rank, and the folder name contains the generation. Another process writes
+    the same names only in a repository that was restored from a backup. The token of the claim
+    detects such a process.
 
     Several large files are written at once; the receipt lists them in the given order. After the
-    first failure no further file is begun, and the files in progress are waited for.
+    first failure this function begins no further file, and waits for the files in progress.
 
     Crash: some files may be there; without a manifest the checkpoint does not exist.
 
@@ -248,8 +249,8 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
         parts: Parts whose documents are among ``files``.
         parity: Number of these files that may be lost later and are reconstructed. Each costs as
             many bytes as the longest file, in the store and, meanwhile, in memory.
-        copies_bytes_max: Memory for the remaining bytes of reduced files; None for no limit. If
-            they do not fit together, fewer are written at once.
+        copies_bytes_max: Memory for the remaining bytes of reduced files; None for no limit. If the
+            files do not fit together, fewer files are written at once.
         on_progress: Callback with the length of each digested piece, from several threads; it may
             block.
         token: Token of the claim that saves; empty compares the number alone.
@@ -321,8 +322,8 @@ class SaveJob:
     Attributes:
         about: Manifest with the run's own content and no files.
         files: This rank's files in host memory.
-        streamed: Files of this rank without memory. They are written whole, because finding the
-            unchanged regions would need one more copy.
+        streamed: Files of this rank that are not in memory. They are written whole, because
+            deduplication would need one more copy.
         parts: Parts whose documents are among the files.
         keep: Checkpoints that retention must not delete.
         is_first: Whether this attempt has committed nothing yet.
@@ -333,8 +334,7 @@ class SaveJob:
         has_rival: Whether another process may write the same files: the daemon that was given up,
             or the trainers that gave it up. Then a failed save deletes nothing, and the files are
             checked before the commit.
-        spoiled: Failure that makes the bytes worthless; it is shown to all ranks in place of a
-            receipt.
+        spoiled: Failure that makes the bytes worthless; all ranks receive it in place of a receipt.
         segment: Ledger segment; the coordinator stores it before the manifest that names it.
         copies_bytes_max: Memory for the remaining bytes of reduced files, in addition to the
             files; None for no limit.
@@ -375,7 +375,7 @@ class SaveHistory:
     Attributes:
         glimpses: Fingerprints of this rank's last save, which save work.
         owes_mark: Whether the mark of the attempt could not be stored.
-        rested_seconds: Pauses in the last save, of the rank that paused longest.
+        rested_seconds: Pauses of the rank that paused longest in the last save.
     """
 
     glimpses: RegionFingerprints = field(default_factory=RegionFingerprints)

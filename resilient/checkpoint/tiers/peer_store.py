@@ -1,7 +1,7 @@
 """Near repositories of other hosts, read over TCP, and the groups of ranks that share a repository.
 
-Each host serves the checkpoints and generation records of its near repository, and nothing else, to
-peers that know the token of this attempt. Other hosts cannot write to it.
+Each host serves only the checkpoints and generation records of its near repository, to peers that
+have the token of this attempt. Other hosts cannot write to the repository.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _may_be_read(key: str) -> bool:
 class PeerStore:
     """Read-only Store over the objects that a :class:`PeerServer` serves.
 
-    After a failed connection the host is not tried again for 1 s, then for twice as long each time,
-    up to 30 s. Requests in that time fail at once.
+    After a failed connection, the next try is 1 s later. Each further failure doubles this time, up
+    to 30 s. Requests in that time fail at once.
 
     Args:
         address: Address of the server.
@@ -256,7 +256,7 @@ class NearTierGroups:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """Lowest rank of each place, which manages it; the coordinator is the first."""
+        """Lowest rank of each place, which manages the place; the coordinator is the first."""
         return tuple(group[0] for group in self.groups) or (0,)
 
     def number(self, rank: int) -> int:

@@ -3,8 +3,8 @@
 The near repository takes every save, and the durable repository decides which checkpoints exist.
 Generations, tags and all other decisive records are in the durable repository only. Files of a
 checkpoint are written to the near repository and read from the nearest repository that has them.
-The near repository counts only for generations whose record it contains byte for byte. Leftovers of
-another run, or of this run before its repository was replaced, are therefore ignored.
+The near repository counts only for generations whose record it contains byte for byte. The store
+therefore ignores leftovers of another run, or of this run before its repository was replaced.
 
 With a near repository per host, missing files are first read from the near repositories of other
 hosts over the network (:mod:`resilient.checkpoint.tiers.peer_store`).
@@ -40,7 +40,7 @@ class HasReplica(Protocol):
     """Store that may have another copy of an object."""
 
     def doubt(self, key: str) -> bool:
-        """Stop using the copy that was read; return whether there is another."""
+        """Stop using the copy that was read; return whether another copy exists."""
 
 
 class TieredStore:
@@ -56,8 +56,8 @@ class TieredStore:
         near: As given.
         durable: As given.
         peers: Near repositories of other hosts, read-only.
-        recalled: Keys of checkpoint files that were not read from this host's near tier, so that a
-            copy there is not verified.
+        recalled: Keys of checkpoint files that were not read from this host's near tier, whose copy
+            is therefore unverified.
     """
 
     def __init__(self, near: Store, durable: Store, on_doubt: Callable[[str, str], None]) -> None:
@@ -113,7 +113,7 @@ class TieredStore:
         (self.near if _generation_of(key) else self.durable).delete(key)
 
     def doubt(self, key: str) -> bool:
-        """Read this object from the next place that has it from now on, if there is one.
+        """From now on, read this object from the next place that has it, if any.
 
         Returns:
             Whether there is another copy.
@@ -132,7 +132,7 @@ class TieredStore:
         return True
 
     def on_close(self, let_go: Callable[[], None]) -> None:
-        """Register a call for the time when no reader is left.
+        """Register a callback that ``close`` calls after the last reader.
 
         Crash: nothing changes.
         """
@@ -247,7 +247,7 @@ def use_other_replica(store: Store, key: str) -> bool:
 
 
 def has_record(near: Store, durable: Store, number: int) -> bool:
-    """Return whether both tiers hold the same record of a generation.
+    """Return whether both tiers have the same record of a generation.
 
     Crash: reads only.
     """
@@ -259,12 +259,12 @@ def has_record(near: Store, durable: Store, number: int) -> bool:
 
 
 def require_same_run(tiers: TieredStore) -> None:
-    """Refuse a near tier that holds generations which the durable one does not know.
+    """Refuse a near tier with generations that the durable tier does not have.
 
     Crash: reads only.
 
     Raises:
-        ConfigError: It belongs to another run, or to another repository of this run.
+        ConfigError: The near tier belongs to another run, or to another repository of this run.
         StoreError: A tier failed.
     """
     for number in list_numbers(tiers.near):
@@ -279,7 +279,8 @@ def require_same_run(tiers: TieredStore) -> None:
 def copy_generation_record(tiers: TieredStore, number: int) -> None:
     """Copy the record of a generation to the near tier, so that its saves there count.
 
-    Crash: the record exists or not; without it nothing of that generation is read from there.
+    Crash: the record exists or not; without the record no file of that generation is read from the
+        near tier.
 
     Raises:
         ConfigError: The near tier has another record under that number.
@@ -297,10 +298,10 @@ def copy_generation_record(tiers: TieredStore, number: int) -> None:
 
 
 def adopt_manifests(tiers: TieredStore) -> None:
-    """Copy manifests that this near tier lacks and another place has, if their files are here.
+    """Copy manifests that this near tier lacks from other places, if their files are here.
 
-    The coordinator's place has a manifest a moment before the others. A process that dies in
-    between leaves files here that garbage collection would take for leftovers.
+    The coordinator's place gets a manifest a moment before the other places. If a process dies in
+    between, garbage collection would mistake the files here for leftovers.
 
     Crash: a manifest exists whole, or does not exist; the checkpoint is committed in either case.
 

@@ -4,8 +4,8 @@ One thread reads heartbeats and event files once per second and writes the text 
 thread answers scrapes from values already collected. Neither thread can block the agent, and a
 failure in them becomes an event.
 
-The goodput report has bounded cost. Frequent records are joined over growing intervals whenever
-there are too many. The report is rebuilt more rarely, the longer it takes.
+The cost of the goodput report is bounded. If there are too many records, frequent records are
+joined over growing intervals. A report that takes longer is rebuilt less often.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def hear_rank(record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_n
 
 
 def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float) -> None:
-    """Register the initial values: Prometheus cannot see the growth of a counter that is missing.
+    """Register the initial values, because Prometheus cannot see the growth of a missing counter.
 
     Args:
         registry_of_metrics: Empty registry.
@@ -283,9 +283,9 @@ class RankFigures:
 
 
 def weigh(registry_of_metrics: MetricsRegistry) -> None:
-    """Record the steps that a failure would lose now.
+    """Record the number of steps that a failure would lose now.
 
-    Ranks may be gone by then, and a saver daemon may save what they left.
+    The ranks may already have ended, and a saver daemon may still save their cached steps.
     """
     step, durable = (
         registry_of_metrics.value(registry.STEP),
@@ -340,7 +340,7 @@ class GoodputFigures:
             self._thin()
 
     def tell(self, now_ms: int, *, is_last: bool = False) -> None:
-        """Update the metrics from a new report, if one is due.
+        """Update the metrics from a new report, if a report is due.
 
         Args:
             now_ms: Wall clock time in milliseconds.
@@ -370,11 +370,11 @@ class GoodputFigures:
 
 
 def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
-    """Return the records, with frequent ones of a source joined within ``apart_ms``.
+    """Return the records, with frequent records of a source joined within ``apart_ms``.
 
-    The last progress record of each group remains. Records of time that held up training become one
-    record with the summed time, so totals stay. Records are never joined across the start or end of
-    an attempt.
+    The last progress record of each group remains. Records of time that delayed training become one
+    record with the summed time, so totals do not change. Records are never joined across the start
+    or end of an attempt.
     """
     joined_records: list[EventRecord] = []
     since: dict[tuple[str, ...], tuple[int, int]] = {}

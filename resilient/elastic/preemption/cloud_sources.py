@@ -3,8 +3,9 @@
 AWS: spot interruptions and rebalance recommendations. The protocol is a token by
 ``PUT /latest/api/token`` (IMDSv2), then ``GET`` with the token. An address without a value answers
 404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the Instance Metadata
-Service". The answer to the ``PUT`` carries an IP hop limit, 1 by default, so it may never arrive in
-a container. The source then sends its requests without a token, which works if IMDSv1 is allowed.
+Service". The answer to the ``PUT`` has an IP hop limit, 1 by default, so the answer may never
+arrive in a container. The source then sends its requests without a token, which works if IMDSv1 is
+allowed.
 
 Azure: scheduled events and their acknowledgement. The protocol is
 ``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A
@@ -82,7 +83,8 @@ class AwsSource:
         """Return an announced interruption, else a recommendation, else None.
 
         Raises:
-            SourceLost: The service does not answer; for a hop limit the error names the fix.
+            SourceLost: The service does not answer. If the hop limit may be the cause, the error
+                names the fix.
             SourceGarbled: The answer is invalid.
         """
         action = self._get(_ACTION)
@@ -97,7 +99,7 @@ class AwsSource:
         """Do nothing: EC2 has no acknowledgement."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _get(self, path: str) -> MetadataResponse:
         answer = self._get_once(path)
@@ -166,8 +168,8 @@ class AzureSource:
 
     Args:
         endpoint: Address of the service.
-        acknowledges: Whether the source lets Azure take the machine once all is saved. Leave
-            it off if other jobs use the machine, as on a Kubernetes node.
+        acknowledges: Whether the source allows Azure to take the machine once all is saved. Set
+            False if other jobs use the machine, as on a Kubernetes node.
         seconds: Timeout of one request, after the first.
     """
 
@@ -226,7 +228,7 @@ class AzureSource:
             raise SourceLost("the events to acknowledge no longer exist")
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _find_name(self) -> str | None:
         """Return the machine's name, because machines of a set see each other's events."""
@@ -322,7 +324,7 @@ class GcpSource:
         """Do nothing: Compute Engine has no acknowledgement."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _ask(self) -> MetadataResponse:
         query, seconds = {}, 2.0

@@ -2,8 +2,9 @@
 
 HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls our address. The call is
 ``POST /stop`` with ``{"reason": ..., "seconds": ...}`` or an empty body. A Kubernetes hook can
-only send ``GET /stop``. Every client that reaches the address can stop the run. The address is
-therefore on the loopback unless another address is named, and requires a token if a token is set.
+only send ``GET /stop``. Every client that can connect to the address can stop the run. The address
+is therefore on the loopback unless another address is named, and requires a token if a token is
+set.
 
 SLURM: the agent receives SLURM's signals (``--signal=USR1@120``, SIGTERM at a preemption) anyway.
 No signal contains the time. ``scontrol show job`` shows the time, also after an extension or a
@@ -210,7 +211,7 @@ class SlurmSource:
         """Do nothing: SLURM sees the exit code."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
     def _ask(self) -> float | None:
         command = [self._scontrol, "show", "job", "-o", self._job]
@@ -284,7 +285,7 @@ class FileSource:
         """Do nothing: the file belongs to its owner."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""
 
 
 class PolledSource:
@@ -329,4 +330,4 @@ class PolledSource:
         """Do nothing: the exit of the agent is the acknowledgement."""
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the source has no resources."""

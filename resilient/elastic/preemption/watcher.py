@@ -1,7 +1,7 @@
 """Watcher that polls every source of notices in its own thread and reports to the agent.
 
-The threads are daemons: a metadata server that never answers delays neither training nor the exit
-of the agent. A source that does not answer is polled again at growing intervals.
+The threads are daemon threads, so a metadata server that never answers delays neither training nor
+the exit of the agent. A source that does not answer is polled again at growing intervals.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Watcher:
             thread.start()
 
     def close(self) -> None:
-        """Stop all deliveries; each thread ends after its current poll."""
+        """Stop reporting notices; each thread ends after its current poll."""
         with self._lock:
             self._closing.set()
         for source in self._sources:

@@ -1,9 +1,10 @@
 """Agreement of all nodes on an attempt, and the environment of its workers.
 
-torch counts restarts per agent, so after a node was replaced two ranks of one world may have
-different counts. Here the agent of the first node names the attempt, serves the attempt's store,
-and publishes both through the rendezvous. The store belongs to the agent. So it outlives any
-worker, and its port is bound when chosen. A new store per attempt has no stale keys.
+torch counts restarts per agent. After the replacement of a node, two ranks of one world may
+therefore have different counts. Here the agent of the first node chooses the attempt's name, serves
+the attempt's store, and publishes both through the rendezvous. The agent serves the store, so the
+store survives the end of any worker, and its port is bound when chosen. Each attempt has a new
+store without stale keys.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _ADDRESS = slice(20, 24)
 def interface_for_gloo(host: str, port: int) -> str:
     """Return the network interface that makes gloo reachable from ``host``.
 
-    By default gloo uses the address of this host's own name. In many images that is the loopback,
-    which no other node can reach.
+    By default gloo uses the address of this host's own name. In many images the name has the
+    loopback address, which no other node can reach.
 
     Returns:
         Name of the interface; empty if gloo needs none, or none is known.
@@ -112,7 +113,7 @@ class AttemptRegistry:
         self._server: dist.TCPStore | None = None
 
     def agree(self, group: Any, number: int, cause: str, resume: str) -> Attempt:
-        """Return the attempt proposed by the first node; the other arguments are its proposal.
+        """Return the attempt that the first node proposed; there the arguments are the proposal.
 
         Args:
             group: Worker group of torch after its rendezvous (its attributes are typed as None).

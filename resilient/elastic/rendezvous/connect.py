@@ -13,7 +13,7 @@ counts from the time at which this node saw it change, on the monotonic clock.
 Silent members: between rendezvous and start, nodes exchange their ranks, and the first node names
 the attempt. torch waits for both inside its store. That wait blocks the connection that heartbeats
 need, ignores signals, and lasts a minute even if the other node is dead. Here such waits poll, and
-end with the member that they wait for.
+end when the awaited member is gone.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ class RendezvousReconnect:
     def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
         """Join the other nodes, and repeat through a new connection after an interruption.
 
-        If a node falls silent before the attempt begins, the remaining nodes join again, for as
-        long as the rendezvous lets nodes wait for others. If this process dies inside, nothing
-        stays behind: the others miss its heartbeats.
+        If a node falls silent before the attempt begins, the remaining nodes join again, within the
+        time limit of the rendezvous. If this process dies meanwhile, the other nodes detect its
+        missing heartbeats.
 
         Args:
             spec: Group description of torch, whose handler is replaced.
@@ -169,8 +169,8 @@ class RendezvousReconnect:
 
         Raises:
             RendezvousError: The rendezvous failed, or no node served it in time.
-            MemberSilent: Nodes fell silent again and again.
-            dist.DistError: The rendezvous did not answer.
+            MemberSilent: Nodes fell silent repeatedly. dist.DistError: The rendezvous did not
+            answer.
             PeerFailed: No node answered in time.
         """
         # Import here, so that a launch plan and the first signals need no torch.
@@ -257,14 +257,14 @@ class _Seen:
 class SkewTolerantBackend(RendezvousBackend):
     """Rendezvous backend that replaces foreign times with the times at which this node saw them.
 
-    Written states keep the times of their nodes, so each node judges by itself. A suspended node
+    Written states keep the original times, so each node judges by its own clock. A suspended node
     saw no heartbeats meanwhile, and counts that time against no node.
 
     Args:
         inner: Backend with the state.
         last_call_seconds: Length of the last call, from its first sight.
         seconds: Monotonic clock.
-        away_seconds: Time without a query that means that this node was suspended.
+        away_seconds: Time without a query after which this node counts as suspended.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class SkewTolerantBackend(RendezvousBackend):
 
 
 def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:
-    """Make a node of a dynamic rendezvous trust only its own clock; return the handler.
+    """Make a node of a dynamic rendezvous use only its own clock; return the handler.
 
     A static rendezvous has no heartbeats and is unchanged.
     """
@@ -372,7 +372,7 @@ class RoundStore:
         round: Number of the round.
 
     Raises:
-        MemberSilent: A member is already gone, by the state that this node knows.
+        MemberSilent: A member is already gone, by the state in this node's cache.
     """
 
     def __init__(self, inner: Any, handler: RendezvousHandler) -> None:

@@ -39,15 +39,14 @@ def leave_rendezvous(
     clock: Clock,
     grace_seconds: float,
 ) -> bool:
-    """Close the rendezvous if the run is over; a preempted run stays open and comes back.
+    """Close the rendezvous if the run is over; leave it open if the run was preempted.
 
-    The other nodes receive the reason before the rendezvous may end with this agent. These are
-    nodes that wait for room in the world and, if the run is given up, its former nodes that join
-    again.
+    The other nodes receive the reason before the rendezvous may end with this agent. These nodes
+    wait for a free position in the world, or are former nodes of the run that join again.
 
-    Ranks of other hosts may still query at the attempt's store whether their last save is
-    committed. The store ends with the agent of the first node. So nodes that save and leave wait
-    for each other, for ``grace_seconds`` or for the time that a stop leaves them.
+    Ranks of other hosts may still query the attempt's store for the commit of their last save. The
+    store ends with the agent of the first node. So nodes that save and leave wait for each other,
+    at most for ``grace_seconds`` or for the time left of a stop request.
 
     Returns:
         Whether other nodes continue and wait for this node's position; see `leave_round`.
@@ -77,8 +76,9 @@ def leave_rendezvous(
 def leave_round(handler: Any) -> None:
     """Give up this node's position after its save, if the other nodes continue without it.
 
-    The others wait for the next round until no node holds this one, or until they miss its
-    heartbeats. A death before this call has the effect of missing heartbeats.
+    The other nodes wait for the next round until no node is in this round, or until the heartbeats
+    of its last nodes are missing. If this process dies before this call, the missing heartbeats
+    have the same effect.
     """
     with suppress(RendezvousError, dist.DistError):
         # torch has no public way except to join again.
@@ -107,9 +107,9 @@ def outcome_of_closed(
 ) -> Outcome:
     """Return the outcome for a node that found the rendezvous closed.
 
-    A node that waited for room or was part of the run ends like the others, as far as they reported
-    it. A node that arrives at a closed rendezvous knows nothing of the run: it may be meant for
-    another one.
+    A node that was part of the run, or waited for a position, ends like the other nodes if they
+    reported their outcome. A node that arrives at a closed rendezvous has no information on the
+    run, and may belong to another run.
 
     Args:
         handler: Handler of the rendezvous.

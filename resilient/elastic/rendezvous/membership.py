@@ -1,4 +1,4 @@
-"""Watch for nodes that join, leave or are lost, for a lost rendezvous, and the exit barrier."""
+"""Detection of nodes that join, leave or are lost, and of a lost rendezvous; exit barrier."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAVE_SECONDS = 5.0
 
 
 class MembershipWatch:
-    """Watch thread for the rendezvous; a dead network blocks a query for a minute.
+    """Thread that polls the rendezvous, because a dead network blocks a query for a minute.
 
     Args:
         handler: Handler of the rendezvous; no call may join while the watch runs.
@@ -80,8 +80,8 @@ class MembershipWatch:
     def look_afresh(self) -> None:
         """Query now, without torch's cached answer.
 
-        A published message of another node counts too. That node stops its ranks, and ours with
-        them, to join again, and may not have reached the rendezvous yet.
+        A published message of another node counts too. That node stops its ranks to join again,
+        which also stops ours, and may not have reached the rendezvous yet.
         """
         forget_what_was_heard(self._handler)
         self.look()
@@ -99,10 +99,11 @@ class MembershipWatch:
         self._roster.tell_silence()
 
     def part(self, request: StopRequest | None) -> int:
-        """Return the number of nodes that continue without the leaving ones, 0 if all leave.
+        """Return the number of nodes that continue without the leaving nodes; 0 if all leave.
 
         Args:
-            request: Stop request to this node, which publishes it and leaves; None without one.
+            request: Stop request to this node, which then publishes the request and leaves; None
+                without one.
         """
         if request is None:
             return self._roster.stay()
@@ -110,15 +111,15 @@ class MembershipWatch:
         return 0
 
     def overlook(self) -> None:
-        """Ignore a change that does not matter here, and continue to watch."""
+        """Ignore a change that does not affect this node, and continue to poll."""
         self.is_changed = False
 
     def left(self) -> list[int]:
-        """Return the positions of nodes that no longer hold this round; see :class:`Roster`."""
+        """Return the positions of nodes that have left this round; see :class:`Roster`."""
         return self._roster.left()
 
     def lost_for_seconds(self) -> float:
-        """Return the time since the rendezvous stopped to answer, 0 if it answers.
+        """Return the time since the rendezvous stopped answering; 0 if it answers.
 
         The caller polls this method. A longer pause between calls counts as a suspension, in which
         the rendezvous could not answer.
@@ -138,8 +139,8 @@ class MembershipWatch:
 def has_room(handler: RendezvousHandler) -> bool:
     """Return whether another node could join the next round, by the cached state.
 
-    If more nodes come than there is room for, torch leaves the last one waiting for a round without
-    a position for it. Making room for that node would only leave another one waiting.
+    If there are more nodes than positions, torch leaves the last node waiting. A restart for that
+    node would only leave another node waiting.
     """
     holder: Any = getattr(handler, "_state_holder", None)
     settings = getattr(handler, "settings", None)
@@ -149,10 +150,10 @@ def has_room(handler: RendezvousHandler) -> bool:
 def round_continued_without(handler: RendezvousHandler) -> bool:
     """Return whether the round of this node is over, by the cached state.
 
-    Nodes wait only as long as a node holds the round. The other nodes may leave the round, or take
-    this node for dead. Then no node waits and the next round may have begun, so a check for waiting
-    nodes alone is not enough. The function reads the state of torch, because torch does not report
-    this. A closed rendezvous has no next round.
+    Nodes wait only while another node is still in the round. The other nodes may leave the round,
+    or treat this node as dead. Then no node waits and the next round may have begun, so a check for
+    waiting nodes alone is not enough. The function reads the state of torch, because torch does not
+    report this. A closed rendezvous has no next round.
     """
     # A static rendezvous has no rounds.
     holder: Any = getattr(handler, "_state_holder", None)
@@ -226,8 +227,8 @@ class ExitBarrier:
     def can_pass(self, left: Iterable[int]) -> bool:
         """Query once whether all nodes can still finish: this node and all that ``left`` are done.
 
-        While this holds, a node must not withdraw its report that it is done. The others rely on
-        the report, leave, and close the rendezvous.
+        While the result is True, a node must not withdraw its report that it is done. The other
+        nodes rely on the report, leave, and close the rendezvous.
         """
         with suppress(dist.DistError):
             return self._store.check([f"resilient/done/{node}" for node in (self._node, *left)])

@@ -1,8 +1,9 @@
 """Status exchange between agents to distinguish a local hang from a hang on another host.
 
-Each agent keeps one small record in the store of the round, and reads the other records only while
-its own ranks seem to hang. A thread with its own connection does this, because a dead network
-blocks a query for a minute. An agent that writes nothing for a few seconds is not waited for.
+Each agent writes one small record to the store of the round, and reads the other records only while
+its own ranks seem to hang. A thread with its own connection does both, because a dead network
+blocks a query for a minute. The exchange does not wait for an agent that writes nothing for a few
+seconds.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class PeerHangExchange:
     """Comparison of this host's ranks with those of the other hosts of the attempt.
 
     Args:
-        store: Store of this round; it is cloned, so that no other caller waits for this one.
+        store: Store of this round, which the exchange clones so that it blocks no other caller.
         node: Position of this node in the group.
         nodes: Number of nodes in the group.
         attempt: Name of the attempt.
@@ -114,15 +115,15 @@ class PeerHangExchange:
             self._thread.start()
 
     def stop(self) -> None:
-        """Stop the exchange; a blocked query is left to itself."""
+        """Stop the exchange without waiting for a blocked query."""
         self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join(_LEAVE_SECONDS)
 
     def tell(self, own_status: HostHangStatus | None) -> None:
-        """Publish the status of this host's ranks; this call does not query the other hosts.
+        """Publish the status of this host's ranks, without a query to the other hosts.
 
-        An overdue status stays as first seen, so that all hosts compare the same values.
+        An overdue status is not updated, so that all hosts compare the same values.
         """
         status = self._status
         is_known = (
@@ -142,7 +143,7 @@ class PeerHangExchange:
             self._is_asking, self._accused_at_seconds = False, None
 
     def has_culprit(self, hang: Hang) -> bool:
-        """Return whether to wait for the other hosts' answers, or for the blamed host to act.
+        """Return whether to wait for the records of other hosts, or for the blamed host to act.
 
         Args:
             hang: Hang of this host's ranks; call again while the hang lasts.

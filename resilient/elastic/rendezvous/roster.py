@@ -41,7 +41,7 @@ _PROBED_PORT = 1
 
 
 def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the hosts that answer, where only the agent is gone, and the hosts that do not.
+    """Return the hosts that answer, where only the agent is gone, and the hosts without an answer.
 
     A host behind a firewall looks like a lost host.
     """
@@ -106,7 +106,7 @@ def _resolved(host: str) -> set[str]:
 def limit_silence_toward(port: int, seconds: float) -> None:
     """Make calls to a store at ``port`` fail when the store's host vanishes.
 
-    torch's store waits for an answer until its timeout, and then cancels the query. It waits
+    torch's store waits for an answer until its timeout, and then cancels the query. The store waits
     without a limit for the answer to the cancellation (2.13: ``TCPStore::doWait``).
 
     Args:
@@ -122,7 +122,7 @@ def limit_silence_toward(port: int, seconds: float) -> None:
 def is_served_here(handler: Any) -> bool:
     """Return whether the store of a rendezvous ends with this process.
 
-    torch does not report which of several agents on a host came first and serves the store.
+    torch does not report which of several agents on a host serves the store.
     """
     port = getattr(getattr(handler, "_store", None), "port", None)
     return port is not None and any(_listens_at(listener, port) for listener in _open_sockets())
@@ -164,7 +164,7 @@ class LeaveScope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostsReleased(Event):
-    """Some hosts got a stop request; all hosts saved, and the others continue without them.
+    """Some hosts got a stop request. All hosts saved, and the other hosts continue without them.
 
     Attributes:
         hosts: Addresses of the leaving hosts.
@@ -190,7 +190,7 @@ class HostsReleased(Event):
 
 
 def hosts_that_stay(scopes: Collection[str], nodes: int, nodes_min: int) -> int:
-    """Return the number of hosts that continue without the leaving ones, 0 if none does.
+    """Return the number of hosts that continue without the leaving hosts; 0 if none does.
 
     Args:
         scopes: Messages of the leaving hosts, values of :class:`LeaveScope`.
@@ -236,13 +236,14 @@ class NodesLost(Event):
 class Roster:
     """Nodes of one attempt.
 
-    torch's rendezvous forgets a node whose heartbeats stop without a report, so its state is read.
-    A static rendezvous has no heartbeats, so its nodes never count as lost.
+    torch's rendezvous removes a node whose heartbeats stop, without any report. The roster
+    therefore reads the state of the rendezvous. A static rendezvous has no heartbeats, so its nodes
+    never count as lost.
 
     Args:
         handler: Handler of the rendezvous that the nodes have just joined.
-        store: Store of this round, which may know the members better than the handler; None
-            before the first round.
+        store: Store of this round, whose member list may be newer than the handler's; None before
+            the first round.
         emit: Listener for losses.
     """
 
@@ -287,7 +288,7 @@ class Roster:
         ]
 
     def left(self) -> list[int]:
-        """Return the positions of nodes that no longer hold this round, by the cached state."""
+        """Return the positions of nodes that have left this round, by the cached state."""
         state = _state_of(self._handler)
         if state is None or state.round == self._round:
             there = self._nodes if state is None else state.participants
@@ -318,7 +319,7 @@ class Roster:
         return "left" if is_left else ""
 
     def forgive(self) -> None:
-        """Reset all absence times, after a time in which this agent did not look."""
+        """Reset all absence times, after a time in which this agent did not poll."""
         self._missing_since_seconds = {}
 
     def missing(self) -> list[str]:
@@ -335,7 +336,7 @@ class Roster:
         return missing
 
     def tell(self, addresses: list[str]) -> None:
-        """Report the loss of these nodes once, and whether their hosts answer."""
+        """Report once the loss of these nodes, and which of their hosts answer."""
         if not addresses or self._is_reported:
             return
         self._is_reported = True
@@ -368,7 +369,8 @@ class Roster:
     def say_goodbye(self, node: int | None) -> None:
         """Publish that this node leaves because all ranks agreed to.
 
-        The others may still save, and must not be hurried as after the loss of a node.
+        The other nodes may still save, and must not be stopped as early as after the loss of a
+        node.
         """
         # Without the store no node is left to read the goodbye.
         if node is not None and self.nodes > 1:
@@ -394,10 +396,11 @@ class Roster:
         thread.join(_SAYING_SECONDS)
 
     def stay(self) -> int:
-        """Return the number of nodes that continue without the leaving ones, 0 if all leave.
+        """Return the number of nodes that continue without the leaving nodes; 0 if all leave.
 
         Only for a node without a stop request, once its ranks have ended. The node publishes that
-        it stays, which the leaving nodes wait for. If the store does not answer, all nodes leave.
+        it stays, and the leaving nodes wait for this message. If the store does not answer, all
+        nodes leave.
         """
         settings: Any = getattr(self._handler, "settings", None)
         if self._place is None or settings is None or self.nodes < _TOGETHER:
@@ -424,12 +427,12 @@ class Roster:
         return False
 
     def has_spares(self) -> bool:
-        """Return whether nodes wait for room in the world, by the cached state."""
+        """Return whether nodes wait for a position in the world, by the cached state."""
         state = _state_of(self._handler)
         return bool(state and (state.wait_list or state.redundancy_list))
 
     def waits_for_goodbyes(self, node: int | None) -> bool:
-        """Return whether another node keeps the round and has not confirmed its exit."""
+        """Return whether another node is still in the round and has not confirmed its exit."""
         left = self.left()
         if node is None or node in left:
             return False

@@ -14,8 +14,8 @@ from torch.distributed.elastic.rendezvous.api import (
 class SingleNodeRendezvous(RendezvousHandler):
     """Rendezvous handler for one node.
 
-    torch's own handler waits up to 0.3 s in the first two rounds, so that many nodes do not come at
-    once. It also keeps a server and a thread.
+    torch's own handler waits up to 0.3 s in the first two rounds, so that many nodes do not join at
+    once. The handler also has a server and a thread.
 
     Args:
         run_id: Id of the job.
@@ -29,7 +29,7 @@ class SingleNodeRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True if workers use a store of the agent: always, the store of the attempt."""
+        """Always True, because workers use the store of the attempt, which the agent serves."""
         return True
 
     def get_backend(self) -> str:

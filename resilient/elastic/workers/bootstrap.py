@@ -1,4 +1,4 @@
-"""First code of a worker: bind it to the agent, run the user's program, report its end.
+"""First code of a worker: tie its lifetime to the agent, run the program, report its end.
 
 The file is run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the standard
 library is imported before the user's program, and no folder of ours stays on ``sys.path``.

@@ -10,7 +10,7 @@ Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner 
 
 The agent removes a lock only if each of these conditions holds:
 
-* The lock is torch's, by its place in the extension cache, its size and its mode bits.
+* By its place in the extension cache, its size and its mode bits, the lock is torch's.
 * This user owns the lock.
 * The file system is local, so no process of another host can own the lock.
 * This process sees every process that can reach the folder. In a container this holds for the
@@ -190,7 +190,7 @@ def users_of(path: Path) -> Users:
 
 
 def held_files(suffix: str) -> dict[str, int]:
-    """Return the files with a suffix that a process of this host holds by ``flock``.
+    """Return the files with a suffix that a process of this host has locked by ``flock``.
 
     Args:
         suffix: End of the files' names.
@@ -212,7 +212,7 @@ def held_files(suffix: str) -> dict[str, int]:
 
 
 def why_unsafe(folder: str, mounts: str, *, sees_all: bool) -> str:
-    """Return why processes out of sight may use a folder; empty if none can.
+    """Return the reason why an invisible process may use a folder; empty if none can.
 
     Args:
         folder: Real path of the folder.

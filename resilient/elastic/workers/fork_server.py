@@ -1,15 +1,16 @@
 """Fork server: a process with the imports of a worker that forks the workers of later attempts.
 
 The file is run by path, ``python -u fork_server.py SOCKET IMPORTS``, with the environment and the
-standard streams of the workers. In the file IMPORTS the first worker records which known packages
-it imports, and their variables at that time. The fork server imports the same packages in the same
-order under the same variables. The fork server never imports the user's modules, and computes
-nothing.
+standard streams of the workers. In the file IMPORTS, the first worker records the known packages
+that it imports, with their environment variables at that time. The fork server imports the same
+packages in the same order under the same variables. The fork server never imports the user's
+modules, and computes nothing.
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
-The agent adopts orphans meanwhile, so it becomes their parent as if it had started them. Each
-worker sends its pid on its socket and waits for a start message. An agent that gave up never sends
-this message. Then the worker runs the bootstrap, in a process with one thread and no open device.
+The agent adopts orphans meanwhile, so it becomes the parent of the workers as if it had started
+them. Each worker sends its pid on its socket and waits for a start message, which an agent that
+gave up never sends. Then the worker runs the bootstrap, in a process with one thread and no open
+device.
 """
 
 from __future__ import annotations
@@ -82,11 +83,11 @@ class PreloadedImports:
             self._grown_at_seconds = now_seconds
 
     def is_due(self) -> bool:
-        """True if the worker has imported nothing for 1 s: the worker starts its work first."""
+        """True if the worker has imported nothing for 1 s, so that the worker is not delayed."""
         return bool(self._pending) and time.monotonic() - self._grown_at_seconds > _QUIET_SECONDS
 
     def step(self) -> None:
-        """Import the next module; a failure here is left to the worker.
+        """Import the next module; ignore a failure, which the worker reports.
 
         A package may raise any error if it lacks a library or a device. The worker imports the
         package too, and reports the error with its own traceback.
@@ -273,8 +274,8 @@ def watch_imports(
 ) -> None:
     """Restart without the imports if the program needs a package under other variables.
 
-    The package was imported before the program began, so a variable that the program sets first
-    would have no effect. The check runs when the program first imports each package.
+    The package was imported before the program began, so a variable that the program sets before
+    its import would have no effect. The check runs when the program first imports each package.
     """
     original, left = builtins.__import__, dict(seen)
 

@@ -38,7 +38,7 @@ _ALONE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ForkServerUnusable(Event):
-    """The next attempt starts without the fork server: each worker imports by itself."""
+    """The next attempt starts without the fork server, so each worker imports by itself."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "workers are started without the fork server: {reason}"
@@ -94,8 +94,8 @@ class ForkServer:
     def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
         """Return the pids of forked workers, children of this process; empty on any failure.
 
-        The processes are as if started by :class:`subprocess.Popen` in their own sessions. A
-        process that is not returned has run nothing of a worker's program.
+        The processes behave as if started by :class:`subprocess.Popen` in their own sessions. A
+        process that is not returned has run no part of a worker's program.
         """
         if self._channel is None or not all(map(_is_python, commands)):
             return []

@@ -1,8 +1,8 @@
 """Group of worker processes of one attempt: start, watch and stop. Linux only.
 
 Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies
-until :meth:`WorkerGroup.close`. So their process group keeps its number, and their remaining
-children can be killed without hitting another process.
+until :meth:`WorkerGroup.close`. So the number of their process group is not reused, and the agent
+can kill their remaining children without the risk of killing another process.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class WorkerExit:
 
 
 class Spawner(Protocol):
-    """Provider of processes that need no new start."""
+    """Provider of worker processes that are already running."""
 
     def spawn(self, commands: Sequence[WorkerCommand]) -> list[int]:
         """Return the pids of workers, children of this process; empty if none are available."""
@@ -101,7 +101,7 @@ class _Running:
 class WorkerGroup:
     """Workers of one attempt on this host.
 
-    The kernel ties the workers to the thread that starts them, so call from the main thread.
+    Main thread only, because the kernel kills the workers when the thread that started them ends.
 
     Args:
         commands: One command per worker.

@@ -2,10 +2,10 @@
 
 Some modules change a buffer (running statistics, the vectors of spectral norm) or a parameter (a
 codebook, the weights of a teacher) in the forward pass. Such a module carries state from one
-micro-batch to the next. The previous micro-batch depends on the number of ranks.
+micro-batch to the next. Which micro-batch comes before depends on the number of ranks.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
-compute equal bits in these operations; other processors, libraries or numbers of threads mostly do
+compute equal bits in these operations; other processors, libraries or numbers of threads usually do
 not. Matrix products have several shapes, because libraries choose their kernels by shape.
 """
 
@@ -36,7 +36,7 @@ _BETWEEN = "change it between steps, on every rank: in `on_step_end` of a callba
 def refuse_mixing(model: nn.Module) -> None:
     """Reject modules that are known to carry state from one micro-batch to the next.
 
-    Call it with the model in its training mode.
+    The model must be in training mode.
 
     Raises:
         ConfigError: The message names the module.
@@ -118,7 +118,7 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
     """Reject a model with changed buffers or parameters, by their names.
 
     Raises:
-        ConfigError: There are any; the message names the module of the first.
+        ConfigError: At least one name is given; the message has the module of the first name.
     """
     if changed:
         owner, _, name = changed[0].rpartition(".")

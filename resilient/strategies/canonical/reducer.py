@@ -1,4 +1,4 @@
-"""Gradients of a step: collected per micro-batch, and left as their mean on every rank."""
+"""Collection of gradients per micro-batch, and their mean on every rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DtypeGroup:
     """Parameters of one dtype, which are summed together.
 
     Attributes:
-        numbers: Their indices among all parameters.
+        numbers: Indices of these parameters among all parameters.
         exchange: Reduction over ranks.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalStrategy:
-    """Equal bits at any world size, also of one rank; replicas start as copies of rank 0.
+    """Strategy with equal bits at any world size; replicas start as copies of rank 0.
 
     Attributes:
         device: Device of this rank's replica.

@@ -2,12 +2,12 @@
 
 The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers an
 aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off at the last leaf.
-Floating-point addition commutes but does not associate. Joining only the two halves of a node
-therefore gives the same bits on any ranks. A rank computes a contiguous run of leaves, and sends
-the sums of the shortest list of nodes that covers the run.
+Floating-point addition is commutative but not associative. If only the two halves of a node are
+added, the bits are therefore the same for any division over ranks. A rank computes a contiguous run
+of leaves, and sends the sums of the shortest list of nodes that covers the run.
 
-Parameters are cut into blocks of fixed size and laid end to end. One rank sums, measures and steps
-a block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
+Parameters are cut into blocks of fixed size and concatenated. One rank sums, measures and steps a
+block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
 number of ranks. Each rank sums one span of the line of all gradients. The rank receives this span
 of every partial sum and joins the partial sums by the tree. With replicas it sends the result to
 all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
@@ -42,7 +42,7 @@ class Node(NamedTuple):
 
 
 def parent(left: Node, right: Node, leaves: int) -> Node | None:
-    """Return the node whose halves these are; None if there is no such node.
+    """Return the node that has these two halves; None if there is no such node.
 
     Args:
         left: Left half.
@@ -299,8 +299,8 @@ def add_gradients(
 ) -> list[torch.Tensor | None]:
     """Return the sums of two lists of gradients, in the memory of either.
 
-    A missing gradient counts as zeros, as if it came from another rank. Zero is therefore added to
-    the other gradient, which turns -0.0 into +0.0.
+    A missing gradient counts as zeros, as if it came from another rank. The addition of zero turns
+    -0.0 of the other gradient into +0.0.
     """
     both = [
         (tensor, other) for tensor, other in zip(left, right, strict=True) if _has(tensor, other)
@@ -363,7 +363,7 @@ class ExchangeWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlatBuffer:
-    """Tensors of one dtype laid end to end, and cut over ranks at block boundaries.
+    """Tensors of one dtype, concatenated and cut over ranks at block boundaries.
 
     Attributes:
         sizes: Number of elements of each tensor.
@@ -414,7 +414,7 @@ class FlatBuffer:
 
 
 def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
-    """Lay tensors end to end and cut them over ranks, as evenly as blocks allow."""
+    """Concatenate tensors and cut them over ranks, as evenly as blocks allow."""
     offsets = (0, *accumulate(sizes))
     borders = [
         begin + start

@@ -176,7 +176,7 @@ def cut_optimizer(
 ) -> dict[int, ParameterSlice]:
     """Replace an optimizer's parameters by this rank's pieces of them.
 
-    A parameter that was cut for an earlier training of this process keeps its pieces.
+    If an earlier training of this process has cut a parameter, the parameter keeps its pieces.
 
     Returns:
         The runs of all its parameters by their number, group by group.

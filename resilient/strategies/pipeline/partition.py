@@ -5,12 +5,12 @@ stage ends, and the module's input tensor goes to the next rank. Modules registe
 to earlier stages, modules registered after it to later stages.
 
 Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
-answers the call of a module of an earlier stage; it computes only shapes (torch's fake tensors).
-The stage's first module gets the tensor of the previous stage in place of a fake tensor. At the
-start of the next stage the pass ends, with the call's input. Masks, positions and other values made
-of the samples therefore exist in every stage, and only one tensor goes between stages. A second one
-would be fake wherever it is used, and so would all results, up to the loss. This is detected and
-rejected.
+replaces each module of an earlier stage; the stand-in computes only shapes (torch's fake tensors).
+The stage's first module gets the tensor of the previous stage in place of a fake tensor. The pass
+ends at the first module of the next stage, and returns the input of that call. Masks, positions and
+other values made of the samples therefore exist in every stage, and only one tensor goes between
+stages. A second tensor from an earlier stage would be fake, and so would all results that use it,
+up to the loss. A fake result is detected and rejected.
 
 Containers are copied without their contents; parameters keep their names in the user's model.
 """
@@ -40,7 +40,7 @@ _ANSWERS_MAX = 64
 
 
 class StageComplete(BaseException):
-    """End of a stage in a pass: no error, and no handler of errors stops it.
+    """Signal that a stage has ended in a pass; not an ``Exception``, so no error handler stops it.
 
     Attributes:
         tensor: Tensor for the next stage.
@@ -57,7 +57,7 @@ def _mode() -> FakeTensorMode:
 
 
 def is_fake(value: Any) -> bool:
-    """Return whether anything in a value was computed without an earlier stage's modules."""
+    """Return whether a value has a fake tensor, computed without an earlier stage's modules."""
     return tree_any(lambda leaf: isinstance(leaf, FakeTensor), value)
 
 
@@ -106,7 +106,7 @@ class EarlierStageStub(_Stub):
         self._answers: dict[Any, Any] = {}
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Return fake tensors; the same ones for shapes that were requested before."""
+        """Return fake tensors; the same tensors for shapes of an earlier request."""
         shapes = _shapes_of((inputs, kwargs))
         if shapes is None or shapes not in self._answers:
             if len(self._answers) >= _ANSWERS_MAX:
@@ -380,11 +380,12 @@ def split_model(
 ) -> StageSplit:
     """Split ``model``: at the given points, at the model's own points, or evenly.
 
-    A model has own points by a method ``pp_split_points(stages)``, which returns names. Otherwise
-    its layers (those of ``layer_classes``, or the items of its outermost lists) are divided evenly.
+    A model defines its own points by a method ``pp_split_points(stages)``, which returns names.
+    Otherwise its layers (those of ``layer_classes``, or the items of its outermost lists) are
+    divided evenly.
 
     Raises:
-        ConfigError: The model cannot be cut so.
+        ConfigError: The model cannot be cut in this way.
     """
     entries = options.split_points or _own_points(model, options.stages)
     entries = entries or _even_points(model, options.stages, layer_classes)
@@ -395,7 +396,7 @@ def split_model(
 
 
 def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
-    """Return the saved names that are in no unit, so every stage has them."""
+    """Return the saved names outside all units, which every stage has."""
     inside = tuple(f"{name}." for name in cut.units)
     return tuple(name for name in model.state_dict() if not name.startswith(inside))
 

@@ -21,6 +21,6 @@ def pipeline_of(model: nn.Module) -> PipelinedModel | None:
 
 
 def remember(model: nn.Module, pipelined: PipelinedModel) -> None:
-    """Record the pipeline of a model, which is permanent."""
+    """Record the pipeline of a model permanently."""
     # Not as an attribute: it would become a module inside the model.
     model.__dict__[_MARK] = pipelined

@@ -66,7 +66,7 @@ class PipelineRank:
         return dist.get_rank() == self.peers[0]
 
     def holder(self, stage: int) -> int:
-        """Return the rank that holds a stage of this pipeline."""
+        """Return the rank that has a stage of this pipeline."""
         return self.pipeline[stage % len(self.pipeline)]
 
     def exchange(self, value: Any) -> list[Any]:
@@ -145,7 +145,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def class_for(options: PipelineOptions, count: int) -> Any:
-    """Return the schedule, or the plain one of its kind if too few micro-batches are left."""
+    """Return the schedule class, or its simpler variant if too few micro-batches are left."""
     if micro_batches_fit(options, count):
         return _CLASSES[options.schedule]
     return ScheduleLoopedBFS if SCHEDULES[options.schedule] else ScheduleGPipe
@@ -334,7 +334,7 @@ class PipelinedModel(nn.Module):
         return self._broadcast_outputs(outputs)
 
     def align(self) -> None:
-        """Broadcast buffers from the first of the ranks that hold the same stages. Collective."""
+        """Broadcast buffers from the first of the ranks that have the same stages. Collective."""
         place = self.place
         if place.peers_group is None:
             return

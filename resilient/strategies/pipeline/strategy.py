@@ -64,7 +64,7 @@ class PipelineStrategy:
         """Cut the model, free the stages of other ranks, and return the trained model. Collective.
 
         Raises:
-            ConfigError: The model cannot be cut so.
+            ConfigError: The model cannot be cut in this way.
         """
         existing = pipeline_of(model)
         if existing is not None:
@@ -113,7 +113,7 @@ class PipelineStrategy:
     def _spread(
         self, model: nn.Module, cut: StageSplit, stages: Mapping[int, Stage], mesh: DeviceMesh
     ) -> None:
-        """Spread what this rank holds over the ranks that hold the same stages."""
+        """Spread what this rank holds over the ranks that have the same stages."""
         from resilient.strategies.fsdp import FsdpStrategy
         from resilient.strategies.fsdp_options import FsdpOptions
         from resilient.strategies.tensor_parallel import cut_layers
@@ -153,11 +153,11 @@ class PipelineStrategy:
         return cast("PipelinedModel", model).whole
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
-        """Return an empty context: the schedule knows which pass is the last."""
+        """Return an empty context, because the schedule handles the last pass itself."""
         return nullcontext()
 
     def align(self, model: nn.Module) -> None:
-        """Give ranks that hold the same stages the buffers of the first of them. Collective."""
+        """Copy buffers from the first rank with the same stages to the others. Collective."""
         cast("PipelinedModel", model).align()
 
 
@@ -207,7 +207,7 @@ class StagedUpdates:
     def clip(
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Clip gradients by their norm over all stages, and return that. Collective."""
+        """Clip gradients by their norm over all stages, and return the norm. Collective."""
         own_parameters = [parameter for parameter in parameters if not parameter.is_meta]
         norm = self._inner.clip(optimizer, own_parameters, 0.0).detach().float()
         square = norm.to(self._place.device) ** 2

@@ -50,7 +50,7 @@ class MachineCapabilities:
     Attributes:
         processes: Reason why processes cannot be found and signalled.
         mounting: Reason why a small file system cannot be mounted.
-        tracing: Reason why system calls of another process cannot be made to fail.
+        tracing: Reason why this machine cannot make system calls of another process fail.
         moving: Reason why the clock of one job cannot be moved.
         hosts: Reason why several hosts cannot be created.
     """

@@ -1,6 +1,6 @@
 """Injectors that carry out each fault on a job.
 
-An injection returns once the fault is over, or has ended the job. File faults are a flipped bit, a
+An injection returns when the fault is over or the job has ended. File faults are a flipped bit, a
 full disk and a failing fsync. For failing saves, the injector waits until the job notices.
 """
 
@@ -175,7 +175,7 @@ class FaultInjector:
         }
 
     def strike(self, strike: Injection) -> InjectionResult:
-        """Inject a fault; return what was done, and the exit code if the job ended by it.
+        """Inject a fault; return its description, and the exit code if it ended the job.
 
         Raises:
             JobFailed: The job did not end in time, or ended before the fault.

@@ -189,7 +189,7 @@ _LOOK_SECONDS = 0.02
 
 
 class JobFailed(Exception):
-    """The job ended, or did not do in time what it should.
+    """The job ended, or did not show the expected behavior in time.
 
     Attributes:
         code: Exit code of the job as a shell shows it, None if it still runs.
@@ -219,7 +219,7 @@ class Job:
     Args:
         folder: Folder of this run.
         repository: Folder of the checkpoints.
-        options: Options of `resilient train` that we add; the user's come later and win.
+        options: Options of `resilient train` that we add; the user's options override them.
         command: Command of the user: options, script and arguments of the script.
         clock: Clock for all waits.
         around: Environment of the job.
@@ -354,7 +354,7 @@ class Job:
         within_seconds: float,
         tend: Callable[[], None] | None = None,
     ) -> int | None:
-        """Wait until a condition holds or the job has ended; return the exit code of an ended job.
+        """Wait until a condition is met or the job has ended; return the exit code of an ended job.
 
         Args:
             holds: Condition to poll.

@@ -212,8 +212,8 @@ def processes_in(hosts: Collection[Namespace]) -> list[int]:
 def kill_hosts(hosts: Collection[Namespace]) -> None:
     """Kill all processes started in any of these hosts at one moment.
 
-    The function returns once no process is left. It gives up after 30 s on processes stuck in the
-    kernel.
+    The function returns once no process is left. The wait for processes stuck in the kernel ends
+    after 30 s.
     """
     deadline_seconds = time.monotonic() + _GONE_SECONDS
     while processes_in(hosts) and time.monotonic() < deadline_seconds:

@@ -182,7 +182,7 @@ def with_lives(
     Args:
         struck: Known facts of the injection.
         facts: Events of rank 0 since the injection.
-        has_hosts: Whether some hosts may have continued without another one meanwhile.
+        has_hosts: Whether some hosts may have continued without another host meanwhile.
     """
     is_mended = any(event["event"] == "CheckpointReconstructed" for event in facts)
     # An attempt cannot begin from a checkpoint that was damaged meanwhile.

@@ -66,8 +66,8 @@ class InjectionResult:
         is_found: Whether verification found the damage.
         is_mended: Whether resume reconstructed the damaged data.
         restored: Checkpoint from which the new attempt began; None for the very beginning.
-        seconds: Time from the end of the fault, or the restart after it, to the next step.
-        orphans: Processes of ranks that trained on without their agent.
+        seconds: Time from the end of the fault, or from the following restart, to the next step.
+        orphans: Processes of ranks that continued training without their agent.
         problem: Reason why the job did not continue; empty if it did.
         host: Host that was hit; None for all hosts, and for a single host.
         ends: Exits of the agents of several hosts.
@@ -492,7 +492,7 @@ _OF_ALL = {
 def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int, ...]:
     """Return the exit codes with which the agent of a host may end because of a fault.
 
-    0 is not included: it means that the run is complete, after any fault. An empty result means
+    Code 0 is not included, because it means a complete run after any fault. An empty result means
     that the agent must continue.
 
     Args:

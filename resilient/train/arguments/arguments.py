@@ -131,8 +131,8 @@ class DerivedArguments(
     def get_process_log_level(self) -> int:
         """Return the minimum level of events that this process shows (numbers of ``logging``).
 
-        ``log_level`` applies to processes that show logs, ``log_level_replica`` to the others.
-        ``passive`` is ``info`` on the first rank of all and ``warning`` on the others.
+        ``log_level`` applies to processes that show logs, and ``log_level_replica`` applies to the
+        others. ``passive`` is ``info`` on the first rank of all and ``warning`` on the others.
         """
         name = self.log_level if self.should_log else self.log_level_replica
         if name == "passive":
@@ -160,7 +160,7 @@ class DerivedArguments(
         Without a process group the block runs at once. Collective.
 
         Args:
-            local: The first rank of each host runs first, else the first rank of all.
+            local: Whether the first rank of each host runs first, or only the first rank of all.
             desc: Description of the work, for readers of the script.
         """
         import torch.distributed as dist
@@ -216,7 +216,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
 
     Former names of Transformers are accepted with a ``FutureWarning`` that gives today's name. An
     unsupported argument is accepted with the value that turns it off (``push_to_hub=False``) and
-    rejected with any other.
+    rejected with any other value.
 
     Raises:
         ConfigError: A name is unknown, a value is not accepted, or two values contradict.
@@ -307,8 +307,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values, without secrets.
 
-        Checkpoints, loggers and events take a run's configuration from here, and credentials must
-        reach none of them. A subclass field whose name ends with ``_token`` is masked, and a field
+        Checkpoints, loggers and events use the result as the run's configuration, so it must not
+        contain credentials. A subclass field whose name ends with ``_token`` is masked, and a field
         with ``init=False`` is left out, as in Transformers.
 
         Raises:

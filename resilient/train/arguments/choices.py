@@ -1,6 +1,6 @@
 """Accepted names of arguments with choices, and suggestions for misspelt names (pure).
 
-The names include those not supported here yet; ``validation`` lists them.
+The names include unsupported names, which ``validation`` lists.
 """
 
 from __future__ import annotations

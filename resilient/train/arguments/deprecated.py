@@ -1,7 +1,7 @@
 """Former names of arguments, accepted with a warning and converted to today's (pure).
 
-Each old name becomes another name, other values, or nothing if it asks for the default behavior.
-A value without an equivalent is refused with the reason.
+Each old name becomes another name or other values, or is dropped if it requests the default
+behavior. A value without an equivalent is refused with the reason.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Old(NamedTuple):
     """Meaning of an old argument.
 
     Attributes:
-        written: Function from its value to today's arguments; empty if it changes nothing.
+        written: Function from the old value to today's arguments; empty if the value changes
+            nothing.
         accepted: Values that can be converted; empty: all.
         why: Alternative in a few words.
     """

@@ -89,7 +89,7 @@ def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
     """Return the parallelism: the given value, or the value that other arguments imply.
 
     Args:
-        args: Without such arguments, ``USE_FSDP`` and ``USE_DEEPSPEED`` decide.
+        args: Arguments; without a related argument, ``USE_FSDP`` and ``USE_DEEPSPEED`` decide.
         environ: Environment variables.
 
     Raises:
@@ -355,7 +355,7 @@ def micro_batches(args: TrainingArguments) -> int:
 
 
 def check_reduction(args: TrainingArguments) -> None:
-    """Refuse arguments that canonical reduction excludes, and those that need it.
+    """Refuse arguments that contradict canonical reduction, or require it without its use.
 
     Raises:
         ConfigError: Names the argument and the reason.
@@ -424,7 +424,7 @@ def normalize_save_every(args: TrainingArguments) -> None:
 
 
 def is_planned(args: TrainingArguments) -> bool:
-    """Return whether measurements decide the steps of saves."""
+    """Return whether the steps of saves follow from measurements."""
     if not args.save_every:
         return False
     schedule = parse_every(args.save_every, "`save_every`")
@@ -432,7 +432,7 @@ def is_planned(args: TrainingArguments) -> bool:
 
 
 def is_auto(args: TrainingArguments) -> bool:
-    """Return whether the cost of saves decides the time between them."""
+    """Return whether the save interval follows from the cost of saves."""
     return bool(args.save_every) and parse_every(args.save_every, "`save_every`").is_auto
 
 
@@ -442,7 +442,7 @@ def memory_steps(args: TrainingArguments) -> int:
 
 
 def check_every(args: TrainingArguments) -> None:
-    """Refuse arguments that contradict the moments of ``save_every``.
+    """Refuse arguments that contradict ``save_every``.
 
     Raises:
         ConfigError: Names the contradicting argument.

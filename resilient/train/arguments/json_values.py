@@ -27,7 +27,7 @@ _ELEMENTS_MAX = 10_000
 
 
 def json_value(value: Any, depth: int = 0) -> Any:
-    """Convert a value to one that JSON can represent.
+    """Convert a value to a JSON-able value.
 
     Enums become their values; paths and dtypes become text. Dataclasses and objects with
     ``to_dict`` become dicts; tuples and sets become lists. Functions and classes become names.

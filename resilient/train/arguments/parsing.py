@@ -2,8 +2,8 @@
 
 ``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does; options are split
 among them by name. Each field is ``--learning-rate`` or ``--learning_rate``. A flag is ``--fp16``,
-``--fp16 false`` or ``--no-fp16``; several values follow one option; a dict is JSON. Secret fields
-(``storage_options``, ``hub_token``) have no option, because `ps` shows command lines.
+``--fp16 false`` or ``--no-fp16``. Several values follow one option. A dict is given as JSON. Secret
+fields (``storage_options``, ``hub_token``) have no option, because `ps` shows command lines.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
 
 
 def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> Any:
-    """Return an object of ``cls``; an error also names the source of the values it mentions.
+    """Return an object of ``cls``; an error also names the source of each mentioned value.
 
     Raises:
         ConfigError: A value is not accepted, or a value without default is missing.

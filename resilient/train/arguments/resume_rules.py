@@ -1,10 +1,10 @@
 """Rules for arguments that differ from the checkpoint's at a resume.
 
-An argument is *free* if it changes nothing that is trained. An argument is *told* (reported) if it
-changes the run, or keeps the checkpoint's value, and the run continues. An argument is *refused* if
-the run would become another run. All differences are reported before anything is loaded.
-``resume_changes`` names refused arguments that may differ anyway. A *fixed* argument cannot be
-allowed, because the saved state does not fit.
+An argument is *free* if its change does not affect training. An argument is *told* (reported) if
+its change affects the run or is ignored in favor of the checkpoint's value, and the run continues.
+An argument is *refused* if its change would make the run another run. All differences are reported
+before anything is loaded. ``resume_changes`` names refused arguments that may differ anyway. A
+*fixed* argument cannot be allowed, because the saved state does not fit.
 """
 
 from __future__ import annotations

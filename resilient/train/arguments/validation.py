@@ -1,7 +1,7 @@
 """Validation of arguments, and the tables of unsupported arguments and names (pure).
 
-Every argument of Transformers is a field of ``TrainingArguments``. An argument whose feature is
-missing accepts the values that turn it off and refuses all others: no value is ever silently
+Every argument of Transformers is a field of ``TrainingArguments``. If the feature of an argument is
+missing, only the values that turn the feature off are accepted. So no value is ever silently
 ignored.
 
 To enable an argument once its feature exists:
@@ -13,8 +13,8 @@ To enable an argument once its feature exists:
 * adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and
   update the rows of ``docs/parity.md``.
 
-Arguments that depend on another need no line: those that begin with ``hub_`` do nothing without
-``push_to_hub``, and ``liger_kernel_config`` does nothing without ``use_liger_kernel``.
+Arguments that depend on another need no line: arguments that begin with ``hub_`` have no effect
+without ``push_to_hub``, and ``liger_kernel_config`` has no effect without ``use_liger_kernel``.
 """
 
 from __future__ import annotations

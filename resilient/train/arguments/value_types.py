@@ -95,7 +95,7 @@ def from_text(name: str, text: str, kinds: tuple[Any, ...]) -> Any:
     the field accepts a dict or a list.
 
     Raises:
-        ConfigError: The text is no value of the field's types.
+        ConfigError: The text is not a value of the field's types.
     """
     if NONE in kinds and text.lower() in _NOTHING:
         return None
@@ -173,7 +173,7 @@ def json_schema(cls: type) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a dataclass's argument file, for editors.
 
     The schema has types, choices, defaults and help. Contradictions between arguments are found
-    only when the object is made. Secrets have no default in the schema.
+    only when the object is created. Secrets have no default in the schema.
     """
     kinds = kinds_of(cls)
     taken = [field for field in fields(cls) if field.init]

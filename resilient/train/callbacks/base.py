@@ -49,7 +49,7 @@ def exports_state(callback: Any) -> bool:
 def state_of(callback: Any) -> dict[str, Any]:
     """Return the state to save of a callback; for an exported state its ``attributes``.
 
-    The constructor arguments (``args``) belong to the script, which may have changed them.
+    The constructor arguments (``args``) are not saved, because the script may have changed them.
     """
     state = callback.state()["attributes"] if exports_state(callback) else callback.state_dict()
     return dict(state)
@@ -97,14 +97,14 @@ _OWN_STATES = ("TrainerControl", "ReportTo")
 class TrainerCallback:
     """Receiver of the trainer's events; it may set flags of ``control``.
 
-    Every method takes ``(args, state, control, **kwargs)``. The kwargs hold ``model``,
+    Every method takes ``(args, state, control, **kwargs)``. The kwargs contain ``model``,
     ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and
-    ``eval_dataloader`` (None until the object exists). They also hold ``logs`` or ``metrics`` for
-    events that have any, and ``emit``, which emits an event.
+    ``eval_dataloader`` (None until the object exists). They also contain ``logs`` or ``metrics``
+    for events that have any, and ``emit``, which emits an event.
 
-    A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. So are the
-    ``attributes`` of a callback with ``state`` and ``from_state`` (Transformers'
-    ``ExportableState``). If a callback has ``close``, it is closed when ``train`` ends.
+    A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. Of a callback with
+    ``state`` and ``from_state`` (Transformers' ``ExportableState``), the ``attributes`` are saved
+    and restored. If a callback has ``close``, it is closed when ``train`` ends.
     """
 
     def on_init_end(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
@@ -246,7 +246,7 @@ class CallbackHandler:
                 self.control.load_state_dict(vars(returned))
 
     def close(self) -> None:
-        """Call ``close`` of the callbacks that have it, whenever and however ``train`` ends."""
+        """Call ``close`` of all callbacks with this method, at any end of ``train``."""
         for callback in self.callbacks:
             close = getattr(callback, "close", None)
             if close is not None:
@@ -258,9 +258,9 @@ class CallbackHandler:
         return {"TrainerControl": self.control.state_dict(), **states}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the states of the present callbacks, and note the states of missing ones.
+        """Restore the states of present callbacks, and record the names of missing callbacks.
 
-        A callback that was added since keeps its own state.
+        A callback that was added since the save keeps its own state.
         """
         self.control.load_state_dict(state_dict.get("TrainerControl", {}))
         stateful = self.stateful()
@@ -342,7 +342,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Stop of training once the best model's metric has not improved for a while.
+    """Stop of training after several evaluations without an improvement of the metric.
 
     The counter is saved, so a resumed run stops where an uninterrupted one would.
 
@@ -413,8 +413,7 @@ class EarlyStoppingCallback(TrainerCallback):
 def shown_states(handler: CallbackHandler) -> dict[str, Any]:
     """Return the constructor arguments and state of each stateful callback, plain values only.
 
-    These values are for display and never read back: a checkpoint part restores the callbacks,
-    tensors included.
+    These values are only for display. A checkpoint part restores the callbacks, including tensors.
     """
     shown = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
     return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}

@@ -112,7 +112,7 @@ class ProgressCallback(TrainerCallback):
     on_predict = on_evaluate
 
     def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Show the numbers beside the bar at its next redraw, which follows at the step's end."""
+        """Show the numbers beside the bar at its next redraw, at the end of the step."""
         if self.training_bar is not None:
             self.training_bar.beside = kwargs["logs"]
 
@@ -153,10 +153,9 @@ class EmptyCacheCallback(TrainerCallback):
 
 
 class MemoryWatchCallback(TrainerCallback):
-    """Periodic memory check that frees what it can when memory is nearly full.
+    """Periodic check that frees unused memory when memory is nearly full.
 
-    It collects unreachable objects and empties caches. Training keeps everything it needs, and no
-    result changes.
+    The check collects unreachable objects and empties caches. No result of training changes.
 
     Args:
         every_steps: Steps between two checks.

@@ -4,7 +4,7 @@ No rank waits for another at a step. The ranks agree on the next save's step onc
 there are new measurements, and only count steps until then.
 
 All ranks reach each agreement at the end of the same step, which every rank has begun. A stop
-request in the meantime therefore never waits for a rank that does not come.
+request in the meantime therefore never waits for a rank that does not reach the agreement.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class StepTimes:
     def begin(self, now_seconds: float, stalled_seconds: float) -> None:
         """Record the start of a step; a short gap since the last step counts as part of the step.
 
-        A device executes asynchronously, so the end of the last step is the better mark.
+        A device executes asynchronously, so the end of the last step is the more accurate start
+        time.
         """
         if self._start is None:
             self._start = (now_seconds, stalled_seconds)
@@ -217,7 +218,7 @@ class SaveScheduleChosen(Event):
             or before the first measurement.
         mtbf_seconds: M, the mean time between failures; None in the same cases.
         failures: Recorded failures from which M is computed.
-        bound: Bound that keeps the interval from the optimum; empty if there is none.
+        bound: Bound that limits the interval, if it differs from the optimum; empty for none.
     """
 
     global_step: int
@@ -285,12 +286,12 @@ class _Life:
 
 
 class CadenceCallback(TrainerCallback):
-    """Save requests after ``save_every`` seconds of training, or at the interval with best payoff.
+    """Save requests after ``save_every`` seconds of training, or at the optimal interval.
 
     The schedule is planned after the first measured steps of an attempt. It is planned again at the
-    end of the step after each save, when training has waited for the whole copy. The slowest rank's
-    steps count, and the time between failures known to rank 0. The plan is not saved: a resumed
-    attempt plans again, and the choice of saved steps changes no bit of training.
+    end of the step after each save, when training has waited for the whole copy. The plan uses the
+    step time of the slowest rank and rank 0's record of failures. The plan is not saved. A resumed
+    attempt plans again, and the choice of saved steps does not affect training.
 
     Args:
         session: Ranks, clock and repository.
@@ -392,7 +393,7 @@ def cadence_callbacks(session: Session) -> list[CadenceCallback]:
 def history_of(session: Session) -> FailureObservations:
     """Return the failures of this run, from its newest recorded attempts.
 
-    A store that does not answer must not stop training: the history is then empty.
+    If the store does not answer, the history is empty, because training must not stop.
     """
     launch, args = session.gang.launch, session.args
     options = {**(args.storage_options or {}), **launch.storage_options}

@@ -1,4 +1,4 @@
-"""Collators, and the removal of columns that the model's forward does not take."""
+"""Collators, and the removal of columns that the model's forward does not accept."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _LABELS = ("label", "label_ids")
 def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | None:
     """Return the names that a model's forward takes, and all names of labels.
 
-    None if it takes any name (``**kwargs``). The ``**kwargs`` of Transformers models are options,
-    not columns.
+    None if the forward accepts any name (``**kwargs``). The ``**kwargs`` of Transformers models are
+    options, not columns.
     """
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model

@@ -1,8 +1,9 @@
 """User-made train loaders: rebuilt around the run's sampler, or refused.
 
-A plain loader of torch has no position. Every attempt would begin at the start of its epoch, and
-all ranks would get the same samples. A loader with only a dataset and a sequential or random order
-means the same around our sampler. Any other loader would lose its meaning.
+A plain torch loader has no position. Every attempt would begin at the start of its epoch, and all
+ranks would get the same samples. A loader with only a dataset and a sequential or random order can
+use our sampler instead of its own. Any other loader is refused, because our sampler would change
+its batches.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def resumable_loader(
 
     Args:
         args: Arguments; the loader's batches must agree with them.
-        loader: Result of ``get_train_dataloader``. A loader whose ``batch_sampler`` is the run's
-            stays unchanged, of any class.
-        sampler: Sampler of the run; it takes the order of a loader rebuilt around it.
+        loader: Result of ``get_train_dataloader``. A loader of any class whose ``batch_sampler`` is
+            that of the run is returned unchanged.
+        sampler: Sampler of the run, which adopts the order of the rebuilt loader.
 
     Raises:
         ConfigError: The loader has its own sampler, batches or samples.

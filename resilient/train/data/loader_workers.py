@@ -1,7 +1,7 @@
 """End of a loader's worker processes, at a known time instead of by the garbage collector.
 
-The garbage collector may finalize the index queues of a loader before the loader's iterator. Torch
-then waits 5 s for each worker, one after the other, because no worker gets the request to end.
+The garbage collector may finalize the index queues of a loader before the loader's iterator. torch
+then waits 5 s for each worker in turn, because no worker receives the request to end.
 """
 
 from __future__ import annotations

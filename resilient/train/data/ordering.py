@@ -76,7 +76,7 @@ def packed(state: torch.Tensor) -> str:
 
 
 def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the information about the stream in a checkpoint, for :func:`find_drawn`.
+    """Return a checkpoint's information about the random stream, for :func:`find_drawn`.
 
     Args:
         random: Random state of rank 0, if it was saved.
@@ -93,8 +93,9 @@ def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> 
 def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -> str:
     """Return the stream state from which the current epoch's order was drawn.
 
-    All draws are repeated from the seed on. The saved state verifies that none is missing. With
-    further draws (dropout on a CPU), the first epoch's order was still drawn before them.
+    All draws are repeated from the seed on. The saved state shows whether a draw is missing. If
+    there are further draws (dropout on a CPU), the function still finds the first epoch's order,
+    which was drawn before them.
 
     Args:
         origin: Origin of the cursor, with the result of :func:`seen_of`.
@@ -202,9 +203,9 @@ class LengthGrouped(Sampling):
     def order(self, cursor: DataCursor) -> torch.Tensor:
         """Return the random order, sorted by length within groups of up to 50 steps.
 
-        Transformers' recipe: the longest sample of all comes first, so that a lack of memory shows
-        at once. The group size stays that of the run's first attempt. A run with Transformers'
-        draws has drawn the random order at the epoch's start.
+        Transformers' recipe: the longest sample of all comes first, so that a lack of memory is
+        detected at once. The group size stays that of the run's first attempt. In a run with
+        Transformers' draws, the random order was drawn at the start of the epoch.
         """
         lengths, group = self.lengths, cursor.group
         several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
@@ -307,7 +308,7 @@ def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
 
     Args:
         args: ``train_sampling_strategy``, ``length_column_name``.
-        dataset: Dataset whose samples, or one of its columns, hold the lengths.
+        dataset: Dataset whose samples, or one of its columns, have the lengths.
         name: Name of the model's main input; its length counts if no other is given.
 
     Raises:
@@ -330,7 +331,7 @@ def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
     Unless the dataset itself has that column, every sample is fetched once.
 
     Raises:
-        ConfigError: Samples have neither.
+        ConfigError: Samples have neither the column nor a main input with a length.
     """
     if column in (getattr(dataset, "column_names", None) or ()):
         return [int(length) for length in dataset[column]]

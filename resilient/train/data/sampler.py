@@ -7,7 +7,7 @@ was trained on, not when a loader prefetched it. A resume therefore repeats and 
 costs the same at every step, and works at another batch size or number of ranks.
 
 A scheduler or a terminal often signals all processes of a job. The current step still needs its
-samples, so the loader's processes stay until the trainer ends them.
+samples, so the loader's processes ignore the signal until the trainer ends them.
 
 A Transformers run's position is computed from its steps and fractional epoch. The number of
 batches per epoch is not recorded; it follows from the size of the training set.
@@ -49,7 +49,7 @@ def claim_workers() -> None:
     """Register this process as the trainer of the DataLoader workers that it starts.
 
     A pre-imported worker of the agent is forked after this module's import. The importing process
-    is then not the trainer, and all ranks would share the mark of leaving.
+    is then not the trainer, and all ranks would share one exit mark.
     """
     global _trainer_pid, _is_leaving
     if os.getpid() != _trainer_pid:
@@ -59,7 +59,7 @@ def claim_workers() -> None:
 def outlive_a_request(_worker: int) -> None:
     """Ignore interrupts, and the first SIGTERM unless the trainer is exiting.
 
-    Processes not forked from the trainer cannot see the mark, so they obey SIGTERM.
+    Processes not forked from the trainer cannot see the exit mark, so they obey SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() == _trainer_pid:
@@ -190,8 +190,8 @@ class DataCursor:
         epoch: Current epoch.
         samples: Number of samples of the epoch's order that have been trained on.
         is_open: Whether the epoch has begun and its end was not yet handled.
-        origin: Trainer whose random numbers are drawn, if it is another one, with the known facts
-            about the run that it began.
+        origin: Other trainer whose random draws are repeated, if any, with the known facts about
+            the run that it began.
         group: Samples of a step for grouping by length; the first attempt's value stays.
         skipped: Skipped ranges: (epoch, samples) of start and end.
         streams: Start of the run's random numbers, if it draws like another trainer that draws
@@ -250,7 +250,7 @@ class DataCursor:
         Raises:
             IncompatibleCheckpoint: The position is in a dataset of another size, or in an unknown
                 order.
-            ValueError: It is another trainer's position and does not fit this dataset.
+            ValueError: The position is another trainer's and does not fit this dataset.
         """
         if "elsewhere" in state_dict:
             self._go_to(state_dict["elsewhere"])
@@ -299,7 +299,8 @@ class MicroBatch:
 class ResumableSampler(Sampler[Any]):
     """Sampler of this rank's micro-batches from the cursor to the end of its epoch.
 
-    It runs ahead of training as far as the loader prefetches, and does not move the cursor.
+    The sampler runs ahead of training as far as the loader prefetches, and does not move the
+    cursor.
 
     Attributes:
         on_order: Called for each order that is begun or continued: cursor, kind, indices.
@@ -342,7 +343,7 @@ class KeyedDataset(Dataset[Any]):
 
     Args:
         dataset: Map-style dataset.
-        always: Seed in this process too; each batch then resets the process's stream.
+        always: Whether to seed also in this process; each batch then resets the process's stream.
     """
 
     def __init__(self, dataset: Any, *, always: bool = False) -> None:
@@ -424,8 +425,8 @@ def train_loader(
 ) -> DataLoader[Any]:
     """Return a loader whose every iterator begins at the sampler's cursor.
 
-    It has its own generator. By default each iterator draws one number from torch's global
-    stream, so dropout would depend on the number of loaders made.
+    The loader has its own generator. Without it, each iterator would draw one number from torch's
+    global stream, so dropout would depend on the number of iterators.
     """
     return DataLoader(
         KeyedDataset(dataset, always=is_canonical(args)),

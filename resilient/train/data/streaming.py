@@ -1,10 +1,11 @@
 """Streams: datasets without a length, read from any sample on and resumed at any sample.
 
-The order is that of the stream. The stream is cut into rounds like a dataset with a length: one
-micro-batch for each rank, consecutive in the stream. Every rank and every loader process reads the
-whole stream and keeps its share. The trained samples therefore depend neither on the number of
-readers nor on their speed. The position is the number of samples of the pass that all ranks have
-trained on. If the dataset has its own reliable state, the position includes this state.
+Samples are used in the order of the stream. Like a dataset with a length, the stream is cut into
+rounds. A round has one micro-batch for each rank, consecutive in the stream. Every rank and every
+loader process reads the whole stream and keeps its share. The trained samples therefore depend
+neither on the number of readers nor on their speed. The position is the number of samples of the
+pass that all ranks have trained on. If the dataset has its own reliable state, the position
+includes this state.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class StreamTail(NamedTuple):
     drop_last: bool
 
     def complete(self, samples: list[Any], size: int) -> list[Any]:
-        """Complete a round by repeating its own samples: the stream cannot be reread.
+        """Complete a round by repeating its own samples, because the stream cannot be reread.
 
         A single rank takes the remaining samples.
         """
@@ -127,8 +128,8 @@ class StreamTail(NamedTuple):
 class StreamSource:
     """Stream read from a cursor as if by a single reader.
 
-    Random numbers drawn while a sample is read depend only on its place, and the streams of this
-    process do not change.
+    Random numbers drawn while a sample is read depend only on the sample's place. The random
+    streams of this process do not change.
     """
 
     def __init__(self, dataset: Any, cursor: DataCursor) -> None:
@@ -215,7 +216,7 @@ def _has_state(holder: Any) -> bool:
 
 @dataclass(slots=True)
 class StreamBatchLayout(BatchLayout):
-    """Batch layout of a stream; ``samples`` is 0, and the end is known only when it comes.
+    """Batch layout of a stream; ``samples`` is 0, because the length is unknown until the end.
 
     Attributes:
         rounds: Rounds of the whole run, the unit of a pass's fraction as in Transformers.
@@ -228,7 +229,7 @@ class StreamBatchLayout(BatchLayout):
     ahead: MicroBatchPrefetch | None = None
 
     def rounds_after(self, taken: int) -> int:
-        """Return the rounds certain to come, up to one step of them; 0 at the end."""
+        """Return the number of certain further rounds, at most one step of them; 0 at the end."""
         if self.ahead is None or self.ahead.place != taken:
             return 1  # not prefetched yet
         return self.ahead.fill(self.accumulation)
@@ -283,7 +284,7 @@ class MicroBatchPrefetch:
 
     Args:
         rounds: Collated rounds of this rank: (batch, samples of all ranks, state).
-        place: Number of the pass's samples trained on so far; it advances.
+        place: Number of the pass's samples trained on so far, which this object updates.
         what: Name of the dataset, for messages.
     """
 

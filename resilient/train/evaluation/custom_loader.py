@@ -1,6 +1,6 @@
 """Evaluation with user-made loaders, whose samples are counted, and batch-wise metrics.
 
-With ``batch_eval_metrics``, metrics are computed batch by batch and keep no predictions.
+With ``batch_eval_metrics``, metrics are computed batch by batch, without storing predictions.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def samples_of(inputs: Any) -> int | None:
 def counted(loader: Any, world: World, *, in_step: bool) -> Any:
     """Return a loader with a ``share``, in which every sample of ``loader`` counts once.
 
-    Our own loaders have a share and stay unchanged. A single rank counts what arrives. Several
-    ranks share the batches of a plain loader in the order of its dataset.
+    Our own loaders have a share and stay unchanged. A single rank counts the samples that the
+    loader yields. Several ranks share the batches of a plain loader in the order of its dataset.
 
     Args:
         loader: Result of ``get_eval_dataloader``.

@@ -1,6 +1,6 @@
 """Gathering of outputs over ranks: rows of tensors, or any picklable objects.
 
-Model outputs are nested: tensors in tuples, lists and mappings. A list without tensors holds one
+Model outputs are nested: tensors in tuples, lists and mappings. A list without tensors has one
 value per sample, such as decoded texts.
 """
 
@@ -52,7 +52,7 @@ def first_of(value: Any) -> Any:
 def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
     """Return the common structure of ``batches``, with ``join`` applied to corresponding leaves.
 
-    None where the first batch is None.
+    The result is None where the first batch has None.
     """
     first = batches[0] if batches else None
     if first is None:
@@ -65,7 +65,7 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
 
 
 def to_numpy(rows: torch.Tensor) -> Any:
-    """Return a tensor as an array; half precision, which NumPy lacks or adds badly, as float32."""
+    """Return a tensor as an array; half precision, which NumPy adds inaccurately, as float32."""
     rows = rows.detach().cpu()
     half = rows.dtype in {torch.bfloat16, torch.float16}
     return (rows.float() if half else rows).numpy()
@@ -108,8 +108,8 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
 
     Args:
         rows: Rows of this rank.
-        ranks: Number of ranks with separate rows. Further neighbours have the same rows, which are
-            taken once.
+        ranks: Number of ranks with separate rows. Further neighbouring ranks have the same rows,
+            which are used once.
     """
     if ranks == 1:
         return rows

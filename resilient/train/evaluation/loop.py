@@ -1,8 +1,9 @@
 """Evaluation loop: each rank evaluates a share, every sample counts once.
 
-The result is the same at any world size. Batches in the dataset's own order are dealt to ranks
-in turn. Ranks synchronize only to gather rows, at the end or every ``eval_accumulation_steps``
-batches, and restore the dataset's order. A dataset without a length is evaluated the same way.
+The result is the same at any world size. Batches in the dataset's own order are assigned to the
+ranks in turn. Ranks synchronize only to gather rows, at the end or every
+``eval_accumulation_steps`` batches, and restore the dataset's order. A dataset without a length is
+evaluated the same way.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class OutputColumn:
     def spill(self) -> None:
         """Move the kept values off the device; tensors are gathered with other ranks. Collective.
 
-        Every rank must spill all of its columns as often as the others, even if it keeps none.
+        Every rank must spill all of its columns as often as the other ranks, even without kept
+        values.
         """
         batches, self._batches_held = self._batches_held, []
         if self._joining.by_pickle:
@@ -262,11 +264,11 @@ class EvalShard:
 
     @property
     def is_stand_in(self) -> bool:
-        """True if this rank has no batch, and runs the first one only for its shapes."""
+        """True if this rank has no batch, and runs the first batch only for its shapes."""
         return self.world.rank >= self.batches
 
     def mine(self) -> list[list[int]]:
-        """Return the batches to run here, at least one; surplus batches only keep ranks in step."""
+        """Return the batches to run here, at least one; surplus batches give no result."""
         own = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
         missing = math.ceil(self.batches / self.world.size) - len(own) if self.in_step else 0
         return own + own[-1:] * missing
@@ -352,8 +354,8 @@ class EvalAccumulator:
     ) -> None:
         """Add one batch: its mean loss (scalar), and its outputs (first dimension: samples).
 
-        Batches after this rank's share only keep ranks in step, and are dropped. Collective after
-        every ``joining.every`` batches.
+        Batches after this rank's share only keep the number of batches equal on all ranks, and are
+        dropped. Collective after every ``joining.every`` batches.
         """
         if self._share.counts(self._sample_count):
             if loss is not None:
@@ -443,7 +445,7 @@ class StreamShare(EvalShard):
         Args:
             taken: Number of samples.
             runs: Whether a batch runs here.
-            own: Whether it belongs to this rank's share.
+            own: Whether the batch belongs to this rank's share.
         """
         self.samples += taken
         if runs:
@@ -487,7 +489,7 @@ class _Reader(IterableDataset[_Part]):
 
 
 class StreamEvaluation:
-    """Loader of a stream for evaluation; its share knows the size once the stream was read.
+    """Loader of a stream for evaluation; its share has the size once the stream was read.
 
     Args:
         loader: Yields collated parts.

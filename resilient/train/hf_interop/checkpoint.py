@@ -1,9 +1,9 @@
 """Checkpoint folder of Hugging Face's Trainer (5.x), verified as far as its files allow.
 
-The folder has no digests, so other redundancy is checked. Checks cover the checksums inside torch's
-files, the sizes in safetensors headers, and numbers that several files share. Files are unpickled
-only as data (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` would need more and
-is not read.
+The folder has no digests, so other redundancy is checked: the checksums inside torch's files, the
+sizes in safetensors headers, and numbers that several files share. Files are unpickled only as data
+(:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` contains more than data and is
+not read.
 
 Weights and optimizer are in separate files, in torch's distributed checkpoints (FSDP with
 ``SHARDED_STATE_DICT``), in whole files of FSDP, or in a DeepSpeed folder.
@@ -81,7 +81,7 @@ class TransformersFiles:
         """Return the tensors of the model, or only of its adapter, from one or several files.
 
         Raises:
-            IncompatibleCheckpoint: The folder holds no weights in a readable form.
+            IncompatibleCheckpoint: The folder has no weights in a readable form.
             IntegrityError: A file is damaged, or a file named in the index is missing.
         """
         if self.engine is not None:
@@ -132,7 +132,7 @@ class TransformersFiles:
         """Return the optimizer's state in the form of ``torch.optim``: by position, or by name.
 
         Raises:
-            IncompatibleCheckpoint: There is none: only the model was saved.
+            IncompatibleCheckpoint: There is no optimizer, because only the model was saved.
             IntegrityError: A file is damaged.
         """
         if self.engine is not None:
@@ -208,7 +208,7 @@ class TransformersFiles:
 
     @property
     def has_progress(self) -> bool:
-        """True if optimizer and schedule are both present; Transformers takes both or none."""
+        """True if optimizer and schedule are both present; Transformers loads both or none."""
         if self.engine is not None:
             return True
         has_optimizer = self.source.has_folder(_SHARDED_OPTIMIZER) or any(
@@ -222,7 +222,7 @@ class TransformersFiles:
 
         Raises:
             IntegrityError: The engine's folder is damaged.
-            IncompatibleCheckpoint: Its layout is unknown.
+            IncompatibleCheckpoint: The layout of the engine's folder is unknown.
         """
         step = self.known_step()
         engine_tag = f"global_step{step}"
@@ -280,7 +280,7 @@ class TransformersCheckpoint(TransformersFiles):
         world: Number of ranks, from the facts of the folder; None counts random states.
 
     Raises:
-        NothingToResume: There is no such folder, or it holds no checkpoint.
+        NothingToResume: There is no such folder, or it has no checkpoint.
         IntegrityError: Its state is damaged, or its save never finished.
     """
 
@@ -329,7 +329,7 @@ class TransformersCheckpoint(TransformersFiles):
         """Number of training processes; each left its random state.
 
         Raises:
-            IntegrityError: Random states are missing, and nothing else gives their number.
+            IntegrityError: Random states are missing, and no other file shows the number of ranks.
         """
         if self.world:
             return self.world

@@ -36,7 +36,7 @@ _LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_a
 
 @dataclass(frozen=True, slots=True)
 class RawState:
-    """State that is saved as it was given."""
+    """Given state that is saved unchanged."""
 
     state: Mapping[str, Any]
 
@@ -69,11 +69,11 @@ def parts_of(
     Args:
         source: Checkpoint saved by Transformers.
         naming: Names of the model that will continue.
-        best: Name of the new checkpoint, recorded as the best if it holds the best model.
+        best: Name of the new checkpoint, recorded as the best if it has the best model.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
-        IncompatibleCheckpoint: It holds no optimizer, or that of another model.
+        IncompatibleCheckpoint: The checkpoint has no optimizer, or the optimizer of another model.
         IntegrityError: A file is damaged, or its files are of several checkpoints.
     """
     weights = naming.complete(source.weights())
@@ -298,9 +298,9 @@ class Naming:
 
     Attributes:
         trained: Names of the parameters of each of the optimizer's groups, in its order.
-        tied: Names of one and the same tensor, of which a weight file holds only one.
+        tied: Names of the same tensor, of which a weight file contains only one.
         adapter: Names in a file of PEFT's -> the model's names; empty without an adapter.
-        base: Tensors of an adapted model, of which such a file holds only a few.
+        base: Tensors of an adapted model, of which a PEFT file contains only a few.
     """
 
     trained: tuple[tuple[str, ...], ...]
@@ -326,7 +326,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         groups: ``param_groups`` of the optimizer.
 
     Raises:
-        KeyError: A group holds a parameter that is not the model's.
+        KeyError: A group has a parameter that is not the model's.
         ConfigError: The base of an adapter is in flat shards.
     """
     names: dict[int, str] = {}

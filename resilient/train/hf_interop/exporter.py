@@ -160,7 +160,7 @@ def trainer_state(
 
 
 def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step: int) -> None:
-    """Raise unless the step alone determines the position in the data, as Transformers assumes.
+    """Raise unless the step alone determines the data position, as Transformers assumes.
 
     Args:
         data: Position data of the manifest.
@@ -246,8 +246,8 @@ def export_checkpoint(
 
     Raises:
         ConfigError: The folder exists.
-        IncompatibleCheckpoint: Our Trainer did not save it, or Transformers could not find the
-            run's position in the data from its step.
+        IncompatibleCheckpoint: Our Trainer did not save the checkpoint, or the step does not
+            determine the run's position in the data.
         IntegrityError: The checkpoint is damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
     """
@@ -288,7 +288,7 @@ def _read(
 def read_parts(
     engine: CheckpointEngine, manifest: Manifest, names: Iterable[str]
 ) -> dict[str, Mapping[str, Any]]:
-    """Return the states of the named parts that a checkpoint holds, with every byte verified.
+    """Return the states of the named parts that a checkpoint has, with every byte verified.
 
     Raises:
         KeyNotFound: Retention deleted the checkpoint.
@@ -407,7 +407,7 @@ def export_tensors(
     Args:
         side: The checkpoint; its bytes are verified.
         folder: Target folder; it must not exist.
-        kind: ``safetensors`` streams; the other formats hold all data in memory once.
+        kind: ``safetensors`` streams; the other formats need memory for all data.
         on_progress: Called with the bytes read and the total bytes.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Checks of an import before anything is committed: the verdict, and a rehearsed resume."""
+"""Checks of an import before its commit: the verdict, and a rehearsed resume."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """Folder that the verification calls resumable.
+    """Folder that the verification found to be resumable.
 
     Attributes:
         found: Its files.
@@ -55,7 +55,7 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
         strict: Whether any loss is refused.
 
     Raises:
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The verdict is "not resumable".
         IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses its losses.
     """
@@ -107,14 +107,14 @@ def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
 
 
 def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Require that the options of the saved groups are those of this optimizer.
+    """Require that the saved groups have the same options as this optimizer.
 
     Args:
         parts: Parts to be committed.
         groups: ``param_groups`` of the optimizer that will load them.
 
     Raises:
-        IncompatibleCheckpoint: Another optimizer saved it.
+        IncompatibleCheckpoint: The checkpoint is of another optimizer.
     """
     saved = parts["optimizer"].stateful.state_dict()["param_groups"]
     saved_options = {name for group in saved for name in group} & _OPTIONS

@@ -1,7 +1,7 @@
 """Import of a Transformers checkpoint as the first checkpoint of one of our repositories.
 
-One rank writes it there completely before anything is trained. Every rank then resumes from it as
-from any other checkpoint, in any layout, and the source folder is no longer needed. A repository
+One rank writes the complete checkpoint before training begins. Every rank then resumes from this
+checkpoint as from any other, in any layout. The source folder is no longer needed. A repository
 that is not empty continues only if its run began from exactly this checkpoint. Otherwise the
 request is refused.
 
@@ -95,7 +95,7 @@ class HFCheckpointImported(Event):
 
 @dataclass(frozen=True, slots=True)
 class ImportLossReported(Event):
-    """A checkpoint of another trainer was imported, and a part of it had been lost before."""
+    """A checkpoint of another trainer was imported that had already lost a part."""
 
     level: ClassVar[Level] = Level.WARNING
     folder: str
@@ -137,7 +137,7 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     Args:
         hooks: Trainer; its model and optimizer give the names of state saved by position.
         reference: Reference that this attempt begins from, as the resume policy settled it.
-        more: Parts unknown to Transformers; they begin unchanged.
+        more: Parts unknown to Transformers, which begin with their initial state.
         topic: Name of this training.
 
     Returns:
@@ -146,8 +146,9 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
 
     Raises:
         IntegrityError: The folder is damaged.
-        IncompatibleCheckpoint: It is of another model, or holds only a model.
-        NoIntactCheckpoint: No folder was named, and all of the run's are damaged or incomplete.
+        IncompatibleCheckpoint: The folder is of another model, or has only a model.
+        NoIntactCheckpoint: No folder was named, and all folders of the run are damaged or
+            incomplete.
     """
     session = hooks.session
     if reference == "never":
@@ -263,14 +264,14 @@ def prepare_import(
     Args:
         folder: Folder saved by Transformers.
         naming: Names of the model that will continue.
-        model: The model that will load it; None if it cannot be compared.
+        model: The model that will load the checkpoint; None if it cannot be compared.
         strict: Whether any loss is refused.
         fresh: Initial optimizer and schedule, for a folder that lost one of them.
 
     Raises:
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The verdict is "not resumable".
-        IncompatibleCheckpoint: It is of another model, or ``strict`` refuses its losses.
+        IncompatibleCheckpoint: The folder is of another model, or ``strict`` refuses its losses.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set: folders of other tools are never
             signed.
     """
@@ -294,7 +295,7 @@ def best_of(
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
     """Return the best model of a run, if it is beside the folder, and all losses.
 
-    Only the folder ``checkpoint-<best step>`` beside it is opened, for any recorded path.
+    Only the sibling folder ``checkpoint-<best step>`` is opened, whatever path is recorded.
     """
     checkpoint, lost = source.found, source.lost
     step = checkpoint.state.get("best_global_step")
@@ -320,7 +321,7 @@ def best_of(
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
-    """Return whether a repository holds more than a killed import's best model."""
+    """Return whether a repository has more than a killed import's best model."""
     checkpoints = engine.committed()
     if not checkpoints:
         return engine.holds_run()
@@ -381,7 +382,7 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
 
 
 def _holds_step_folder(output: str) -> bool:
-    """Return whether an output folder may hold Transformers checkpoints.
+    """Return whether an output folder may have Transformers checkpoints.
 
     Most do not, and the search for the layout of each checkpoint reads all names below the folder.
     """
@@ -539,7 +540,7 @@ def import_folder(
 
     Raises:
         ConfigError: The repository is in use, or the model cannot be built.
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
         IntegrityError: The folder is damaged.
         IncompatibleCheckpoint: The optimizer is not of this model, or there is none.
     """
@@ -570,7 +571,7 @@ def model_from_config(folder: str) -> nn.Module:
 
     Raises:
         ConfigError: There is no such file, or Transformers cannot build a model from it.
-        NothingToResume: The folder holds no checkpoint.
+        NothingToResume: The folder has no checkpoint.
     """
     checkpoint = TransformersCheckpoint(folder)
     hint = _HINT.format(folder=folder)

@@ -167,7 +167,7 @@ class ZeroFolder:
 
     @property
     def has_loss_scale(self) -> bool:
-        """True if training used fp16: the engine owns the loss scale, which restarts."""
+        """True if training used fp16; its loss scale, a state of the engine, restarts."""
         return any(part.get("dynamic_loss_scale") for part in self._parts)
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -189,7 +189,7 @@ class ZeroFolder:
         """Return the optimizer's state: by name, or by position if nothing was partitioned.
 
         Raises:
-            IncompatibleCheckpoint: It is not a torch optimizer's state.
+            IncompatibleCheckpoint: The state is not that of a torch optimizer.
         """
         if not self.stage:
             whole = self._first.get("optimizer")

@@ -1,17 +1,17 @@
 """Rebuilding of checkpoints that lost state: known facts, their sources, and the losses.
 
-Nothing is changed in place. Intact data is written to a new folder in the form of Transformers,
-from which its Trainer and ours continue as far as possible. ``rebuilt.json`` beside it lists the
-losses.
+Nothing is changed in place. Intact data is written to a new folder in the format of Transformers.
+Its Trainer and ours continue from this folder as far as possible. ``rebuilt.json`` beside it lists
+the losses.
 
 For checkpoints of ours that ``resilient ckpt repair`` cannot repair, intact parts are extracted.
 The manifest must exist: all data is verified against it.
 
 Lost random states are recomputed from the seed and the step. With canonical reduction all random
-numbers are reseeded after the passes of each step. Without draws between then and the save, the
-state is a function of the seed, the step and the number of micro-batches. The digest in the
-manifest shows whether this holds for a lost file. Other runs draw on from step to step, so their
-states cannot be recomputed.
+numbers are reseeded after the passes of each step. Without draws between the reseeding and the
+save, the state is a function of the seed, the step and the number of micro-batches. The digest in
+the manifest shows whether this is true for a lost file. Other runs continue one stream from step to
+step, so their states cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _require_finished(folder: Path) -> None:
     """Refuse a save that never finished: its files may be incomplete.
 
     Raises:
-        IntegrityError: The folder holds the mark of such a save, or is a staging folder.
+        IntegrityError: The folder has the mark of such a save, or is a staging folder.
     """
     if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
         return
@@ -368,7 +368,7 @@ def rebuild_checkpoint(
         ConfigError: ``out`` exists, or the whole checkpoint is intact.
         IntegrityError: The manifest or the weights are damaged.
         SignatureRefused: ``RESILIENT_REQUIRE_SIGNATURE`` is set, and the key has not signed it.
-        IncompatibleCheckpoint: It holds no model.
+        IncompatibleCheckpoint: The checkpoint has no model.
     """
     target = Path(out)
     require_new(target)
@@ -517,9 +517,10 @@ class DerivedSource:
 def random_states_of(
     url: str, manifest: Manifest, *, storage_options: Mapping[str, Any] | None = None
 ) -> Store | None:
-    """Return a store with the random states that follow from seed and step; None if they do not.
+    """Return a store of random states recomputed from seed and step; None if impossible.
 
-    Its files must be verified like any other copy. This process's own states are restored.
+    The caller must verify the files like any other copy. The random states of this process do not
+    change.
 
     Crash: reads only.
 

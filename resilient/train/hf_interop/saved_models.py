@@ -49,7 +49,7 @@ class SavedModel:
 class SavedModels:
     """Committed checkpoints of a run, read from the store at each call; read-only.
 
-    Safe to use beside training, from any thread: it has its own readers.
+    Safe to use during training, from any thread, because it has its own readers.
 
     Attributes:
         url: URL of the repository.
@@ -103,7 +103,7 @@ class SavedModels:
         Raises:
             KeyNotFound: Retention deleted the checkpoint.
             IntegrityError: The checkpoint is damaged.
-            IncompatibleCheckpoint: It holds no model that can be written.
+            IncompatibleCheckpoint: The checkpoint has no model that can be written.
         """
         manifest = read_manifest(open_store(self.url, storage_options=self.options), checkpoint)
         engine = open_engine(

@@ -34,7 +34,7 @@ class SourceFolder:
     """Folder of another tool; its listing is read once, when the object is made.
 
     Args:
-        path: The folder. The user named it, so it may itself be a link.
+        path: The folder, which may itself be a link because the user named it.
 
     Attributes:
         path: The folder.
@@ -52,7 +52,7 @@ class SourceFolder:
         self._marks = {name: self._mark(name) for name in self.listing.sizes}
 
     def has(self, name: str) -> bool:
-        """Return whether a name exists, as a file or as anything else."""
+        """Return whether an entry of any kind has this name."""
         return self.listing.is_there(name)
 
     def has_folder(self, name: str) -> bool:
@@ -111,7 +111,7 @@ class SourceFolder:
         """Return a JSON object, bounded in size and depth.
 
         Raises:
-            IntegrityError: The file holds no such object.
+            IntegrityError: The file has no such object.
         """
         try:
             return read_json(self.folder, self.listing, name)
@@ -136,7 +136,7 @@ class SourceFolder:
         return whole.hexdigest()
 
     def require_unchanged(self) -> None:
-        """Require that the folder holds the listed files, unchanged.
+        """Require that the folder has the listed files, unchanged.
 
         Raises:
             IntegrityError: A file was added, removed or changed.

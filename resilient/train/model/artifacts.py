@@ -34,7 +34,7 @@ def is_adapted(model: nn.Module) -> bool:
 def adapter_of(model: Any) -> dict[str, Any]:
     """Return the active adapter's ``config`` and ``names``: names in its file -> the model's.
 
-    PEFT itself selects the tensors to save; this code knows none of its methods.
+    PEFT itself selects the tensors to save, so this code is independent of its methods.
     """
     import peft
 
@@ -97,7 +97,7 @@ def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
 
 
 def processing_of(processing_class: Any, tokenizer: Any) -> Any:
-    """Return the processing class, also if it is given under its older name.
+    """Return the processing class, which may be given under its older name.
 
     Raises:
         ConfigError: Both names are used.
@@ -131,7 +131,7 @@ def processing_files(processing: Any) -> dict[str, torch.Tensor]:
     """Return the files that a tokenizer or processor saves: bytes by name.
 
     Raises:
-        ConfigError: It has no ``save_pretrained``.
+        ConfigError: The processing class has no ``save_pretrained``.
     """
     if not hasattr(processing, "save_pretrained"):
         raise ConfigError(

@@ -95,7 +95,7 @@ def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
 def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
     """Return a model's predictions: its outputs without the loss, unwrapped if there is one.
 
-    None if there is nothing but a loss.
+    None if the outputs contain only a loss.
     """
     if isinstance(outputs, Mapping):
         kept = tuple(
@@ -135,7 +135,7 @@ def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, finds_all: b
     Args:
         inputs: Batch.
         names: Keys that are labels; if several are present, their values form a tuple.
-        finds_all: A missing name means that there are no labels.
+        finds_all: Whether a missing name means that there are no labels.
     """
     if isinstance(inputs, Mapping):
         there = tuple(inputs[name] for name in names if inputs.get(name) is not None)

@@ -188,6 +188,6 @@ def count_over_ranks(
 
 
 def sum_over_ranks(count: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the sum of a count over all ranks; ``copies`` ranks hold each count. Collective."""
+    """Return the sum of a count over all ranks; each count is on ``copies`` ranks. Collective."""
     dist.all_reduce(count)
     return count // copies if copies > 1 else count

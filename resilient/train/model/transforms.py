@@ -32,7 +32,7 @@ FRAMES_MAX = 21
 class UnderflowOverflow:
     """Check of every module's weights, inputs and outputs after its forward pass.
 
-    It reads every number and is therefore slow: for debugging, not for training.
+    For debugging only, because reading every number is slow.
 
     Args:
         model: Model whose modules are checked.
@@ -117,8 +117,8 @@ INDUCTOR = "inductor"
 def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
     """Make calls of ``model`` run compiled, if the arguments request it.
 
-    The module object stays, so its parameters keep their names. A checkpoint of a compiled model
-    is a checkpoint of the model. Compilation happens at the first call.
+    The module object stays the same, so its parameters keep their names. A checkpoint of a compiled
+    model therefore equals a checkpoint of the model. Compilation happens at the first call.
 
     Raises:
         ConfigError: The backend, the mode or its compiler does not exist.
@@ -189,8 +189,8 @@ _DIMENSIONS = 3
 def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     """Add uniform noise of ``alpha / sqrt(L * d)`` to the embeddings of a model in training.
 
-    The noise comes from the device's random stream, which every checkpoint holds, so a resumed
-    run adds the same noise. Evaluation has none. Transformers' recipe, to the bit.
+    The noise comes from the device's random stream, whose state is in every checkpoint, so a
+    resumed run adds the same noise. Evaluation has none. Transformers' recipe, to the bit.
 
     Args:
         model: Model with ``get_input_embeddings``, or with one ``nn.Embedding``.

@@ -46,7 +46,7 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
         RepositoryNotFound: There is no repository.
         NothingToResume: The repository has no such checkpoint.
         IntegrityError: The checkpoint is damaged; the model is unchanged.
-        IncompatibleCheckpoint: The checkpoint holds another model.
+        IncompatibleCheckpoint: The checkpoint has another model.
     """
     url, name = split_reference(reference, session.repository)
     launch, args = session.gang.launch, session.args

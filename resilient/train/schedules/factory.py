@@ -1,7 +1,7 @@
 """Factory of schedulers from the training arguments, and the learning rates of parameter groups.
 
 Two schedules follow a metric of the evaluations instead of the step. ``reduce_lr_on_plateau`` is
-torch's ReduceLROnPlateau. This schedule multiplies the rate by ``factor`` after ``patience``
+torch's ReduceLROnPlateau. ReduceLROnPlateau multiplies the rate by ``factor`` after ``patience``
 evaluations without an improvement by ``threshold``. ``greedy`` is GreedyLR of Transformers (arXiv
 2512.14527), which also divides the rate by ``factor`` while the metric improves. Their counters are
 state and are saved with the checkpoint.

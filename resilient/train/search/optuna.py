@@ -1,4 +1,4 @@
-"""Optuna studies, stored in a file beside the trials, and a sampler that survives restarts."""
+"""Optuna studies in a file beside the trials, and a sampler with equal draws after a restart."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class OptunaStudy:
         self.study = optuna.create_study(load_if_exists=True, **several, **study_options)
 
     def ask(self) -> Any:
-        """Return the trial whose end was never recorded, or a new one; None if there are enough."""
+        """Return the trial without a recorded end, or a new trial; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         running = self._optuna.trial.TrialState.RUNNING
         for trial in trials:
@@ -119,7 +119,8 @@ class TPEByName(TPESampler):
     """TPE sampler whose draws follow from the seed, the trial's number and the parameter's name.
 
     A trial that was killed between two suggest calls reads the first parameter back without a
-    draw. With one stream for all parameters, the second would get the first's number.
+    draw. With one stream for all parameters, the second parameter would then get the number of the
+    first.
 
     Args:
         seed: Seed of the study.

@@ -142,7 +142,7 @@ class Study(Protocol):
     """Source of trials; a durable study lets a killed search continue."""
 
     def ask(self) -> Any:
-        """Return the next trial, first the one whose end was not recorded; None: enough."""
+        """Return the next trial, first a trial without a recorded end; None if there are enough."""
 
     def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
         """Record the end of a trial."""
@@ -240,7 +240,7 @@ class TrialReporter(TrainerCallback):
         return {"values": self.values, "pruned": self.pruned}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore both: an attempt without steps left evaluates nothing."""
+        """Restore both, because an attempt without steps left evaluates nothing."""
         self.values = list(state_dict["values"])
         self.pruned = bool(state_dict["pruned"])
 

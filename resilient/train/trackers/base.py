@@ -127,7 +127,7 @@ class LoggedSteps:
     """Points that the run in the tool already has, so they are not sent again.
 
     Attributes:
-        steps: Name of a metric -> its last step in the tool.
+        steps: Last step in the tool by name of the metric.
         floor: Last step at which the tool accepts no more points, for any metric.
     """
 
@@ -169,8 +169,8 @@ class Tracker:
 
         Returns:
             Steps that the tool has, if the tool cannot remove points. These points are not sent
-            again. None, if the tool now shows no point from ``opening.since`` on. Then all of them
-            are sent again.
+            again. None if the tool now shows no point from ``opening.since`` on; all these points
+            are then sent again.
         """
         raise NotImplementedError
 

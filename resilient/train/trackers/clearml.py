@@ -86,8 +86,8 @@ def _written(run_id: str) -> dict[str, int]:
 def session_steps(file: Path) -> dict[str, int]:
     """Return the last step of each metric in a session's file.
 
-    An incomplete last line is cut off. An attempt that is killed during a write leaves such a
-    line, and the next attempt would continue the line.
+    An incomplete last line is cut off. An attempt that is killed during a write leaves such a line.
+    The next attempt would otherwise append to this line.
     """
     if not file.exists():
         return {}

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class CodeCarbon(Tracker):
     """Tracker that measures rank 0's machine and writes to ``output_dir/emissions.csv``.
 
-    The rows of one run share an ``experiment_id``. Each attempt consumed its energy, including the
-    energy for repeated steps, so the sum of the rows is correct. ``CODECARBON_COUNTRY_ISO_CODE``
+    The rows of one run share an ``experiment_id``. Each row has the energy of one attempt,
+    including repeated steps, so the sum of the rows is correct. ``CODECARBON_COUNTRY_ISO_CODE``
     sets the country; otherwise CodeCarbon asks a service.
     """
 

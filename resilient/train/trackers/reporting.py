@@ -129,8 +129,8 @@ class TrackerWorker:
 
         Args:
             saved_models: Committed models.
-            before: Step that is being saved. Its model waits for the next call, even if the thread
-                is late. The next call may mark the model as final.
+            before: Step that is being saved. The model of this step is sent at the next call, which
+                may mark the model as final. This rule also applies if the thread is late.
         """
         if self._tracker.wants_models() == "checkpoint":
             self._enqueue(self._upload, saved_models, before)
