@@ -44,12 +44,9 @@ class Distiller(Trainer):
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
         if model.training:
             with torch.no_grad():
-                teacher_probabilities = softmax(self.teacher(*inputs)["logits"] / TEMPERATURE, -1)
-            student_log_probabilities = log_softmax(outputs["logits"] / TEMPERATURE, -1)
-            soft = (
-                kl_div(student_log_probabilities, teacher_probabilities, reduction="batchmean")
-                * TEMPERATURE**2
-            )
+                target = softmax(self.teacher(*inputs)["logits"] / TEMPERATURE, -1)
+            output = log_softmax(outputs["logits"] / TEMPERATURE, -1)
+            soft = kl_div(output, target, reduction="batchmean") * TEMPERATURE**2
             loss = SHARE * soft + (1 - SHARE) * loss
         return (loss, outputs) if return_outputs else loss
 
@@ -58,19 +55,16 @@ def main(folder: str, steps: int) -> Trainer:
     """Train the teacher, then its student, and continue where an earlier start stopped."""
     digits = load_digits()
     data = TensorDataset(torch.tensor(digits.data / 16).float(), torch.tensor(digits.target))
-    train, evaluation = (
-        torch.utils.data.Subset(data, range(*bounds)) for bounds in ((1400,), (1400, 1797))
-    )
+    train = torch.utils.data.Subset(data, range(1400))
+    evaluation = torch.utils.data.Subset(data, range(1400, 1797))
     settings = {
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
         "per_device_train_batch_size": 32,
     }
     torch.manual_seed(0)
-    teacher_arguments = TrainingArguments(
-        f"{folder}/teacher", max_steps=200, save_steps=100, **settings
-    )
-    teacher = Trainer(Net(256), teacher_arguments, train_dataset=train)
+    args = TrainingArguments(f"{folder}/teacher", max_steps=200, save_steps=100, **settings)
+    teacher = Trainer(Net(256), args, train_dataset=train)
     teacher.train()
     torch.manual_seed(1)
     args = TrainingArguments(f"{folder}/student", max_steps=steps, save_steps=20, **settings)

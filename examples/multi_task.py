@@ -45,18 +45,12 @@ class TwoHeads(nn.Module):
     ) -> dict[str, torch.Tensor]:
         """Return the weighted loss and both predictions."""
         features = self.trunk(pixels)
-        digit_scores, ink_guess = (
-            self.heads["digit"](features),
-            self.heads["ink"](features).squeeze(-1),
-        )
+        scores, guess = self.heads["digit"](features), self.heads["ink"](features).squeeze(-1)
         losses = torch.stack(
-            [
-                nn.functional.cross_entropy(digit_scores, digit),
-                nn.functional.mse_loss(ink_guess, ink),
-            ]
+            [nn.functional.cross_entropy(scores, digit), nn.functional.mse_loss(guess, ink)]
         )
         loss = (losses * torch.exp(-self.doubt) + self.doubt).sum()
-        return {"loss": loss, "digit": digit_scores, "ink": ink_guess}
+        return {"loss": loss, "digit": scores, "ink": guess}
 
 
 def main(folder: str, steps: int) -> Trainer:
