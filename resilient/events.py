@@ -349,7 +349,7 @@ class Emitter:
         for sink in self.sinks:
             try:
                 sink(record, event)
-            except Exception as error:  # noqa: BLE001 - what is told has happened, whoever listens
+            except Exception as error:  # noqa: BLE001 - a sink must not undo what happened
                 self._tell_failed(sink, error)
 
     def bind(self, **context: Any) -> Emitter:

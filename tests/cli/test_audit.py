@@ -1,4 +1,4 @@
-"""``resilient audit`` on a whole ledger, and on one that somebody changed."""
+"""``resilient audit`` on a whole ledger, and on one that was tampered with."""
 
 from __future__ import annotations
 

@@ -47,6 +47,6 @@ class Comet(LocalStateTracker):
         for name in metrics.keys() - numbers.keys():
             self._experiment.log_text(f"{name}: {metrics[name]}", step=step)
 
-    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - a resumed run always appends
         """Send the remaining points, or write the archive."""
         self._experiment.end()
