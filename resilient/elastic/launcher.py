@@ -49,6 +49,8 @@ _STATIC_PORT = 29500
 # Default port of torch.
 _C10D_PORT = 29400
 _READ_SECONDS = 60
+# A metadata server that never answers delays the first worker by this much.
+_FIRST_POLLS_SECONDS = 3.0
 _BOOTSTRAP = Path(__file__).parent / "workers" / "bootstrap.py"
 
 
@@ -259,7 +261,7 @@ def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     with stops.listening(signals), metrics.running(emit):
         watcher.start()
         try:
-            code = _supervise(options, stops, emit, (metrics.beat, file.beat))
+            code = _supervise(options, stops, watcher, emit, (metrics.beat, file.beat))
         finally:
             watcher.close()
     if code in (0, Preempted.exit_code):
@@ -268,11 +270,20 @@ def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
 
 
 def _supervise(
-    options: TrainOptions, stops: StopSignals, emit: Emitter, beats: tuple[Beat, ...]
+    options: TrainOptions,
+    stops: StopSignals,
+    watcher: Watcher,
+    emit: Emitter,
+    beats: tuple[Beat, ...],
 ) -> int:
     try:
         with stops.interrupting():
             _check_resume(options, emit)
+        # The sources are polled while torch is imported, so the wait is usually over by then.
+        import torch.distributed.elastic.agent.server.api  # noqa: F401
+
+        with stops.interrupting():
+            watcher.wait_first_polls(_FIRST_POLLS_SECONDS)
         agent = build_agent(options, stops, emit)
     except StopInterrupt:
         reason = "stopped before the first attempt: the same command starts the run"

@@ -112,10 +112,11 @@ def test_metadata_that_never_answers_holds_up_neither_start_nor_end(train):
 
 def test_a_notice_before_the_workers_start_ends_with_75_and_starts_none(train):
     with serving(Aws()) as aws:
-        aws.set(action={"action": "terminate", "time": iso(60)})
+        aws.set(action={"action": "terminate", "time": iso(60)}, hop_seconds=0.8)
         agent = train(SAVES, *TWO, "--notice", f"aws={aws.url}")
         assert agent.end() == 75, agent.err
     assert "stopped before" in agent.err
+    assert not agent.said("ready")
 
 
 def test_a_user_signal_uses_all_of_what_the_scheduler_left(train):

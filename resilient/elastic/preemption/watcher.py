@@ -74,9 +74,10 @@ class Watcher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._sources_started: list[NoticeSource] = []
+        self._polled = [threading.Event() for _ in sources]
         self._threads = [
-            threading.Thread(target=self._watch, args=(source,), name="notice", daemon=True)
-            for source in sources
+            threading.Thread(target=self._watch, args=(source, polled), name="notice", daemon=True)
+            for source, polled in zip(sources, self._polled, strict=True)
         ]
 
     def start(self) -> None:
@@ -85,6 +86,15 @@ class Watcher:
             self._emit(events.NoticeSourcesStarted(tuple(source.name for source in self._sources)))
         for thread in self._threads:
             thread.start()
+
+    def wait_first_polls(self, seconds: float) -> None:
+        """Wait until each source was polled once, ``seconds`` at most in total.
+
+        A notice that a source holds already is reported then, before the first worker starts.
+        """
+        deadline_seconds = self._clock.monotonic_seconds() + seconds
+        for polled in self._polled:
+            polled.wait(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
 
     def close(self) -> None:
         """Stop reporting notices; each thread ends after its current poll."""
@@ -101,11 +111,12 @@ class Watcher:
             except SourceLost as error:
                 self._emit(events.NoticeAckFailed(source.name, str(error)))
 
-    def _watch(self, source: NoticeSource) -> None:
+    def _watch(self, source: NoticeSource, polled: threading.Event) -> None:
         listening = _Listening(source, self._emit)
         pause_seconds = 0.0
         while not self._closing.wait(pause_seconds):
             pause_seconds = listening.ask(self._consider)
+            polled.set()
 
     def _consider(self, listening: _Listening, notice: Notice | None) -> None:
         now_seconds = unix_seconds(self._clock)

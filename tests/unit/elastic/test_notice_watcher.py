@@ -94,6 +94,35 @@ def test_a_notice_becomes_one_request_with_its_deadline():
     assert watch.count(events.NoticeReceived) == 1
 
 
+def test_a_notice_that_is_there_at_the_start_is_reported_by_the_first_poll():
+    class Slow(Script):
+        def look(self):
+            time.sleep(0.3)
+            return super().look()
+
+    watch = Watch(Script(None), Slow(in_seconds(30)))
+    assert not watch.ear.requests
+    watch.watcher.wait_first_polls(WAIT_SECONDS)
+    assert len(watch.ear.requests) == 1
+    watch.end()
+
+
+def test_a_source_that_never_answers_delays_the_start_for_the_given_time_only():
+    answer = threading.Event()
+
+    class Silent(Script):
+        def look(self):
+            answer.wait()
+            return super().look()
+
+    watch = Watch(Silent(None))
+    began_seconds = time.monotonic()
+    watch.watcher.wait_first_polls(0.2)
+    assert 0.2 <= time.monotonic() - began_seconds < WAIT_SECONDS
+    answer.set()
+    watch.end()
+
+
 def test_a_notice_for_the_whole_run_is_a_request_for_it():
     (request,) = Watch(Script(Notice("slurm: end", is_for_all=True))).wait()
     assert request.is_for_all
