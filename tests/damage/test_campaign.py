@@ -32,6 +32,5 @@ def test_doors_asked_for_a_sample_of_damages_agree(request):
     assert not [(one.name, one.faults) for one in found if one.faults]
 
 
-@pytest.mark.smoke
 def test_campaign_has_enough_damages_and_layouts():
     assert sum(len(kinds_for(one)) for one in ALL) >= CASES_MIN

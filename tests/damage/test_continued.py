@@ -10,9 +10,8 @@ import pytest
 
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 from resilient.train.hf_interop.rebuild import rebuild_folder
-from tests.damage.repairs import quiet
-from tests.damage.samples import GOLDEN, run_trainer
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers" / "gpt2_all" / "run"
 STATE = "trainer_state.json"
 OLD = ("train_batch_size", "stateful_callbacks", "num_input_tokens_seen", "best_global_step")
 
@@ -24,6 +23,9 @@ def checkpoint(tmp_path):
 
 def saved_again(path, out):
     """Resume with Transformers for one step, and return the state that it saves."""
+    from tests.damage.repairs import quiet
+    from tests.damage.samples import run_trainer
+
     with quiet():
         run_trainer(path, out, 9, save_strategy="steps", save_steps=1)
     return json.loads((out / "checkpoint-9" / STATE).read_text())

@@ -5,9 +5,6 @@ import warnings
 
 import pytest
 import torch
-
-pytest.importorskip("mlflow")
-pytest.importorskip("sqlalchemy")
 from safetensors.torch import load_file
 
 from resilient.errors import ConfigError
@@ -25,8 +22,8 @@ def store(tmp_path_factory):
         patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         patch.setenv("_MLFLOW_TELEMETRY_SESSION_ID", "none")
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-        import mlflow
-
+        pytest.importorskip("sqlalchemy")
+        mlflow = pytest.importorskip("mlflow")
         yield mlflow.MlflowClient()
 
 

@@ -8,9 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-pytest.importorskip("wandb")
-import wandb
-
 from resilient import Trainer, TrainingArguments
 from resilient.errors import ConfigError
 from resilient.train.trackers.wandb import _parsed, history_rows
@@ -22,6 +19,7 @@ DEATHS = [6, 14, 22]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory):
     """Start W&B's own process once, without a network; it takes its settings when it starts."""
+    wandb = pytest.importorskip("wandb")
     folder = tmp_path_factory.mktemp("wandb")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {
@@ -87,6 +85,8 @@ def test_the_run_has_the_names_of_arguments_and_environment(repository, tmp_path
 
 
 def test_a_run_that_the_script_opened_is_used_and_left_open(repository, tmp_path, written):
+    import wandb
+
     with wandb.init(project="own", id="scripts01") as run:
         make_trainer(tmp_path, report_to="wandb", max_steps=4).train()
         assert wandb.run is run
