@@ -99,6 +99,32 @@ def require_importable(verified: VerifiedFolder, folder: str) -> None:
         )
 
 
+def require_trainer_folder(folder: str, *, strict: bool) -> None:
+    """Require a checkpoint of the Hugging Face Trainer that our Trainer imports. Reads only.
+
+    Args:
+        folder: Path of the folder or file, as the user named it.
+        strict: Refuse a loss as well.
+
+    Raises:
+        IntegrityError: The checkpoint is damaged.
+        IncompatibleCheckpoint: Our Trainer does not import it, or ``strict`` refuses a loss.
+        UnknownLayout: No known tool wrote it.
+        KeyNotFound: The folder is empty or missing.
+        StoreError: A file could not be read.
+    """
+    verified = verify_folder(folder)
+    require_importable(verified, folder)
+    if verified.contents.layout != "hf-trainer":
+        raise IncompatibleCheckpoint(
+            f"cannot import `{folder}`: it is a checkpoint of {verified.contents.title}, and only "
+            "those of the Hugging Face Trainer are imported. Nothing was committed",
+            hint=verified.verdict.command or f"resilient ckpt inspect {shell_quote(folder)}",
+        )
+    if strict:
+        refuse_losses(folder, verified.verdict.lost)
+
+
 def refuse_losses(folder: str, lost: Sequence[str]) -> None:
     """Refuse a resume that would lose state; for ``strict_resume``.
 

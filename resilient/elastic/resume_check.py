@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.resume_policy import AUTO, NEVER
-from resilient.diff.verification import refuse_losses, require_importable, verify_folder
-from resilient.errors import IncompatibleCheckpoint, KeyNotFound, NothingToResume, StoreError
+from resilient.diff.verification import require_trainer_folder
+from resilient.errors import KeyNotFound, NothingToResume, StoreError
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.redaction import shell_quote
 from resilient.storage.open import open_store
@@ -97,7 +97,7 @@ def _require_folder(resume_option: str, *, strict: bool) -> None:
             f"--resume {shell_quote(folder.name)} SCRIPT",
         )
     try:
-        verified = verify_folder(resume_option)
+        require_trainer_folder(resume_option, strict=strict)
     except KeyNotFound as error:
         raise NothingToResume(
             f"no checkpoint to resume from at `{resume_option}`: there is no such folder. Nothing "
@@ -106,12 +106,3 @@ def _require_folder(resume_option: str, *, strict: bool) -> None:
         ) from error
     except StoreError:
         return  # the workers report it
-    require_importable(verified, resume_option)
-    if verified.contents.layout != "hf-trainer":
-        raise IncompatibleCheckpoint(
-            f"cannot import `{resume_option}`: it is a checkpoint of {verified.contents.title}, "
-            "and only those of the Hugging Face Trainer are imported. Nothing was committed",
-            hint=verified.verdict.command or f"resilient ckpt inspect {shell_quote(resume_option)}",
-        )
-    if strict:
-        refuse_losses(resume_option, verified.verdict.lost)

@@ -78,12 +78,12 @@ def assess_resumability(
 
 
 def reasons(problems: Sequence[Problem]) -> tuple[str, ...]:
-    """Return the first few problems, each with its place."""
-    first_problems = problems[:_NAMED_MAX]
-    return tuple(
+    """Return the first few different problems, each with its place."""
+    texts = dict.fromkeys(
         problem.what if problem.place == "." else f"{problem.place}: {problem.what}"
-        for problem in first_problems
+        for problem in problems
     )
+    return tuple(texts)[:_NAMED_MAX]
 
 
 def filled(command: str, path: str) -> str:

@@ -9,10 +9,12 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from resilient.distributed.rank_group import exit_barrier
 from resilient.errors import ConfigError
+from resilient.format.keys import MANIFEST
 from resilient.redaction import shell_quote
 from resilient.start_guard import TRAINER, StartGuard
 from resilient.state_dict.rng_state import RandomState
@@ -394,9 +396,17 @@ def _name_at(path: str, repository: str) -> str:
 
     Raises:
         ConfigError: The path is outside of the repository: such a checkpoint is another one.
+        IntegrityError: The path is a damaged checkpoint of another tool.
+        IncompatibleCheckpoint: The path is a checkpoint of a tool whose checkpoints are not
+            imported.
+        UnknownLayout: The path exists, and no known tool wrote it.
     """
     folder, slash, name = path.rstrip("/").rpartition("/")
     if slash and place_of(folder or "/") != place_of(repository):
+        if Path(path).exists() and not Path(path, MANIFEST).exists():
+            from resilient.diff.verification import require_trainer_folder
+
+            require_trainer_folder(path, strict=False)
         raise ConfigError(
             f"cannot resume from `{path}`: it is not in the repository `{repository}`; name a "
             f"checkpoint of that repository, or set `repo` of TrainingArguments to `{folder}`",

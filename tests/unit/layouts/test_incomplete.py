@@ -11,7 +11,8 @@ import torch
 
 from resilient.layout_repair.plan import plan_layout_repair
 from resilient.layouts.detect import checkpoints_in, read_layout
-from resilient.layouts.resumability import assess_resumability, is_costly, remedy
+from resilient.layouts.model import Problem
+from resilient.layouts.resumability import assess_resumability, is_costly, reasons, remedy
 from resilient.layouts.training_state import OLDER
 from resilient.storage.folder import open_folder
 
@@ -24,6 +25,13 @@ LATER = ("optimizer.pt", "scheduler.pt", "rng_state.pth", STATE)
 @pytest.fixture
 def checkpoint(tmp_path):
     return Path(shutil.copytree(GOLDEN, tmp_path / GOLDEN.name))
+
+
+def test_each_reason_is_given_once():
+    checksum = Problem("last.ckpt", "the checksum of `data.pkl` is wrong", is_fatal=True)
+    missing = Problem(".", "it has no weights", is_fatal=True)
+    text = "last.ckpt: the checksum of `data.pkl` is wrong"
+    assert reasons([checksum, checksum, missing, checksum]) == (text, "it has no weights")
 
 
 def read(path):

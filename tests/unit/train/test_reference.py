@@ -5,8 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from resilient.errors import ConfigError, NothingToResume, RepositoryNotFound
+from resilient.distributed.start_identity import StartIdentity
+from resilient.elastic.options import WorkerOptions
+from resilient.elastic.resume_check import check_resume
+from resilient.errors import (
+    ConfigError,
+    IncompatibleCheckpoint,
+    IntegrityError,
+    NothingToResume,
+    RepositoryNotFound,
+    UnknownLayout,
+)
 from resilient.train import session
+from tests.helpers.foreign_folders import write_titan, write_universal
 from tests.unit.train.models import make_trainer
 
 
@@ -57,6 +68,42 @@ def test_a_path_object_is_a_path(out, resumed):
 def test_a_path_that_leads_elsewhere_is_refused(out, resumed, elsewhere):
     with pytest.raises(ConfigError, match="is not in the repository"):
         resumed(elsewhere.format(out=out))
+
+
+def torchtitan(folder):
+    write_titan(folder)
+    return folder / "step-9"
+
+
+def cut_torchtitan(folder):
+    (file,) = (path := torchtitan(folder)).glob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1])
+    return path
+
+
+def photographs(folder):
+    folder.mkdir()
+    (folder / "cat.jpg").write_bytes(b"\xff\xd8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (torchtitan, IncompatibleCheckpoint),
+        (write_universal, IncompatibleCheckpoint),
+        (cut_torchtitan, IntegrityError),
+        (photographs, UnknownLayout),
+    ],
+)
+def test_checkpoint_of_another_tool_is_refused_as_by_the_agent(out, tmp_path, make, error):
+    path = str(make(tmp_path / "theirs"))
+    with pytest.raises(error) as of_trainer:
+        make_trainer(out, size=20).train(path)
+    with pytest.raises(error) as of_agent:
+        check_resume(WorkerOptions(resume=path), StartIdentity("manual"))
+    assert of_trainer.value.message == of_agent.value.message
+    assert of_trainer.value.hint == of_agent.value.hint
 
 
 def test_a_checkpoint_that_is_missing_is_missing_input(out, resumed, tmp_path):
