@@ -10,7 +10,7 @@
 
 Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
 rank posts a value or a failure, the coordinator decides, and every rank follows the decision. The
-protocol never uses the collective backend. Only the engine stores the save in flight.
+protocol never uses the collective backend. Only the engine keeps track of the save in flight.
 """
 
 from __future__ import annotations
@@ -173,8 +173,8 @@ class CheckpointEngine:
     """Engine that resumes and saves the parts of one run in one repository.
 
     Args:
-        desk: Context: repository, ranks and options. Its control group serves one thread at a time,
-            so it needs a separate connection.
+        context: Repository, ranks and options. The control group serves one thread at a time, so
+            the context needs a separate connection.
         persister: Executor that writes and commits while training continues; a thread by default.
 
     Attributes:

@@ -78,7 +78,7 @@ class Checkpointer:
             narrower dtype; weights that are tied differently. A saved object that is not given here
             is lost. ``all`` allows differences in every thing. ``resume`` refuses a difference in
             any thing that is not named.
-        things: Objects to save, by name. Modules (also wrapped by DDP, FSDP or ``compile``),
+        **objects: Objects to save, by name. Modules (also wrapped by DDP, FSDP or ``compile``),
             optimizers over their parameters, objects with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, and plain values. Dicts and lists are restored in place; read
             other values with ``checkpointer[name]``. With several ranks, a thing must be equal on

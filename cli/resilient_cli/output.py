@@ -404,7 +404,7 @@ class _Line:
     """Status line on stderr: redrawn on a terminal, printed again and again elsewhere.
 
     Args:
-        what: Activity, one word.
+        activity: Activity, one word.
         clock: Source of the time.
         stream: Target stream; stderr by default.
     """
@@ -436,7 +436,7 @@ class Progress(_Line):
     """Progress in bytes; silent in the first second.
 
     Args:
-        what: Activity, one word.
+        activity: Activity, one word.
         clock: Source of the time.
         stream: Target stream; stderr by default.
     """
@@ -477,7 +477,7 @@ class Waiting(_Line):
     """Elapsed time of an activity without a known end; silent in the first second.
 
     Args:
-        what: Activity, one word.
+        activity: Activity, one word.
         clock: Source of the time.
         stream: Target stream; stderr by default.
     """

@@ -68,7 +68,7 @@ class CountingStore(CachedListingStore):
 
     Args:
         inner: Wrapped store.
-        told: Callback with the total after each read; an exception that it raises ends the read.
+        progress: Callback with the total after each read; its exceptions end the read.
     """
 
     def __init__(self, inner: Store, progress: Callable[[int], None]) -> None:
@@ -98,7 +98,7 @@ class ProgressStore(CachedListingStore):
 
     Args:
         inner: Wrapped store.
-        told: Callback with the bytes read and the bytes expected.
+        progress: Callback with the bytes read and the bytes expected.
         of_bytes: Bytes expected; if more are read, the callback gets the larger number.
     """
 
@@ -125,7 +125,7 @@ class ProgressFolder:
 
     Args:
         inner: Wrapped folder.
-        told: Callback with the bytes read and the bytes of the folder.
+        progress: Callback with the bytes read and the bytes of the folder.
         of_bytes: Bytes of the folder, if :meth:`list` is not called.
     """
 

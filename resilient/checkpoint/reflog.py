@@ -86,7 +86,7 @@ class Reflog:
         ]
 
     def head_of(self, number: int) -> ReflogHead:
-        """Return the end of generation ``number``, or of the previous one if it left no trace."""
+        """Return the end of generation ``number``, or of the newest earlier one with a trace."""
         while number > 0:
             own_checkpoints = [
                 checkpoint for checkpoint in self._whole if checkpoint.generation == number
@@ -146,8 +146,8 @@ class Reflog:
 def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[CheckpointId]:
     """Return the checkpoints that a user abandoned by a rollback or undo.
 
-    A checkpoint belongs to the result if the first later attempt from an older checkpoint was a
-    rollback or undo. Late saves by a process of an older generation are not included. One to a few
+    A checkpoint is included if a rollback or undo was the first later attempt to start from an
+    older checkpoint. Late saves by a process of an older generation are not included. One to a few
     records are read for each generation with abandoned checkpoints.
 
     Crash: reads only.

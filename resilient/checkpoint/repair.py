@@ -202,7 +202,7 @@ class RepairPlan:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """True if the tensors and plain values of each part are whole, or will be."""
+        """True by name of a part if its tensors and plain values are whole, or will be."""
         manifest = self.manifest
         if manifest is None:
             return {}
@@ -274,7 +274,7 @@ def plan_repair(
 
 
 def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -> dict[str, str]:
-    """Put every repairable file, verified; restore a deleted checkpoint only if all files can be.
+    """Put every repairable file, verified; restore a deleted checkpoint only as a whole.
 
     Crash: each file is unchanged, or intact with a copy of the damaged version; run the repair
         again to continue.

@@ -184,7 +184,7 @@ def check_contents(
 
 
 def signature_problem(store: Store, manifest: Manifest) -> str:
-    """Return the problem of the signature beside a manifest; empty for none or no signature.
+    """Return the problem of the signature beside a manifest; empty without a problem or signature.
 
     No key is needed, because this check finds damage, not forgery.
 

@@ -40,7 +40,7 @@ _WORD_BYTES = 8
 
 
 def is_float(dtype: str) -> bool:
-    """Return True if distances in representable numbers make sense."""
+    """Return True for floating-point dtypes, where distances in representable numbers exist."""
     return dtype in _FLOATS
 
 

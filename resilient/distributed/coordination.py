@@ -30,7 +30,7 @@ class ControlGroup:
     Every topic is used once; ``scope`` separates the attempts and the users of a store.
 
     Args:
-        board: Key-value store for the values.
+        kv_store: Key-value store for the values.
         world: Identity of this rank.
         scope: Prefix of every key.
     """

@@ -66,7 +66,7 @@ class MissedSaveDetector:
 
     Args:
         comms: Group of the checkpointer's ranks.
-        board: Key-value store with its own connection.
+        kv_store: Key-value store with its own connection.
         saves: Function that returns the number of saves that this rank began.
         steps: Function that returns the number of optimizer steps that this rank made.
     """

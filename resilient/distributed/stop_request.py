@@ -56,7 +56,7 @@ class StopRequest:
 
 
 def write_stop_request(notes: str, request: StopRequest) -> None:
-    """Write a request to the folder ``notes`` for the workers of this host; then signal them.
+    """Write a request to the folder ``notes`` for the workers of this host. It sends no signal.
 
     A worker that finds no request uses the grace period from its start.
     """

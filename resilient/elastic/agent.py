@@ -87,7 +87,7 @@ class ElasticAgent(SimpleElasticAgent):
 
     Args:
         spec: Group description of torch; ``entrypoint`` and ``args`` are the worker command.
-        wishes: Options passed to every worker.
+        options: Options passed to every worker.
         patience: Timeouts of the agent.
         progress: Checkpoint progress of the repository, for crash-loop detection.
         clock: Clock for all waits.

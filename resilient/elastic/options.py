@@ -67,10 +67,10 @@ class DaemonOptions:
 class WorkerOptions:
     """Options passed to every worker; see :class:`resilient.distributed.launch_env.LaunchEnv`.
 
-    The agent removes the folder ``notes`` when it exits; if empty, the agent creates one. Unless
-    ``is_warm``, the agent starts each worker as a new process. ``log_dir`` is the folder for the
-    workers' output. ``resume`` applies in every attempt; the workers read the repository and
-    decide.
+    The agent removes the folder ``notes`` when it exits. Without a name in ``notes`` the agent
+    creates a folder. Unless ``is_warm``, the agent starts each worker as a new process. ``log_dir``
+    is the folder for the workers' output. ``resume`` applies in every attempt; the workers read the
+    repository and decide.
     """
 
     repo: str = ""

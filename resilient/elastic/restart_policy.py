@@ -109,7 +109,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class LeaveHost:
-    """Decision to leave this host, which is replaced or without which the others continue."""
+    """Decision to leave this host: a scheduler replaces it, or the others continue without it."""
 
     code: int
     reason: str

@@ -66,7 +66,7 @@ class DaemonSupervisor:
 
     Args:
         folder: Private folder for the socket.
-        wishes: Start options of the daemon.
+        options: Start options of the daemon.
         linger_seconds: Time for a save in flight after everything else has ended.
         emit: Listener for events.
     """

@@ -104,9 +104,10 @@ class StopSignals:
             self._may_interrupt = False
 
     def left_seconds(self) -> float | None:
-        """Return the time left of a stop after the workers' end; None without a request.
+        """Return the seconds until the deadline of the stop; None without a request.
 
-        The result is 0 for an urgent stop, and otherwise at least 2 s, which a notice reserves.
+        For work after the workers' end. The result is 0 for an urgent stop. Otherwise it is at
+        least 2 s, because a notice reserves this time.
         """
         if self.request is None:
             return None

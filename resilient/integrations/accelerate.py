@@ -69,7 +69,8 @@ class AcceleratorCheckpointer(Checkpointer):
     Args:
         accelerator: Owner of the models, optimizers, schedulers and registered objects to save.
         url: URL or path of the repository.
-        things: More objects to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+        **objects: More objects to save, and options; see
+            :class:`resilient.checkpointer.Checkpointer`.
 
     Attributes:
         epoch: Number of completed passes of ``batches``.

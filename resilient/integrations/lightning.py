@@ -67,7 +67,8 @@ class ResilientCheckpoint(Checkpoint):
     Args:
         url: URL or path of the repository.
         every_n_steps: Optimizer steps between saves; 0 saves at the ends of epochs only.
-        things: More objects to save, and options; see :class:`resilient.checkpointer.Checkpointer`.
+        **objects: More objects to save, and options; see
+            :class:`resilient.checkpointer.Checkpointer`.
 
     Raises:
         ConfigError: ``every_n_steps`` is negative.

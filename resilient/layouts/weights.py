@@ -178,5 +178,5 @@ def read_all(
 
 
 def without(problems: Sequence[Problem], loses: str) -> list[Problem]:
-    """Return the problems as the loss of a part that training can start anew."""
+    """Return the problems as losses: training can continue with a new part."""
     return [Problem(problem.place, problem.what, loses) for problem in problems]

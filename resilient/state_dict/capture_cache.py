@@ -166,7 +166,7 @@ class OptimizerChangeDetector:
     """Change detector of a named optimizer that keeps only tensors.
 
     Args:
-        named: Optimizer whose state was just requested.
+        named_optimizer: Optimizer whose state was just requested.
     """
 
     is_by_value = False
@@ -203,7 +203,7 @@ class RngChangeDetector:
 
     Args:
         generators: Generators of the process.
-        said: Their current state.
+        saved: Current state of the generators.
         cpu: A copy of torch's state that no other code changes.
     """
 

@@ -44,7 +44,7 @@ class HostCopyBatch:
     """Copies within host memory that are made together, and again after ``renew``.
 
     Args:
-        copies: Copies; a later change of their sources counts as a change.
+        copies: Copies to make. A change of a source after construction is detected.
     """
 
     def __init__(self, copies: Sequence[TensorCopy]) -> None:
@@ -87,7 +87,7 @@ class HostCopyBatch:
                 target.copy_(source)
 
     def changed(self) -> list[str]:
-        """Return the names of the tensors that were changed in place since then."""
+        """Return the names of the tensors that were changed in place since the last reset."""
         changes = [*map(self._count, self._sources)]
         if changes == self._changes:
             return []

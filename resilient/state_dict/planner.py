@@ -453,7 +453,8 @@ class SavePlanner:
 
     The files of a part depend only on the names, types and shapes of its tensors. Tensors that are
     sharded over ranks are planned again at each save. The header of a per-rank part also contains
-    its other values. No tensor is cached here; for cached tensors the files are the same objects.
+    its other values. The plan keeps no tensors. For ``CachedTensors`` it returns the same file
+    objects again.
     """
 
     def __init__(self) -> None:

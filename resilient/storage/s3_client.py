@@ -371,7 +371,7 @@ class S3Connection:
     Args:
         bucket: Name of the bucket.
         options: Endpoint, trusted certificates and deadlines.
-        who: Signing credentials.
+        credentials: Signing credentials.
         clock: Source of deadlines and of the signed time.
     """
 

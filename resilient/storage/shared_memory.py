@@ -83,7 +83,7 @@ _STRIDE_BYTES = 1 << 20
 
 
 def private(size_bytes: int) -> memoryview:
-    """Return zeros private to this process, in huge pages if the machine has them."""
+    """Return zeroed memory private to this process, in huge pages if the machine has them."""
     if size_bytes == 0:
         return memoryview(bytearray())
     mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -98,8 +98,8 @@ def keep_from_children(mapped: mmap.mmap) -> None:
 
     Otherwise each fork shares the pages until they are written to. The next copy into such a page
     causes a page fault, which takes 10 times as long as a warm copy. The copied pages double the
-    memory until the child ends. A child does not need this memory, because it has no persisting
-    threads.
+    memory until the child ends. A child does not need this memory, because the threads that persist
+    saves are not forked.
     """
     with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_DONTFORK)
@@ -239,7 +239,7 @@ def _create(root: Path) -> tuple[Path, int]:
 
 
 def lock_folder(path: Path) -> int | None:
-    """Lock ``path`` and return the descriptor; None if the path is locked by another or gone.
+    """Lock ``path`` and return the descriptor; None if it is gone or locked by another owner.
 
     Crash: the kernel releases the lock.
     """

@@ -74,8 +74,8 @@ class Fsdp1Strategy:
 
         Raises:
             ConfigError: The model lacks a class of ``layer_classes``, or a parameter is a scalar.
-                Also if a vector mixes trained and frozen parameters, or the ranks cannot be divided
-                so.
+                Also if a vector mixes trained and frozen parameters, or the number of ranks does
+                not fit the mesh.
         """
         if find_redirect(model) is not None:
             return model
@@ -114,7 +114,7 @@ class Fsdp1Strategy:
             )
 
     def offload(self) -> CPUOffload:
-        """Return whether shards wait in host memory; on a CPU they always do.
+        """Return whether FSDP1 moves shards to host memory. Always off on a CPU.
 
         On a CPU torch would pin that memory for a missing GPU, and fail.
         """

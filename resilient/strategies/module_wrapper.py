@@ -42,7 +42,7 @@ class ForwardRedirect:
     Args:
         module: Inner module; its calls are redirected from now on.
         wrapper: Wrapper that passes its arguments to ``module``.
-        named: The module's parameters before it was wrapped.
+        tensors: The module's parameters before it was wrapped.
     """
 
     def __init__(self, module: nn.Module, wrapper: nn.Module, tensors: Sequence[Named]) -> None:

@@ -93,7 +93,7 @@ class RecordingFileSystem:
         inner: Inner file system.
         top: Folder that represents the machine's root; operations outside are not recorded.
         record: Log of the operations.
-        turns: Scheduler of the threads; None for a process with one thread.
+        scheduler: Scheduler of the threads; None for a process with one thread.
     """
 
     def __init__(

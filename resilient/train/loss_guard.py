@@ -37,7 +37,7 @@ _HINT = '`rollback_on`="nan" or "spike" goes back and skips the data'
 class LossDivergenceDetected(Event):
     """The loss or the gradient norm stopped being a number, or the loss is a spike.
 
-    Reported once until the numbers are good again, with any ``rollback_on``.
+    Reported once until the numbers are good again, for every value of ``rollback_on``.
 
     Attributes:
         kind: ``nan``, ``inf`` or ``spike``.
@@ -68,7 +68,8 @@ class BrokenLossEpisodes:
     """Detector of the starts and ends of broken numbers; the same on all ranks.
 
     Args:
-        args: ``loss_spike_deviations``; with ``fp16`` infinite norms reduce the loss scale.
+        args: ``loss_spike_deviations`` and ``fp16``. With ``fp16`` an infinite norm is no fault: it
+            only reduces the loss scale.
 
     Attributes:
         is_broken: Whether losses are NaN or infinite now.
@@ -83,7 +84,7 @@ class BrokenLossEpisodes:
 
     @property
     def is_broken(self) -> bool:
-        """True if losses are NaN or infinite now; a spike passes."""
+        """True if losses are NaN or infinite now; a spike does not count."""
         return {self._kind, self._kind_of_steps} & {"nan", "inf"} != set()
 
     def log(self, step: int, loss: float, grad_norm: float) -> list[LossDivergenceDetected]:
@@ -163,7 +164,7 @@ class LossDiverged(Exception):
         self.numbers = numbers
 
     def told(self, step: int) -> LossDivergenceDetected:
-        """Return the event for the step that is not made."""
+        """Return the event for ``step``, whose update is skipped."""
         return LossDivergenceDetected(self.kind, self.figure, step, *self.numbers)
 
 

@@ -97,7 +97,7 @@ class StopCoordinator:
 
     Args:
         world: World as seen by this rank.
-        board: Key-value store in which ranks agree; None for a single rank.
+        kv_store: Key-value store in which ranks agree; None for a single rank.
         grace: Time limit of a stop, and the meaning of a second signal.
         clock: Clock of the deadline.
         scope: Prefix of the keys; new for every attempt on the same store.

@@ -158,7 +158,7 @@ class SessionTiers:
     """Both tiers of one rank, while it saves.
 
     Args:
-        guest: Rank with a near tier.
+        info: Rank with a near tier.
         near: Near tier.
     """
 

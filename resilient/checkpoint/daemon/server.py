@@ -63,7 +63,7 @@ class SaverDaemon:
     Args:
         path: Path of the socket.
         room: Shared memory of this host.
-        board: Key-value store that ranks may use if this is the coordinator's host.
+        kv_store: Key-value store that ranks may use if this is the coordinator's host.
         clock: Time source.
 
     Raises:

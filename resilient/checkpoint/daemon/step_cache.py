@@ -36,8 +36,8 @@ class StepCacheClient:
 
     Args:
         address: Address of the daemon.
-        board: Address of the daemons' key-value store.
-        desk: Context: rank, and the repository for a cached step that is committed.
+        kv_store: Address of the daemons' key-value store.
+        commit_context: Rank, and the repository for a cached step that is committed.
 
     Raises:
         ResilientError: The daemon is gone, or speaks another version.

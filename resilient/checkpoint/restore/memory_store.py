@@ -33,8 +33,8 @@ class MemoryCachedStore:
 
     Args:
         store: Repository.
-        held: Files in shared memory, by key.
-        told: Callback with the key of a file that changed in memory; called once per file.
+        record: Files in shared memory, by key.
+        emit: Callback with the key of a file that changed in memory; called once per file.
     """
 
     def __init__(

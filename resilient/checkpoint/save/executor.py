@@ -137,7 +137,7 @@ class SaveExecutor(Protocol):
         """
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
-        """Return memory of at least ``size_bytes`` for a file of later jobs; usually the same.
+        """Return memory of at least ``size_bytes`` for a file of later jobs, reused if possible.
 
         No earlier job still reads from this memory.
         """

@@ -49,8 +49,8 @@ class TieredStore:
     Args:
         near: Repository that takes and returns the files of checkpoints.
         durable: Repository that decides which process may write, and has the remaining files.
-        told: Callback with the key of an object whose near copy is damaged and the place of that
-            copy; called once per copy.
+        on_doubt: Callback with the key of an object whose near copy is damaged, and the place of
+            that copy; called once per copy.
 
     Attributes:
         near: As given.

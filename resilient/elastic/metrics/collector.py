@@ -218,7 +218,7 @@ class RankFigures:
     """Metrics from the heartbeats of the ranks; one thread.
 
     Args:
-        board: Registry for the values.
+        registry_of_metrics: Registry for the values.
 
     Attributes:
         notes: Folder of the agent with the heartbeats; empty while unknown.
@@ -316,7 +316,7 @@ class GoodputFigures:
     """Metrics from the goodput report over all records; one thread.
 
     Args:
-        board: Registry for the values.
+        registry_of_metrics: Registry for the values.
         clock: Clock for the cost of a report.
 
     Attributes:
@@ -422,7 +422,7 @@ class Metrics:
     """Metrics and health of the running agent.
 
     Args:
-        wishes: Destinations of the metrics; without any, all methods do nothing.
+        options: Destinations of the metrics; without any, all methods do nothing.
         events: Folder of the run's event files; empty to take it from the ranks.
         grace_seconds: Time that the agent may wait for its workers to end.
         clock: Clock for all times.

@@ -8,9 +8,9 @@ of leaves, and sends the sums of the shortest list of nodes that covers the run.
 
 Parameters are cut into blocks of fixed size and concatenated. One rank sums, measures and steps a
 block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
-number of ranks. Each rank sums one span of the line of all gradients. The rank receives this span
-of every partial sum and joins the partial sums by the tree. With replicas it sends the result to
-all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
+number of ranks. Each rank sums one span of the flat buffer of all gradients. The rank receives this
+span of every partial sum and joins the partial sums by the tree. With replicas it sends the result
+to all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
 traffic equals that of a native ring all-reduce. Spans are exchanged in windows, so that buffers
 stay small.
 """
@@ -62,7 +62,7 @@ class TreeAccumulator(Generic[T]):
 
     Args:
         leaves: Number of leaves of the tree.
-        add: Sum of two values, left and right; may change either.
+        add: Function that returns the sum of two values, left and right; it may change both.
     """
 
     def __init__(self, leaves: int, add: Callable[[T, T], T]) -> None:
@@ -185,10 +185,10 @@ def add_in_place(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True)
 class TreeReduce:
-    """Sums over ranks for the tensors of one line.
+    """Sums over ranks for the tensors of one flat buffer.
 
     Attributes:
-        line: Layout of the tensors.
+        line: Flat buffer: the layout of the tensors.
         plan: Nodes of the tree that each rank sends.
         rank: This rank.
         like: Tensor with the dtype and device of the tensors.
@@ -217,7 +217,7 @@ class TreeReduce:
         """Return the mean over all leaves of this rank's span of a window. Collective.
 
         Args:
-            partials: Flat tensors in the line's order, for each node that this rank sends.
+            partials: Flat tensors in the buffer's order, for each node that this rank sends.
             window: One of ``windows``.
 
         Returns:
@@ -254,7 +254,7 @@ class TreeReduce:
 
         Args:
             own_partial: This rank's span.
-            tensors: Flat tensors in the line's order, which receive all spans.
+            tensors: Flat tensors in the buffer's order, which receive all spans.
             window: The window.
         """
         longest = window.longest

@@ -8,9 +8,9 @@ Each stage runs the model's own forward pass, from its start, on the whole micro
 replaces each module of an earlier stage; the stand-in computes only shapes (torch's fake tensors).
 The stage's first module gets the tensor of the previous stage in place of a fake tensor. The pass
 ends at the first module of the next stage, and returns the input of that call. Masks, positions and
-other values made of the samples therefore exist in every stage, and only one tensor goes between
-stages. A second tensor from an earlier stage would be fake, and so would all results that use it,
-up to the loss. A fake result is detected and rejected.
+other values computed from the samples therefore exist in every stage, and only one tensor goes
+between stages. A second tensor from an earlier stage would be fake, and so would all results that
+use it, up to the loss. A fake result is detected and rejected.
 
 Containers are copied without their contents; parameters keep their names in the user's model.
 """
@@ -106,7 +106,7 @@ class EarlierStageStub(_Stub):
         self._answers: dict[Any, Any] = {}
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Return fake tensors; the same tensors for shapes of an earlier request."""
+        """Return fake tensors; calls with equal input shapes return the same tensors."""
         shapes = _shapes_of((inputs, kwargs))
         if shapes is None or shapes not in self._answers:
             if len(self._answers) >= _ANSWERS_MAX:
@@ -156,7 +156,7 @@ class StageExit(_Stub):
         """End the pass with the first tensor.
 
         Raises:
-            StageOver: Always, unless there is no such tensor.
+            StageComplete: Always, unless there is no such tensor.
         """
         raise StageComplete(_first(inputs, kwargs, self._name_in_model))
 
@@ -362,8 +362,8 @@ class StageSplit(NamedTuple):
 
     Attributes:
         entries: Names of the modules that begin the stages after the first.
-        units: Name of a module -> the stage that has all of its contents. Together they have
-            every parameter and every saved buffer, except buffers beside modules.
+        units: Name of a module -> the stage that has all of its contents. All units together have
+            every parameter and every saved buffer, except buffers registered beside them.
     """
 
     entries: tuple[str, ...]

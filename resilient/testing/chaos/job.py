@@ -37,7 +37,7 @@ class Host:
     Args:
         number: Number of the host.
         command: Command to start.
-        said: File for the output of the command.
+        output: File for the output of the command.
         namespace: Namespace of the host; None for this machine.
         environ: Additional variables for the command.
 

@@ -57,7 +57,7 @@ def is_persistent(loader: object) -> bool:
 
 
 def read_batches(loader: Any) -> Iterator[Any]:
-    """Yield the batches of a loader; workers that do not persist end with the reading."""
+    """Yield the batches of a loader; non-persistent workers end when the generator ends."""
     batches = iter(loader)
     try:
         yield from batches

@@ -219,7 +219,7 @@ class StreamBatchLayout(BatchLayout):
     """Batch layout of a stream; ``samples`` is 0, because the length is unknown until the end.
 
     Attributes:
-        rounds: Rounds of the whole run, the unit of a pass's fraction as in Transformers.
+        rounds: Rounds of the whole run. ``fraction`` divides by this number, as Transformers does.
         accumulation: Micro-batches per step and rank.
         ahead: Prefetched micro-batches of the pass.
     """
@@ -229,13 +229,13 @@ class StreamBatchLayout(BatchLayout):
     ahead: MicroBatchPrefetch | None = None
 
     def rounds_after(self, taken: int) -> int:
-        """Return the number of certain further rounds, at most one step of them; 0 at the end."""
+        """Return how many rounds of the next step are certain to exist; 0 at the end."""
         if self.ahead is None or self.ahead.place != taken:
             return 1  # not prefetched yet
         return self.ahead.fill(self.accumulation)
 
     def fraction(self, taken: int) -> float:
-        """Return the share of the run that ``taken`` samples of a pass are."""
+        """Return ``taken`` samples of a pass as a share of the whole run."""
         return taken / self.round_samples / self.rounds
 
 
@@ -285,7 +285,7 @@ class MicroBatchPrefetch:
     Args:
         rounds: Collated rounds of this rank: (batch, samples of all ranks, state).
         place: Number of the pass's samples trained on so far, which this object updates.
-        what: Name of the dataset, for messages.
+        subject: Name of the dataset, for messages.
     """
 
     def __init__(self, rounds: Iterator[tuple[Any, int, Any]], place: int, subject: str) -> None:
@@ -347,7 +347,7 @@ class StreamLoader:
         reader: Dataset behind the loader.
         cursor: Position in the stream.
         deal: Batch layout; it gets the prefetched micro-batches.
-        what: Name of the dataset, for messages.
+        subject: Name of the dataset, for messages.
     """
 
     def __init__(

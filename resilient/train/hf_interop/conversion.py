@@ -74,7 +74,7 @@ def parts_of(
 
     Raises:
         IncompatibleCheckpoint: The checkpoint has no optimizer, or the optimizer of another model.
-        IntegrityError: A file is damaged, or its files are of several checkpoints.
+        IntegrityError: A file is damaged, or the folder has files of several checkpoints.
     """
     weights = naming.complete(source.weights())
     state = source.state

@@ -196,7 +196,7 @@ class Import:
 
     Attributes:
         source: The folder.
-        parts: Parts of the checkpoint; its own name is not known yet.
+        parts: Parts of the checkpoint, whose name is not known yet.
         best: Step and parts of the best model's checkpoint; None without one.
         lost: Losses in words.
         odd: Findings of ``ckpt verify`` without a known loss.
@@ -321,7 +321,7 @@ def best_of(
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
-    """Return whether a repository has more than a killed import's best model."""
+    """Return whether a repository has more than the best model of an import that was killed."""
     checkpoints = engine.committed()
     if not checkpoints:
         return engine.holds_run()

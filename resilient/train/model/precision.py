@@ -40,7 +40,8 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
             except rowwise fp8.
 
     Raises:
-        ConfigError: Names the device, its missing generation and an alternative.
+        ConfigError: The device does not support the precision. The message names the device, the
+            required GPU generation and an alternative.
     """
     options = [name for name in ("bf16", "bf16_full_eval", "fp8") if getattr(args, name)]
     if args.fp8 and args.fp8_recipe != "tensorwise":

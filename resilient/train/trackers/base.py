@@ -61,7 +61,7 @@ class StepFilter:
     """Filter that passes each point of a run once.
 
     Args:
-        held: Points that the tool has from earlier attempts.
+        logged: Points that the tool has from earlier attempts.
     """
 
     def __init__(self, logged: LoggedSteps | None) -> None:
@@ -128,7 +128,7 @@ class LoggedSteps:
 
     Attributes:
         steps: Last step in the tool by name of the metric.
-        floor: Last step at which the tool accepts no more points, for any metric.
+        floor: The tool accepts no points up to this step, for any metric.
     """
 
     steps: Mapping[str, int] = field(default_factory=dict)
