@@ -102,6 +102,7 @@ class Facts(NamedTuple):
     silent: list[str]
     prints: list[str]
     broad: list[str]
+    unknown_args: list[str]
     imports: frozenset[str]
 
 
@@ -117,6 +118,7 @@ def facts(path):
         silent_functions(tree, place) if place.startswith(SPINE) else [],
         prints(nodes, place),
         broad_handlers(nodes, place),
+        unknown_args(nodes, place),
         frozenset(imported_by(nodes, package) - {name}),
     )
 
@@ -228,6 +230,38 @@ def silent_functions(tree, place):
 
 def test_the_spine_says_what_a_crash_leaves_behind():
     assert not [line for path in LIBRARY for line in facts(path).silent]
+
+
+def parameters_of(node):
+    """Return the names of what a function or a class takes; None for a class that inherits them."""
+    if isinstance(node, ast.ClassDef):
+        init = next((one for one in functions(node.body) if one.name == "__init__"), None)
+        if init is not None:
+            return parameters_of(init)
+        fields = (one for one in node.body if isinstance(one, ast.AnnAssign))
+        return None if node.bases else {one.target.id for one in fields}
+    taken = node.args
+    others = [one for one in (taken.vararg, taken.kwarg) if one]
+    return {one.arg for one in [*taken.posonlyargs, *taken.args, *taken.kwonlyargs, *others]}
+
+
+def unknown_args(nodes, place):
+    """Return entries of `Args:` that no parameter has: the docstring missed a rename."""
+    found = []
+    for node in [*functions(nodes), *classes(nodes)]:
+        section = re.search(
+            r"^Args:\n((?:    .*\n?|\n)*)", ast.get_docstring(node) or "", re.MULTILINE
+        )
+        names = parameters_of(node) if section else None
+        if names is None:
+            continue
+        named = re.findall(r"^    \*{0,2}(\w+)(?: \([^)]*\))?:", section[1], re.MULTILINE)
+        found += [f"{place}:{node.lineno} {node.name}: {one}" for one in named if one not in names]
+    return found
+
+
+def test_docstrings_describe_the_parameters_that_are_there():
+    assert not [line for path in OURS for line in facts(path).unknown_args]
 
 
 def prints(nodes, place):
