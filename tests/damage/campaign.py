@@ -195,11 +195,11 @@ def rendered(found: Sequence[Case]) -> str:
     return "\n".join(lines) + "\n"
 
 
-_HEAD = """# Damage through every door
+_HEAD = """# Damage campaign
 
-A damaged checkpoint comes into a run through four doors: our Trainer, `resilient train --resume`,
-`ckpt verify` and `ckpt repair`. All doors must agree. A door that resumes must either have the
-numbers of the undamaged checkpoint or name the loss. `make campaign` writes this page.
+This page compares four ways to use a damaged checkpoint: our Trainer, `resilient train --resume`,
+`ckpt verify` and `ckpt repair`. All four must agree. A resumed run must either have the numbers of
+the undamaged checkpoint or name the loss. `make campaign` writes this page.
 """
 
 

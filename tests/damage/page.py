@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 _TEMPORARY = re.compile(r"(?:/tmp)?/tmp[0-9a-z_]{8}(?=/)")
 PAGE = Path(__file__).parents[2] / "docs" / "damage-matrix.md"
-_NO_SUM = "a file of safetensors has no checksum"
+_NO_SUM = "safetensors files have no checksum"
 BEYOND: dict[tuple[str, str], str] = {
     **{
         (name, "weights: bit flip in a number"): _NO_SUM
         for name in ("Trainer", "accelerate", "save_pretrained", "safetensors")
     },
-    ("accelerate", "state: missing"): "how many objects a script registers is in the script alone",
-    ("accelerate", "optimizer: of another step"): "nothing else in the folder counts its updates",
+    ("accelerate", "state: missing"): "only the script defines how many objects it registers",
+    ("accelerate", "optimizer: of another step"): (
+        "no other file in the folder counts the optimizer's updates"
+    ),
     **{
-        (name, "optimizer: two ranks' exchanged"): "a rank's part does not say whose it is"
+        (name, "optimizer: two ranks' exchanged"): "a rank's file does not name its rank"
         for name in ("Trainer, ZeRO 2", "Trainer, ZeRO 3")
     },
     ("Megatron, two files", "weights: a file of slices of another step"): (
-        "a slice of weights says no step"
+        "slices of weights do not name their step"
     ),
     ("Universal", "weights: swapped with the optimizer"): (
-        "both are one tensor of one shape, and neither says what it is"
+        "both files have one tensor of the same shape, without its role"
     ),
     **{
-        (name, f"ledger: {what}"): "no restore reads it; `resilient audit` holds it against the run"
+        (name, f"ledger: {what}"): "resume does not read the ledger; `resilient audit` verifies it"
         for name in ("ours", "ours, parity")
         for what in ("missing", "bit flip")
     },
@@ -45,6 +47,10 @@ BEYOND: dict[tuple[str, str], str] = {
 """What cannot be seen, by layout and damage, with the reason."""
 _WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}
 _SAID_MAX = 160
+_UNDETECTED = (
+    "`ckpt verify` cannot detect the following damage. Each line names the layout, the damage and "
+    "the reason."
+)
 _HEAD = """# Damage matrix
 
 This page shows the result of each kind of damage in each layout. A cell has up to three results, \
@@ -61,22 +67,23 @@ separated by `/`: `ckpt verify`, the layout's own tool, and `ckpt repair`.
 | layout's own tool | meaning |
 |---|---|
 | `stops` | the tool raises an error |
-| `loads` | the tool loads the checkpoint and reports nothing that stops the training |
+| `loads` | the tool loads the checkpoint without an error |
 | `runs it` | the tool runs the code in the pickle |
 
 | `ckpt repair` | meaning |
 |---|---|
-| `mends` | writes a whole checkpoint, from this one and another step of the run |
-| `loses` | writes a checkpoint with a named loss, or a model for a new training |
+| `mends` | writes a whole checkpoint from this checkpoint and another step of the run |
+| `loses` | writes a checkpoint with a named loss, or only weights for a new training |
 | `saves` | writes only the intact tensors |
 | `copy` | writes a whole checkpoint if `--from` names another copy |
 | `stays` | writes nothing and gives the reason |
 
-The layout's own tool loaded or resumed each repaired checkpoint. With `mends` and `copy`, all of \
-the state equals the undamaged checkpoint bit for bit. With `loses`, the weights do.
+The layout's own tool loaded or resumed each repaired checkpoint. With `mends` and `copy`, the \
+whole state equals the undamaged checkpoint bit for bit. With `loses`, the weights are equal bit \
+for bit.
 
-A cell is empty if the layout has no such file, or has it inside another file. `make damage` \
-generates this page. CI compares a part of the page with the code.
+A cell is empty if the layout has no such file, or stores its content inside another file. \
+`make damage` generates this page. A test in CI repeats some of the cells.
 """
 
 
@@ -121,7 +128,7 @@ def rendered(cells: Sequence[Cell], whole: Mapping[str, Said]) -> str:
     for kind in kinds:
         row = [_short(by_place.get((name, kind))) for name in names]
         lines.append(f"| {kind} | {' | '.join(row)} |")
-    lines += ["", "## Undetected damage", ""]
+    lines += ["", "## Undetected damage", "", _UNDETECTED, ""]
     lines += [f"* {name}, {kind}: {why}" for (name, kind), why in BEYOND.items()]
     lines += [
         "",
@@ -151,8 +158,9 @@ def _counted(cells: Sequence[Cell]) -> str:
     unseen = sum(one.answer == UNSEEN for one in cells)
     return (
         f"The table has {len(cells)} cells: {len({one.kind for one in cells})} kinds of damage in "
-        f"{len({one.sample for one in cells})} layouts. In {silent} cells the tool loads damage "
-        f"that `ckpt verify` reports. In {unseen} cells neither reports the damage. `ckpt repair` "
+        f"{len({one.sample for one in cells})} layouts. In {silent} cells the layout's own tool "
+        "loads the checkpoint, and only `ckpt verify` reports the damage. In "
+        f"{unseen} cells `ckpt verify` reports no damage. `ckpt repair` "
         f"restores {mended} checkpoints without another copy, and {copied} more with one."
     )
 
