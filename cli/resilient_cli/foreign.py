@@ -189,7 +189,7 @@ def _outcome(url: str) -> RepairOutcome:
     )  # it needs numpy, which listing does not
 
     plan = plan_layout_repair(url)
-    if not plan.is_mended or plan.verdict.answer == "no":
+    if not plan.is_repaired or plan.verdict.answer == "no":
         return RepairOutcome.NONE
     return (
         RepairOutcome.LOSSLESS

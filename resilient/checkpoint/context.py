@@ -211,8 +211,10 @@ class CheckpointContext:
 
     def report_reconstructed(self, proved: VerifiedCheckpoint) -> None:
         """Report the files that this rank found damaged; other ranks may have read other files."""
-        if proved.mended:
-            self.emit(CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.mended))
+        if proved.reconstructed:
+            self.emit(
+                CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.reconstructed)
+            )
 
     def for_generation(self, generation: Generation) -> CheckpointContext:
         """Return a context that writes for this generation and adds its number to all events."""

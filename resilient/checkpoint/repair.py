@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from resilient.checkpoint.catalog import committed, folders_of, read_manifest, trash_of
 from resilient.checkpoint.generations import create_record, read_generation
 from resilient.checkpoint.refs import absent
-from resilient.checkpoint.restore.reconstruct import can_reconstruct, find_chunk, mend_file
+from resilient.checkpoint.restore.reconstruct import can_reconstruct, find_chunk, reconstruct_file
 from resilient.checkpoint.verified_read import fetch, tensors_hit
 from resilient.checkpoint.verify import copy_problem, damages
 from resilient.errors import IncompatibleCheckpoint, IntegrityError, KeyNotFound, NothingToResume
@@ -319,7 +319,7 @@ def _whole(
     """Return the key of a file that a plan repairs, and its verified content."""
     manifest = plan.manifest
     if manifest is not None and file not in (MANIFEST, MANIFEST_COPY):
-        return manifest.key(file), mend_file(places, manifest, manifest.file(file))
+        return manifest.key(file), reconstruct_file(places, manifest, manifest.file(file))
     return plan.checkpoint.key(file), plan.manifest_bytes or _bytes_of(store, plan.checkpoint)
 
 

@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from resilient.layout_repair.case import FileSpan, VirtualFolder, looked_through, size_of, sliced
-from resilient.layout_repair.zip_repair import mended_zip, scan_members
+from resilient.layout_repair.zip_repair import repaired_zip, scan_members
 from resilient.layouts.checksums import BEHIND
 from resilient.layouts.dcp import INDEX, SLICES, read_index
 from resilient.layouts.json_files import HEADER_BYTES_MAX, read_header
@@ -39,16 +39,16 @@ _SWAPS_MAX = 6
 _OWN = "its own checksums"
 
 
-def mend_zips(case: RepairCase) -> None:
+def repair_zips(case: RepairCase) -> None:
     """Repair torch files, and slices of distributed checkpoints, from their own content."""
     for name in case.broken():
         if name not in case.listing.sizes:
             continue
         pieces = None
         if name.endswith(TORCH) and not _is_sound(case, name):
-            pieces = mended_zip(case.draft, name, 0, case.listing.sizes[name])
+            pieces = repaired_zip(case.draft, name, 0, case.listing.sizes[name])
         elif name.endswith(SLICES):
-            pieces = _mended_slices(case, name)
+            pieces = _repaired_slices(case, name)
         if pieces is None:
             continue
         change_text = _describe_change(case, name, pieces)
@@ -100,7 +100,7 @@ def _opens(draft: VirtualFolder, name: str) -> bool:
     return True
 
 
-def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
+def _repaired_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
     """Return a file of slices with all slices whole, None if impossible."""
     prefix = name[: name.rfind("/") + 1]
     try:
@@ -123,7 +123,7 @@ def _mended_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
             case.draft.pieces(name), start, start + available
         )
         if available < size_bytes or not _is_whole(case, name, start, available):
-            replacement = mended_zip(case.draft, name, start, available)
+            replacement = repaired_zip(case.draft, name, start, available)
         if replacement is None or sum(map(size_of, replacement)) != size_bytes:
             return None
         new_pieces += replacement
@@ -142,14 +142,14 @@ def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
     return True
 
 
-def mend_headers(case: RepairCase) -> None:
+def repair_headers(case: RepairCase) -> None:
     """Repair headers of safetensors, and cut off bytes after their tensors."""
     for name in case.broken():
         if not name.endswith(SAFE) or name not in case.listing.sizes:
             continue
-        for mend in (_cut_behind, _without_doubles, _with_header_of_another):
+        for repair in (_cut_behind, _without_doubles, _with_header_of_another):
             trial = case.draft.copy()
-            description = mend(case, trial, name)
+            description = repair(case, trial, name)
             if description and _is_header(trial, name):
                 case.draft.take(trial)
                 case.done(name, *description)

@@ -40,7 +40,7 @@ _COUNTING = ("hf-trainer", "torchtitan", "megatron")
 _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
 
 
-def mend_index(case: RepairCase) -> None:
+def repair_index(case: RepairCase) -> None:
     """Rewrite the index of a sharded model from the headers of the shards."""
     for problem in [problem for problem in case.problems if problem.what in (STALE, ORPHAN)]:
         case.draft.drop(problem.place)
@@ -90,7 +90,7 @@ def _index(case: RepairCase, shards: list[str]) -> bytes:
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
 
-def mend_latest(case: RepairCase) -> None:
+def repair_latest(case: RepairCase) -> None:
     """Rewrite the latest tag with the intact tag of the highest number."""
     for name, tags in (
         (deepspeed.LATEST, _engines(case.draft)),
@@ -125,7 +125,7 @@ def _number(name: str) -> int:
     return int(digits[1]) if digits else -1
 
 
-def mend_encodings(case: RepairCase) -> None:
+def repair_encodings(case: RepairCase) -> None:
     """Rewrite JSON files in UTF-8, without the byte order mark of an editor."""
     for name in sorted(case.broken()):
         if not name.endswith(".json") or name not in case.listing.sizes:
@@ -144,7 +144,7 @@ def mend_encodings(case: RepairCase) -> None:
             case.done(name, "in UTF-8, without a byte order mark", "its own text")
 
 
-def mend_documents(case: RepairCase) -> None:
+def repair_documents(case: RepairCase) -> None:
     """Copy run-wide files from another step."""
     for name in _RUN_WIDE:
         if name not in case.broken():
@@ -167,7 +167,7 @@ def mend_documents(case: RepairCase) -> None:
             case.refused[name] = "no other step of the run is here to take the value from"
 
 
-def mend_name(case: RepairCase) -> None:
+def repair_name(case: RepairCase) -> None:
     """Rename a folder to the step that its files agree on."""
     name = case.draft.url.rstrip("/").rpartition("/")[2]
     match = _STEP_NAME.fullmatch(name)
@@ -218,7 +218,7 @@ _ALONE = (
 )
 
 
-def mend_indexes(case: RepairCase) -> None:
+def repair_indexes(case: RepairCase) -> None:
     """Rewrite a lost DCP index if all of its slices exist."""
     prefixes = {file[: file.rfind("/") + 1] for file in case.listing.sizes if file.endswith(SLICES)}
     for prefix in sorted(prefixes):

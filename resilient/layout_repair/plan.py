@@ -49,20 +49,20 @@ if TYPE_CHECKING:
 
 _NEAR_MAX = 3
 _ENDS_IN_NUMBER = re.compile(r"(.*?)(\d{1,12})")
-_MENDERS = (
+_REPAIRS = (
     take_from_copies,
-    file_repair.mend_zips,
-    file_repair.mend_headers,
+    file_repair.repair_zips,
+    file_repair.repair_headers,
     file_repair.swap_back,
-    index_repair.mend_encodings,
-    index_repair.mend_index,
-    index_repair.mend_latest,
-    index_repair.mend_documents,
-    index_repair.mend_indexes,
+    index_repair.repair_encodings,
+    index_repair.repair_index,
+    index_repair.repair_latest,
+    index_repair.repair_documents,
+    index_repair.repair_indexes,
     file_repair.cut_slices,
-    index_repair.mend_name,
-    trainer_state_repair.mend_schedules,
-    trainer_state_repair.mend_state,
+    index_repair.repair_name,
+    trainer_state_repair.repair_schedules,
+    trainer_state_repair.repair_state,
     donors.drop_optional_files,
 )
 """Repairs in order of application: restoring whole files first, removing lost ones last."""
@@ -106,7 +106,7 @@ class LayoutRepairPlan:
     draft: VirtualFolder
 
     @property
-    def is_mended(self) -> bool:
+    def is_repaired(self) -> bool:
         """True if the result is a checkpoint that its tool accepts."""
         return bool(self.steps) and not self.is_hopeless
 
@@ -123,7 +123,7 @@ class LayoutRepairPlan:
     @property
     def is_whole(self) -> bool:
         """True if nothing is lost, neither by the damage nor by the repair."""
-        return self.is_mended and not self.losses and not self.refused
+        return self.is_repaired and not self.losses and not self.refused
 
 
 def plan_layout_repair(
@@ -152,7 +152,7 @@ def plan_layout_repair(
     steps = [donor for donor in found_donors if donor not in case.copies]
     case.near = (*steps, *_beside(url))
     before = case.problems
-    _mend(case)
+    _repair(case)
     if not case.is_layout_known and not case.steps:
         raise UnknownLayout(
             f"`{folder.url}` is not a checkpoint of a supported tool, and nothing beside it shows "
@@ -175,12 +175,12 @@ def plan_layout_repair(
     )
 
 
-def _mend(case: RepairCase) -> None:
-    for mend in _MENDERS:
-        if mend is not take_from_copies and _is_elsewhere(case):
+def _repair(case: RepairCase) -> None:
+    for repair in _REPAIRS:
+        if repair is not take_from_copies and _is_elsewhere(case):
             return
-        if case.problems or mend is take_from_copies:
-            mend(case)
+        if case.problems or repair is take_from_copies:
+            repair(case)
 
 
 def _is_elsewhere(case: RepairCase) -> bool:
@@ -290,7 +290,7 @@ REPAIRED, SALVAGED = "repaired", "salvaged"
 def place_of(plan: LayoutRepairPlan) -> Path:
     """Return the default output path of a plan: beside the damaged checkpoint, with its name."""
     own_path = Path(plan.draft.url)
-    return own_path.parent / (REPAIRED if plan.is_mended else SALVAGED) / own_path.name
+    return own_path.parent / (REPAIRED if plan.is_repaired else SALVAGED) / own_path.name
 
 
 def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
@@ -313,14 +313,14 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
             f"`{target}` exists already",
             hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(other)}",
         )
-    if not plan.is_mended and not plan.salvaged:
+    if not plan.is_repaired and not plan.salvaged:
         raise ConfigError(f"nothing can be written from `{plan.url}`")
     listing = plan.draft.list()
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.unlink(missing_ok=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    if plan.is_mended and listing.is_file:
+    if plan.is_repaired and listing.is_file:
         _write(plan.draft, next(iter(listing.sizes)), partial)
     else:
         _write_folder(plan, partial)
@@ -331,12 +331,12 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
 
 def _write_folder(plan: LayoutRepairPlan, partial: Path) -> None:
     damaged_places = (
-        set() if plan.is_mended else {problem.place for problem in plan.after if problem.is_fatal}
+        set() if plan.is_repaired else {problem.place for problem in plan.after if problem.is_fatal}
     )
     for name in plan.draft.list().sizes:
         if name not in damaged_places:
             _write(plan.draft, name, partial / name)
-    for salvaged in () if plan.is_mended else plan.salvaged:
+    for salvaged in () if plan.is_repaired else plan.salvaged:
         name = f"{salvaged.file}.salvaged.safetensors"
         _write_pieces(safetensors_pieces(salvaged.saved), partial / name)
     partial.mkdir(parents=True, exist_ok=True)

@@ -117,17 +117,17 @@ _NO_KIND = (
 )
 
 
-def mend_schedules(case: RepairCase) -> None:
+def repair_schedules(case: RepairCase) -> None:
     """Rewrite schedulers that are lost, or of another step."""
     if case.contents.layout == "hf-trainer":
-        _mend(case, _OF_TRAINER, "optimizer.pt")
+        _repair(case, _OF_TRAINER, "optimizer.pt")
     if case.contents.layout == "accelerate":
         places = {problem.place for problem in case.problems} | set(case.listing.sizes)
         for name in sorted(place for place in places if _OF_ACCELERATE.fullmatch(place)):
-            _mend(case, name, name.replace("scheduler", "optimizer"))
+            _repair(case, name, name.replace("scheduler", "optimizer"))
 
 
-def _mend(case: RepairCase, name: str, optimizer: str) -> None:
+def _repair(case: RepairCase, name: str, optimizer: str) -> None:
     step = step_of(case, without="schedule")
     if not case.is_broken(name) and not _is_odd(case, step):
         return
@@ -326,7 +326,7 @@ class _Known:
     logs: list[MetricsLog] = field(default_factory=list)
 
 
-def mend_state(case: RepairCase) -> None:
+def repair_state(case: RepairCase) -> None:
     """Rewrite a state that is lost, truncated or of another step; else fix invalid fields."""
     if case.contents.layout != "hf-trainer":
         return
@@ -345,7 +345,7 @@ def mend_state(case: RepairCase) -> None:
         _rebuild(case, step, state)
     elif case.is_broken(STATE) and state:
         _fill(case, state, odd)
-    mend_best(case)
+    repair_best(case)
 
 
 def _control() -> dict[str, Any]:
@@ -439,7 +439,7 @@ def _replace_state(case: RepairCase, state: dict[str, Any], change_text: str, so
     case.done(STATE, change_text, source)
 
 
-def mend_best(case: RepairCase) -> None:
+def repair_best(case: RepairCase) -> None:
     """Restore the path of the best checkpoint, if that checkpoint exists."""
     try:
         state = read_json(case.draft, case.listing, STATE)

@@ -144,7 +144,7 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
     return Scan(tuple(members), bool(members) and (behind == _DIRECTORY or is_last))
 
 
-def mended_zip(
+def repaired_zip(
     draft: VirtualFolder, name: str, start: int, size_bytes: int
 ) -> tuple[Piece, ...] | None:
     """Return a zip with every member whole and a new directory; None if impossible.

@@ -145,17 +145,17 @@ def _pointer(engine: Engine) -> list[Problem]:
     latest, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
     right = f"global_step{_trainer_step(engine)}"
     is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
-    mend = _REPAIR if is_there else ""
+    remedy = _REPAIR if is_there else ""
     if latest != tag and "latest_universal" not in engine.listing.sizes:
         problem_text = (
             f"it names `{latest[:80]}`, which does not exist" if latest else "it names no tag"
         )
         problem_text = f"{problem_text}: DeepSpeed loads nothing, and the Trainer fails"
-        return [Problem(LATEST, problem_text, is_fatal=True, help=mend)]
+        return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
         problem_text = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
         problem_text = f"{problem_text}: DeepSpeed would continue from the other tag"
-        return [Problem(LATEST, problem_text, is_fatal=True, help=mend)]
+        return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     return []
 
 

@@ -111,7 +111,7 @@ class Checker:
         mendable = frozenset(
             (place, one)
             for place, one in (broken if self.setup.parity else ())
-            if not proof_of(tiers[place], one, mends=True)
+            if not proof_of(tiers[place], one, reconstructs=True)
         )
         durable = catalog.lineage(list(tiers.values())[-1]).candidates
         both = TieredStore(*tiers.values(), lambda *_: None) if len(tiers) > 1 else None
@@ -286,10 +286,10 @@ def _short(content: bytes | None) -> str:
     return "missing" if content is None else f"{len(content)} bytes {content[:20]!r}..."
 
 
-def proof_of(store, checkpoint: CheckpointId, *, mends: bool = False) -> str:
+def proof_of(store, checkpoint: CheckpointId, *, reconstructs: bool = False) -> str:
     """Return why a checkpoint is not whole or holds another state than its step has."""
     try:
-        proved = read(store, checkpoint, mends=mends)
+        proved = read(store, checkpoint, reconstructs=reconstructs)
     except ResilientError as error:
         return str(error)
     if content_of(proved.manifest, proved.files) != value_at(checkpoint.step):

@@ -203,7 +203,7 @@ class Life:
 
     def begin(self) -> CheckpointId | None:
         """Resume and claim; return what was resumed from."""
-        wanted = ReadRequest(_Everything(), mends=self.setup.parity > 0)
+        wanted = ReadRequest(_Everything(), reconstructs=self.setup.parity > 0)
         choice = select_resume_checkpoint(self.store, self.desk.comms, "auto", wanted, 20.0)
         if choice.proved is not None:
             self._bases = (make_dedup_base(choice.proved, self.store),)

@@ -58,7 +58,7 @@ def _attempt(
         plan = plan_layout_repair(str(path), others)
     except UnknownLayout as error:
         return STAYS, error.message
-    if not plan.is_mended:
+    if not plan.is_repaired:
         return SAVES if plan.salvaged else STAYS, _told(plan)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         target = write_repaired(plan, Path(folder) / place_of(plan).name)

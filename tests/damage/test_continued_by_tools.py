@@ -47,7 +47,7 @@ def repairs_of(path, copy):
             plan = plan_layout_repair(str(path), others)
         except UnknownLayout:
             continue
-        if plan.is_mended:
+        if plan.is_repaired:
             yield plan
             if plan.is_whole:
                 return

@@ -247,7 +247,7 @@ MUTANTS = [
     Mutant(
         "a file reconstructed in memory counts as stored",
         "resilient/checkpoint/save/dedup.py",
-        " and name not in proved.mended:",
+        " and name not in proved.reconstructed:",
         ":",
         "tests/gang/test_mending.py",
     ),

@@ -76,12 +76,12 @@ def build_layout_repair_result(
         "layout": plan.layout,
         "done": is_done,
         "whole": plan.is_whole,
-        "mended": plan.is_mended,
-        "target": str(target) if plan.is_mended or plan.salvaged else None,
+        "mended": plan.is_repaired,
+        "target": str(target) if plan.is_repaired or plan.salvaged else None,
         "steps": [{"type": "step", **asdict(step)} for step in plan.steps],
         "losses": dict(plan.losses),
         "refused": dict(plan.refused),
-        "salvaged": [_salvage_to_json(part) for part in plan.salvaged if not plan.is_mended],
+        "salvaged": [_salvage_to_json(part) for part in plan.salvaged if not plan.is_repaired],
         "resumable": {"answer": plan.verdict.answer, "why": list(plan.verdict.why)},
     }
     rows = [
@@ -92,7 +92,7 @@ def build_layout_repair_result(
     rows += [(name, "stays", reason, NONE) for name, reason in plan.refused.items()]
     table = Table(("WHAT", "PLAN", "HOW, OR WHAT FOLLOWS", "FROM"), tuple(rows))
     blocks: tuple[Table | str, ...] = (table, *_lines(plan, target, is_done=is_done))
-    if not is_done and (plan.is_mended or plan.salvaged):
+    if not is_done and (plan.is_repaired or plan.salvaged):
         blocks = (*blocks, f"To write it: {command}")
     return CommandResult("ckpt.repair-foreign", "mending", document, blocks, (str(target),))
 
@@ -113,7 +113,7 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
         else:
             yield f"{plan.url} is intact: nothing to repair."
         return
-    if plan.is_mended:
+    if plan.is_repaired:
         losses_note = "; its repaired.json lists what is lost" if plan.losses else ""
         verb = "is in" if is_done else "would be in"
         yield f"A new checkpoint {verb} {target}{losses_note}. {plan.url} is only read."
@@ -432,7 +432,7 @@ def _repair_foreign(
     with Waiting("reading"):
         plan = plan_layout_repair(url, paths, read_storage_options(os.environ))
     target = out or place_of(plan)
-    is_written = is_done and (plan.is_mended or bool(plan.salvaged))
+    is_written = is_done and (plan.is_repaired or bool(plan.salvaged))
     if is_written:
         with Waiting("writing"):
             write_repaired(plan, target)

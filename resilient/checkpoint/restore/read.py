@@ -269,12 +269,12 @@ class VerifiedCheckpoint:
     Attributes:
         manifest: Manifest.
         files: Content by file name; files without wanted bytes are absent.
-        mended: Names of files that are damaged in the store and were reconstructed from parity.
+        reconstructed: Names of files that were damaged and reconstructed from parity.
     """
 
     manifest: Manifest
     files: Mapping[str, Content]
-    mended: tuple[str, ...] = ()
+    reconstructed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class ReadRequest:
         boxes: Function from the manifest to the wanted boxes of tensors; None for all whole
             tensors.
         signing: Whether only signed content may be read, and the key; files are then read whole.
-        mends: Whether damage is reconstructed from parity, in memory, if possible.
+        reconstructs: Whether damage is reconstructed from parity, in memory, if possible.
         places: Function from the manifest to memory of the caller that receives bytes directly.
             This memory has unverified bytes until all reads are done, and parts of the checkpoint
             after an error.
@@ -295,7 +295,7 @@ class ReadRequest:
     parts: Collection[str] | None = None
     boxes: Callable[[Manifest], Boxes] | None = None
     signing: SigningPolicy = UNSIGNED
-    mends: bool = False
+    reconstructs: bool = False
     places: Callable[[Manifest], PlacesByFile] | None = None
 
 
@@ -306,7 +306,7 @@ def read(
     boxes: Callable[[Manifest], Boxes] | None = None,
     signing: SigningPolicy = UNSIGNED,
     *,
-    mends: bool = False,
+    reconstructs: bool = False,
 ) -> VerifiedCheckpoint:
     """Read a checkpoint's manifest and the wanted ``parts``, verified, into new memory.
 
@@ -318,12 +318,12 @@ def read(
         parts: See :class:`ReadRequest`, also for the following arguments.
         boxes: Function from the manifest.
         signing: By default everything may be read.
-        mends: False by default.
+        reconstructs: False by default.
 
     Raises:
         ResilientError: As :func:`read_wanted`.
     """
-    return read_wanted(store, checkpoint, ReadRequest(parts, boxes, signing, mends))
+    return read_wanted(store, checkpoint, ReadRequest(parts, boxes, signing, reconstructs))
 
 
 def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) -> VerifiedCheckpoint:
@@ -343,7 +343,7 @@ def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) ->
     Raises:
         SignatureRefused: A signature is required, and the key has not signed the checkpoint.
         IntegrityError: The manifest or a file is damaged, short or missing. The error names the
-            file and its tensors. With ``mends`` it also says why reconstruction failed.
+            file and its tensors. With ``reconstructs`` it also says why reconstruction failed.
         KeyNotFound: The checkpoint has no manifest, or was deleted while it was read.
         IncompatibleCheckpoint: The format is newer.
         StoreError: The store failed; the checkpoint may be intact.
@@ -360,7 +360,7 @@ def read_wanted(store: Store, checkpoint: CheckpointId, request: ReadRequest) ->
 def _read_from_nearest(
     store: Store, checkpoint: CheckpointId, request: ReadRequest
 ) -> VerifiedCheckpoint:
-    manifest, mended = _read_manifest(store, checkpoint, mends=request.mends)
+    manifest, reconstructed = _read_manifest(store, checkpoint, reconstructs=request.reconstructs)
     signed = check_signature(store, manifest, request.signing)
     # A signed digest covers the whole file, so the whole file must be read.
     chunks = (
@@ -372,15 +372,15 @@ def _read_from_nearest(
     try:
         proved = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
     except IntegrityError as damage:
-        if not (request.mends and manifest.parity):
+        if not (request.reconstructs and manifest.parity):
             raise
-        proved = _mended_or(damage, store, manifest, chunks)
+        proved = _reconstructed_or(damage, store, manifest, chunks)
     if signed is not None:
         check_contents(manifest, signed, proved.files)
-    return replace(proved, mended=(*mended, *proved.mended))
+    return replace(proved, reconstructed=(*reconstructed, *proved.reconstructed))
 
 
-def _mended_or(
+def _reconstructed_or(
     damage: IntegrityError,
     store: Store,
     manifest: Manifest,
@@ -436,21 +436,21 @@ def _read_and_reconstruct(
     }
     names = [
         name
-        for name, mended in reconstructed.items()
-        if mended.is_computed or manifest.key(name) == damaged
+        for name, file in reconstructed.items()
+        if file.is_computed or manifest.key(name) == damaged
     ]
-    files = {name: mended.content for name, mended in reconstructed.items()}
+    files = {name: file.content for name, file in reconstructed.items()}
     return VerifiedCheckpoint(manifest, files, tuple(names))
 
 
 def _read_manifest(
-    store: Store, checkpoint: CheckpointId, *, mends: bool
+    store: Store, checkpoint: CheckpointId, *, reconstructs: bool
 ) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest, or its copy if it is damaged; and the names of damaged files."""
     try:
         return read_manifest(store, checkpoint), ()
     except IntegrityError:
-        if not mends:
+        if not reconstructs:
             raise
         with suppress(IntegrityError, KeyNotFound):
             return read_copy(store, checkpoint), (MANIFEST,)

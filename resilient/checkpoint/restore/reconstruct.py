@@ -108,7 +108,7 @@ def reconstruct(
     return ReconstructedFile(PartialFile(tuple(starts), tuple(parts)), is_computed)
 
 
-def mend_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry) -> bytes:
+def reconstruct_file(places: Sequence[ChunkSource], manifest: Manifest, entry: FileEntry) -> bytes:
     """Return a whole file, verified by its digest.
 
     Args:

@@ -236,7 +236,7 @@ def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
     recalled = store.recalled if isinstance(store, MemoryCachedStore | TieredStore) else set[str]()
     ranges: list[tuple[str, int, int]] = []
     for name, content in proved.files.items():
-        if proved.manifest.key(name) not in recalled and name not in proved.mended:
+        if proved.manifest.key(name) not in recalled and name not in proved.reconstructed:
             parts = content.ranges if isinstance(content, PartialFile) else [(0, len(content))]
             ranges += [(name, start, stop) for start, stop in parts]
     return DedupBase(proved.manifest.checkpoint, tuple(ranges))

@@ -184,15 +184,17 @@ def with_lives(
         facts: Events of rank 0 since the injection.
         has_hosts: Whether some hosts may have continued without another host meanwhile.
     """
-    is_mended = any(event["event"] == "CheckpointReconstructed" for event in facts)
+    is_reconstructed = any(event["event"] == "CheckpointReconstructed" for event in facts)
     # An attempt cannot begin from a checkpoint that was damaged meanwhile.
     starts = began_from(facts, struck.after if struck.damaged else struck.before)
     if not starts:
-        return replace(struck, is_mended=is_mended)
+        return replace(struck, is_reconstructed=is_reconstructed)
     # More attempts may follow as hosts come back. Report one that began from too old a checkpoint.
     wrong = (attempt for attempt in starts if attempt[1] is not None and attempt[0] < attempt[1])
     restored, due = next(wrong, starts[0])
-    return replace(struck, restored=restored, due=due if has_hosts else None, is_mended=is_mended)
+    return replace(
+        struck, restored=restored, due=due if has_hosts else None, is_reconstructed=is_reconstructed
+    )
 
 
 def began_from(

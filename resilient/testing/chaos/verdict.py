@@ -64,7 +64,7 @@ class InjectionResult:
         after: Newest committed and undamaged checkpoint at the start of a new attempt.
         damaged: Checkpoint that was damaged.
         is_found: Whether verification found the damage.
-        is_mended: Whether resume reconstructed the damaged data.
+        is_reconstructed: Whether resume reconstructed the damaged data.
         restored: Checkpoint from which the new attempt began; None for the very beginning.
         seconds: Time from the end of the fault, or from the following restart, to the next step.
         orphans: Processes of ranks that continued training without their agent.
@@ -84,7 +84,7 @@ class InjectionResult:
     after: CheckpointId | None = None
     damaged: CheckpointId | None = None
     is_found: bool = False
-    is_mended: bool = False
+    is_reconstructed: bool = False
     restored: CheckpointId | None = None
     seconds: float = 0.0
     orphans: tuple[int, ...] = ()
@@ -234,7 +234,7 @@ def bound_steps(struck: InjectionResult, interval: int) -> int:
     """
     if struck.code == _STOPPED:
         return 0
-    return interval * (3 if struck.damaged and not struck.is_mended else 2)
+    return interval * (3 if struck.damaged and not struck.is_reconstructed else 2)
 
 
 def _survival(evidence: ExperimentResult) -> GuaranteeResult:
@@ -302,7 +302,9 @@ def _available(evidence: ExperimentResult) -> GuaranteeResult:
         f"{result.what}: started from {result.restored or 'scratch'}, but {due} was intact"
         for result in tested
         for due in (result.due or result.after,)
-        if due and not result.is_mended and (result.restored is None or result.restored < due)
+        if due
+        and not result.is_reconstructed
+        and (result.restored is None or result.restored < due)
     ]
     text = "a new attempt starts from the newest intact checkpoint"
     return _judged("available", text, wrong, len(tested), "no fault ended an attempt")

@@ -30,7 +30,7 @@ import torch
 
 from resilient.checkpoint.catalog import read_manifest
 from resilient.checkpoint.refs import resolve
-from resilient.checkpoint.restore.reconstruct import mend_file
+from resilient.checkpoint.restore.reconstruct import reconstruct_file
 from resilient.checkpoint.signing import check_contents, check_signature, read_signing
 from resilient.distributed.launch_env import World
 from resilient.engine_factory import open_engine
@@ -437,7 +437,9 @@ def _weights(
     if not model_tensors:
         raise IncompatibleCheckpoint(f"{manifest.checkpoint} holds no model to build a state for")
     names = {region.file for tensor in model_tensors for region in tensor.regions}
-    files = {name: mend_file([store], manifest, manifest.file(name)) for name in sorted(names)}
+    files = {
+        name: reconstruct_file([store], manifest, manifest.file(name)) for name in sorted(names)
+    }
     if signed is not None:
         check_contents(manifest, signed, files)
     return {tensor.name.removeprefix("model/"): assemble(tensor, files) for tensor in model_tensors}

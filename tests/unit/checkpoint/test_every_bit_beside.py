@@ -63,7 +63,7 @@ def named(store, key):
 def mended(store):
     """Resume from a checkpoint of which one file is lost."""
     store.objects.pop(STEP.key("state.json"), None)
-    return read(store, STEP, mends=True)
+    return read(store, STEP, reconstructs=True)
 
 
 # Whoever needs the object, and what says of its bytes whether they are right.
@@ -102,7 +102,7 @@ def test_what_helps_is_there_and_does():
     assert verify(store, STEP, "deep") == []
     assert audit(store, [STEP]).is_proven
     assert [one.records for one in (audit(store, [STEP]),)] == [1]
-    assert mended(store).mended == ("state.json",)
+    assert mended(store).reconstructed == ("state.json",)
     for key in HELPERS:
         assert not is_refused(fresh(), key)
 
@@ -154,4 +154,4 @@ def test_a_resume_of_what_is_whole_needs_none_of_it():
     store = fresh()
     for key in HELPERS:
         store.objects[key] = b"x"
-    assert read(store, STEP).mended == ()
+    assert read(store, STEP).reconstructed == ()

@@ -34,7 +34,7 @@ def history(ranks=1, parity=1) -> MemoryStore:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_any_one_file_that_is_needed_is_mended_wherever_it_lies(ranks):
+def test_any_one_file_that_is_needed_is_repaired_wherever_it_lies(ranks):
     store = history(ranks)
     whole = dict(store.objects)
     manifest = read_manifest(store, THIRD)
@@ -44,7 +44,7 @@ def test_any_one_file_that_is_needed_is_mended_wherever_it_lies(ranks):
         expected = {"damaged"} if entry.name in manifest.needed else {"warning"}
         assert {one.severity for one in verify(store, THIRD)} == expected
         if entry.name in manifest.needed:
-            assert entry.name in read(store, THIRD, mends=True).mended
+            assert entry.name in read(store, THIRD, reconstructs=True).reconstructed
         plan = plan_repair(store, THIRD)
         apply_repair(store, plan)
         assert store.objects == whole, entry.name

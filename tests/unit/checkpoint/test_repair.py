@@ -12,7 +12,7 @@ from resilient.checkpoint.commit import commit, gather_receipts
 from resilient.checkpoint.garbage_collection import collect_garbage
 from resilient.checkpoint.repair import apply_repair, plan_repair
 from resilient.checkpoint.restore.read import read
-from resilient.checkpoint.restore.reconstruct import mend_file
+from resilient.checkpoint.restore.reconstruct import reconstruct_file
 from resilient.checkpoint.retention import Retention
 from resilient.checkpoint.save.persist import write
 from resilient.checkpoint.verify import verify
@@ -56,7 +56,7 @@ def damages_of(data: bytes):
 @pytest.mark.slow
 @pytest.mark.parametrize("parity", [1, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_any_damage_to_any_one_file_is_mended_bit_for_bit(parity, ranks):
+def test_any_damage_to_any_one_file_is_repaired_bit_for_bit(parity, ranks):
     store = save_repository(parity, ranks)
     whole = dict(store.objects)
     tried = 0
@@ -135,7 +135,7 @@ def test_a_lost_document_loses_the_plain_values_of_its_part_alone():
     assert plan.lost_tensors == ()
 
 
-def test_damage_of_every_file_is_mended_while_it_is_in_different_chunks():
+def test_damage_of_every_file_is_repaired_while_it_is_in_different_chunks():
     store = large(1)
     whole = dict(store.objects)
     flip(store, CHECKPOINT.key("a.json"), 0)
@@ -175,9 +175,9 @@ def test_a_read_mends_in_memory_and_leaves_the_store_alone():
     expected = read(store, CHECKPOINT)
     flip(store, MODEL, 900)
     before = dict(store.objects)
-    proved = read(store, CHECKPOINT, mends=True)
+    proved = read(store, CHECKPOINT, reconstructs=True)
     assert proved.files == expected.files
-    assert proved.mended == ("model.r00000.safetensors",)
+    assert proved.reconstructed == ("model.r00000.safetensors",)
     assert store.objects == before
     with pytest.raises(IntegrityError, match="content is not what was committed"):
         read(store, CHECKPOINT)
@@ -204,9 +204,9 @@ def test_a_read_of_some_chunks_mends_those_alone():
     assert isinstance(expected[name], PartialFile)
     for chunk in (0, 1, 2):
         flip(store, MODEL, chunk * CHUNK_BYTES + 9999)
-    proved = read(store, CHECKPOINT, None, boxes, mends=True)
+    proved = read(store, CHECKPOINT, None, boxes, reconstructs=True)
     assert proved.files == expected
-    assert proved.mended == (name,)
+    assert proved.reconstructed == (name,)
     with pytest.raises(IntegrityError, match="content is not what was committed"):
         read(store, CHECKPOINT, None, boxes)
 
@@ -216,7 +216,7 @@ def test_a_read_that_cannot_mend_names_the_damage_and_why():
     flip(store, MODEL, 900)
     store.delete(PARITY)
     with pytest.raises(IntegrityError) as caught:
-        read(store, CHECKPOINT, mends=True)
+        read(store, CHECKPOINT, reconstructs=True)
     assert "`checkpoint-7-g1/model.r00000.safetensors`: content is not" in caught.value.message
     assert "parity cannot reconstruct it" in caught.value.message
     assert "0 of 1 parity files are intact there" in caught.value.message
@@ -225,7 +225,7 @@ def test_a_read_that_cannot_mend_names_the_damage_and_why():
 def test_a_read_takes_the_copy_of_a_damaged_manifest_only_if_it_mends():
     store = save_repository(1)
     flip(store, CHECKPOINT.manifest_key, 50)
-    assert read(store, CHECKPOINT, mends=True).mended == ("manifest.json",)
+    assert read(store, CHECKPOINT, reconstructs=True).reconstructed == ("manifest.json",)
     with pytest.raises(IntegrityError):
         read(store, CHECKPOINT)
 
@@ -239,8 +239,8 @@ def test_parity_that_is_whole_and_wrong_is_refused():
     entry, (group,) = manifest.file("a.json"), manifest.parity
     wrong = replace(manifest, parity=(replace(group, files=("a.json", "b.json")),))
     with pytest.raises(IntegrityError, match="parity reconstructs other bytes"):
-        mend_file([store], wrong, entry)
-    assert mend_file([store], manifest, entry) == expected
+        reconstruct_file([store], wrong, entry)
+    assert reconstruct_file([store], manifest, entry) == expected
 
 
 def test_a_store_that_fails_is_no_damage():
@@ -255,7 +255,7 @@ def test_a_store_that_fails_is_no_damage():
     with pytest.raises(StoreUnavailable):
         apply_repair(Failing(store), plan)
     with pytest.raises(StoreUnavailable):
-        read(Failing(store), CHECKPOINT, mends=True)
+        read(Failing(store), CHECKPOINT, reconstructs=True)
     assert store.objects == before
 
 

@@ -18,7 +18,7 @@ from resilient.layout_repair.zip_repair import (
     BYTES_MAX,
     dump,
     flip_bit_back,
-    mended_zip,
+    repaired_zip,
     torch_file,
 )
 from resilient.layouts.model import Unreadable
@@ -42,7 +42,7 @@ def draft_of(path):
 
 def mended(path):
     draft = draft_of(path)
-    pieces = mended_zip(draft, path.name, 0, path.stat().st_size)
+    pieces = repaired_zip(draft, path.name, 0, path.stat().st_size)
     if pieces is None:
         return None
     draft.put(path.name, *pieces)
@@ -90,7 +90,7 @@ def test_a_zip_that_lost_a_member_is_not_called_whole(saved):
     saved.write_bytes(saved.read_bytes()[:1500])
     assert mended(saved) is None
     plan = plan_layout_repair(str(saved))
-    assert not plan.is_mended
+    assert not plan.is_repaired
     saved.write_bytes(b"")
     assert mended(saved) is None
 
@@ -117,10 +117,10 @@ def test_headers_of_safetensors_lose_doubles_and_what_is_behind(tmp_path):
     head = json.loads(whole[8 : 8 + length])
     entry = json.dumps({"w": head["w"]})[1:-1]
     other = json.dumps({"w": {**head["w"], "dtype": "I32"}})[1:-1]
-    for extra, is_mended in ((entry, True), (other, False)):
+    for extra, is_repaired in ((entry, True), (other, False)):
         text = f"{whole[8 : 8 + length].decode().rstrip()[:-1]},{extra}}}".encode()
         path.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length :])
-        assert plan_layout_repair(str(path)).is_mended == is_mended, extra
+        assert plan_layout_repair(str(path)).is_repaired == is_repaired, extra
     path.write_bytes(whole + b"tail")
     plan = plan_layout_repair(str(path))
     path.write_bytes(b"".join(plan.draft.blocks(path.name)))

@@ -28,7 +28,7 @@ def test_lost_slice_of_fsdp_optimizer_leaves_the_weights(sharded):
     next((sharded / "optimizer_0").glob("*_1_0.distcp")).unlink()
     plan = plan_layout_repair(str(sharded))
     names = set(plan.draft.list().sizes)
-    assert (plan.is_mended, plan.verdict.answer) == (True, "partly")
+    assert (plan.is_repaired, plan.verdict.answer) == (True, "partly")
     assert set(plan.losses) == {"the optimizer's state", "the schedule"}
     assert not any(one.startswith(("optimizer_0/", "scheduler")) for one in names)
     assert {"trainer_state.json", "rng_state_1.pth"} <= names
@@ -38,7 +38,7 @@ def test_lost_slice_of_fsdp_optimizer_leaves_the_weights(sharded):
 def test_lost_shard_of_deepspeed_leaves_a_model_to_begin_from(sharded):
     next((sharded / "global_step4").glob("*rank_1*optim_states.pt")).unlink()
     plan = plan_layout_repair(str(sharded))
-    assert plan.is_mended
+    assert plan.is_repaired
     assert {"the optimizer's state", "the schedule", "random state"} <= set(plan.losses)
     made = write_repaired(plan, place_of(plan))
     assert made.name == "weights-4"

@@ -68,7 +68,7 @@ def test_a_schedule_is_what_it_was_to_the_bit(run, step):
 def test_a_schedule_of_which_nothing_says_the_kind_is_not_made_up(run):
     (run / SCHEDULE).unlink()
     plan = plan_layout_repair(str(run))
-    assert not plan.is_mended
+    assert not plan.is_repaired
     assert "its kind is unknown" in plan.refused[SCHEDULE]
 
 
@@ -181,7 +181,7 @@ def test_an_index_is_not_made_of_slices_that_are_damaged_or_another_model(tmp_pa
     at = whole.find(struct.pack("<f", 14.0))
     slices.write_bytes(whole[:at] + bytes([whole[at] ^ 3]) + whole[at + 1 :])
     plan = plan_layout_repair(str(path))
-    assert not plan.is_mended
+    assert not plan.is_repaired
     assert "does not fit" in plan.refused[".metadata"]
     slices.write_bytes(whole)
     shutil.rmtree(other)
@@ -193,7 +193,7 @@ def test_an_index_of_another_model_is_not_taken(tmp_path):
         write_slices({"model": {"w": torch.ones(shape)}}, tmp_path / f"step-{step}")
     (tmp_path / "step-9" / ".metadata").unlink()
     plan = plan_layout_repair(str(tmp_path / "step-9"))
-    assert not plan.is_mended
+    assert not plan.is_repaired
     assert "has no `model.w` at its place" in plan.refused[".metadata"]
 
 
@@ -210,7 +210,7 @@ def test_another_copy_gives_what_is_damaged_and_only_if_it_is_the_same(run, tmp_
     } == {one.name: data for one, data in whole.items()}
     (copy / "config.json").write_text("{}")
     other = plan_layout_repair(str(run), [str(copy)])
-    assert not other.is_mended
+    assert not other.is_repaired
     assert "two checkpoints" in other.refused["config.json"]
 
 
@@ -219,7 +219,7 @@ def test_what_nothing_mends_is_saved_tensor_by_tensor(run):
     whole = load_file(weights)
     weights.write_bytes(weights.read_bytes()[:-4000])
     plan, made = mend(run)
-    assert not plan.is_mended
+    assert not plan.is_repaired
     assert made.parent.name == "salvaged"
     found = load_file(made / "model.safetensors.salvaged.safetensors")
     lost = json.loads((made / "repaired.json").read_text())["lost_tensors"]["model.safetensors"]
@@ -287,11 +287,11 @@ def test_a_folder_with_a_file_of_another_step_is_not_named_for_that_one(tmp_path
     copy = Path(shutil.copytree(path, tmp_path / "copy" / path.name))
     shutil.copy(other / file, path / file)
     plan = plan_layout_repair(str(path))
-    assert not plan.is_mended
+    assert not plan.is_repaired
     assert plan.refused["."]
     mended = plan_layout_repair(str(path), [str(copy)])
     assert mended.is_whole, mended
     assert b"".join(mended.draft.blocks(file)) == (copy / file).read_bytes()
     shutil.rmtree(other)
     # All that counts steps in Megatron is in this one file, so that the name is right is a guess.
-    assert plan_layout_repair(str(path)).is_mended == (file == "common.pt")
+    assert plan_layout_repair(str(path)).is_repaired == (file == "common.pt")

@@ -160,7 +160,7 @@ def test_a_schedule_that_would_begin_anew_is_told(single, of, why):
 
 
 @pytest.mark.parametrize("name", ["total_flos", "train_batch_size"])
-def test_what_its_trainer_counts_with_is_a_number_and_is_mended(single, name):
+def test_what_its_trainer_counts_with_is_a_number_and_is_repaired(single, name):
     before = json.loads((single / "trainer_state.json").read_text())
     edit(single / "trainer_state.json", lambda state: state.update({name: None}))
     answer, told = look(single)

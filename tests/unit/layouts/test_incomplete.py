@@ -71,7 +71,7 @@ def test_weights_in_a_folder_of_another_name_stay_a_model(checkpoint):
 def test_repair_of_incomplete_save_changes_nothing(checkpoint):
     (checkpoint / SENTINEL).touch()
     plan = plan_layout_repair(str(checkpoint))
-    assert (plan.steps, plan.is_mended, plan.is_damaged) == ((), False, True)
+    assert (plan.steps, plan.is_repaired, plan.is_damaged) == ((), False, True)
     assert "incomplete" in plan.refused[SENTINEL]
     assert plan.verdict.answer == "no"
 

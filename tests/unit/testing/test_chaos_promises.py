@@ -121,7 +121,7 @@ def test_as_much_may_be_lost_as_two_intervals_and_with_damage_three():
 
 
 def test_what_was_mended_may_be_resumed_from():
-    mended = replace(FLIPPED, is_mended=True, restored=saved(20))
+    mended = replace(FLIPPED, is_reconstructed=True, restored=saved(20))
     assert not broken(mended)
 
 
