@@ -59,7 +59,7 @@ def repair_index(case: RepairCase) -> None:
             case.refused[index] = why
             continue
         try:
-            text = _index(case, [files[number] for number in sorted(files)])
+            text = _index(case, index, [files[number] for number in sorted(files)])
         except Unreadable as error:
             case.refused[index] = str(error)
             continue
@@ -77,7 +77,12 @@ def _why_not(case: RepairCase, count: int, file_by_number: Mapping[int, str]) ->
     return ""
 
 
-def _index(case: RepairCase, shards: list[str]) -> bytes:
+def _index(case: RepairCase, index: str, shards: list[str]) -> bytes:
+    """Return an index of the shards.
+
+    Raises:
+        Unreadable: A shard is damaged, or the present index names a tensor that no shard has.
+    """
     mapped: dict[str, str] = {}
     size_bytes = elements = 0
     for name in shards:
@@ -85,9 +90,30 @@ def _index(case: RepairCase, shards: list[str]) -> bytes:
             if mapped.setdefault(tensor.name, name) != name:
                 raise Unreadable(f"`{tensor.name[:80]}` is in two shards")
             size_bytes, elements = size_bytes + tensor.size_bytes, elements + tensor.elements
+    _require_all_named(case, index, mapped)
     metadata = {"total_parameters": elements, "total_size": size_bytes}
     document = {"metadata": metadata, "weight_map": dict(sorted(mapped.items()))}
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _require_all_named(case: RepairCase, index: str, mapped: Mapping[str, str]) -> None:
+    """Refuse to remove the only evidence of a tensor that no shard has.
+
+    A name of the index may only be misspelled: then a shard has a tensor without a name there.
+
+    Raises:
+        Unreadable: The present index names more tensors than the shards have.
+    """
+    try:
+        named = set(read_json(case.draft, case.listing, index)["weight_map"])
+    except (Unreadable, KeyError, TypeError):
+        return  # it names nothing
+    lacking = sorted(named - set(mapped))
+    if len(lacking) > len(set(mapped) - named):
+        raise Unreadable(
+            f"{len(lacking)} of its tensors are in no shard, including `{lacking[0][:80]}`: a new "
+            "index would hide the loss"
+        )
 
 
 def repair_latest(case: RepairCase) -> None:

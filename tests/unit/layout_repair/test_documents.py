@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from resilient.layout_repair.plan import plan_layout_repair
 
@@ -60,3 +61,38 @@ def test_a_document_with_a_mark_before_it_is_read_and_written_without(run, name,
     plan = plan_layout_repair(str(run / "checkpoint-8"))
     assert plan.is_whole
     assert plan.draft.read(name, 0, 1 << 20) == before.encode()
+
+
+def shard_weights(path, lost="", misspelled=""):
+    """Split the weights into two shards with an index, and lose a tensor after that."""
+    weights = load_file(path / "model.safetensors")
+    names = sorted(weights)
+    shards = {
+        "model-00001-of-00002.safetensors": names[: len(names) // 2],
+        "model-00002-of-00002.safetensors": names[len(names) // 2 :],
+    }
+    mapped = {name: file for file, those in shards.items() for name in those}
+    if misspelled:
+        mapped[f"{misspelled}x"] = mapped.pop(misspelled)
+    index = {"metadata": {"total_size": 116352}, "weight_map": mapped}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (path / "model.safetensors").unlink()
+    for file, those in shards.items():
+        held = {name: weights[name] for name in those if name != lost}
+        save_file(held, path / file, {"format": "pt"})
+    return path
+
+
+def test_index_that_names_a_lost_tensor_is_kept(run):
+    name = "transformer.h.1.attn.c_attn.bias"
+    plan = plan_layout_repair(str(shard_weights(run / "checkpoint-8", lost=name)))
+    assert not plan.is_repaired
+    assert name in plan.refused["model.safetensors.index.json"]
+
+
+def test_index_that_misspells_a_tensor_is_written_again(run):
+    name = "transformer.h.1.attn.c_attn.bias"
+    plan = plan_layout_repair(str(shard_weights(run / "checkpoint-8", misspelled=name)))
+    assert plan.is_whole
+    text = plan.draft.read("model.safetensors.index.json", 0, 1 << 20)
+    assert name in json.loads(text)["weight_map"]
