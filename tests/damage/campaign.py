@@ -136,7 +136,9 @@ class Campaign:
         original = self.bench.make(sample)[1]
         repair, how = repaired(sample, path, original, self.bench.load_whole(sample))
         if (name, kind.name) in BEYOND:
-            faults = [one for one in faults if "other numbers" not in one]
+            # A Trainer that sees such damage when it loads the tensors may refuse.
+            allowed = ("other numbers", "the verdict calls whole")
+            faults = [one for one in faults if not any(text in one for text in allowed)]
         if "WRONG" in repair:
             faults.append(f"repair {repair}: {how}")
         return Case(name, kind.name, verdict, tuple(answers), repair, tuple(faults))
