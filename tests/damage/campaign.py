@@ -7,6 +7,7 @@ a row for each case, ``docs/damage-campaign.md`` the counts and the losses.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import time
@@ -49,7 +50,7 @@ SUMMARY = HERE.parents[1] / "docs" / "damage-campaign.md"
 CASES_MIN = 500
 LATER_STEPS = 13
 LAUNCH_EVERY = 25
-"""One case of so many is launched as a process; the doors differ in what starts the Trainer."""
+"""One case of so many is launched as a process, unless ``--launch-every`` gives another number."""
 
 
 @dataclass(frozen=True)
@@ -156,19 +157,20 @@ def cases(
     samples: Sequence[Sample],
     every: int = 1,
     at: int = 0,
-    *,
-    is_launched: bool = True,
+    launch_every: int = LAUNCH_EVERY,
 ) -> Iterator[Case]:
-    """Yield one case of ``every``, beginning with number ``at``."""
+    """Yield one case of ``every``, beginning with number ``at``.
+
+    One case of ``launch_every`` is also launched as a process; 0 launches none.
+    """
     number = 0
     for sample in samples:
         for kind in kinds_for(sample):
             number += 1
             if number % every != at % every:
                 continue
-            case = campaign.case(
-                sample, kind, is_launched=is_launched and number % LAUNCH_EVERY == 0
-            )
+            is_launched = launch_every > 0 and number % launch_every == 0
+            case = campaign.case(sample, kind, is_launched=is_launched)
             if case is not None:
                 yield case
 
@@ -228,20 +230,26 @@ def summarized(found: Sequence[Case]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(every: str = "1", at: str = "0", only: str = "") -> int:
-    """Run one case of ``every``, of one layout or of all; only a whole run writes the page."""
+def main() -> int:
+    """Run the cases; only a run of all cases writes the page."""
+    parser = argparse.ArgumentParser(prog="python -m tests.damage.campaign", description=__doc__)
+    parser.add_argument("--every", type=int, default=1, help="run one case of so many")
+    parser.add_argument("--at", type=int, default=0, help="number of the first case")
+    parser.add_argument("--layout", choices=[one.name for one in ALL], help="run one layout")
+    parser.add_argument("--launch-every", type=int, default=LAUNCH_EVERY, help="0 launches none")
+    options = parser.parse_args()
     began = time.monotonic()
-    samples = [one for one in ALL if not only or one.name == only]
+    samples = [one for one in ALL if options.layout in (None, one.name)]
     campaign = Campaign(samples)
     found = []
-    for one in cases(campaign, samples, int(every), int(at)):
+    for one in cases(campaign, samples, options.every, options.at, options.launch_every):
         found.append(one)
         for fault in one.faults:
             sys.stderr.write(f"{one.name}: {fault}\n")
     campaign.close()
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(rendered(found))
-    is_all = every == "1" and not only
+    is_all = options.every == 1 and options.layout is None
     if is_all:
         SUMMARY.write_text(summarized(found))
     bad = sum(bool(one.faults) for one in found)
@@ -251,4 +259,4 @@ def main(every: str = "1", at: str = "0", only: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

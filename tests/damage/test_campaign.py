@@ -25,7 +25,7 @@ def test_doors_asked_for_a_sample_of_damages_agree(request):
         case
         for sample in SAMPLES
         for every in [EVERY.get(sample.name, REST)]
-        for case in cases(campaign, [sample], every, seed % every, is_launched=False)
+        for case in cases(campaign, [sample], every, seed % every, launch_every=0)
     ]
     campaign.close()
     assert {one.sample for one in found} >= set(EVERY)
