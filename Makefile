@@ -84,7 +84,7 @@ STATES ?= 10000000
 KILLS ?= 2000
 
 crash: $(STAMP)
-	$(PYTEST) -m '' tests/crash --crash-doubles 4800 --timeout 1200
+	$(PYTEST) -m '' tests/crash --crash-doubles 4800 --crash-every 1 --timeout 1200
 	nice $(BIN)/python -m tests.crash --states $(STATES) --seed $(SEED) --kills $(KILLS) --report crash-report.json
 
 # The control plane under virtual time, a bad network and a bad store: make simulate SEEDS=1000000 FROM=0

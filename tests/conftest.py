@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.seeds import begin_streams
+from tests.helpers.seeds import begin_streams, draw
 
 # A failing contract shows its values, as a test of our own would; before anybody imports it.
 pytest.register_assert_rewrite("resilient.testing.store_contract")
@@ -32,6 +32,12 @@ def pytest_addoption(parser):
         type=int,
         default=400,
         help="how many pairs of crashes the sweep draws (make crash takes more)",
+    )
+    parser.addoption(
+        "--crash-every",
+        type=int,
+        default=3,
+        help="one case of so many of each long sweep (make crash takes all)",
     )
     parser.addoption(
         "--fuzz-runs",
@@ -175,6 +181,17 @@ def count_states(record_property):
         record_property("violations", violations)
 
     return count
+
+
+@pytest.fixture
+def thinned(request):
+    """Give a function that selects one case of ``--crash-every``; the seed selects the first."""
+    every = request.config.getoption("--crash-every")
+
+    def thin(cases):
+        return list(cases)[draw().randrange(every) :: every]
+
+    return thin
 
 
 @pytest.fixture(autouse=True)

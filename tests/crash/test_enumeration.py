@@ -49,26 +49,31 @@ def test_no_crash_state_of_a_recorded_history_breaks_an_invariant(shard, count_s
 
 
 @pytest.mark.usefixtures("pure_functions_remember")
-def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(count_states):
-    """Every third; make crash takes all."""
-    figures = sweep_cases(singles(PATIENT)[::3])
+def test_one_trouble_at_any_request_to_an_object_store_breaks_no_invariant(count_states, thinned):
+    figures = sweep_cases(thinned(singles(PATIENT)[::2]))
     count_states(figures.states, figures.violated)
     assert not figures.violations, figures.violations[:5]
 
 
 @pytest.mark.usefixtures("pure_functions_remember")
-def test_one_trouble_at_a_request_to_an_object_store_that_gives_up_breaks_none(count_states):
-    """All troubles of exclusive creates, of the others every sixth; make crash takes all."""
-    figures = sweep_cases([*singles(IMPATIENT, "put_new"), *singles(IMPATIENT)[::6]])
+def test_one_trouble_at_a_request_to_an_object_store_that_gives_up_breaks_none(
+    count_states, thinned
+):
+    """More of the troubles of exclusive creates than of the others."""
+    cases = [*thinned(singles(IMPATIENT, "put_new")), *thinned(singles(IMPATIENT)[::3])]
+    figures = sweep_cases(cases)
     count_states(figures.states, figures.violated)
     assert not figures.violations, figures.violations[:5]
 
 
 @pytest.mark.usefixtures("pure_functions_remember")
 @pytest.mark.parametrize("kind", ["parity", "tiers"])
-def test_one_trouble_while_a_store_takes_promotions_or_repairs_breaks_none(kind, count_states):
-    """Some of them; make crash takes more."""
-    cases = [*singles(PATIENT, kind=kind)[::40], *singles(IMPATIENT, kind=kind)[7::40]]
+def test_one_trouble_while_a_store_takes_promotions_or_repairs_breaks_none(
+    kind, count_states, thinned
+):
+    """Some of them; `python -m tests.crash` takes more."""
+    cases = [*singles(PATIENT, kind=kind)[::25], *singles(IMPATIENT, kind=kind)[7::25]]
+    cases = thinned(cases)
     figures = sweep_cases(cases)
     count_states(figures.states, figures.violated)
     assert not figures.violations, figures.violations[:5]
@@ -76,8 +81,8 @@ def test_one_trouble_while_a_store_takes_promotions_or_repairs_breaks_none(kind,
 
 @pytest.mark.usefixtures("pure_functions_remember")
 @pytest.mark.parametrize("seed", range(2))
-def test_several_troubles_with_an_object_store_break_no_invariant(seed, count_states):
-    figures = sweep_cases(several(seed, 150))
+def test_several_troubles_with_an_object_store_break_no_invariant(seed, count_states, thinned):
+    figures = sweep_cases(thinned(several(seed, 240)))
     count_states(figures.states, figures.violated)
     assert not figures.violations, figures.violations[:5]
 

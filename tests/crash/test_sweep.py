@@ -45,9 +45,9 @@ def check_end(store: Witness, ranks: int, expected, case: object) -> list[str]:
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.smoke), 2])
-def test_one_crash_anywhere_in_the_first_life(ranks, count_states):
+def test_one_crash_anywhere_in_the_first_life(ranks, count_states, thinned):
     expected = unbroken(ranks)
-    plans = list(every_crash(operations(Witness(), ranks)))
+    plans = thinned(every_crash(operations(Witness(), ranks)))
     found = []
     for plan in plans:
         store = Witness()
@@ -59,11 +59,11 @@ def test_one_crash_anywhere_in_the_first_life(ranks, count_states):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_one_crash_anywhere_in_a_life_that_resumes(ranks, count_states):
+def test_one_crash_anywhere_in_a_life_that_resumes(ranks, count_states, thinned):
     expected = unbroken(ranks)
     before = Witness()
     live(before, ranks, until=STEPS // 2)
-    plans = list(every_crash(operations(before, ranks)))
+    plans = thinned(every_crash(operations(before, ranks)))
     found = []
     for plan in plans:
         store = Witness(before.objects)
@@ -105,33 +105,33 @@ def test_two_crashes_in_two_lives(count_states, request):
         StoreFaultKind.FULL_AFTER,
     ],
 )
-def test_one_failing_operation_costs_at_most_one_save(kind, count_states):
+def test_one_failing_operation_costs_at_most_one_save(kind, count_states, thinned):
     """Without a retry in between; the loop goes on when a save fails."""
     expected = unbroken(1)
-    length = operations(Witness(), 1)
+    places = thinned(range(operations(Witness(), 1)))
     found = []
-    for at in range(length):
+    for at in places:
         store, plan = Witness(), FaultPlan(0, (StoreFault(at, kind),))
         life, broken = crashed_life(store, plan, 1, "first")
         if life.failed_saves > 1:
             broken.append(f"{life.failed_saves} saves failed")
         found += [(plan, one) for one in broken + check_end(store, 1, expected, plan)]
-    count_states(length, len(found))
+    count_states(len(places), len(found))
     assert not found, found[:5]
 
 
-def test_a_torn_object_is_never_taken_for_a_whole_one(count_states):
+def test_a_torn_object_is_never_taken_for_a_whole_one(count_states, thinned):
     """A store that breaks its promise of atomic puts: resume finds the damage and goes back."""
     expected = unbroken(1)
-    length = operations(Witness(), 1)
+    places = thinned(range(operations(Witness(), 1)))
     found = []
-    for at in range(length):
+    for at in places:
         for seed in range(3):
             plan = FaultPlan(seed, (StoreFault(at, StoreFaultKind.TORN),))
             store = Witness()
             live(FaultyStore(store, plan), attempt="first")
             found += check_end(store, 1, expected, plan)
-    count_states(3 * length, len(found))
+    count_states(3 * len(places), len(found))
     assert not found, found[:5]
 
 

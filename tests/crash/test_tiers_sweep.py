@@ -93,19 +93,22 @@ def sweep(plans, before, final, count_states) -> None:
 
 
 @pytest.mark.parametrize("done", [0, 2], ids=["the first life", "a life that resumes"])
-def test_a_crash_anywhere_leaves_both_tiers_whole_and_the_next_life_ends_alike(done, count_states):
+def test_a_crash_anywhere_leaves_both_tiers_whole_and_the_next_life_ends_alike(
+    done, count_states, thinned
+):
     before = MemoryStore()
     if done:
         train(*shelves(before), until=done)
-    plans = list(every_crash(operations(before.objects)))
+    plans = thinned(every_crash(operations(before.objects)))
     sweep(plans, before.objects, expected(), count_states)
 
 
 @pytest.mark.parametrize(
     "kind", [StoreFaultKind.ERROR_ONCE, StoreFaultKind.ERROR_AFTER, StoreFaultKind.FULL]
 )
-def test_one_failing_operation_of_either_tier_breaks_neither(kind, count_states):
-    plans = [FaultPlan(0, (StoreFault(at, kind),)) for at in range(operations({}))]
+def test_one_failing_operation_of_either_tier_breaks_neither(kind, count_states, thinned):
+    places = thinned(range(operations({})))
+    plans = [FaultPlan(0, (StoreFault(at, kind),)) for at in places]
     sweep(plans, {}, expected(), count_states)
 
 
