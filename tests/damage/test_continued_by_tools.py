@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from resilient.errors import UnknownLayout
+from resilient.layout_repair.case import AGREEMENT
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
 from tests.damage.continuing import TOOLS, verdict_of
 from tests.damage.contradictions import kinds_of
@@ -53,6 +54,15 @@ def repairs_of(path, copy):
                 return
 
 
+def remaining(plan):
+    """Return the losses that a checkpoint saved after a repair may still show.
+
+    An optimizer that started again stays behind the trainer's count.
+    """
+    losses = {*plan.losses, *plan.verdict.lost}
+    return losses | {AGREEMENT} if any("optimizer" in one for one in losses) else set()
+
+
 def continued(bench, sample, kind):
     """Damage, repair, resume and save; return how many repairs there were."""
     scene = bench.copy(sample)
@@ -74,8 +84,8 @@ def continued(bench, sample, kind):
                 again = verdict_of(tool(made, out))
             if is_model:
                 assert again.why == (WEIGHTS_ALONE,), (kind.name, again)
-            else:
-                assert again.answer == bench.reports[sample.name].answer, (kind.name, again)
+            elif again.answer != bench.reports[sample.name].answer:
+                assert set(again.why) <= remaining(plan), (kind.name, again)
         count += 1
     return count
 
