@@ -36,7 +36,7 @@ BEYOND: dict[tuple[str, str], str] = {
         "slices of weights do not name their step"
     ),
     ("Universal", "weights: swapped with the optimizer"): (
-        "both files have one tensor of the same shape, without its role"
+        "each file has one tensor of the same shape, and does not name its role"
     ),
     **{
         (name, f"ledger: {what}"): "resume does not read the ledger; `resilient audit` verifies it"
@@ -53,7 +53,8 @@ _UNDETECTED = (
 )
 _HEAD = """# Damage matrix
 
-This page shows the result of each kind of damage in each layout. A cell has up to three results, \
+This page shows the result of each kind of damage in each layout. A layout is a checkpoint \
+format of a tool. "Ours" is the format of this project. A cell has up to three results, \
 separated by `/`: `ckpt verify`, the layout's own tool, and `ckpt repair`.
 
 | `ckpt verify` | meaning |
@@ -61,7 +62,7 @@ separated by `/`: `ckpt verify`, the layout's own tool, and `ckpt repair`.
 | `no` | training cannot resume; the output has the reason |
 | `loss` | training can resume; the output names the lost state |
 | `told` | training can resume; the output names a contradiction |
-| `unknown` | no checkpoint is recognised |
+| `unknown` | the command recognises no checkpoint |
 | `unseen` | no damage is reported |
 
 | layout's own tool | meaning |
@@ -79,8 +80,7 @@ separated by `/`: `ckpt verify`, the layout's own tool, and `ckpt repair`.
 | `stays` | writes nothing and gives the reason |
 
 The layout's own tool loaded or resumed each repaired checkpoint. With `mends` and `copy`, the \
-whole state equals the undamaged checkpoint bit for bit. With `loses`, the weights are equal bit \
-for bit.
+whole state has the same bits as before the damage. With `loses`, the weights have the same bits.
 
 A cell is empty if the layout has no such file, or stores its content inside another file. \
 `make damage` generates this page. A test in CI repeats some of the cells.
@@ -161,7 +161,7 @@ def _counted(cells: Sequence[Cell]) -> str:
         f"{len({one.sample for one in cells})} layouts. In {silent} cells the layout's own tool "
         "loads the checkpoint, and only `ckpt verify` reports the damage. In "
         f"{unseen} cells `ckpt verify` reports no damage. `ckpt repair` "
-        f"restores {mended} checkpoints without another copy, and {copied} more with one."
+        f"restores {mended} checkpoints without another copy, and {copied} more with another copy."
     )
 
 
