@@ -1,4 +1,4 @@
-"""Benchmarks against peers, side by side in one run.
+"""Benchmarks of this project and of comparable libraries (peers), side by side in one run.
 
 Ratios are comparable between machines; times are not.
 """

@@ -1,6 +1,7 @@
-"""``python -m benchmarks NAME [--rounds N] [--json]``; without a name, what there is.
+"""Command line of the benchmarks: ``python -m benchmarks NAME [--rounds N] [--json]``.
 
-With ``--json`` stdout is one JSON line; without it a table goes in front of that line.
+Without a name, the command lists the benchmarks. With ``--json`` it prints one JSON line; otherwise
+it prints a table before that line.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Time per optimizer step with canonical reduction, against our Trainer with DDP's own all-reduce.
 
-All train the same model on the same micro-batches (four per step), with as many passes per rank.
-They use gloo on the CPU, and one thread per rank. The model is a perceptron of four layers with
-16 MiB of gradients, AdamW and clipping. A turn starts the ranks of one contender as forks, and its
-figure is the median time of a step on rank 0 without warm-up. `canonical` gives all ranks the whole
-gradient, as DDP does. In `sharded` each rank steps its share (`shard_optimizer_state`). One rank is
-measured too: there DDP is not involved, and canonical reduction adds micro-batches in a tree
-instead of a chain. With more ranks than cores, the figures are those of a machine that shares them.
+All contenders train the same model on the same micro-batches, four per step, with equally many
+passes per rank. They use gloo on the CPU, and one thread per rank. The model is a perceptron of
+four layers with 16 MiB of gradients, AdamW and clipping. A turn measures one contender, whose ranks
+are forks of this process. Its result is the median step time on rank 0, without the warm-up steps.
+`canonical` gives all ranks the whole gradient, as DDP does. In `sharded` each rank updates only its
+share of the parameters (`shard_optimizer_state`). A run with one rank is measured too, without DDP.
+There, canonical reduction adds micro-batches in a tree instead of a chain. With more ranks than
+cores, the ranks share cores, which makes every contender slower.
 """
 
 from __future__ import annotations

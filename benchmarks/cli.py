@@ -1,10 +1,10 @@
-"""CPU seconds until a command of `resilient` has answered, beside Python, torchrun and accelerate.
+"""CPU seconds of `resilient` commands, compared with Python, torchrun and accelerate.
 
 The figure of a call is the user and system time of the child process, as the kernel counts it. A
 busy machine hardly changes this time. `ckpt ls` lists ten committed checkpoints in a local folder.
-`verify` verifies every byte of a checkpoint of 343 MiB on one core. `raw` reads as many bytes on
-one core, in one stream, into memory that was touched before. `cold` reads from disk, `warm` from
-the page cache.
+`verify` verifies every byte of a checkpoint of 343 MiB on one core. `raw` only reads as many bytes
+on one core, in one stream, into memory whose pages exist already. `cold` reads from disk, `warm`
+from the page cache.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Bytes that a save adds to the repository when most weights are frozen, against a full save.
 
 One process trains adapters beside frozen linear layers (as LoRA does) with AdamW, on a local disk.
-`frozen_save_bytes_over_full` is the disk space that each save after the first adds, manifest
-included, over that of the first. Adapters and their moments are 1% of the bytes of the state. One
-variant trains 1% of the parameters, which are 3% of the bytes, because AdamW keeps two moments of
-each. Another variant freezes nothing. Peers save the same state. `MEGAPARAMS` in the environment
-sets the frozen parameters, 25 million by default.
+`frozen_save_bytes_over_full` is the disk space that each later save adds, divided by the disk space
+of the first save. Both include the manifest. Adapters and their moments are 1% of the bytes of the
+state. One variant trains 1% of the parameters, which are 3% of the bytes, because AdamW keeps two
+moments of each. Another variant freezes nothing. Peers save the same state. `MEGAPARAMS` in the
+environment sets the frozen parameters, 25 million by default.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Time of a step with and without the step cache: the demo's model, by turns in one run.
+"""Step time of the demo's model with and without the step cache, in alternating blocks of one run.
 
 One training of two ranks (and one of one rank) runs under `resilient train`, with gloo and one
-thread each. It keeps each step in memory (`--every memory=1step`) for a block of steps, and none
-for the next block, by turns. The first two blocks are not counted. A step is measured from its
-beginning to the beginning of the next one, so a copy during the next pass counts. `ratios` are
-medians over blocks in memory: the block's median step over the mean of the blocks before and after
-it. The machine's speed changes from minute to minute by more than the cost of a copy, so only
-neighbours are compared. Half of all such blocks are between the `quartiles`.
+thread each. Blocks of steps alternate. With `--every memory=1step`, one block keeps each step in
+memory, and the next block keeps none. The first two blocks are not counted. A step is measured from
+its beginning to the beginning of the next one, so a copy during the next pass counts. `ratios` are
+medians over the blocks with the step cache. The ratio of a block is its median step time, divided
+by the mean of the block before and the block after it. The machine's speed changes from minute to
+minute by more than the cost of a copy, so only neighbours are compared. Half of the ratios are
+between the `quartiles`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ processes. The same command starts it again when all instances are back. Time is
 300 s lasts `TICK_SECONDS` (environment, 5 by default), and the notice is scaled likewise. Starting
 Python, importing torch and building the model are not scaled, so both lose more here than in
 reality. Both save every hundred steps. A job that ends by itself is started again. The result is
-the step of the newest complete checkpoint at the end. The ideal is the faster contender's median
-step for the whole time in which the instances were available.
+the step of the newest complete checkpoint at the end. The ideal is the number of steps that fit
+into the time with all instances available, at the faster contender's median step time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns of contenders in shuffled order, and reports of their ratios.
+"""Rounds of measurements of all contenders in shuffled order, and reports of their ratios.
 
 A machine that slows down for a minute slows down every contender of that round. So the ratio of
 two figures of one round is more reliable than the ratio of two averages. The median over rounds

@@ -1,12 +1,12 @@
 """Time to load a checkpoint into the live tensors and verify it, against raw reads and peers.
 
-One process, a local disk, a model and its AdamW (parameters and two moments, fp32). Per round and
-contender, `cold` has nothing in the page cache, and `warm` comes right after it. `raw` reads the
-same bytes in one sequential stream into memory that was touched before. Ours reads as `resume`
-does, into the live tensors, and verifies every byte against its digest; the peers verify nothing.
-`cpu` is the processor time of this process for both loads, and `peak_mib` the memory that it added.
-`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` selects
-contenders.
+One process loads a model and its AdamW state (parameters and two moments, fp32) from a local disk.
+In each round, each contender loads twice: `cold` with an empty page cache, and `warm` right after
+that. `raw` reads the same bytes in one sequential stream into memory whose pages exist already. Our
+library reads as `resume` does, into the live tensors, and verifies every byte against its digest.
+The peers verify nothing. `cpu` is the processor time of this process for both loads, and `peak_mib`
+the memory that it added. `MEGAPARAMS` in the environment sets the size, 30 million by default;
+`CONTENDERS` selects contenders.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Time per optimizer step of our Trainer, against a bare loop, accelerate and transformers.
 
 All contenders do the same work on the CPU with one thread: zero_grad, forward, backward, clipping
-and AdamW. AdamW has two groups, weights and biases without decay, as both trainers make them. Also
-the same are LambdaLR, batches from a DataLoader, a progress bar, and a line with the loss every ten
-steps. Nothing is saved or evaluated. The figure is the mean time of a step from the end of the last
-warm-up step to the end of the last step. All contenders take turns in one process.
+and AdamW. AdamW has two parameter groups, as in both trainers: weights, and biases without weight
+decay. All contenders also use LambdaLR, a DataLoader and a progress bar, and print the loss every
+ten steps. Nothing is saved or evaluated. The figure is the mean time of a step from the end of the
+last warm-up step to the end of the last step. All contenders take turns in one process.
 """
 
 from __future__ import annotations

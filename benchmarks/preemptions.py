@@ -1,9 +1,9 @@
-"""Preemptions at random moments of one run: agreed step saved, in time, with exit code 75.
+"""Preemptions at random moments of one run, with checks of saved step, deadline and exit code.
 
 Each attempt of one run of two ranks is asked to stop: by SIGTERM, SIGUSR1 or a notice in a file.
 The request comes in a random phase (start-up, loading, forward, backward, evaluation, saving),
-shortly after a rank has entered it. A preemption is kept if the agent ends with 75 before the
-deadline, and the ranks finished the same step. That step must be the newest checkpoint and must
+shortly after a rank has entered it. A preemption counts as `kept` if the agent exits with 75 before
+the deadline, and the ranks finished the same step. That step must be the newest checkpoint and must
 verify, and the next attempt must continue from there. ``SEED`` in the environment changes the
 random choices.
 """

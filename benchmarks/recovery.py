@@ -8,7 +8,8 @@ checkpoint, as its users do. Our job is killed only after its fork server is run
 few seconds in a first attempt.
 
 A turn without recovery within 60 s is counted (`turns_without_recovery`) and repeated. `steps_lost`
-had ended and were trained a second time; `steps_lost_most` is their maximum over all turns.
+counts the finished steps that were trained a second time. `steps_lost_most` is the maximum over all
+turns.
 
 The parts of a recovery are medians, so their sum may differ from the total:
 

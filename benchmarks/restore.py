@@ -1,12 +1,12 @@
 """Time to resume the next attempt: from the saver daemon's memory, from disk, and by peers.
 
-One process, a local disk, a model and its AdamW (parameters and two moments, fp32). `keeper` and
+One process resumes a model and its AdamW state (parameters and two moments, fp32). `keeper` and
 `ours` are a whole `resume`: it lists the checkpoints, claims an attempt, and verifies every byte
 against its digest. `keeper` takes the files from the shared memory of a saver daemon, `ours` from
-the disk. Per round and contender, `cold` has nothing in the page cache, and `warm` comes right
-after it. Peers load and verify nothing. `memory_over_*` below 1 means that memory is faster.
-`MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS` selects
-contenders.
+the disk. In each round, each contender loads twice: `cold` with an empty page cache, and `warm`
+right after that. Peers only load the state and verify no bytes. `memory_over_*` below 1 means that
+memory is faster. `MEGAPARAMS` in the environment sets the size, 30 million by default; `CONTENDERS`
+selects contenders.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Time of our Trainer to resume at step 1,000,000 of a run, against step 10.
 
 The time runs from the call of ``train()`` to the end of the first step. A new Trainer resumes from
-a local repository, on the CPU with one thread. No run trains a million steps here. A callback moves
-a run to the state of such a run (step, place in the data, schedule, log history). The Trainer then
-trains ten steps from there and saves.
+a local repository, on the CPU with one thread. No run trains a million steps here. Instead, a
+callback sets the state of such a run: step, place in the data, schedule and log history. The
+Trainer then trains ten steps from there and saves.
 
 `10` has trained ten steps. `million` is in epoch 1,000, with a log entry per 500 steps, the
 default. `10_in_one_epoch` and `late_in_one_epoch` are near the two ends of an epoch of 125,000
 steps. `million_logged_every_10` has a log history of 100,000 entries. Each resume reads and digests
-these twelve megabytes, so the time grows with them.
+the history of 12 MB, so its time grows with the history.
 """
 
 from __future__ import annotations

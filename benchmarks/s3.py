@@ -3,16 +3,17 @@
 One process moves a model and its AdamW (parameters and two moments, fp32) to and from one real
 server. The server is Ceph's gateway on loopback: release 20 in a root of its own if it can be
 installed, else that of the machine. The `AWS_*` variables and `BENCH_BUCKET` can name another
-server. The first pass is over https, as buckets are used, and the second without (`plain_`). Per
-round each contender puts and gets once, in shuffled order.
+server. The first pass uses https, as production buckets do. The second pass uses http (`plain_`).
+Per round each contender puts and gets once, in shuffled order.
 
-`ours` is the whole path through the engine, with digests, manifest and fence, and back into the
+`ours` is the whole path: through the engine, with digests, manifest and fence, and back into the
 live tensors. Peers put and get one object of the same size. Overwritten and deleted data is freed
 between two turns, because the server needs as long for that as for a put. A peer that is not
 installed, or that this server refuses, is left out and named. s3torchconnector trusts only the
-machine's authorities. As root, this process therefore adds the server's authority to its own view
-of them. `obstore_unsigned` sends bodies that the server cannot verify, and is no peer. `MEGAPARAMS`
-in the environment sets the size, 30 million by default; `CONTENDERS` selects contenders.
+certificate authorities of the machine. If this process runs as root, it therefore adds the server's
+authority in a mount namespace of its own. `obstore_unsigned` sends bodies that the server cannot
+verify, so it is left out of the comparison with the best peer. `MEGAPARAMS` in the environment sets
+the size, 30 million by default; `CONTENDERS` selects contenders.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ until the bytes are synced.
 * `memcpy` copies the same bytes into a warm buffer. `raw` writes them in one sequential stream and
   syncs.
 * `cpu` is the processor time of this process, and `peak_mib` the memory that it added.
-* `speed` is that of a loop on all cores while a save is persisted: by a throttled thread, by a
+* `speed` is the speed of a loop on all cores while a save is persisted: by a throttled thread, by a
   thread at full speed, and by a saver daemon.
 
 All state changes before each save of ours, so that nothing can be deduplicated. A turn is repeated

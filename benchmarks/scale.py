@@ -1,14 +1,14 @@
 """Requests of one save to store, key-value store and rank 0, with up to 16,384 ranks.
 
 Every rank is a thread of this process that runs `persist`: the whole path from host bytes to the
-commit and the work after it, over the real `ControlGroup` and `TorchKVStore`. Simulated are the
-state, which is a row of each of eight tensors per rank, and what lies below. The key-value server
-and the store are in memory and count (:mod:`benchmarks.peers.counting`). The figures are those of
-the second save of an attempt: it has an older checkpoint to delete, and a dedup base.
+commit and the work after it, over the real `ControlGroup` and `TorchKVStore`. The state is
+simulated: each rank has one row of each of eight tensors. The key-value server and the store are
+simulated in memory, and count their requests (:mod:`benchmarks.peers.counting`). The figures are
+those of the second save of an attempt: it has an older checkpoint to delete, and a dedup base.
 
-Nothing here takes the time of a network. So the path of a save is given as the number of calls that
-must follow each other, over all ranks. Times are those of rank 0's processor alone, without the
-share of the counting stores.
+The times contain no network time. So the path of a save is given as the number of calls that must
+follow each other, over all ranks. Times are processor times of rank 0 alone, without the time of
+the simulated servers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train PyTorch models to the end on machines that will fail, bit for bit.
+"""Train PyTorch models to the end on machines that fail, with bitwise equal results.
 
 Public names are loaded when they are first used, so ``import resilient`` never imports torch.
 """

@@ -1,7 +1,7 @@
-"""Exit hooks that close open checkpointers, before the interpreter shuts thread pools.
+"""Exit hooks that close open checkpointers, before the interpreter shuts down thread pools.
 
 Exit functions of ``atexit`` run too late. Our thread pools and those of object store clients then
-refuse work, so no request can be sent. The hooks that the standard library uses to shut its own
+refuse work, so no request can be sent. The hooks with which the standard library shuts down its own
 pools run early enough. These hooks have no public name, so only this module uses them. In a Python
 without these hooks, ``atexit`` makes the calls later.
 """

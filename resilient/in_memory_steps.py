@@ -91,7 +91,7 @@ class StepCache:
     def hold(
         self, step: int, parts: Mapping[str, Part], about: CheckpointInfo, *, overlap: bool
     ) -> None:
-        """Copy the state of a step to host memory; with ``overlap`` partly beside training.
+        """Copy the state of a step to host memory; with ``overlap``, partly during training.
 
         When this method returns, the step survives the death of every rank while the daemons live.
         With ``overlap``, the step survives only after ``before_update`` has returned. The step

@@ -51,17 +51,17 @@ ENTRY_POINTS = {
 }
 USERS_IMPORT = ("resilient.testing.", "resilient.adapters.")
 
-# The only places that may catch whatever comes.
+# The only modules that may catch any exception.
 CATCH_ALL = {
-    "cli/resilient_cli/app.py",  # the edge: errors become text and exit codes
-    "resilient/distributed/coordination.py",  # a rank's failure is shown to its peers, then raised
-    "resilient/elastic/metrics/collector.py",  # no figure is worth a run: see `_attempt`
-    "resilient/elastic/workers/bootstrap.py",  # the worker's edge: what it died of is reported
-    "resilient/elastic/workers/fork_server.py",  # whatever an imported package raises: see `step`
-    "resilient/train/trackers/reporting.py",  # whatever a tool raises, training goes on
-    "resilient/exit_hooks.py",  # the edge of a process: what fails there is told
-    "resilient/events.py",  # a sink that raises must not stop what it is told of
-    "resilient/storage/transfer.py",  # what a thread raised is raised again by its caller
+    "cli/resilient_cli/app.py",  # turns any error into text and an exit code
+    "resilient/distributed/coordination.py",  # posts a rank's failure to its peers, then raises it
+    "resilient/elastic/metrics/collector.py",  # a failed metric must not stop a run: see `_attempt`
+    "resilient/elastic/workers/bootstrap.py",  # reports any exception that ends a worker
+    "resilient/elastic/workers/fork_server.py",  # imported packages may raise any error: see `step`
+    "resilient/train/trackers/reporting.py",  # no error of a tracker stops training
+    "resilient/exit_hooks.py",  # reports any error during the exit of a process
+    "resilient/events.py",  # an error in a sink must not stop the code that emits
+    "resilient/storage/transfer.py",  # the caller raises a thread's error again
 }
 BROAD = ("Exception", "BaseException")
 

@@ -1,9 +1,10 @@
-"""Uploads of one training's bytes to a bucket, and downloads into memory, by all contenders.
+"""Uploads of one training state to a bucket, and downloads into memory, by all contenders.
 
 Ours is a whole checkpoint. An upload lasts from the call of ``save`` until the manifest is
 committed. A download lasts from the listing until every byte is verified in the live tensors, as
 ``resume`` reads. Peers put and get one object of the same size, with the same part size and
-parallelism. A peer that accepts a buffer gets memory that was touched before. Peers verify nothing.
+parallelism. A peer that accepts a buffer gets memory whose pages exist already. Peers verify
+nothing.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     holding.py FOLDER BLOCKS STEPS
 
-There is one training, in which blocks of STEPS steps alternate with and without `memory=1step`.
-The first rank writes the time of each step, from its beginning to the beginning of the next one.
+In one training, blocks of STEPS steps with and without `memory=1step` alternate. The first rank
+writes the time of each step, from its beginning to the beginning of the next one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads of one training by all contenders, from page cache and from disk.
+"""Loads of one training state by all contenders, from page cache and from disk.
 
 Each contender has two figures: ``cold`` with nothing in the page cache, ``warm`` with everything.
 """

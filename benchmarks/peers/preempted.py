@@ -1,4 +1,4 @@
-"""Training that records the phase of its step, so that it can be preempted in that phase.
+"""Training script that records its current phase, so that a test can preempt a chosen phase.
 
 ``benchmarks.preemptions`` and the tests run it. ``phase-<rank>`` in the folder contains one word,
 and ``steps-<rank>`` one line per finished step.

@@ -1,4 +1,4 @@
-"""Saves of one training by all contenders, each as its own documentation recommends.
+"""Saves of one training state by all contenders, each as its own documentation recommends.
 
 Each contender has two figures: ``stall``, the time that training waits, and ``durable``, the time
 until every byte is synced. If a contender does not sync its files, the benchmark does it.

@@ -1,4 +1,4 @@
-"""Saves and loads of the training by accelerate and by the Trainer of transformers."""
+"""Saves and loads of the training state by accelerate and by the Trainer of transformers."""
 
 from __future__ import annotations
 

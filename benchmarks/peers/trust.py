@@ -1,7 +1,7 @@
-"""Additional authority for this process alone, for clients that trust only the machine's bundle.
+"""Additional CA for this process alone, for clients that trust only the machine's CA bundle.
 
-The AWS Common Runtime reads the bundle of the machine, and accepts no other. So the process gets
-its own mount namespace, in which a copy covers the folder of that bundle.
+The AWS Common Runtime reads only the CA bundle of the machine. So the process gets its own mount
+namespace, in which a copy covers the folder of that bundle.
 """
 
 from __future__ import annotations

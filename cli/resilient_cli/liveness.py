@@ -1,8 +1,8 @@
 """Liveness of the process that may write to a repository, from event files and this machine.
 
-The events of an agent name its process, which its own host can check. For other hosts the agent is
-alive if its host wrote an event within the last minute. The newest generation record may also name
-a process, and the repository may hold its heartbeat.
+The events of an agent name its process, which its own host can check. An agent on another host
+counts as alive if that host wrote an event within the last minute. The newest generation record may
+also name a process, and the repository may contain the heartbeat of this process.
 """
 
 from __future__ import annotations

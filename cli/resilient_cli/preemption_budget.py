@@ -2,8 +2,8 @@
 
 ``p95 of a save + p95 of its promotion + 5 s <= --grace < termination grace <= notice``
 
-Each term leaves time for the term before. The trainers save within ``--grace``. The agent ends
-before its container or job is killed, and the kill comes before the machine is gone.
+Each limit includes the limit before it. The trainers save within ``--grace``. The agent ends before
+its container or job is killed, and the kill comes before the machine is gone.
 """
 
 from __future__ import annotations

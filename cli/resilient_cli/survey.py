@@ -1,4 +1,4 @@
-"""Manifests and findings of checkpoints, for the commands that judge them.
+"""Manifests and verification results of checkpoints, shared by several commands.
 
 The module also has partial verification (``ckpt verify --sample --max-duration``), and the
 resumability of our own checkpoints.

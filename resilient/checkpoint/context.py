@@ -88,7 +88,7 @@ class CheckpointOptions:
 
     @property
     def rested_seconds_max(self) -> float:
-        """Longest pause of a save; other ranks wait for its receipt, with a deadline."""
+        """Longest total pause of a save, below the deadline with which other ranks wait."""
         return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)
 
     def to_json(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ any file, so a half-deleted checkpoint does not exist. A file that a remaining c
 stays; a later collection deletes it when no checkpoint needs it any more. Checkpoints in the trash
 (:mod:`resilient.checkpoint.trash`) stay until their grace period is over.
 
-A scan costs one listing of the checkpoints, one of the generations, and the record of each
+A scan reads one listing of the checkpoints, one listing of the generations, and the record of each
 generation in the line of descent. Tags, and each remaining manifest once, are read only if
 something would be deleted.
 """
@@ -51,7 +51,7 @@ FENCE_SECONDS = 5.0
 """Age of a fence check after which a process checks again before its next delete."""
 
 
-def collect_garbage(  # noqa: PLR0913 - what a rotation must be told, time included
+def collect_garbage(  # noqa: PLR0913 - a collection depends on all of these
     store: Store,
     retention: Retention,
     generation: int,

@@ -5,8 +5,8 @@ segment to the beginning of the ledger, then forward through the records. The au
 segments outside the chain, whose steps were trained and lost.
 
 An attempt stores its generation record before anything else, and the record is never deleted. A
-number without a record is therefore unaccounted work. The exception is a number that a claim
-skipped, which the next record shows (``Generation.skipped``).
+generation number without a record therefore stands for work that the audit cannot account for. The
+exception is a number that a claim skipped, which the next record shows (``Generation.skipped``).
 """
 
 from __future__ import annotations

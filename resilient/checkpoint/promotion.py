@@ -2,15 +2,15 @@
 
 Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
 byte for byte. The manifest is put by an exclusive create after a check of the fence. The promoted
-checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Before its
-manifest exists, its files look like leftovers if a newer checkpoint is committed there. A garbage
-collection may then delete the files. The promotion therefore checks all files again after the put
-of the manifest.
+checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Without the
+manifest, the copied files look like leftovers if a newer checkpoint is committed in the durable
+tier. A garbage collection may then delete the files. The promotion therefore checks all files again
+after the put of the manifest.
 
-One thread of each place copies the files of that place, one checkpoint at a time. A due checkpoint
-waits for the promotion in progress, and the next save waits with it. So the durable tier lags by no
-more than its schedule allows. The coordinator alone decides which checkpoints are due, and
-announces them with the commit.
+One thread per near repository copies its files, one checkpoint at a time. The save of a due
+checkpoint ends only after the promotion in progress, so the next save waits too. The durable tier
+therefore lags by no more than its schedule allows. The coordinator alone decides which checkpoints
+are due, and announces them with the commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Retention policies and the plan that follows from them (pure).
 
-A checkpoint stays if at least one policy gives a reason. Every policy counts the line of descent
-first. So an abandoned checkpoint never displaces a checkpoint that resume may use.
+A checkpoint stays if at least one policy keeps it. Every policy first counts the checkpoints that
+resume may use (the line of descent). So an abandoned checkpoint never displaces a checkpoint of
+this line.
 """
 
 from __future__ import annotations

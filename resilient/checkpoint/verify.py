@@ -3,9 +3,9 @@
 Bytes that match their digests can still be inconsistent, because of a defect in the writer. The
 ``deep`` level therefore compares regions, headers and documents with the manifest.
 
-A sample consists of random chunks, not files, so its share is also exact for a terabyte in few
-files. A chunk that several checkpoints need is read once. A share that is read each night covers
-nearly all chunks within a year, at a small part of the cost.
+A sample consists of random chunks, not of files. Its share is therefore exact even if a terabyte is
+in few files. A chunk that several checkpoints need is read once. A small sample each night covers
+nearly all chunks within a year, at a fraction of the cost of full verifications.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Everything is read as data, as in :mod:`resilient.layouts`: nothing is unpickled. Tensors, fields
 and random states are compared by value. All other content is compared by a digest: files that no
-reader opens, and pickled values that are no fields (NumPy arrays, sets, sparse tensors).
+reader opens, and pickled values that are not fields (NumPy arrays, sets, sparse tensors).
 """
 
 from __future__ import annotations

@@ -116,9 +116,9 @@ def verify_foreign(
     """Return the problems of the bytes; ``contents`` already has the problems of the headers.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and of
-    the optimizer. These are problems: NaN, negative squares, a file of zeros only, and a page of
-    zeros that cuts a row. Also reported are infinite numbers, numbers far beyond the scale of their
-    tensor, and files that equal those of an older step beside them.
+    the optimizer. These are problems: NaN, negative second moments, a file of zeros only, and a
+    page of zeros that cuts a row. Also reported are infinite numbers, numbers far beyond the scale
+    of their tensor, and files that equal those of an older step beside them.
 
     Args:
         folder: Folder of the checkpoint.

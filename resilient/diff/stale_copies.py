@@ -43,7 +43,7 @@ _RATE_MIN = 1e-5
 def stale_copies(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> Iterator[Problem]:
-    """Yield the files that equal those of an older step although every step changes them.
+    """Yield files that every step should change but that equal the files of an older step.
 
     Args:
         folder: Folder of the checkpoint.

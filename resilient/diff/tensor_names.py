@@ -1,10 +1,10 @@
 """Matching of tensor names between two checkpoints, across wrappers (pure).
 
 Model parameters are matched by name. On each side, the prefix that a wrapper, a loop or a script
-added is removed first. The removed prefix is the one that makes most names match. Optimizer state
-is matched by the name of its parameter. One side may number its parameters, as torch does, while
-the other side names them. Numbers are then mapped to names only if an order of names is known and
-every shape fits.
+added is removed first. Among several prefixes, the prefix that makes most names match is removed.
+Optimizer state is matched by the name of its parameter. One side may number its parameters, as
+torch does, while the other side names them. Numbers are then mapped to names only if an order of
+names is known and every shape fits.
 """
 
 from __future__ import annotations

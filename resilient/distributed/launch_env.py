@@ -184,7 +184,7 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
         where: Source of the text, for an error.
 
     Raises:
-        ConfigError: The text is no JSON object.
+        ConfigError: The text is not a JSON object.
     """
     try:
         options = json.loads(text) if text.strip() else {}

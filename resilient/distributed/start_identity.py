@@ -1,4 +1,4 @@
-"""Identity of a start: the start of the command and the scheduler job of a process.
+"""Identity of a start: one start of the command, and the scheduler job of the process.
 
 The generation record contains the identity, so a later attempt finds the generations of the same
 run. An option such as ``--resume never`` therefore applies until this run has a checkpoint.

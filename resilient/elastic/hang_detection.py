@@ -12,7 +12,8 @@ outside training               see the next table
 ============================== ========================================================
 
 Ranks that train together wait for the rank with the fewest steps. So the group hangs when every
-rank with the fewest steps done is overdue. Ranks with more steps only wait and are not blamed.
+rank with the fewest steps done is overdue. Ranks with more steps only wait and are not blamed. The
+floor is the option ``--hang-floor`` (60 s by default), and the patience is ``--hang-patience``.
 Until 5 steps were seen, the patience replaces the deadline of a step.
 
 The time before and after training has no learned deadline:
@@ -28,7 +29,7 @@ out of training (`ending`)     the exit of another rank with 0, or a later heart
 
 A slow start is not a hang, and ranks may leave a job one after the other. So a rank is blamed only
 if another rank waits for it. A rank without a heartbeat is blamed only if another rank cannot begin
-without it. A job whose ranks write no heartbeat is never judged.
+without it. A job whose ranks write no heartbeat never counts as hung.
 
 Several hosts: an agent sees only its own ranks. When one rank hangs, all others wait for it in a
 collective, and become overdue at the same moment on every host. So hosts exchange the status of the
@@ -36,7 +37,7 @@ rank that delays the others most, and blame in this order:
 
 1. a stopped rank delays all others at any step;
 2. else the rank with the fewest steps;
-3. among equal steps, a rank that still has time: no rank is judged before it;
+3. among ranks with equally many steps, no rank is blamed while one of them has time left;
 4. then ranks stuck in the kernel, then busy ranks, because a sleeping rank usually waits;
 5. then ranks in a phase that needs no other rank, then the longest wait.
 """

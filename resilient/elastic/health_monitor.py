@@ -233,7 +233,7 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
         for rank, progress in signs.items()
         if len(progress.own_seconds) >= STEPS_MIN
     }
-    if len(own) < 2:  # noqa: PLR2004 - nobody is slower than himself
+    if len(own) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
         return []
     # The lower median, so that the slow rank of two is found.
     median = statistics.median_low(own.values())

@@ -221,7 +221,7 @@ class Outcome:
 
     @property
     def is_robbed(self) -> bool:
-        """True if a training attempt was killed from outside, which indicates no crash loop."""
+        """True if a training attempt was killed from outside; this is not a crash loop."""
         return self.kind is OutcomeKind.FAILED and self.is_taken and self.has_stepped
 
     def in_a_stop(self) -> Outcome:

@@ -1,7 +1,7 @@
 """Directory that an agent shares with its workers, and the file of the agent's events.
 
 The directories of killed agents are removed. The agent's events are stored beside the ranks'
-events. Their folder is known only after the ranks have started.
+events, whose folder is known only after the ranks have started.
 """
 
 from __future__ import annotations

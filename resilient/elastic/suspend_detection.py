@@ -19,7 +19,7 @@ _GAPS_MAX = 64
 
 
 class SuspendDetector:
-    """Detector that takes a much too late check of its owner as a suspension.
+    """Detector that counts a very late check by its owner as a suspension.
 
     A check itself may take long, for example in a silent store. So only the time between the end of
     one check and the start of the next counts.

@@ -6,8 +6,9 @@ to the agent's own standard output and error, and writes timestamped lines to
 ``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still read.
 If the disk is full, lines of the file are lost, but no worker fails.
 
-The reader never loads a whole file. It searches its first line backwards from the end of the file
-or by bisection. Then the reader merges the lines of all ranks of one attempt by time.
+The reader of logs never loads a whole file. The reader finds the first line by a backward scan from
+the end of the file, or by bisection. Then the reader merges the lines of all ranks of one attempt
+by time.
 """
 
 from __future__ import annotations

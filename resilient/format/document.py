@@ -316,7 +316,7 @@ def unseal(data: bytes, key: str) -> dict[str, Any]:
         key: Key of the document, for the message.
 
     Raises:
-        IntegrityError: The document is no JSON object, is not canonical, or its root does not
+        IntegrityError: The document is not a JSON object, is not canonical, or its root does not
             match.
     """
     if len(data) > DOCUMENT_BYTES_MAX:

@@ -80,7 +80,7 @@ class CheckpointId:
 
     @property
     def copy_key(self) -> str:
-        """The key of the manifest's second copy, for repairs; its presence is no commit."""
+        """The key of the manifest's second copy, for repairs; its presence is not a commit."""
         return self.key(MANIFEST_COPY)
 
     @property
@@ -257,7 +257,7 @@ def tag_key(name: str) -> str:
 def parse_tag(key: str) -> str | None:
     """Return the name in a tag's key, or None for any other key.
 
-    A name that already refers to a checkpoint, such as ``latest`` or a step, is no tag.
+    A name that already refers to a checkpoint, such as ``latest`` or a step, is not a tag.
     """
     if not key.startswith(TAGS) or not key.endswith(".json"):
         return None

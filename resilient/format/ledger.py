@@ -216,7 +216,7 @@ def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
         is_sealed: Whether the seal must match. An audit passes False to name the changed record.
 
     Raises:
-        IntegrityError: The bytes are damaged, are no segment, or belong under another key.
+        IntegrityError: The bytes are damaged, are not a segment, or belong under another key.
     """
     fields = unseal(data, key) if is_sealed else _parse(data, key)
     if (fields.get("format"), fields.get("version")) != (FORMAT, VERSION):

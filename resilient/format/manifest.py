@@ -207,7 +207,7 @@ class Receipt:
         """Parse the output of ``to_json``.
 
         Raises:
-            IntegrityError: The value is no receipt.
+            IntegrityError: The value is not a receipt.
         """
         try:
             check_receipt(value)

@@ -162,7 +162,7 @@ def check_parity(count: object) -> int:
     """Return the number of lost files that a group can reconstruct, or reject the number.
 
     Raises:
-        ConfigError: ``count`` is no whole number from 0 to ``PARITY_MAX``.
+        ConfigError: ``count`` is not a whole number from 0 to ``PARITY_MAX``.
     """
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= PARITY_MAX:
         raise ConfigError(

@@ -45,7 +45,7 @@ class JsonRows:
         """Parse the objects as JSON trees.
 
         Raises:
-            ValueError: The text is no JSON.
+            ValueError: The text is not JSON.
             RecursionError: The objects nest deeper than any state.
         """
         trees: list[Any] = json.loads(f"[{self.text}]")
@@ -55,7 +55,7 @@ class JsonRows:
         """Yield the objects' trees from the last to the first, each decoded on demand.
 
         Raises:
-            ValueError: An object is no JSON.
+            ValueError: An object is not JSON.
             RecursionError: An object nests deeper than any state.
         """
         end = len(self.text)

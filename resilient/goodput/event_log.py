@@ -6,9 +6,9 @@ exact.
 
 Each record has the time of day and the seconds since the boot of its machine. No user can set the
 boot seconds, and all processes of one boot share them. Differences between records of one boot are
-therefore differences of boot seconds. The time of day only converts boot seconds to dates, by the
-median of the boot's records. The clocks of several hosts are aligned at the rendezvous of each
-attempt.
+therefore differences of boot seconds. The time of day only converts boot seconds to dates. The
+offset between the two is the median over all records of the boot. The clocks of several hosts are
+aligned at the rendezvous of each attempt.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class EventRecord:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a numeric field, or ``default`` if it is no number or beyond 2**53."""
+        """Return a numeric field, or ``default`` if it is not a number or beyond 2**53."""
         value = self.fields.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return default
@@ -182,7 +182,7 @@ def read_records(folders: Sequence[Path]) -> list[EventRecord]:
 
 
 def parse_line(line: str, source: str = "") -> EventRecord | None:
-    """Return the record of a line; None if the line is no event of ``WANTED``."""
+    """Return the record of a line; None if the line is not an event of ``WANTED``."""
     fields = parse_fields(line)
     event, at = fields.get("event"), fields.get("at")
     if not isinstance(at, str) or not isinstance(event, str):

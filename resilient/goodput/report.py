@@ -225,7 +225,7 @@ def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple
 
 
 def _loss_of(record: EventRecord) -> float | None:
-    """Return the logged loss, finite or not; None if it is no number."""
+    """Return the logged loss, finite or not; None if it is not a number."""
     metrics = record.fields.get("metrics")
     value = metrics.get("loss") if isinstance(metrics, dict) else None
     if isinstance(value, bool) or not isinstance(value, int | float):

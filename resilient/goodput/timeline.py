@@ -197,7 +197,7 @@ class Fault:
         detail: Description for the user.
         host: Host of the first failure, if known.
         rank: Rank that failed first, -1 if none did.
-        down_ms: Time until the first step of the next attempt ended; None if none has.
+        down_ms: Time until the first step of the next attempt ended; None if no later step ended.
         lost_steps: Completed steps after the step from which the next attempt began.
         lost: Time spans of the lost steps, (from, to, attempt).
     """
@@ -239,8 +239,9 @@ class RecoverySummary:
 def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun]) -> list[Fault]:
     """Return the faults of a run by time.
 
-    Steps above the first step of an attempt are charged to the end of the last attempt that trained
-    before it. The same rule applies to a rollback into the work of much earlier attempts.
+    If an attempt starts from an earlier step, the previous work after that step is lost. The loss
+    is charged to the fault that ended the last attempt that trained, even if the work of earlier
+    attempts is lost too.
     """
     left = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []

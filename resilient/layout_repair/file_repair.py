@@ -320,7 +320,7 @@ class SalvagedFile:
 
 
 def is_saved_so(problem: Problem) -> bool:
-    """Return True if a problem was already in the saved numbers, and is no damage of the file."""
+    """Return True if a problem was already in the saved numbers and is not damage of the file."""
     return " NaN and " in problem.what
 
 

@@ -207,7 +207,7 @@ def repair_name(case: RepairCase) -> None:
     )
     counted = Counter(entry for entry in steps if entry is not None)
     step, votes = counted.most_common(1)[0] if counted else (None, 0)
-    if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - one alone proves nothing
+    if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - needs two agreeing files
         return
     width = len(match[2]) if match[2].startswith("0") else 1
     name = f"{match[1]}{step:0{width}d}"

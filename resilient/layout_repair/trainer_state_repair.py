@@ -118,7 +118,7 @@ _NO_KIND = (
 
 
 def repair_schedules(case: RepairCase) -> None:
-    """Rewrite schedulers that are lost, or of another step."""
+    """Rewrite schedulers that are lost or belong to another step."""
     if case.contents.layout == "hf-trainer":
         _repair(case, _OF_TRAINER, "optimizer.pt")
     if case.contents.layout == "accelerate":
@@ -327,7 +327,7 @@ class _Known:
 
 
 def repair_state(case: RepairCase) -> None:
-    """Rewrite a state that is lost, truncated or of another step; else fix invalid fields."""
+    """Rewrite a state that is lost, truncated or from another step; else fix invalid fields."""
     if case.contents.layout != "hf-trainer":
         return
     try:

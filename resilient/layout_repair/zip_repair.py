@@ -1,8 +1,8 @@
 """Repair of torch zip files: single-bit errors, lost directories, and new files.
 
 CRC-32 distinguishes every position of a single flipped bit. In content of n bits, other damage
-looks like a single flipped bit by chance once in 2^32 / n. Therefore only small content is repaired
-this way, and the result must be valid.
+looks like a single flipped bit with a probability of n / 2^32. Therefore only small content is
+repaired this way, and the result must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
 directory at the end repeats these values. A lost directory can therefore be rewritten, and the

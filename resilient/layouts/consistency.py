@@ -1,7 +1,7 @@
 """Cross-checks between the files of one checkpoint.
 
-A contradiction is a loss if the loader continues from a state that was not saved. The contradiction
-is only noted if the loader uses the right value.
+A contradiction is a loss if the loader continues from a state that was not saved. If the loader
+uses the right value, the contradiction is only reported.
 
 Sources: ``torch.optim.Optimizer.load_state_dict`` raises if the number of groups differs, and loads
 all other content unchecked. torch compares no shapes, so only the first step raises. Layer names

@@ -65,7 +65,7 @@ class Slice:
         file: Name of the file.
         start: Offset in the file, in bytes.
         size_bytes: Length in bytes.
-        offsets: Offsets of the piece in its tensor; None if it is no tensor.
+        offsets: Offsets of the piece in its tensor; None if it is not a tensor.
         is_plain: Whether the bytes are as torch saves them, without compression.
     """
 
@@ -82,8 +82,8 @@ class Index:
 
     Attributes:
         tensors: All tensors, each whole.
-        slices: Locations of the pieces by name; a value that is no tensor has one.
-        values: Names that are no tensors.
+        slices: Locations of the pieces by name; a value that is not a tensor has one.
+        values: Names that are not tensors.
         version: Version of the format; empty in old files.
         ranks: Number of ranks, from the highest number of a file.
         problems: Missing or contradictory content.
@@ -169,7 +169,7 @@ def _is_strange(name: PickledGlobal) -> bool:
 
 
 def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str) -> Any:
-    """Return a value that is no tensor, or the number of a one-element tensor; else None.
+    """Return a value that is not a tensor, or the number of a one-element tensor; else None.
 
     Raises:
         StoreError: A file could not be read.

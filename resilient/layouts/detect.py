@@ -179,7 +179,7 @@ LAYOUTS = (
 
 
 def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
-    """Return the contents of a checkpoint of any known layout; None if it is no checkpoint.
+    """Return the contents of a checkpoint of any known layout; None if it is not a checkpoint.
 
     Args:
         folder: The folder, or the single file.

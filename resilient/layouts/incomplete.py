@@ -65,7 +65,7 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
 def unfinished(
     url: str, listing: DirectoryListing, problems: Iterable[Problem]
 ) -> tuple[Problem, ...]:
-    """Return the problems of a checkpoint, led by the unfinished save if it is incomplete.
+    """Return the problems of a checkpoint; an unfinished save comes first.
 
     A repair cannot restore the missing parts of such a save, so every problem points at another
     step.

@@ -100,7 +100,7 @@ def shape_of(value: Any) -> tuple[int, ...]:
     """Return a shape.
 
     Raises:
-        Unreadable: The value is no shape that a tensor could have.
+        Unreadable: The value is not a shape that a tensor could have.
     """
     if not isinstance(value, tuple | list) or len(value) > AXES_MAX:
         raise Unreadable("an invalid shape")

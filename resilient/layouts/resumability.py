@@ -140,7 +140,7 @@ _FIXES = {
 def is_costly(problems: Iterable[Problem]) -> bool:
     """Return True if a resume stops, or loses a state that the tool saves.
 
-    A state that the tool never saves is no damage of the checkpoint.
+    A state that the tool never saves is not damage of the checkpoint.
     """
     return any(
         problem.is_fatal or (problem.loses and problem.cure is not Remedy.UNKEPT)

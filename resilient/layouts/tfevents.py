@@ -227,7 +227,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     """Yield the number, the wire type and the value of each field of a message.
 
     Raises:
-        Unreadable: The data is no message.
+        Unreadable: The data is not a message.
     """
     at = 0
     while at < len(data):

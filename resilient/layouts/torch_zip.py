@@ -1,8 +1,8 @@
 """``torch.save`` files, read by ranges: a zip of one pickle and the bytes of tensors.
 
 Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored
-uncompressed. torch never writes a compressed member, so it is refused, because a few bytes could
-expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
+uncompressed. The reader refuses a compressed member, because torch never writes one, and a few
+bytes could expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def open_archive(
         size_bytes: Length of the part; by default up to the end of the file.
 
     Raises:
-        Unreadable: The file is no torch file, or is damaged or hostile.
+        Unreadable: The file is not a torch file, or is damaged or hostile.
         StoreError: The file could not be read.
     """
     if name not in listing.sizes:

@@ -1,7 +1,7 @@
 """Optimizer, scheduler and random state, as torch and its trainers store them.
 
 Random states are checked by the rules of their generators: ``random.setstate``,
-``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise at anything else.
+``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise an error for any other form.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ moments with another meaning. Therefore state of another kind of optimizer is re
 options and the state of each parameter identify the kind; options that change between torch
 releases do not.
 
-An optimizer of pieces has one run of elements of each parameter per rank, possibly empty, and steps
-this run in pieces. The states of one run's pieces are concatenated and written in place. The
-checkpoint is layout-independent. Replicas, FSDP and single processes load the checkpoint, and such
-an optimizer loads theirs.
+On each rank, an optimizer of pieces has one contiguous run of elements of each parameter, which may
+be empty. The optimizer updates this run in pieces. The states of one run's pieces are concatenated
+and written in place. The checkpoint is layout-independent. Replicas, FSDP and single processes load
+the checkpoint, and such an optimizer loads theirs.
 """
 
 from __future__ import annotations
@@ -571,7 +571,7 @@ class ShardedOptimizer:
         Raises:
             UnsavableState: The optimizer keeps a value that is neither one number per element of a
                 parameter, nor one value per parameter.
-            ConfigError: The optimizer got a group of parameters that are no pieces.
+            ConfigError: The optimizer got a group of parameters that are not pieces.
         """
         groups = [
             {**{name: value for name, value in group.items() if name != "params"}, "params": names}

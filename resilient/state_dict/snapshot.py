@@ -93,7 +93,7 @@ def capture(
 
     Raises:
         UnsavableState: A value needs pickle, or a document has a tensor.
-        ConfigError: A part's name is no valid file name, or two parts share a name or file.
+        ConfigError: A part's name is not a valid file name, or two parts share a name or file.
     """
     _require_apart(parts)
     flatten_part = _flatten_part if taker is None else taker.flatten_part

@@ -106,7 +106,7 @@ class StableStorageCache:
 def is_deferrable(
     source: torch.Tensor, steady: Collection[int], small: Collection[int] = frozenset()
 ) -> bool:
-    """Return whether a tensor is better copied beside training.
+    """Return whether to copy a tensor later, while training continues.
 
     Args:
         source: Tensor to copy.
@@ -275,7 +275,7 @@ def stage(
 
 
 def draft(snapshot: Snapshot, world: World) -> list[PlannedFile]:
-    """Return the files with tensors that this rank writes of a snapshot; nothing is copied."""
+    """Return the planned files for this rank's tensors of a snapshot; nothing is copied."""
     return SavePlanner().of(snapshot, world)
 
 

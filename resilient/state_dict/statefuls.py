@@ -371,7 +371,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics as plain numbers; tensors of one element become their value.
 
     Raises:
-        UnsavableState: A metric is no number.
+        UnsavableState: A metric is not a number.
     """
     plain = {}
     for name, value in metrics.items():

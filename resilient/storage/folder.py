@@ -56,7 +56,7 @@ class DirectoryListing:
         kinds: Kind of each unread entry.
         changed: Last write time of each file, in seconds since 1970, if known.
         is_whole: Whether the listing is complete.
-        is_file: Whether the listing is a single file that was named itself.
+        is_file: Whether the URL names a single file, which is the only entry.
     """
 
     sizes: Mapping[str, int]
@@ -116,7 +116,7 @@ def open_folder(url: str, storage_options: Mapping[str, Any] | None = None) -> F
 
     Raises:
         ConfigError: The URL is empty or malformed, or its package is not installed.
-        StoreError: A server that is contacted at once refused or did not answer.
+        StoreError: The server refused or did not answer; not every protocol connects at once.
     """
     if not url.strip():
         raise ConfigError("cannot open a folder: its path or URL is empty")
@@ -243,7 +243,7 @@ class LocalFolder:
         return status if stat.S_ISREG(status.st_mode) else None
 
     def _kind(self, name: str) -> str:
-        """Return the kind of an entry that is no plain file inside the root; follow no links."""
+        """Return the kind of an entry that is not a plain file inside the root; follow no links."""
         try:
             mode = (self._root / name).lstat().st_mode
         except OSError:
@@ -297,12 +297,12 @@ _ONE_FILE_ONLY = ("http", "https")
 class FsspecFolder:
     """A prefix, or a single object, of a service that fsspec knows.
 
-    ``http`` supports only single files, because a web server's page of links is no reliable
+    ``http`` supports only single files, because a web server's page of links is not a reliable
     listing.
 
     Raises:
         ConfigError: The URL is malformed, or its package is not installed.
-        StoreError: A server that is contacted at once refused or did not answer.
+        StoreError: The server refused or did not answer; not every protocol connects at once.
     """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:

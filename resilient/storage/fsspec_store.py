@@ -284,7 +284,7 @@ class FsspecStore:
         return sorted(self._entries(infos, prefix)) if isinstance(infos, dict) else []
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing object is no error."""
+        """Delete the object; a missing object is not an error."""
         path = self._path(key)
         with self._errors("delete", key):
             try:

@@ -201,7 +201,7 @@ class LocalStore(TempFileSweeper):
             return sorted(_walk(self._files, self._root, "", prefix))
 
     def delete(self, key: str) -> None:
-        """Delete the object and the folders that become empty; a missing object is no error.
+        """Delete the object and the folders that become empty; a missing object is not an error.
 
         The folder is synced even if the object was missing. Another process may have deleted the
         object and died before its sync; the object would then reappear after a power loss.

@@ -81,7 +81,7 @@ def local_path(url: str) -> Path:
 
 
 def open_remote(url: str, storage_options: Mapping[str, Any]) -> Store:
-    """Open the store at a URL that is no local path, without a request to any server.
+    """Open the store at a URL that is not a local path, without a request to any server.
 
     Raises:
         ConfigError: The URL or an option is malformed, or the URL's package is not installed.

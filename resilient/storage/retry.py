@@ -138,7 +138,7 @@ class RetryingStore:
         return self._persist(lambda: tuple(self._store.list(prefix)))
 
     def delete(self, key: str) -> None:
-        """Remove the object; a missing one is no error."""
+        """Remove the object; a missing object is not an error."""
         self._persist(lambda: self._store.delete(key))
 
     def stat(self, key: str) -> ObjectInfo:

@@ -1,11 +1,11 @@
 """Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
 A digest or checksum protects each body, so that a server rejects a changed body. Every server
-supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it;
-the checksum costs both sides a tenth. TLS protects the body in transit. The checksum, which is
-itself signed, detects damage after TLS ends. Amazon describes both in "Checking object integrity"
-and "Unsigned payload" of its S3 documentation. A server that supports the checksum repeats it in
-its response; other servers ignore it.
+supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it.
+The checksum takes far less time than a SHA-256 on both sides (ADR 0055). TLS protects the body in
+transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon describes both
+in "Checking object integrity" and "Unsigned payload" of its S3 documentation. A server that
+supports the checksum repeats it in its response; other servers ignore it.
 
 Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
 Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a
@@ -401,7 +401,7 @@ class S3Connection:
 
         Raises:
             OSError: The server was unreachable, cut the connection, or was too late.
-            HTTPException: The received bytes are no HTTP response.
+            HTTPException: The received bytes are not an HTTP response.
         """
         connection = self._live_connection()
         timer = _Timer(self._clock, self._options.request_seconds)

@@ -53,7 +53,7 @@ class Uploads(Protocol):
         """Yield the uploads whose key begins with ``prefix``."""
 
     def abort(self, upload: Upload) -> None:
-        """Abort an upload and delete its parts; a missing upload is no error."""
+        """Abort an upload and delete its parts; a missing upload is not an error."""
 
 
 def abort_uploads(

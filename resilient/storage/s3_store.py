@@ -186,7 +186,7 @@ class ObstoreStore:
         return sorted(info for info in entries if info.key.startswith(prefix) and is_key(info.key))
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing object is no error."""
+        """Delete the object; a missing object is not an error."""
         with self._errors("delete", check_key(key)):
             try:
                 obstore.delete(self._bucket, key)

@@ -93,7 +93,7 @@ class Store(Protocol):
         """List every object whose key begins with ``prefix``, in the order of keys."""
 
     def delete(self, key: str) -> None:
-        """Delete the object; a missing object is no error."""
+        """Delete the object; a missing object is not an error."""
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the key and the size of the object.

@@ -24,7 +24,7 @@ def as_byte_view(data: Data, key: str = "") -> memoryview:
     """Return ``data`` as one flat view of bytes, without a copy.
 
     Raises:
-        StoreError: ``data`` is no buffer, or its memory is not contiguous.
+        StoreError: ``data`` is not a buffer, or its memory is not contiguous.
     """
     try:
         view = memoryview(data)

@@ -185,7 +185,7 @@ class JointScaler(torch.amp.GradScaler):
     """torch's scaler, with overflows shared: an overflow on one rank is an overflow on all ranks.
 
     For DTensor gradients torch reduces the overflow flag by the placement of the first gradient. If
-    the first layer is replicated and other layers are cut, torch therefore does not reduce the
+    the first layer is replicated and other layers are sharded, torch therefore does not reduce the
     flag.
     """
 

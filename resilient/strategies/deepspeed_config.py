@@ -116,7 +116,7 @@ class Warmup:
         low: First rate.
         high: Rate after the warm-up; None for the first rate of a parameter group.
         steps: Steps of the warm-up, at least 2.
-        total: Steps of the run; None if the rate stays.
+        total: Steps of the run; None if the rate stays constant.
         is_log: Whether the rate rises as a logarithm.
     """
 
@@ -187,7 +187,7 @@ def read_warmup(block: Mapping[str, Any], rate: float, warmup: int, total: int) 
         total: Steps of the run.
 
     Raises:
-        ConfigError: A length is no positive number, or differs from the run's.
+        ConfigError: A length is not a positive number, or differs from the run's.
     """
     params = {name: value for name, value in block.get("params", {}).items() if value is not None}
     steps = params.get("warmup_num_steps", warmup or _STEPS)
@@ -264,7 +264,7 @@ def read_config(source: Mapping[str, Any] | str | None) -> Config:
         source: A dict, the path of a JSON file, or None for ZeRO 2.
 
     Raises:
-        ConfigError: The file cannot be read or is no JSON object.
+        ConfigError: The file cannot be read or is not a JSON object.
     """
     if source is None or source == "":
         return {"zero_optimization": {"stage": 2}}

@@ -77,7 +77,7 @@ def differences(left: Any, right: Any, path: str = "") -> list[str]:
     Args:
         left: Nested dicts, lists and tuples of tensors and plain values.
         right: Value to compare with.
-        path: Path of the values in a larger value, with which each line of the result begins.
+        path: Prefix of each line of the result: the path of the values inside a larger value.
     """
     if type(left) is not type(right):
         return [f"{path}: {type(left).__name__} and {type(right).__name__}"]

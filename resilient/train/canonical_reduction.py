@@ -4,8 +4,8 @@ All hosts of an attempt, and of the attempt that saved, must compute the same bi
 step, every rank computes the first micro-batch. Ranks must get the same bits, and the pass must
 leave the model unchanged. The check runs the same operations as training.
 
-Each micro-batch has its own random stream, and so has the code between steps. A run therefore draws
-the same numbers on whatever rank a micro-batch is computed.
+Each micro-batch has its own random stream, and so has the code between steps. A micro-batch
+therefore draws the same numbers on every rank.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fields of a dataclass as a dict, faster than ``asdict`` for mostly plain values.
 
-Called at each step, ``asdict`` costs more than the step's own bookkeeping.
+A call of ``asdict`` at each step would cost more than the step's own bookkeeping.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ class BrokenLossEpisodes:
     """Detector of the starts and ends of broken numbers; the same on all ranks.
 
     Args:
-        args: ``loss_spike_deviations`` and ``fp16``. With ``fp16`` an infinite norm is no fault: it
-            only reduces the loss scale.
+        args: ``loss_spike_deviations`` and ``fp16``. With ``fp16`` an infinite norm is not a fault:
+            it only reduces the loss scale.
 
     Attributes:
         is_broken: Whether losses are NaN or infinite now.

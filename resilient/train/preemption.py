@@ -9,9 +9,9 @@ deadline even then. The agreement never uses the collectives::
     every rank    posts    entered/<rank>       the last turn it has begun
     every rank    agreed = max(entered)         turns up to there are finished, later ones not begun
 
-A turn is a step, or a batch of the evaluation after a step, so a long evaluation also ends at
-once. No rank can get stuck, because a rank inside turn t has posted t, so a rank frozen before t
-may enter t.
+A turn is a step, or a batch of the evaluation after a step, so a long evaluation also ends at once.
+No rank can get stuck: a rank inside turn t has posted t, so a rank that is frozen before t may
+enter t.
 """
 
 from __future__ import annotations
@@ -400,7 +400,7 @@ def _let_signals_go() -> None:
 
 
 def _give_signals_back() -> None:
-    """Restore the handlers in a forked child: its signals are no requests to the training."""
+    """Restore the handlers in a forked child: its signals are not requests to the training."""
     if _replaced:
         signal.set_wakeup_fd(-1)
         for handlers in reversed(_replaced):

@@ -61,7 +61,7 @@ _STALL_SECONDS = 0.01
 def set_seed(seed: int) -> None:
     """Seed the global random numbers of Python, NumPy and torch."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global stream is what users draw from
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - user code draws from the global stream
     torch.manual_seed(seed)
 
 
@@ -283,7 +283,7 @@ class TrainingRun:
         step, rounds = hooks.state.global_step, hooks.current_gradient_accumulation_steps
         if self.is_fresh:
             self.is_fresh = False
-            hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - what the whole gang tells
+            hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - emits once per rank group
         if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
             self._settle_losses()
 
@@ -374,8 +374,8 @@ def pass_through(
         samples: Micro-batches from the loader.
         counted: Number of labels of the whole step, if they are counted.
     """
-    assert run.pipeline is not None  # noqa: S101 - for mypy
-    batches = [trainer._prepare_inputs(sample) for sample in samples]  # noqa: SLF001 - the field's name
+    assert run.pipeline is not None  # noqa: S101 - narrows the type for mypy
+    batches = [trainer._prepare_inputs(sample) for sample in samples]  # noqa: SLF001 - Transformers' name
     runs = [partial(_loss, trainer, batch, counted) for batch in batches]
     losses = run.pipeline.passes(runs, batches)
     for nth, (inputs, loss) in enumerate(zip(samples, losses, strict=True), 1):

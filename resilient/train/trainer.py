@@ -255,7 +255,7 @@ class Trainer(TrainerEvaluation):
         stopped, and the missing trials follow.
 
         Args:
-            hp_space: Function from a trial to values by argument name. Names that are no arguments
+            hp_space: Function from a trial to values by argument name. Names that are not arguments
                 go to ``model_init``.
             compute_objective: Function from metrics to the objective; None: their sum, or the loss.
             n_trials: Number of trials over all attempts of the search.

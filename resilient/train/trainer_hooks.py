@@ -157,7 +157,7 @@ class TrainerHooks:
         loader per dataset, with its processes, serves all evaluations.
 
         An override's loader is counted batch by batch. Several ranks share the batches of a plain
-        ``DataLoader`` without shuffling; any other loader is refused there.
+        ``DataLoader`` without shuffling. With several ranks, any other loader is refused.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, str):
@@ -491,7 +491,7 @@ class TrainerHooks:
         """Refuse overrides without a parameter for the count that divides the loss.
 
         Raises:
-            ConfigError: Names the method.
+            ConfigError: A method lacks the parameter.
         """
         for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
             taken = inspect.signature(method).parameters

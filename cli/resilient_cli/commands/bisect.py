@@ -1,6 +1,6 @@
 """``resilient ckpt bisect``: first checkpoint at which a user's command fails.
 
-The search is a pure function, and tests as few checkpoints as possible.
+The search is a pure function that tests as few checkpoints as possible.
 """
 
 from __future__ import annotations

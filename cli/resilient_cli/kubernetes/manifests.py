@@ -1,8 +1,8 @@
 """Manifests of a run as Kubernetes objects and as YAML.
 
 All flavors share one pod template; ``k8s/base`` gives the reason for each of its parts. The
-functions are pure, so that tests can compare their results. The YAML has blocks of keys and lists.
-Texts that are not plain are quoted as in JSON.
+functions are pure, so that tests can compare their results. The YAML consists of block mappings and
+lists. Strings that are not plain scalars are quoted as in JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Read-only HTTP server on the loopback interface, behind a secret address.
 
-Other users of the machine do not know the address. A foreign page in the same browser does not
-know it either, and may not read an answer: no other origin is allowed. A foreign host name that
-points to the loopback interface is refused, because the ``Host`` header contains that name.
+Other users of the machine do not know the address. A page of another origin in the same browser
+does not know the address either, and may not read a response. A foreign host name that points to
+the loopback interface (DNS rebinding) is refused by its ``Host`` header.
 """
 
 from __future__ import annotations

@@ -348,15 +348,15 @@ class DaemonConnection:
     def leave_to_parent(self) -> None:
         """Close this process's copy of the connection after a fork; the parent continues with it.
 
-        The daemon takes the rank for alive while any process, also a data-loading worker, has the
-        connection open.
+        The daemon considers the rank alive while any process has the connection open, for example a
+        worker of a data loader.
         """
         self.is_over = True
         self._connection.close()
 
     @property
     def peer_pid(self) -> int:
-        """Process that listens at the socket, as this one sees it; 0 if it is not visible.
+        """Process id of the listener in this PID namespace; 0 if the process is not visible.
 
         From SO_PEERCRED, see unix(7): the process that called listen().
         """

@@ -6,19 +6,20 @@ The rank writes a slot. The daemon reads the slot, but only after the end of the
     notes   values that the message names and that rarely change
     rows    of the ledger, one a line; each turn adds those that are new in this slot
 
-The word is the first store of ``void`` and the last of ``say``. All other stores happen between the
-two, also those to the files of the slot. A process that dies in any way stops between two of its
-stores. All stores before that point are in memory that remains after the process. The kernel closes
-its socket after its last thread has stopped, and the daemon reads only then. The daemon therefore
-finds either the word 0, or a message with all data that the message names. The daemon verifies all
-of these data. The proof is the SHA-256 of the message and of the digests of its notes, and the
-ledger's head verifies the rows. If one of them does not match, the slot is void.
+``invalidate`` sets the word to 0 before all other stores. ``publish`` sets the word to the
+message's length after all other stores, including the stores to the files of the slot. A process
+that dies in any way stops between two of its stores. All stores before that point are in memory
+that remains after the process. The kernel closes its socket after its last thread has stopped, and
+the daemon reads only then. The daemon therefore finds either the word 0, or a message with all data
+that the message names. The daemon verifies all of these data. The proof is the SHA-256 of the
+message and of the digests of its notes, and the ledger's head verifies the rows. If one of them
+does not match, the slot is void.
 
 The message is JSON, written at each step. A note has values that rarely change from step to step:
 the layout of one file, the dedup bases, the plain values of the configuration. The message names
 each note by its place, and the ledger's rows by number and length. The head of the segment verifies
-the rows. The job of a cached step streams nothing, protects no checkpoint from retention and has no
-topic yet, because no save of it has begun.
+the rows. The job of a cached step streams no file and protects no checkpoint from retention. Its
+save has not begun, so the job has no topic (the name of an agreement of the ranks) yet.
 """
 
 from __future__ import annotations
@@ -374,7 +375,7 @@ class StepSlot:
         Crash: the slot is empty until the last store, and then has the job.
 
         Raises:
-            ResilientError: There is no memory for it.
+            ResilientError: There is not enough memory for the slot.
             ValueError: A value has no JSON form.
         """
         self.invalidate()
@@ -494,7 +495,7 @@ class _Rows:
 
 
 def slate_name(slot: int, name: str) -> str:
-    """Return the name under which a slot's own memory is reserved; no file of a slot has it."""
+    """Return the name under which a slot's own memory is reserved; no file has this name."""
     return f"slate/{slot}/{name}"
 
 

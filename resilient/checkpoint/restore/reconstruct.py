@@ -1,4 +1,4 @@
-"""Reconstruction of damaged chunks from parity or from other places, verified.
+"""Reconstruction of damaged chunks from parity or from other copies, verified.
 
 A chunk is the smallest unit with a digest. So damage is located chunk by chunk, and a reconstructed
 chunk is verified like any other chunk. This module writes nothing.

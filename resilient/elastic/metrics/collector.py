@@ -344,7 +344,7 @@ class GoodputFigures:
 
         Args:
             now_ms: Wall clock time in milliseconds.
-            is_last: Whether to update now.
+            is_last: Whether to update even if no report is due.
         """
         began_seconds = self._clock.monotonic_seconds()
         if not self._records or (began_seconds < self._due_seconds and not is_last):

@@ -12,7 +12,8 @@ preemption. ``SLURM_JOB_END_TIME`` is the end planned at the start of the job.
 
 File: a script, a shared folder or a projected volume creates a file.
 
-URL: the user's own URL is polled. 404 or 204 is no notice, 200 with JSON is a notice.
+URL: the user's own URL is polled. A response of 404 or 204 means no notice, and 200 with JSON is a
+notice.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class SingleNodeRendezvous(RendezvousHandler):
     """Rendezvous handler for one node.
 
     torch's own handler waits up to 0.3 s in the first two rounds, so that many nodes do not join at
-    once. The handler also has a server and a thread.
+    once. torch's handler also runs a server and a thread, which one node does not need.
 
     Args:
         run_id: Id of the job.

@@ -10,15 +10,15 @@ Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner 
 
 The agent removes a lock only if each of these conditions holds:
 
-* By its place in the extension cache, its size and its mode bits, the lock is torch's.
+* The lock has the place in the extension cache, the size and the mode bits of torch's locks.
 * This user owns the lock.
 * The file system is local, so no process of another host can own the lock.
 * This process sees every process that can reach the folder. In a container this holds for the
   container's own root file system only.
 * No process has the lock open or works in the build folder, at two checks 0.3 s apart. A builder
   closes the lock just before the removal, so one check is not enough.
-* The open files of every process of this user can be read. The host's init process and the
-  programs of a login do not count.
+* The open files of every process of this user can be read. The host's init process and the login
+  programs (such as sshd) do not count.
 """
 
 from __future__ import annotations

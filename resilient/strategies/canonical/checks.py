@@ -2,7 +2,7 @@
 
 Some modules change a buffer (running statistics, the vectors of spectral norm) or a parameter (a
 codebook, the weights of a teacher) in the forward pass. Such a module carries state from one
-micro-batch to the next. Which micro-batch comes before depends on the number of ranks.
+micro-batch to the next. The number of ranks determines which micro-batch comes before.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
 compute equal bits in these operations; other processors, libraries or numbers of threads usually do

@@ -3,8 +3,8 @@
 The norm of all gradients is the norm of their blocks' norms, in the order of the parameters. The
 numbers and their order are the same for any division over ranks.
 
-A sharded optimizer steps only this rank's span of the parameters. Each rank keeps the state of one
-span of the line, in blocks of fixed size. A block is stepped as one tensor at any world size, so
+A sharded optimizer steps only this rank's span of the parameters. Each rank keeps the optimizer
+state of its span, in blocks of fixed size. A block is stepped as one tensor at any world size, so
 each kernel sees the same lengths for any number of ranks.
 
 Source: Rajbhandari and others, ZeRO: Memory Optimizations Toward Training Trillion Parameter

@@ -1,6 +1,6 @@
 """Runner of a chaos experiment: an undisturbed run, then a run under a fault plan.
 
-A signal to end removes everything that the experiment has started.
+If the runner receives a termination signal, it removes everything that the experiment has started.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class PruningCollator:
         return PruningCollator, (self._collate, self._accepted_columns, self._model)
 
     def __call__(self, features: Sequence[Any]) -> Any:
-        """Collate samples; samples that are no mappings have no names and stay unchanged.
+        """Collate samples; samples that are not mappings have no names and stay unchanged.
 
         Raises:
             ConfigError: No column is left.

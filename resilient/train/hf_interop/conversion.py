@@ -1,7 +1,7 @@
 """Parts of our checkpoint, made from a Transformers checkpoint.
 
-The names of a model's tensors follow from the model alone: Transformers saves an optimizer's state
-by position.
+Transformers saves an optimizer's state by position, so only the model gives the names of its
+tensors.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ _TAKEN: list[Any] = [
 def load_torch(source: BinaryIO, key: str) -> Any:
     """Load a torch file as data and verify its checksums.
 
-    A file of torch before 1.6 is no zip and has no checksums.
+    A file of torch before 1.6 is not a zip and has no checksums.
 
     Args:
         source: The open file.

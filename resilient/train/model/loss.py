@@ -99,8 +99,8 @@ def base_of(model: nn.Module) -> nn.Module:
 def accepts_loss_kwargs(model: nn.Module) -> bool:
     """Return whether a model divides its loss by a given ``num_items_in_batch``.
 
-    ``model.accepts_loss_kwargs`` decides if it exists. Else the forward takes the name, or it is
-    a Transformers model with ``**kwargs``. For other models ``**kwargs`` is no evidence.
+    ``model.accepts_loss_kwargs`` decides if it exists. Else the forward takes the name, or it is a
+    Transformers model with ``**kwargs``. For other models ``**kwargs`` is not evidence.
     """
     base = base_of(model)
     declared = getattr(base, "accepts_loss_kwargs", None)

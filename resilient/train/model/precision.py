@@ -68,7 +68,7 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 def to_fp8(model: nn.Module, recipe: str) -> None:
     """Make the linear layers of ``model`` multiply in fp8, in place; parameters are unchanged.
 
-    Layers with a side that is no multiple of 16 are left unchanged. Scales are measured at each
+    Layers with a side that is not a multiple of 16 are left unchanged. Scales are measured at each
     step, so there is no state to save.
 
     Args:

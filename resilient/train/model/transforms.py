@@ -190,7 +190,8 @@ def noisy_embeddings(model: nn.Module, alpha: float | None) -> Iterator[None]:
     """Add uniform noise of ``alpha / sqrt(L * d)`` to the embeddings of a model in training.
 
     The noise comes from the device's random stream, whose state is in every checkpoint, so a
-    resumed run adds the same noise. Evaluation has none. Transformers' recipe, to the bit.
+    resumed run adds the same noise. Evaluation has none. The values equal those of Transformers bit
+    for bit.
 
     Args:
         model: Model with ``get_input_embeddings``, or with one ``nn.Embedding``.

@@ -129,7 +129,7 @@ def take_trial(trainer: Any, trial: Any) -> None:
     """Apply a trial to a trainer: its arguments, if they are given, and a new model.
 
     Raises:
-        ConfigError: A value is not accepted, or its name is no argument.
+        ConfigError: A value is not accepted, or its name is not an argument.
     """
     trainer.trial = trial
     args = trainer.args

@@ -135,7 +135,7 @@ class Trial(Protocol):
         """Report an intermediate value of the trial."""
 
     def should_prune(self) -> bool:
-        """Return whether the trial is no longer worth its time."""
+        """Return whether the trial should stop early."""
 
 
 class Study(Protocol):
@@ -240,7 +240,7 @@ class TrialReporter(TrainerCallback):
         return {"values": self.values, "pruned": self.pruned}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore both, because an attempt without steps left evaluates nothing."""
+        """Restore the result, because an attempt without remaining steps evaluates nothing."""
         self.values = list(state_dict["values"])
         self.pruned = bool(state_dict["pruned"])
 
@@ -281,8 +281,8 @@ def search(
         hp_name: Function from a trial to its name.
 
     Raises:
-        ConfigError: ``hp_space`` names no argument, or a part of the user's is registered only
-            with the template.
+        ConfigError: ``hp_space`` gives an unknown argument, or a part is registered with the
+            template but not by its class.
     """
     ranks = trainer.session.world.size
     first = _First(study, hp_space)

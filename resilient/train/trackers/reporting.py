@@ -162,7 +162,7 @@ class TrackerWorker:
             action, arguments = self._inbox.get()
             try:
                 action(*arguments)
-            except Exception as error:  # noqa: BLE001 - whatever a tool raises, training goes on
+            except Exception as error:  # noqa: BLE001 - no error of a tracker stops training
                 reason = f"{type(error).__name__}: {error}"
                 if action == self._upload:
                     self._tell(ModelNotUploaded(self._tracker.name, reason))
@@ -196,7 +196,7 @@ class TrackerWorker:
         self,
         saved_models: SavedModels,
         before: int | None,
-        best: bool = False,  # noqa: FBT001, FBT002 - as below
+        best: bool = False,  # noqa: FBT001, FBT002 - as in `_finish`
     ) -> None:
         """Send each model that still exists; retention may have deleted some meanwhile."""
         if not self._is_open:
@@ -223,7 +223,7 @@ class TrackerWorker:
             return
         self._uploaded_model = checkpoint.folder
 
-    def _finish(self, completed: bool) -> None:  # noqa: FBT001 - it comes through the inbox
+    def _finish(self, completed: bool) -> None:  # noqa: FBT001 - the inbox passes it by position
         if self._is_open:
             self._tracker.finish(completed=completed)
 
