@@ -8,14 +8,19 @@ a row for each case, ``docs/damage-campaign.md`` the counts and the losses.
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import torch
 
 HERE = Path(__file__).resolve().parent
 
@@ -164,15 +169,30 @@ def cases(
     One case of ``launch_every`` is also launched as a process; 0 launches none.
     """
     number = 0
-    for sample in samples:
+    for sample in ALL:
         for kind in kinds_for(sample):
             number += 1
-            if number % every != at % every:
+            if sample not in samples or number % every != at % every:
                 continue
             is_launched = launch_every > 0 and number % launch_every == 0
             case = campaign.case(sample, kind, is_launched=is_launched)
             if case is not None:
                 yield case
+
+
+def cases_of_layout(name: str, every: int, at: int, launch_every: int) -> list[Case]:
+    """Return the cases of one layout, without tensors; for a process of its own."""
+    # The launched Trainer has one thread too, so sums have the same order.
+    torch.set_num_threads(1)
+    samples = [one for one in ALL if one.name == name]
+    campaign = Campaign(samples)
+    try:
+        return [
+            replace(case, answers=tuple(replace(one, found=None) for one in case.answers))
+            for case in cases(campaign, samples, every, at, launch_every)
+        ]
+    finally:
+        campaign.close()
 
 
 def rendered(found: Sequence[Case]) -> str:
@@ -237,16 +257,22 @@ def main() -> int:
     parser.add_argument("--at", type=int, default=0, help="number of the first case")
     parser.add_argument("--layout", choices=[one.name for one in ALL], help="run one layout")
     parser.add_argument("--launch-every", type=int, default=LAUNCH_EVERY, help="0 launches none")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="layouts at once")
     options = parser.parse_args()
     began = time.monotonic()
-    samples = [one for one in ALL if options.layout in (None, one.name)]
-    campaign = Campaign(samples)
-    found = []
-    for one in cases(campaign, samples, options.every, options.at, options.launch_every):
-        found.append(one)
-        for fault in one.faults:
-            sys.stderr.write(f"{one.name}: {fault}\n")
-    campaign.close()
+    names = [one.name for one in ALL if options.layout in (None, one.name)]
+    names.sort(key=lambda name: -len(kinds_for(next(one for one in ALL if one.name == name))))
+    work = partial(
+        cases_of_layout, every=options.every, at=options.at, launch_every=options.launch_every
+    )
+    by_layout = {}
+    with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
+        for name, found_there in zip(names, pool.map(work, names), strict=True):
+            by_layout[name] = found_there
+            for one in found_there:
+                for fault in one.faults:
+                    sys.stderr.write(f"{one.name}: {fault}\n")
+    found = [case for one in ALL for case in by_layout.get(one.name, ())]
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(rendered(found))
     is_all = options.every == 1 and options.layout is None
