@@ -13,12 +13,12 @@ import pytest
 from resilient.errors import UnknownLayout
 from resilient.layout_repair.case import AGREEMENT
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
+from tests.damage.campaign import kinds_for
 from tests.damage.continuing import TOOLS, verdict_of
-from tests.damage.contradictions import kinds_of
 from tests.damage.kinds import Inapplicable
 from tests.damage.matrix import Bench
 from tests.damage.repairs import quiet
-from tests.damage.sharded import ALL
+from tests.damage.sharded import ALL, SHARDS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLES = {one.name: one for one in ALL if one.name in TOOLS}
@@ -77,7 +77,8 @@ def continued(bench, sample, kind):
             made = write_repaired(plan, Path(folder) / "made" / place_of(plan).name)
             # A restart from the weights alone is a model for `from_pretrained`.
             is_model = made.name.startswith("weights-")
-            tool = TOOLS["save_pretrained" if is_model else sample.name]
+            is_later = sample.name == "Trainer" and path.name != copy.name
+            tool = TOOLS["save_pretrained" if is_model else SHARDS if is_later else sample.name]
             out = Path(folder) / "out"
             out.mkdir()
             with quiet():
@@ -94,7 +95,7 @@ def continued(bench, sample, kind):
 def test_repaired_checkpoint_is_saved_again_by_its_library(request, name):
     is_long = request.config.getoption("--every-repair")
     chosen = BY_DEFAULT.get(name, ())
-    kinds = [one for one in kinds_of(SAMPLES[name]) if is_long or one.name in chosen]
+    kinds = [one for one in kinds_for(SAMPLES[name]) if is_long or one.name in chosen]
     if not kinds:
         pytest.skip("runs with --every-repair")
     bench = Bench()
