@@ -48,7 +48,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--configurations",
         type=int,
-        default=12,
+        default=6,
         help="how many training configurations are compared (make configurations takes more)",
     )
     parser.addoption("--configurations-seed", type=int, default=1, help="what they are drawn from")

@@ -12,7 +12,7 @@ from tests.damage.matrix import Bench
 from tests.damage.page import BEYOND, read_page, words_of, wrong_help
 from tests.damage.sharded import ALL
 
-EVERY = 3
+EVERY = 6
 """One damage of so many of each layout; over the layouts each comes at least once."""
 
 

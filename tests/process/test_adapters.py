@@ -182,13 +182,12 @@ def test_from_every_checkpoint_on_the_run_ends_the_same(tmp_path, train):
         assert steps_in(part)[: len(steps)] == steps
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("train", "in_step", "steps"),
     [
         # What is no step of theirs is not known of a loop of one's own.
         (with_transformers, Phase.STEP, 9),
-        (with_accelerate, Phase.BETWEEN, 18),
+        pytest.param(with_accelerate, Phase.BETWEEN, 18, marks=pytest.mark.smoke),
         (with_lightning, Phase.STEP, 18),
     ],
 )

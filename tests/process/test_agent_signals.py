@@ -31,8 +31,10 @@ time.sleep(600)
 TWO = ("--nproc-per-node", "2")
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.smoke), signal.SIGINT, signal.SIGHUP],
+)
 def test_a_stop_is_passed_on_once_and_ends_with_75(train, number):
     agent = train(SAVES, *TWO)
     agent.wait_for("ready", 2)

@@ -50,8 +50,7 @@ def test_a_group_that_the_script_has_made_is_used(tmp_path):
     assert same(ours[1]["model"], theirs[1]["model"])
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.smoke), 3])
 def test_a_run_of_many_ranks_resumes_bit_for_bit(tmp_path, size):
     options = ["max_steps=7", "save_steps=2"]
     unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"

@@ -6,8 +6,6 @@ import json
 import os
 import signal
 
-import pytest
-
 from resilient.checkpoint.catalog import committed, read_manifest
 from resilient.format.keys import parse_checkpoint
 from resilient.storage.local import LocalStore
@@ -25,7 +23,6 @@ def told(folder, event):
     return [one for one in lines if one["event"] == event]
 
 
-@pytest.mark.smoke
 def test_two_ranks_save_by_time_through_a_kill(tmp_path):
     launch = ("--events", str(tmp_path / "events"), "--every", "0.5s")
     with Job(tmp_path, *OPTIONS, launch=launch) as job:

@@ -63,7 +63,6 @@ def test_a_forked_program_sees_what_a_fresh_one_sees(tmp_path, new_session):
     assert ours == theirs
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize("text", ENDS)
 def test_the_end_of_a_forked_program_is_that_of_a_fresh_one(tmp_path, text):
     command = program(tmp_path, text)
@@ -93,7 +92,6 @@ def test_two_programs_in_a_row_have_other_hash_seeds(tmp_path):
     assert said[0] != said[1]
 
 
-@pytest.mark.smoke
 def test_variables_that_imports_read_get_a_fresh_interpreter(tmp_path):
     forked.run(program(tmp_path, ""), check=True)
     environ = {**os.environ, "OMP_NUM_THREADS": "3"}
@@ -112,7 +110,6 @@ def test_workers_of_a_forked_agent_are_forked(tmp_path):
     assert [json.loads(line) for line in lines] == [[True, ["a"], str(tmp_path), "__main__"]] * 2
 
 
-@pytest.mark.smoke
 def test_a_worker_that_would_import_other_things_is_not_forked(tmp_path):
     (tmp_path / "script.py").write_text("import sys\nprint('torch' in sys.modules)\n")
     command = [sys.executable, "-m", "resilient_cli", "train", "--nproc-per-node", "2"]

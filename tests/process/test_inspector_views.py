@@ -154,7 +154,6 @@ def test_a_comparison_in_a_file_is_seen_whole(compared, scheme, room):
     check_seen(compared, room, scheme, PICTURES / f"diff-{scheme}-{room[0]}.png")
 
 
-@pytest.mark.smoke
 def test_rows_are_searched_chosen_and_sorted(compared):
     emulate(compared, *WIDE, "light")
     compared.refresh()

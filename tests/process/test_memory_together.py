@@ -32,8 +32,9 @@ def seen(folder):
     return [json.loads((folder / f"seen-{rank}").read_text()) for rank in range(2)]
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize(("kind", "lives"), [("fsdp", 3), ("ddp", 2)])
+@pytest.mark.parametrize(
+    ("kind", "lives"), [("fsdp", 3), pytest.param("ddp", 2, marks=pytest.mark.smoke)]
+)
 def test_a_run_that_was_killed_equals_an_unbroken_one(runs, kind, lives):
     newest = committed(open_store(str(runs / f"{kind}-killed")))[0]
     assert (newest.step, newest.generation) == (STEPS, lives), "it did die"

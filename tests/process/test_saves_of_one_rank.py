@@ -16,12 +16,11 @@ SECONDS_MAX = 60
 pytestmark = [pytest.mark.xdist_group("missed-saves")]
 
 
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("launcher", "mode", "reason"),
     [
         (TORCHRUN, "closes", "rank 1: it closed its checkpointer and did not call save()"),
-        (TORCHRUN, "trains", "rank 1: it is in a"),
+        pytest.param(TORCHRUN, "trains", "rank 1: it is in a", marks=pytest.mark.smoke),
         (TORCHRUN, "barrier", "rank 1: it is in torch.distributed.barrier"),
         (TORCHRUN, "last", "rank 0: it is in a"),
         (AGENT, "trains", "rank 1: it is in a"),

@@ -88,7 +88,6 @@ def facts(agent, name):
     return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
-@pytest.mark.smoke
 def test_a_rank_that_cannot_be_killed_makes_the_agent_leave_the_host(train, freezer):
     agent = frozen(train, freezer)
     assert agent.end() == 71, agent.err

@@ -6,8 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.helpers.endings import differences, ending
 from tests.process import forked
 from tests.process.jobs import PATIENCE_SECONDS, Job, run
@@ -27,7 +25,6 @@ def facts(folder, name):
     return [one for one in map(json.loads, lines) if one["event"] == name]
 
 
-@pytest.mark.smoke
 def test_a_job_recovers_bit_for_bit_through_warm_workers_and_again(tmp_path, monkeypatch):
     # The fork server learns from what the first workers import.
     monkeypatch.setattr(forked, "PLAIN", True)
