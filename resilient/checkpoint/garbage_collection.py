@@ -149,10 +149,10 @@ def scan_and_plan(
     state = evidence.prove_best(state)
     tags = list_tags(store)
     pins, trouble = _pins(store, tags)
-    own, unsure = _unsaved_life(store, generations, state)
+    parent_pins, unsure = _unsaved_life(store, generations, state)
     reason = trouble or unsure or evidence.doubt_newest(state)
-    left = held_for_undo(store, state.abandoned, retention.rolled_back)
-    state = replace(state, pinned=_joined(pins, own, left), held=reason)
+    undo_pins = held_for_undo(store, state.abandoned, retention.rolled_back)
+    state = replace(state, pinned=_joined(pins, parent_pins, undo_pins), held=reason)
     scan = _scan_of_plan(plan_rotation(retention, state), folders, tags, grace)
     return _with_needs(store, scan, {**evidence.seen, **state.contents})
 
@@ -163,8 +163,10 @@ def _scan_of_plan(
     trash = trash_of(folders)
     if grace is None:
         return RepositoryScan(plan, folders, tags, trash=trash)
-    over = frozenset(grace.over(trash))
-    return RepositoryScan(plan, folders, tags, trash=trash, over=over, into=grace.name())
+    expired_checkpoints = frozenset(grace.over(trash))
+    return RepositoryScan(
+        plan, folders, tags, trash=trash, over=expired_checkpoints, into=grace.name()
+    )
 
 
 def _with_needs(
@@ -232,19 +234,19 @@ def apply_plan(
     """
     plan, fence = scan.plan, _Fence(store, generation, token, clock or SystemClock())
     fsync_leftovers(store)
-    for done, checkpoint in enumerate(plan.doomed):
+    for deleted_count, checkpoint in enumerate(plan.doomed):
         fence.check()
         if list_tags(store) != scan.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
-            return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
+            return replace(plan, doomed=plan.doomed[:deleted_count], held="tags changed meanwhile")
         if scan.into:
             put_in_trash(store, checkpoint, scan.into)
         store.delete(checkpoint.manifest_key)
     unneeded = scan.unneeded()
-    back = empty_expired_trash(store, scan.over, unneeded, fence.check)
-    if back:
+    restored_checkpoint = empty_expired_trash(store, scan.over, unneeded, fence.check)
+    if restored_checkpoint:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
-        return replace(plan, unsure=f"{back} was restored from the trash meanwhile")
+        return replace(plan, unsure=f"{restored_checkpoint} was restored from the trash meanwhile")
     files = [(checkpoint, name) for checkpoint, name in unneeded if parse_trash(name) is None]
     for checkpoint, names in groupby(files, itemgetter(0)):
         fence.check()
@@ -339,7 +341,9 @@ class _Evidence:
             return state
         while True:
             best = {
-                checkpoint for by in self.retention.keep_best for checkpoint in best_by(by, state)
+                checkpoint
+                for policy in self.retention.keep_best
+                for checkpoint in best_by(policy, state)
             }
             unread = best - set(self.findings)
             if not unread:
@@ -410,6 +414,6 @@ def _unsaved_life(
 
 def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
     return {
-        checkpoint: [why for pin_set in pins for why in pin_set.get(checkpoint, ())]
+        checkpoint: [reason for pin_set in pins for reason in pin_set.get(checkpoint, ())]
         for checkpoint in set().union(*pins)
     }

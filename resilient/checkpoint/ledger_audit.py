@@ -198,11 +198,11 @@ class Coverage:
         if (epoch, start) == (place.epoch, place.samples):
             return self.epochs.setdefault(epoch, EpochCoverage(epoch))
         if epoch == place.epoch:
-            seen = "twice" if start < place.samples else "never"
+            times_trained = "twice" if start < place.samples else "never"
             low, high = sorted((start, place.samples))
             raise LedgerGap(
                 f"{subject} starts at sample {start} of epoch {epoch} instead of {place.samples}: "
-                f"samples {low} to {high} were trained {seen}"
+                f"samples {low} to {high} were trained {times_trained}"
             )
         raise LedgerGap(
             f"{subject} is at epoch {epoch}, sample {start}, but the previous record ends at "
@@ -290,10 +290,10 @@ def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iter
     skipped = generations[after].skipped if after in generations else 0
     missing = after - skipped - before - 1
     if missing > 0:
-        more = (
+        range_text = (
             (f", and {missing - 1} more up to generation {before + missing}") if missing > 1 else ""
         )
-        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{more}: {_NOTHING}")
+        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{range_text}: {_NOTHING}")
 
 
 def _why(number: int, chain: Collection[int]) -> str:
@@ -440,14 +440,14 @@ def _follow_back(
     """Return the segments from the ledger's beginning to the anchor; none if they do not meet."""
     result.run_id, key = manifest.run_id, anchor.segment
     named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
-    seen: set[str] = set()
+    visited_keys: set[str] = set()
     while key:
-        if key in seen:
+        if key in visited_keys:
             result.flaws.append(
                 LedgerProblem(named_by, 0, f"names `{key}`, which is already in the chain")
             )
             return []
-        seen.add(key)
+        visited_keys.add(key)
         segment = _segment(store, key, named_by, result)
         if segment is None:
             return []
@@ -503,12 +503,19 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem
             f"its last link is not the link that `{after.key}` continues from: it was replaced"
         )
         return [LedgerProblem(before.key, 0, problem)]
-    left, right = before.checkpoint, after.checkpoint
-    if left >= right:
+    older_checkpoint, newer_checkpoint = before.checkpoint, after.checkpoint
+    if older_checkpoint >= newer_checkpoint:
         return [LedgerProblem(after.key, 0, f"continues from `{before.key}`, which is not older")]
-    parent = _parent(store, right.generation)
-    if left.generation < right.generation and parent is not None and parent != left:
-        problem = f"continues from {left}, and generation {right.generation} started from {parent}"
+    parent = _parent(store, newer_checkpoint.generation)
+    if (
+        older_checkpoint.generation < newer_checkpoint.generation
+        and parent is not None
+        and parent != older_checkpoint
+    ):
+        problem = (
+            f"continues from {older_checkpoint}, and generation {newer_checkpoint.generation} "
+            f"started from {parent}"
+        )
         return [LedgerProblem(after.key, 0, problem)]
     return []
 
@@ -601,7 +608,7 @@ def _abandoned(
     store: Store, chain: set[str], segment_keys: set[str], result: Audit
 ) -> list[Abandoned]:
     """Return the steps in segments outside the chain that the chain does not have."""
-    lost = []
+    abandoned_segments = []
     for key in list_segments(store):
         if key in chain:
             continue
@@ -618,5 +625,5 @@ def _abandoned(
         steps = [step for step in steps if step[0] == "step"]
         segment_keys.update(segment.links)
         if steps:
-            lost.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
-    return lost
+            abandoned_segments.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
+    return abandoned_segments

@@ -88,11 +88,11 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
     def serve() -> dict[str, Any] | None:
         if not context.leads:
             return None
-        here = comms.here
+        host = comms.here
         try:
-            server = PeerServer(tiers.near, here)
+            server = PeerServer(tiers.near, host)
         except OSError as error:
-            raise StoreUnavailable(f"cannot serve the near tier at {here}: {error}") from error
+            raise StoreUnavailable(f"cannot serve the near tier at {host}: {error}") from error
         tiers.on_close(server.close)
         return server.address.to_json()
 
@@ -102,8 +102,8 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
 
     def connect() -> tuple[PeerStore, ...]:
         own_place = context.places.number(context.world.rank)
-        others = [rank for at, rank in enumerate(context.places.leaders) if at != own_place]
-        return tuple(_connect(tiers, rank, served[rank]) for rank in others)
+        peer_ranks = [rank for at, rank in enumerate(context.places.leaders) if at != own_place]
+        return tuple(_connect(tiers, rank, served[rank]) for rank in peer_ranks)
 
     peers: Any = capture_failure(connect)
     answers = None if isinstance(peers, tuple) else peers

@@ -157,10 +157,10 @@ def promote(
         # A sweep that looked before the manifest was put may have deleted files as leftovers.
         leads = together.comms.world.is_coordinator
         with together.comms.at_work() as beat:
-            again = capture_failure(
+            repeat_result = capture_failure(
                 lambda: _carry_again(tiers, copied, fence, beat, signature=leads)
             )
-        put_bytes += _agree(together, "again", again, sum)
+        put_bytes += _agree(together, "again", repeat_result, sum)
         if leads and copied.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
     return put_bytes
@@ -188,9 +188,11 @@ def _carry_all(
         )
     except KeyNotFound:
         return None
-    here = [file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0]
-    put_bytes = _carry_each(tiers, manifest, here, fence, beat)
-    return _Cargo(manifest, data, [file.name for file in here], put_bytes, was_committed)
+    near_files = [
+        file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0
+    ]
+    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)
+    return _Cargo(manifest, data, [file.name for file in near_files], put_bytes, was_committed)
 
 
 def _carry_again(
@@ -206,8 +208,8 @@ def _carry_again(
     if signature:
         fence()
         _carry_signature(tiers, copied.manifest)
-    here = [file for file in copied.manifest.files if file.name in copied.names]
-    return _carry_each(tiers, copied.manifest, here, fence, beat)
+    near_files = [file for file in copied.manifest.files if file.name in copied.names]
+    return _carry_each(tiers, copied.manifest, near_files, fence, beat)
 
 
 def _put_manifest(
@@ -439,12 +441,12 @@ class TierPromoter:
         except Fenced:
             raise
         except ResilientError as error:
-            near = ", ".join(
+            near_names = ", ".join(
                 str(checkpoint) for checkpoint in owed if checkpoint not in self._promoted
             )
             raise SaveFailed(
-                f"{near} is saved only in the near tier {self._tiers.near.url}: {error.message}; "
-                "the same command on this host promotes it",
+                f"{near_names} is saved only in the near tier {self._tiers.near.url}: "
+                f"{error.message}; the same command on this host promotes it",
                 hint=error.hint,
             ) from error
 

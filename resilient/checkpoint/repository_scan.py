@@ -70,16 +70,16 @@ def needed_by(
     """
     keys: set[str] = set()
     unknown: CheckpointId | None = None
-    why = ""
+    problem = ""
     for checkpoint in sorted(staying):
         content = contents.get(checkpoint) or content_of(store, checkpoint, folders)
         if content is None:
             continue
         if content.refers is None:
-            unknown, why = checkpoint, content.problem
+            unknown, problem = checkpoint, content.problem
         else:
             keys |= content.refers
-    return ReferencedFiles(frozenset(keys), unknown, why)
+    return ReferencedFiles(frozenset(keys), unknown, problem)
 
 
 def contents_of(
@@ -148,10 +148,10 @@ def absent_of(manifest: Manifest, folders: Folders) -> str:
         if file.name not in needed:
             continue
         split = split_checkpoint_key(manifest.key(file.name))
-        there = folders.get(split[0], {}).get(split[1]) if split else None
-        if there is None:
+        size_bytes = folders.get(split[0], {}).get(split[1]) if split else None
+        if size_bytes is None:
             return f"{file.name} is missing"
-        if there != file.size_bytes:
+        if size_bytes != file.size_bytes:
             resized = resized or f"{file.name} has another size"
     return resized
 

@@ -105,11 +105,11 @@ def select_resume_checkpoint(
     skipped: list[Skipped] = []
     problems: dict[str, str] = {}
     for look in range(_LOOKS_MAX):
-        before, again = plan, f"/{look}" if look else ""
+        previous_plan, topic_suffix = plan, f"/{look}" if look else ""
         plan = agree(
-            comms, f"resume/plan{again}", None, lambda _: _plan(store, ref), within_seconds
+            comms, f"resume/plan{topic_suffix}", None, lambda _: _plan(store, ref), within_seconds
         )
-        if plan == before:
+        if plan == previous_plan:
             break
         skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
         for folder in plan["candidates"]:
@@ -175,13 +175,13 @@ def _nothing_left(
     touched = "; the live model and optimizer may hold parts of it: do not use them" * is_touched
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or plan["lost"]
     # Outside the line of descent, so never taken automatically; but the user may want it.
-    others = "".join(
+    abandoned_hints = "".join(
         f"; to resume {folder} anyway: --resume {folder}" for folder in plan["abandoned"]
     )
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training does not start over silently: "
         f"{reasons}{touched}",
-        hint=f"resilient ckpt verify --all {shell_quote(store.url)}{others}; "
+        hint=f"resilient ckpt verify --all {shell_quote(store.url)}{abandoned_hints}; "
         "to start over: --resume never",
     )
 

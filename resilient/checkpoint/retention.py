@@ -145,12 +145,12 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
 
 def best_by(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return the best intact checkpoints by one metric, the best first."""
-    whole = [
+    intact_checkpoints = [
         checkpoint
         for checkpoint in _ranked(policy, state)
         if not state.contents[checkpoint].problem
     ]
-    return whole[: policy.count]
+    return intact_checkpoints[: policy.count]
 
 
 def _reasons(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
@@ -190,10 +190,10 @@ def _among_the_last(
 
 
 def _on_multiples(steps: int, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    seen: set[int] = set()
+    seen_steps: set[int] = set()
     for checkpoint in state.everything:
-        if checkpoint.step % steps == 0 and checkpoint.step not in seen:
-            seen.add(checkpoint.step)
+        if checkpoint.step % steps == 0 and checkpoint.step not in seen_steps:
+            seen_steps.add(checkpoint.step)
             yield checkpoint, f"its step is a multiple of {steps}"
 
 
@@ -239,7 +239,7 @@ def _newest_of_each(
     count: int | None, state: RetentionInput, unit: str, bucket: _Bucket
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
-    taken: set[str] = set()
+    filled_periods: set[str] = set()
     for group in (state.line, state.abandoned):
         intact = [checkpoint for checkpoint in group if _is_intact(checkpoint, state)]
         moments = {checkpoint: _utc(state.contents[checkpoint].created_at) for checkpoint in intact}
@@ -247,8 +247,8 @@ def _newest_of_each(
             intact, key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True
         ):
             period = moments[checkpoint].strftime(bucket.spelling)
-            if period not in taken and len(taken) < (count or 0):
-                taken.add(period)
+            if period not in filled_periods and len(filled_periods) < (count or 0):
+                filled_periods.add(period)
                 yield checkpoint, f"the newest of {unit} {period}"
 
 
@@ -279,15 +279,15 @@ def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
 def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints that cannot count although they might have to, with the reason."""
     for policy in retention.keep_best:
-        whole = 0
+        intact_count = 0
         for checkpoint in _ranked(policy, state):
             problem = state.contents[checkpoint].problem
-            if problem and whole < policy.count:
+            if problem and intact_count < policy.count:
                 yield (
                     checkpoint,
                     f"would be among the best by {policy.metric}, but is damaged: {problem}",
                 )
-            whole += not problem
+            intact_count += not problem
     for checkpoint, content in state.contents.items():
         if not content.is_readable:
             yield (
@@ -437,8 +437,8 @@ def parse_best(text: str) -> BestOf:
     Raises:
         ConfigError: The text has another form.
     """
-    metric, _, rest = text.partition(":")
-    count, _, way = rest.partition(":")
+    metric, _, count_and_way = text.partition(":")
+    count, _, way = count_and_way.partition(":")
     if count in ("min", "max") and not way:
         count, way = "", count
     if (count and not count.isdecimal()) or way not in ("", "min", "max"):

@@ -88,9 +88,11 @@ def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
         )
     descent = lineage(store)
     line = descent.candidates
-    kept = set(_line_from(store, target))
-    left = tuple(checkpoint for checkpoint in line if checkpoint not in kept)
-    return RollbackPlan(line[0] if line else None, target, left, undoes)
+    kept_checkpoints = set(_line_from(store, target))
+    abandoned_checkpoints = tuple(
+        checkpoint for checkpoint in line if checkpoint not in kept_checkpoints
+    )
+    return RollbackPlan(line[0] if line else None, target, abandoned_checkpoints, undoes)
 
 
 def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:

@@ -66,14 +66,14 @@ def start_generation(
             context.store, context.clock, single_writer=context.limits.single_writer
         )
         fsync_leftovers(context.store)
-        above = _highest(context.store)
+        highest_generation = _highest(context.store)
         _require_parent(context.store, choice)
         return claim(
             context.store,
             choice.checkpoint,
             cause=cause,
             clock=context.clock,
-            above=above,
+            above=highest_generation,
             single_writer=context.limits.single_writer,
             start=start,
             process=process,
@@ -144,9 +144,13 @@ def _share_near_tier(context: CheckpointContext, generation: Generation) -> None
 
 
 def _tell_what_is_left(context: CheckpointContext) -> None:
-    left = committed(context.store)
-    if left:
-        context.emit_once(events.RunRestartedFromScratch(len(left), left[0].folder))
+    existing_checkpoints = committed(context.store)
+    if existing_checkpoints:
+        context.emit_once(
+            events.RunRestartedFromScratch(
+                len(existing_checkpoints), existing_checkpoints[0].folder
+            )
+        )
 
 
 def sweep_uploads(context: CheckpointContext, generation: int) -> None:

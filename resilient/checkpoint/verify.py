@@ -183,10 +183,12 @@ def verify(
     try:
         manifest = read_manifest(store, checkpoint)
     except IntegrityError as error:
-        lost = Finding(MANIFEST, "", error.message)
+        manifest_finding = Finding(MANIFEST, "", error.message)
         if copy_problem(store, checkpoint, "full"):
-            return [replace(lost, fix=f"{repair_command(store, checkpoint)} --from COPY")]
-        return [replace(lost, fix=repair_command(store, checkpoint))]
+            return [
+                replace(manifest_finding, fix=f"{repair_command(store, checkpoint)} --from COPY")
+            ]
+        return [replace(manifest_finding, fix=repair_command(store, checkpoint))]
     except IncompatibleCheckpoint as error:
         return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
     looks_at_signature = signing.is_required or level != "quick"
@@ -412,8 +414,8 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
             folder.manifest_key,
             f"resilient ckpt repair {shell_quote(folder)} {shell_quote(store.url)} --undelete",
         )
-        own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
-        if manifest is not None and set(own) <= set(folders[folder]):
+        own_files = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
+        if manifest is not None and set(own_files) <= set(folders[folder]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
             problem = "missing, but all files exist: it was deleted or never written"
             yield Finding(key, tensors, problem, fix=way)
@@ -453,25 +455,25 @@ def _read(key: str, fix: str, read: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _contradictions(store: Store) -> Iterator[Finding]:
-    whole, numbers, marks = committed(store), list_numbers(store), list_marks(store)
-    lost = lineage(store).lost
-    if lost:
+    committed_checkpoints, numbers, marks = committed(store), list_numbers(store), list_marks(store)
+    loss_text = lineage(store).lost
+    if loss_text:
         yield Finding(
             "generations/",
             "",
-            lost,
+            loss_text,
             fix="none here: a copy of the repository may have the checkpoint",
         )
-    for number in sorted({checkpoint.generation for checkpoint in whole}):
+    for number in sorted({checkpoint.generation for checkpoint in committed_checkpoints}):
         if number not in numbers:
             key = generation_key(number)
             yield Finding(key, "", "missing, but its checkpoints exist", fix=_RECORD_FIX)
         if number not in marks:
             problem = "missing, as after a crash between a first commit and its mark"
             yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
-    for checkpoint in whole:
+    for checkpoint in committed_checkpoints:
         yield from _parents(store, checkpoint)
-    yield from _idle_tags(store, whole)
+    yield from _idle_tags(store, committed_checkpoints)
 
 
 def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:

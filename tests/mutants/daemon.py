@@ -399,7 +399,7 @@ MUTANTS = [
     Mutant(
         "a cached step older than the newest commit is committed",
         "resilient/checkpoint/daemon/session.py",
-        " and (not there or there[0] < step)",
+        " and (not commits or commits[0] < step)",
         "",
         "tests/unit/checkpoint/test_choose_step.py",
         promise="Failures of processes",

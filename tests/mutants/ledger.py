@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "the audit does not check where an attempt began",
         "resilient/checkpoint/ledger_audit.py",
-        "parent is not None and parent != left:",
-        "parent is not None and False:",
+        "        and parent != older_checkpoint\n",
+        "        and False\n",
         "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(

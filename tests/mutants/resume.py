@@ -17,14 +17,14 @@ MUTANTS = [
         "resume selects the highest step of any attempt",
         "resilient/checkpoint/catalog.py",
         "        candidates=tuple(line),",
-        "        candidates=tuple(sorted(whole, key=lambda one: one.step, reverse=True)),",
+        "        candidates=tuple(sorted(committed_checkpoints, key=lambda one: one.step, reverse=True)),",
         "tests/unit/checkpoint",
         promise="P3",
     ),
     Mutant(
         "resume forgets a checkpoint that was committed and lost",
         "resilient/checkpoint/catalog.py",
-        "        lost=lost,\n    )",
+        "        lost=loss_text,\n    )",
         '        lost="",\n    )',
         "tests/unit/checkpoint",
         promise="P3",
@@ -92,7 +92,7 @@ MUTANTS = [
     Mutant(
         "a chunk of a partial read is not verified",
         "resilient/checkpoint/restore/read.py",
-        "        if here < last:\n            return\n",
+        "        if piece_end < last:\n            return\n",
         "        return\n",
         "tests/gang/test_reading_in_part.py",
     ),
@@ -163,7 +163,7 @@ MUTANTS = [
     Mutant(
         "a short range is accepted",
         "resilient/checkpoint/restore/read.py",
-        "    if came < len(span.room):\n        raise",
+        "    if read_bytes < len(span.room):\n        raise",
         "    if False:\n        raise",
         "tests/gang/test_reading_in_part.py",
     ),
@@ -214,7 +214,7 @@ MUTANTS = [
         "--resume is forgotten once a generation of this run exists",
         "resilient/checkpoint/resume_policy.py",
         "    if saved:\n",
-        "    if ours:\n",
+        "    if own_generations:\n",
         "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py",
         promise="P3",
     ),
@@ -237,7 +237,7 @@ MUTANTS = [
     Mutant(
         "lost checkpoints of this run are skipped",
         "resilient/checkpoint/resume_policy.py",
-        "    if lost:\n",
+        "    if lost_generations:\n",
         "    if False:\n",
         "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py",
         promise="P3",
@@ -273,8 +273,8 @@ MUTANTS = [
     Mutant(
         "everything is read into new memory",
         "resilient/checkpoint/restore/read.py",
-        "**read_ranges(store, manifest, large, places)}",
-        "**read_ranges(store, manifest, large)}",
+        "**read_ranges(store, manifest, large_files, places)}",
+        "**read_ranges(store, manifest, large_files)}",
         "tests/unit/state_dict/test_berths.py",
     ),
 ]

@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "a damaged best checkpoint is not reported",
         "resilient/checkpoint/retention.py",
-        "            if problem and whole < policy.count:",
+        "            if problem and intact_count < policy.count:",
         "            if False:",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "retention deletes a tagged checkpoint",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=reason",
-        "pinned=_joined(own, left), reason=reason",
+        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_joined(parent_pins, undo_pins), reason=reason",
         "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere",
     ),
     Mutant(
@@ -193,8 +193,8 @@ MUTANTS = [
     Mutant(
         "retention deletes the checkpoint that the attempt resumed from",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=reason",
-        "pinned=_joined(pins, left), reason=reason",
+        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_joined(pins, undo_pins), reason=reason",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = [
     Mutant(
         "retention deletes files of a checkpoint restored in the meantime",
         "resilient/checkpoint/garbage_collection.py",
-        "    if back:\n",
+        "    if restored_checkpoint:\n",
         "    if False:\n",
         "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
@@ -322,7 +322,7 @@ MUTANTS = [
     Mutant(
         "a restored checkpoint is not looked for in the trash again",
         "resilient/checkpoint/trash.py",
-        "    if not _is_there(store, where):\n",
+        "    if not _is_there(store, trash_key):\n",
         "    if False:\n",
         "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
@@ -398,8 +398,8 @@ MUTANTS = [
     Mutant(
         "files are deleted although the tags stopped retention",
         "resilient/checkpoint/garbage_collection.py",
-        "            return replace(plan, doomed=plan.doomed[:done],",
-        "            break\n            plan = replace(plan, doomed=plan.doomed[:done],",
+        "            return replace(plan, doomed=plan.doomed[:deleted_count],",
+        "            break\n            plan = replace(plan, doomed=plan.doomed[:deleted_count],",
         "tests/unit/checkpoint/test_rotate_references.py",
     ),
     Mutant(
@@ -436,11 +436,11 @@ MUTANTS = [
     Mutant(
         "retention deletes shared files before the manifests",
         "resilient/checkpoint/garbage_collection.py",
-        "    for done, checkpoint in enumerate(plan.doomed):\n",
+        "    for deleted_count, checkpoint in enumerate(plan.doomed):\n",
         (
             "    for checkpoint, name in scan.unneeded():\n"
             "        store.delete(checkpoint.key(name))\n"
-            "    for done, checkpoint in enumerate(plan.doomed):\n"
+            "    for deleted_count, checkpoint in enumerate(plan.doomed):\n"
         ),
         "tests/crash/test_keeping_sweep.py -k anywhere",
     ),

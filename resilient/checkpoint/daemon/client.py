@@ -343,8 +343,8 @@ class DaemonSaveExecutor:
         self._is_announced = True
         if self._talk is None:
             return
-        begun = capture_failure(lambda: self._to().send("begin", topic=topic))
-        self._why_not = begun.message if isinstance(begun, RankFailure) else ""
+        answer = capture_failure(lambda: self._to().send("begin", topic=topic))
+        self._why_not = answer.message if isinstance(answer, RankFailure) else ""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return shared memory, or private memory if an announced job cannot get shared memory.

@@ -215,10 +215,10 @@ def feed(
         note = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]
-            done = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
+            outcome = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
             note = {"came": number}
-            if isinstance(done, RankFailure):
-                note = {"failed": done.to_json()["failure"]}
+            if isinstance(outcome, RankFailure):
+                note = {"failed": outcome.to_json()["failure"]}
     return answer
 
 

@@ -163,8 +163,8 @@ class SaverDaemon:
         if verb == "hurry":
             self._hurry(str(request["url"]))
             return {}
-        others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
-        answer = others.get(str(verb))
+        handlers = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
+        answer = handlers.get(str(verb))
         return session.answer(request) if answer is None else answer(session, request)
 
     def _settle(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:

@@ -114,8 +114,8 @@ class RankSession:
         verb = self.verbs.get(str(request.get("verb")))
         if verb is None:
             return RankFailure(UsageError.code, f"no verb {request.get('verb')!r:.40}").to_json()
-        done = capture_failure(partial(verb, request))
-        return done.to_json() if isinstance(done, RankFailure) else done
+        outcome = capture_failure(partial(verb, request))
+        return outcome.to_json() if isinstance(outcome, RankFailure) else outcome
 
     def leave(self) -> None:
         """Release all memory that no job in flight needs, because the rank is gone."""
@@ -426,13 +426,13 @@ class StepCacheSession(RankSession):
         return slots[0] if slots else None
 
     def _start_to_land(self, slot: int) -> None:
-        whole = self._whole[slot]
+        held_step = self._whole[slot]
         info, comms = self._at_work()
-        job = whole.job(info.world.rank, f"hold/{whole.checkpoint.step}")
+        job = held_step.job(info.world.rank, f"hold/{held_step.checkpoint.step}")
         assert self._kv_store is not None, "joined"  # noqa: S101
         register_disconnect_failure(self._kv_store, comms, job["topic"])
         self._keep_only(slot)
-        self._begin_to_save({"job": job, "context": whole.context, "tiers": {}})
+        self._begin_to_save({"job": job, "context": held_step.context, "tiers": {}})
 
     def _keep_only(self, slot: int) -> None:
         """Release all other memory; the files get their names in a save."""
@@ -473,11 +473,11 @@ def choose_step(store: Store, steps_by_rank: list[Mapping[str, str]]) -> dict[st
         steps_by_rank: For each rank, the checkpoint that the step's ledger continues, by the step's
             folder.
     """
-    common = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
-    steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)
-    there = committed(store) if steps else []
-    roots = {"", *(checkpoint.folder for checkpoint in there)}
+    shared_folders = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
+    steps = sorted(filter(None, map(parse_checkpoint, shared_folders)), reverse=True)
+    commits = committed(store) if steps else []
+    roots = {"", *(checkpoint.folder for checkpoint in commits)}
     for step in steps:
-        if steps_by_rank[0][step.folder] in roots and (not there or there[0] < step):
+        if steps_by_rank[0][step.folder] in roots and (not commits or commits[0] < step):
             return {"folder": step.folder}
     return {"folder": ""}

@@ -178,11 +178,11 @@ class PlainConfigCache:
 
     def _knows(self, fields: Mapping[str, Any]) -> bool:
         values = [*fields.values()]
-        (is_text, texts), (is_other, others) = self._texts, self._other_values
+        (is_text, texts), (is_other, other_values) = self._texts, self._other_values
         return (
             [*fields] == self._names
             and [*compress(values, is_text)] == texts
-            and all(map(is_, compress(values, is_other), others))
+            and all(map(is_, compress(values, is_other), other_values))
         )
 
 
@@ -419,13 +419,13 @@ class _Notes:
 
     def put(self, notes_by_file: _Wanted) -> dict[str, NoteOffset]:
         """Return the places of the notes of these values, by name."""
-        new = self._differing(notes_by_file)
-        behind = [self._behind(name, note) for name, note in new.items()]
-        if self._used_bytes + sum(behind) > len(self._memory):
+        changed_notes = self._differing(notes_by_file)
+        appended_bytes = [self._behind(name, note) for name, note in changed_notes.items()]
+        if self._used_bytes + sum(appended_bytes) > len(self._memory):
             self._puts, self._used_bytes, self._memory = {}, 0, memoryview(b"")
-            new = self._differing(notes_by_file)
-            self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
-        for name, note in new.items():
+            changed_notes = self._differing(notes_by_file)
+            self._memory = self._reserve("notes", sum(map(_room_bytes, changed_notes.values())))
+        for name, note in changed_notes.items():
             self._add(name, notes_by_file[name][0], note)
         return {name: self._puts[name].spot for name in notes_by_file}
 

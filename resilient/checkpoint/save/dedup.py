@@ -320,8 +320,10 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         on_progress: Callback with the length of each digested piece; it may block.
     """
     documents = {part.document for part in parts}
-    seen = glimpses or RegionFingerprints()
-    changed = {file.name: seen.changed(file) for file in files if file.name not in documents}
+    fingerprints = glimpses or RegionFingerprints()
+    changed = {
+        file.name: fingerprints.changed(file) for file in files if file.name not in documents
+    }
     # The store is not asked if nothing can be referenced, which is the common case.
     bases_of_save = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
     if bases_of_save is None:
@@ -451,25 +453,27 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
     for match in matches:
         folders[origin_of(match.place.file)] += match.place.size_bytes
     largest = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
-    kept = [match for match in matches if origin_of(match.place.file) in largest]
+    kept_matches = [match for match in matches if origin_of(match.place.file) in largest]
     while True:
         share, count = Counter[str](), Counter[str]()
-        for match in kept:
+        for match in kept_matches:
             for name in (match.file, match.place.file):
                 share[name] += match.place.size_bytes
                 count[name] += 1
         worth = {name for name, size in share.items() if bounds.allow(name, size, count[name])}
-        fewer = [match for match in kept if match.file in worth and match.place.file in worth]
-        if len(fewer) == len(kept):
-            return kept
-        kept = fewer
+        bounded_matches = [
+            match for match in kept_matches if match.file in worth and match.place.file in worth
+        ]
+        if len(bounded_matches) == len(kept_matches):
+            return kept_matches
+        kept_matches = bounded_matches
 
 
 def _drop_missing(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop matches in files that are missing or have another length."""
     files = {match.place.file for match in matches}
-    there = {key for key in files if is_there(store, [key], lengths)}
-    return [match for match in matches if match.place.file in there]
+    existing_keys = {key for key in files if is_there(store, [key], lengths)}
+    return [match for match in matches if match.place.file in existing_keys]
 
 
 def _remaining_parts(

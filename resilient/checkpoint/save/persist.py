@@ -116,11 +116,12 @@ def require_space(
     def rule(answers: list[Any]) -> None:
         ranks = range(len(answers))
         for group in context.places.groups or (tuple(ranks),):
-            here = [answers[rank] for rank in group]
+            group_answers = [answers[rank] for rank in group]
             free = min(
-                (report["free"] for report in here if report["free"] is not None), default=None
+                (report["free"] for report in group_answers if report["free"] is not None),
+                default=None,
             )
-            needs = with_margin(sum(report["needs"] for report in here))
+            needs = with_margin(sum(report["needs"] for report in group_answers))
             if free is not None and needs > free:
                 ranks_text = (
                     f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
@@ -200,8 +201,10 @@ def collect_garbage_after_commit(
 
 def _tell(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
-        kept = {candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()}
-        context.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
+        reasons_by_folder = {
+            candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()
+        }
+        context.emit_once(events.RetentionPlanned(checkpoint.folder, reasons_by_folder))
     for candidate, reason in plan.damaged.items():
         context.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
     for delay_reason in (plan.held, plan.unsure):
