@@ -156,19 +156,19 @@ class ResumeCheck:
         changes = [*_setup_changes(saved, self._setup, options=compares)]
         changes += _scheduler_changes(trees, parts, known_names=saved.keys())
         changes += _model_changes(manifest.tensors, trees, parts)
-        lost = policy.lost(entry.name for entry in manifest.parts)
+        lost_parts = policy.lost(entry.name for entry in manifest.parts)
         changes += (
             StateChange(
                 part, "saved, but not passed to this run: it would be lost", is_refused=True
             )
-            for part in lost
+            for part in lost_parts
         )
         refused = [
             change for change in changes if change.is_refused and not policy.allows(change.part)
         ]
         if refused:
             raise self._refusal(manifest, refused)
-        reported = tuple(change for change in changes if change.part not in lost)
+        reported = tuple(change for change in changes if change.part not in lost_parts)
         if reported:
             self._emit(StateChanged(manifest.checkpoint.folder, reported))
         return frozenset(change.part for change in changes if change.is_fresh)
@@ -310,9 +310,16 @@ def _scheduler_changes(
 
 def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterator[StateChange]:
     """Find schedulers with another number of groups: torch would leave groups without a rate."""
-    saved, own = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
-    if isinstance(saved, list) and own is not None and len(saved) != len(own):
-        text = f"saved rates of {len(saved)} groups, and the optimizer has {len(own)} groups"
+    saved_rates, live_rates = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
+    if (
+        isinstance(saved_rates, list)
+        and live_rates is not None
+        and len(saved_rates) != len(live_rates)
+    ):
+        text = (
+            f"saved rates of {len(saved_rates)} groups, and the optimizer has {len(live_rates)} "
+            "groups"
+        )
         yield StateChange(name, text, is_refused=True, is_fresh=True)
 
 
@@ -363,14 +370,14 @@ def _model_changes(
         except UnsavableState:
             # Parameters without memory have no dtype to compare.
             continue
-        saved, own = _names(tree), _names(live)
+        saved_names, live_names = _names(tree), _names(live)
         pairs = [
-            (path, entries[saved[path]], own_tensors[own[path]])
-            for path in own
-            if path in saved and saved[path] in entries
+            (path, entries[saved_names[path]], own_tensors[live_names[path]])
+            for path in live_names
+            if path in saved_names and saved_names[path] in entries
         ]
         yield from _dtype_changes(name, pairs)
-        yield from _tie_changes(name, saved, own, entries)
+        yield from _tie_changes(name, saved_names, live_names, entries)
 
 
 def _names(tree: Any) -> dict[str, str]:
@@ -388,14 +395,14 @@ def _dtype_changes(
 ) -> Iterator[StateChange]:
     names_by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[str]] = defaultdict(list)
     for path, entry, tensor in pairs:
-        saved = TORCH_DTYPES[entry.dtype]
-        if saved != tensor.dtype:
-            names_by_dtypes[saved, tensor.dtype].append(path)
-    for (saved, own), paths in names_by_dtypes.items():
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        is_narrower = not _holds(own, saved)
+        saved_dtype = TORCH_DTYPES[entry.dtype]
+        if saved_dtype != tensor.dtype:
+            names_by_dtypes[saved_dtype, tensor.dtype].append(path)
+    for (saved_dtype, live_dtype), paths in names_by_dtypes.items():
+        count_text = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        is_narrower = not _holds(live_dtype, saved_dtype)
         follows = "digits would be lost" if is_narrower else "the values stay equal"
-        text = f"dtype {saved} -> {own} of `{paths[0]}`{more}: {follows}"
+        text = f"dtype {saved_dtype} -> {live_dtype} of `{paths[0]}`{count_text}: {follows}"
         yield StateChange(name, text, is_refused=is_narrower)
 
 

@@ -161,8 +161,10 @@ def _on_line(name: str, group: int, low: Any, flat: torch.Tensor) -> ParameterLo
     if low._hp_mapping is None:  # noqa: SLF001 - where DeepSpeed's own checkpoints look, too
         return ParameterLocation(name, group, shape, flat, 0, 0, 0)
     mapping = low._hp_mapping  # noqa: SLF001
-    here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return ParameterLocation(name, group, shape, flat, here.start, there.start, here.numel)
+    low_fragment, high_fragment = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return ParameterLocation(
+        name, group, shape, flat, low_fragment.start, high_fragment.start, low_fragment.numel
+    )
 
 
 def _sliced(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
@@ -250,12 +252,14 @@ class ZeroModel:
             for home in parameter_locations(self._engine)
         }
         # Tied parameters have several names and must stay one tensor.
-        kept: dict[int, Any] = {}
+        part_by_id: dict[int, Any] = {}
         state = {}
         for name, value in self._engine.module.state_dict(keep_vars=True).items():
-            if id(value) not in kept:
-                kept[id(value)] = locations[id(value)] if id(value) in locations else _frozen(value)
-            state[name] = kept[id(value)]
+            if id(value) not in part_by_id:
+                part_by_id[id(value)] = (
+                    locations[id(value)] if id(value) in locations else _frozen(value)
+                )
+            state[name] = part_by_id[id(value)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -273,11 +277,11 @@ class ZeroModel:
             if torch.is_tensor(value):
                 _fill(value, state_dict[name])
         # Modules load their non-tensor state themselves.
-        rest = {
+        plain_values = {
             name: state_dict[name] for name, tensor in live.items() if not torch.is_tensor(tensor)
         }
-        if rest:
-            self._engine.module.load_state_dict(rest, strict=False)
+        if plain_values:
+            self._engine.module.load_state_dict(plain_values, strict=False)
         refresh(self._engine)
 
 
@@ -371,8 +375,8 @@ class ZeroOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         home = self._by_path.get(name)
         if place != "state" or kind == "step" or home is None or home.is_whole:
             return None

@@ -369,8 +369,8 @@ def load_present_parts(
     if check.examine is not None:
         check.examine(manifest.config)
     absent = absent_parts(manifest, parts, rank)
-    fresh = load(manifest, files, parts, rank, landing, check)
-    return (*absent, *fresh)
+    fresh_names = load(manifest, files, parts, rank, landing, check)
+    return (*absent, *fresh_names)
 
 
 def load(
@@ -413,10 +413,10 @@ def load(
             continue
         content = files[entry.document]
         trees[name] = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
-    fresh = check.fresh_parts(manifest, trees, parts) if check is not None else frozenset()
+    fresh_names = check.fresh_parts(manifest, trees, parts) if check is not None else frozenset()
     for name in list(trees):
         part = parts[name]
-        if name in fresh:
+        if name in fresh_names:
             del trees[name]
         elif hasattr(part.stateful, "check_saved"):
             outline = unflatten(trees[name], partial(_outline, tensors))
@@ -426,7 +426,7 @@ def load(
         state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
         with _name_part_in_errors(name, manifest):
             parts[name].stateful.load_state_dict(state)
-    return tuple(fresh)
+    return tuple(fresh_names)
 
 
 def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:

@@ -74,13 +74,16 @@ def require_compatible_optimizer(
     """
     name = type(optimizer).__name__
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
-    own, saved_options = _identifying_options(groups), _identifying_options(saved["param_groups"])
-    missing = (optimizer.defaults.keys() & own) - saved_options
-    strange = saved_options - own - optimizer.defaults.keys()
+    own_options, saved_options = (
+        _identifying_options(groups),
+        _identifying_options(saved["param_groups"]),
+    )
+    missing = (optimizer.defaults.keys() & own_options) - saved_options
+    strange = saved_options - own_options - optimizer.defaults.keys()
     if missing and strange:
         raise ValueError(
             f"it was saved by an optimizer with the options {_listed(saved_options)}, but {name} "
-            f"has {_listed(own)}; create the optimizer that was saved"
+            f"has {_listed(own_options)}; create the optimizer that was saved"
         )
     needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
@@ -255,8 +258,8 @@ class NamedOptimizer:
         """
         if group_sizes(self._optimizer) != self._sizes:
             self._name()
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         # torch keeps the number of steps whole, for any layout of the other state.
         return self._tensors.get(name) if place == "state" and kind != "step" else None
 
@@ -590,8 +593,8 @@ class ShardedOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         run = self._by_path.get(name)
         if place != "state" or kind == _COUNT or run is None or run.is_whole:
             return None

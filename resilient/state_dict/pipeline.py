@@ -74,12 +74,12 @@ class PipelineModel:
     def state_dict(self) -> dict[str, Any]:
         """Return all tensors and values by their names in the model."""
         # Tied parameters have several names and must stay one tensor.
-        kept: dict[int, Any] = {}
+        part_by_id: dict[int, Any] = {}
         state: dict[str, Any] = {}
         for name, value in self._model.state_dict(keep_vars=True).items():
-            if id(value) not in kept:
-                kept[id(value)] = self._part(name, value)
-            state[name] = kept[id(value)]
+            if id(value) not in part_by_id:
+                part_by_id[id(value)] = self._part(name, value)
+            state[name] = part_by_id[id(value)]
         return state
 
     def _part(self, name: str, value: Any) -> Any:
@@ -217,21 +217,21 @@ class PipelineOptimizer:
         """
         self._adopt()
         plain = self._optimizer.state_dict()
-        own = {
+        own_state = {
             self._own_names[number]: {
                 kind: flatten_objects(value) for kind, value in parameter_state.items()
             }
             for number, parameter_state in plain["state"].items()
         }
-        shown: dict[str, Any] = {}
-        for stage in self._exchange(_mapped(own, _outline)):
-            shown |= stage
-        mapped_state = _mapped(own, lambda tensor: _own_part(tensor, writes=self._writes))
+        outlines: dict[str, Any] = {}
+        for stage in self._exchange(_mapped(own_state, _outline)):
+            outlines |= stage
+        mapped_state = _mapped(own_state, lambda tensor: _own_part(tensor, writes=self._writes))
         state = {
-            name: mapped_state[name] if name in mapped_state else _mapped(shown[name], _absent)
+            name: mapped_state[name] if name in mapped_state else _mapped(outlines[name], _absent)
             for names in self._groups
             for name in names
-            if name in shown
+            if name in outlines
         }
         groups = [
             {**group, "params": names}
@@ -245,8 +245,8 @@ class PipelineOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         parameter = self._by_path.get(name) if place == "state" and kind != "step" else None
         if parameter is None or parameter.is_meta:
             return None if parameter is None else remote_tensor(parameter.shape, parameter.dtype)

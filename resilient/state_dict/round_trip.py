@@ -60,15 +60,15 @@ class RoundTripCheck:
         state = fast_state_dict(stateful)
         kinds: set[tuple[str, type]] = set()
         tree, tensors = flatten(part, state, kinds)
-        seen = self._seen_types.get(part)
-        fresh = kinds if seen is None else kinds - seen
-        if seen is None or fresh:
-            checked = self._checked_types.get(part, set())
+        seen_kinds = self._seen_types.get(part)
+        unseen_kinds = kinds if seen_kinds is None else kinds - seen_kinds
+        if seen_kinds is None or unseen_kinds:
+            checked_paths = self._checked_types.get(part, set())
             crowded = _crowded(kinds)
-            new = {(_folded(path, crowded), kind) for path, kind in fresh}
-            if seen is None or not new <= checked:
+            unseen_paths = {(_folded(path, crowded), kind) for path, kind in unseen_kinds}
+            if seen_kinds is None or not unseen_paths <= checked_paths:
                 _require_loadable(part, stateful, state, tree, tensors)
-            self._checked_types[part] = checked | new
+            self._checked_types[part] = checked_paths | unseen_paths
         self._seen_types[part] = kinds
         return tree, tensors
 
@@ -143,12 +143,12 @@ def _is_tensor_alike(live: torch.Tensor, loaded: Any) -> bool:
 def _difference_of_dicts(live: Mapping[Any, Any], loaded: Mapping[Any, Any], path: str) -> str:
     if len(live) != len(loaded):
         return path
-    for key, other in zip(live, loaded, strict=True):
+    for key, loaded_key in zip(live, loaded, strict=True):
         inner = f"{path}/{escape(str(key))}"
         # Tensors are found by identity: a key that is one names nothing after a load.
-        if isinstance(key, torch.Tensor) or _difference(key, other, inner):
+        if isinstance(key, torch.Tensor) or _difference(key, loaded_key, inner):
             return inner
-        if differs := _difference(live[key], loaded[other], inner):
+        if differs := _difference(live[key], loaded[loaded_key], inner):
             return differs
     return ""
 

@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "the round-trip check runs at every save, not once per structure",
         "resilient/state_dict/round_trip.py",
-        "        if seen is None or fresh:",
-        "        seen = None\n        if True:",
+        "        if seen_kinds is None or unseen_kinds:",
+        "        seen_kinds = None\n        if True:",
         "tests/unit/state_dict/test_round_trip.py -k once",
     ),
     Mutant(
@@ -254,7 +254,7 @@ MUTANTS = [
     Mutant(
         "replicas load the buffers of another rank",
         "resilient/state_dict/statefuls.py",
-        'parts[f"{name}_buffers"] = Part(own, "rank", optional=True)',
+        'parts[f"{name}_buffers"] = Part(local_buffers, "rank", optional=True)',
         "pass",
         "tests/process/test_loop_killed.py -k layout",
     ),
@@ -280,11 +280,11 @@ MUTANTS = [
             "    if check.examine is not None:\n"
             "        check.examine(manifest.config)\n"
             "    absent = absent_parts(manifest, parts, rank)\n"
-            "    fresh = load(manifest, files, parts, rank, landing, check)\n"
+            "    fresh_names = load(manifest, files, parts, rank, landing, check)\n"
         ),
         (
             "    absent = absent_parts(manifest, parts, rank)\n"
-            "    fresh = load(manifest, files, parts, rank, landing, check)\n"
+            "    fresh_names = load(manifest, files, parts, rank, landing, check)\n"
             "    if check.examine is not None:\n"
             "        check.examine(manifest.config)\n"
         ),
