@@ -230,11 +230,15 @@ def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
     places = {
         key: tuple(base + end for end in value["data_offsets"]) for key, value in header.items()
     }
-    kept = [key for key, (start, stop) in places.items() if start == stop or start not in starts]
-    slots = [TensorSlot(key, header[key]["dtype"], tuple(header[key]["shape"])) for key in kept]
+    kept_keys = [
+        key for key, (start, stop) in places.items() if start == stop or start not in starts
+    ]
+    slots = [
+        TensorSlot(key, header[key]["dtype"], tuple(header[key]["shape"])) for key in kept_keys
+    ]
     layout = compute_layout(slots, metadata)
     moves = tuple(
-        (layout.starts[key], places[key][0], places[key][1] - places[key][0]) for key in kept
+        (layout.starts[key], places[key][0], places[key][1] - places[key][0]) for key in kept_keys
     )
     # An empty tensor may begin at the offset of another tensor; then both keep a common offset.
     moved = {source: target for target, source, _ in moves}

@@ -144,16 +144,16 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
         StoreDenied: The path is not a regular file inside the folder, or the file is too large.
     """
     real = os.path.realpath(path)
-    why = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
-    why = why or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
-    if why:
-        raise _refused(root, path, why, real)
+    refusal_reason = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
+    refusal_reason = refusal_reason or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
+    if refusal_reason:
+        raise _refused(root, path, refusal_reason, real)
     # O_NONBLOCK: the open of a pipe that took the file's place would wait for a writer.
     handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    why = _why_unread(os.fstat(handle), bytes_max)
-    if why:
+    refusal_reason = _why_unread(os.fstat(handle), bytes_max)
+    if refusal_reason:
         os.close(handle)
-        raise _refused(root, path, why, real)
+        raise _refused(root, path, refusal_reason, real)
     return os.fdopen(handle, "rb")
 
 
@@ -251,8 +251,8 @@ class LocalFolder:
         return next((label for is_it, label in _KINDS if is_it(mode)), LINK)
 
     def _error(self, name: str, error: OSError) -> StoreError:
-        where = f"`{name[:200]}` in {self.url}" if name else self.url
-        return kind_of(error)(f"cannot read {where}: {error.strerror}", key=name)
+        location = f"`{name[:200]}` in {self.url}" if name else self.url
+        return kind_of(error)(f"cannot read {location}: {error.strerror}", key=name)
 
 
 def _is_inside(root: Path, path: str) -> bool:
@@ -351,9 +351,9 @@ class FsspecFolder:
         with self._errors(name):
             path = self._paths[name]
             if self._protocol in _ONE_FILE_ONLY:
-                whole = self._whole(name, path)
-                if whole is not None:
-                    return whole[start : start + length]
+                full_content = self._whole(name, path)
+                if full_content is not None:
+                    return full_content[start : start + length]
             return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
 
     def _whole(self, name: str, path: str) -> bytes | None:
@@ -390,12 +390,12 @@ class FsspecFolder:
             # A ConfigError is also a ValueError, which file systems raise as their own error.
             raise
         except self._caught as error:
-            where = f"`{name[:200]}` in {self.url}" if name else self.url
+            location = f"`{name[:200]}` in {self.url}" if name else self.url
             if is_missing(error):
-                raise KeyNotFound(f"nothing is at {where}", key=name) from error
+                raise KeyNotFound(f"nothing is at {location}", key=name) from error
             cause = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
             raise kind_of_foreign(error)(
-                f"cannot read {where}: {type(cause).__name__}: {redacted_text(str(cause))}",
+                f"cannot read {location}: {type(cause).__name__}: {redacted_text(str(cause))}",
                 key=name,
                 hint=f"curl -IL {shell_quote(self.url)}"
                 if self._protocol in _ONE_FILE_ONLY

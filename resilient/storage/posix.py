@@ -197,11 +197,11 @@ class PosixFileSystem:
             filled = 0
             while filled < len(room):
                 pieces = room.cut(filled, filled + _READ_PIECE_BYTES)
-                came = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
-                if not came:
+                read_bytes = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
+                if not read_bytes:
                     break
-                filled += came
-                arrived(filled - came, filled)
+                filled += read_bytes
+                arrived(filled - read_bytes, filled)
             return filled
 
     def size_bytes(self, path: Path) -> int:

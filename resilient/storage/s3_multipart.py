@@ -241,8 +241,8 @@ class _Page:
         """Yield the uploads of the page."""
         for element in self._root.iter():
             if _name(element) == "Upload":
-                begun = datetime.fromisoformat(_field(element, "Initiated"))
-                yield Upload(_field(element, "Key"), _field(element, "UploadId"), begun)
+                initiated_at = datetime.fromisoformat(_field(element, "Initiated"))
+                yield Upload(_field(element, "Key"), _field(element, "UploadId"), initiated_at)
 
 
 def _name(element: ET.Element) -> str:

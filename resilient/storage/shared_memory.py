@@ -212,8 +212,8 @@ class SharedFolder:
 
     def is_marked_elsewhere(self, name: str) -> bool:
         """Return whether another living owner has marked ``name``."""
-        others = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
-        return any(_is_owned(path) for path in others - {self.path})
+        marking_folders = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
+        return any(_is_owned(path) for path in marking_folders - {self.path})
 
     def close(self) -> None:
         """Delete the folder and release its lock."""

@@ -161,13 +161,13 @@ class TransferLimiter:
         size = min(size, self._most)
         with self._condition:
             self._condition.wait_for(lambda: self._free >= min(size, self._least))
-            taken = min(size, self._free)
-            self._free -= taken
+            taken_parts = min(size, self._free)
+            self._free -= taken_parts
         try:
-            yield taken
+            yield taken_parts
         finally:
             with self._condition:
-                self._free += taken
+                self._free += taken_parts
                 self._condition.notify_all()
 
 
@@ -229,12 +229,12 @@ def map_parallel(
     """
     lanes = _Lanes(work, items)
     count = min(at_once, len(items)) if isinstance(items, Sized) else at_once
-    others = [
+    threads = [
         threading.Thread(target=lanes.run, name=f"resilient-lane-{number}")
         for number in range(1, count)
     ]
     started = []
-    for thread in others:
+    for thread in threads:
         # A machine without free threads only makes the work slower.
         with suppress(RuntimeError):
             thread.start()
