@@ -142,13 +142,16 @@ class _Reader:
         opaque_values: dict[str, Opaque] = {}
         for name, tree in trees.items():
             if kinds[name] == OPTIMIZER:
-                rest = {path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)}
+                leaf_by_path = {
+                    path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)
+                }
             elif _RANDOM.fullmatch(name) and isinstance(tree, dict):
-                rest = self._unread(tree)
+                leaf_by_path = self._unread(tree)
             else:
                 continue
             opaque_values |= {
-                f"{name}.{key}": Opaque(digests.of_value(leaf)) for key, leaf in rest.items()
+                f"{name}.{key}": Opaque(digests.of_value(leaf))
+                for key, leaf in leaf_by_path.items()
             }
         return opaque_values
 
