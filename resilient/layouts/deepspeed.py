@@ -104,10 +104,10 @@ def missing(
     rows = max(rows, last)
     # Both numbers come from a file and may be huge.
     pairs = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
-    lost = islice((name for name in pairs if name not in present), _NAMED_MAX)
+    missing_pairs = islice((name for name in pairs if name not in present), _NAMED_MAX)
     return [
         Problem(place or ".", noun.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
-        for rank, row in lost
+        for rank, row in missing_pairs
     ]
 
 
@@ -217,10 +217,12 @@ def _copies(engine: Engine) -> Iterator[Problem]:
         sums = tuple(sorted(part.archive.sums.items()))
         if not any(number for _, number in sums):
             continue  # checksums were switched off
-        other = first.setdefault(sums, part)
+        first_part = first.setdefault(sums, part)
         # Partitions of padding only are equal.
-        if other is not part and not _is_blank(part.archive):
-            problem_text = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
+        if first_part is not part and not _is_blank(part.archive):
+            problem_text = (
+                f"it is the same as `{first_part.archive.name[:200]}` of another rank: {_ODD}"
+            )
             yield _odd(part.archive.name, problem_text, is_fatal=True)
 
 
@@ -450,19 +452,19 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
         problem_text = "no optimizer states beside the model's"
-        lost = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
-        return replace(contents, problems=(*contents.problems, *disagreements(engine), lost))
+        problem = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
+        return replace(contents, problems=(*contents.problems, *disagreements(engine), problem))
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in present) + 1
-    lost_ones = missing(
+    missing_problems = missing(
         "the optimizer's part of {} is missing",
         engine.prefix,
         present,
         max(ranks, world or 0),
         rows,
     )
-    archives, broken = _open(engine.folder, engine.listing, names)
+    archives, open_problems = _open(engine.folder, engine.listing, names)
     tensors: list[Tensor] = []
     parts, optimizer = [], None
     for archive in archives:
@@ -471,11 +473,13 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
             rank, row = int(names[archive.name][1]), int(names[archive.name][2])
             item = _optimizer(state, archive)
             parts.append(OptimizerPartition(archive, rank, row, item.step, cuts_of(state)))
-            more = tensors_in(archive, state, OPTIMIZER)
-            tensors += [replace(folder, name=f"rank {rank}: {folder.name}") for folder in more]
+            rank_tensors = tensors_in(archive, state, OPTIMIZER)
+            tensors += [
+                replace(folder, name=f"rank {rank}: {folder.name}") for folder in rank_tensors
+            ]
             optimizer = optimizer or item
         except Unreadable as error:
-            broken.append(Problem(archive.name, str(error), is_fatal=True))
+            open_problems.append(Problem(archive.name, str(error), is_fatal=True))
     return replace(
         contents,
         tensors=(*contents.tensors, *tensors),
@@ -483,8 +487,8 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
         world=contents.world or ranks,
         problems=(
             *contents.problems,
-            *lost_ones,
-            *broken,
+            *missing_problems,
+            *open_problems,
             *disagreements(replace(engine, parts=parts)),
         ),
     )

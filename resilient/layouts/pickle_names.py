@@ -380,8 +380,10 @@ def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
     if not stops:
         return LOAD, ""
     shown = sorted(stops)
-    more = f" and {len(shown) - 1} more" if shown[1:] else ""
-    problem_text = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` rejects it"
+    count_text = f" and {len(shown) - 1} more" if shown[1:] else ""
+    problem_text = (
+        f"it names `{shown[0][:80]}`{count_text}: `torch.load` with `weights_only` rejects it"
+    )
     effects = set(stops.values())
     if effects == {Effect.LIBRARY} and len(shown) <= _NAMED_MAX:
         return _LOAD_NAMED.replace("{names}", ", ".join(shown)), problem_text
