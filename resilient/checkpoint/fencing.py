@@ -212,13 +212,13 @@ def find_writer(store: Store) -> Writer | None:
     last = next(
         (checkpoint for checkpoint in own_checkpoints if MANIFEST in folders[checkpoint]), None
     )
-    unfinished = tuple(
+    unfinished_saves = tuple(
         checkpoint for checkpoint in own_checkpoints if last is None or checkpoint > last
     )
     record, problem = _read(store, generation)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None
-    return Writer(generation, record, problem, last, _moment(store, last), unfinished, resume)
+    return Writer(generation, record, problem, last, _moment(store, last), unfinished_saves, resume)
 
 
 def _read(store: Store, generation: int) -> tuple[Generation | None, str]:

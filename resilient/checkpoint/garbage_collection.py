@@ -148,9 +148,9 @@ def scan_and_plan(
     evidence = _Evidence(store, retention, folders, written)
     state = evidence.prove_best(state)
     tags = list_tags(store)
-    pins, trouble = _pins(store, tags)
-    parent_pins, unsure = _unsaved_life(store, generations, state)
-    reason = trouble or unsure or evidence.doubt_newest(state)
+    pins, pins_problem = _pins(store, tags)
+    parent_pins, parent_problem = _unsaved_life(store, generations, state)
+    reason = pins_problem or parent_problem or evidence.doubt_newest(state)
     undo_pins = held_for_undo(store, state.abandoned, retention.rolled_back)
     state = replace(state, pinned=_joined(pins, parent_pins, undo_pins), held=reason)
     scan = _scan_of_plan(plan_rotation(retention, state), folders, tags, grace)
@@ -191,11 +191,11 @@ def _with_needs(
         checkpoint: mark for checkpoint, mark in scan.trash.items() if checkpoint not in scan.over
     }
     contents = {**contents, **contents_in_trash(store, in_trash)}
-    needed = needed_by(store, [*staying, *in_trash], contents, scan.folders)
-    if needed.unknown is None:
-        return replace(scan, needed=needed)
-    unsure = f"the dedup references of {needed.unknown} are unknown: {needed.why}"
-    return replace(scan, needed=needed, plan=replace(scan.plan, unsure=unsure))
+    references = needed_by(store, [*staying, *in_trash], contents, scan.folders)
+    if references.unknown is None:
+        return replace(scan, needed=references)
+    doubt = f"the dedup references of {references.unknown} are unknown: {references.why}"
+    return replace(scan, needed=references, plan=replace(scan.plan, unsure=doubt))
 
 
 def apply_plan(
@@ -242,12 +242,12 @@ def apply_plan(
         if scan.into:
             put_in_trash(store, checkpoint, scan.into)
         store.delete(checkpoint.manifest_key)
-    unneeded = scan.unneeded()
-    restored_checkpoint = empty_expired_trash(store, scan.over, unneeded, fence.check)
+    unneeded_files = scan.unneeded()
+    restored_checkpoint = empty_expired_trash(store, scan.over, unneeded_files, fence.check)
     if restored_checkpoint:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
         return replace(plan, unsure=f"{restored_checkpoint} was restored from the trash meanwhile")
-    files = [(checkpoint, name) for checkpoint, name in unneeded if parse_trash(name) is None]
+    files = [(checkpoint, name) for checkpoint, name in unneeded_files if parse_trash(name) is None]
     for checkpoint, names in groupby(files, itemgetter(0)):
         fence.check()
         for _, name in names:
@@ -345,11 +345,11 @@ class _Evidence:
                 for policy in self.retention.keep_best
                 for checkpoint in best_by(policy, state)
             }
-            unread = best - set(self.findings)
-            if not unread:
+            unread_checkpoints = best - set(self.findings)
+            if not unread_checkpoints:
                 return state
             contents = dict(state.contents)
-            for checkpoint in unread:
+            for checkpoint in unread_checkpoints:
                 contents[checkpoint] = replace(
                     contents[checkpoint], problem=self._read_in_full(checkpoint)
                 )
@@ -358,13 +358,15 @@ class _Evidence:
     def _read_in_full(self, checkpoint: CheckpointId) -> str:
         if checkpoint not in self.findings:
             try:
-                wrong = verify(self.store, checkpoint, "full")
+                findings = verify(self.store, checkpoint, "full")
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                damaged = [finding for finding in wrong if finding.severity == "damaged"]
+                damage_findings = [finding for finding in findings if finding.severity == "damaged"]
                 self.findings[checkpoint] = (
-                    f"{damaged[0].file} {damaged[0].problem}" if damaged else ""
+                    f"{damage_findings[0].file} {damage_findings[0].problem}"
+                    if damage_findings
+                    else ""
                 )
         return self.findings[checkpoint]
 

@@ -102,8 +102,8 @@ class Coverage:
 
     def __post_init__(self) -> None:
         if self.place.samples:
-            number, before = self.place.epoch, self.place.samples
-            self.epochs[number] = EpochCoverage(number, before=before)
+            number, first_sample = self.place.epoch, self.place.samples
+            self.epochs[number] = EpochCoverage(number, before=first_sample)
 
     def follow(self, row: str) -> None:
         """Process the next record.
@@ -259,10 +259,12 @@ def flaws_of_lives(
     Raises:
         StoreError: The store failed, so the audit has no result.
     """
-    saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
+    saved_generations = {checkpoint.generation for checkpoint in committed(store)} | set(
+        list_marks(store)
+    )
     segments = (parse_segment(key) for key in list_segments(store))
-    saved |= {segment.generation for segment in segments if segment}
-    known_numbers, generations = {*numbers, *chain, *saved}, dict[int, "Generation"]()
+    saved_generations |= {segment.generation for segment in segments if segment}
+    known_numbers, generations = {*numbers, *chain, *saved_generations}, dict[int, "Generation"]()
     flaws = []
     for number in sorted(known_numbers):
         try:
@@ -287,11 +289,13 @@ def flaws_of_lives(
 
 def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
     """Find the numbers between two generations that no claim left out; there may be very many."""
-    skipped = generations[after].skipped if after in generations else 0
-    missing = after - skipped - before - 1
-    if missing > 0:
+    skipped_count = generations[after].skipped if after in generations else 0
+    missing_count = after - skipped_count - before - 1
+    if missing_count > 0:
         range_text = (
-            (f", and {missing - 1} more up to generation {before + missing}") if missing > 1 else ""
+            (f", and {missing_count - 1} more up to generation {before + missing_count}")
+            if missing_count > 1
+            else ""
         )
         yield LedgerProblem(generation_key(before + 1), 0, f"is missing{range_text}: {_NOTHING}")
 
@@ -468,25 +472,25 @@ def _segment(store: Store, key: str, named_by: str, result: Audit) -> Segment | 
     except IntegrityError as error:
         sealed = LedgerProblem(key, 0, error.message)
     try:
-        altered = read_altered(store, key)
+        altered_segment = read_altered(store, key)
     except (IntegrityError, KeyNotFound):
         result.flaws.append(sealed)
         return None
     # Its links locate the change, which its seal does not.
-    result.flaws += broken_links(altered) or [sealed]
+    result.flaws += broken_links(altered_segment) or [sealed]
     return None
 
 
 def broken_links(segment: Segment) -> list[LedgerProblem]:
     """Return the first place of a segment where its own chain is broken (pure)."""
-    stored, rows, links = segment.checks, segment.rows, segment.links
+    stored_checks, rows, links = segment.checks, segment.rows, segment.links
     for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
-        if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:
+        if number > len(stored_checks) or stored_checks[number - 1] != link[:CHECK_LENGTH]:
             # The first link also covers the run, the attempt and the place of the segment.
             header = ", or the segment's own description," if number == 1 else ""
             problem = f"this record{header} is not the record that was chained here: {row}"
             return [LedgerProblem(segment.key, number, problem)]
-    if len(stored) != len(rows):
+    if len(stored_checks) != len(rows):
         return [LedgerProblem(segment.key, len(rows) + 1, "a record is missing here")]
     if segment.head != (links[-1] if links else segment.opening):
         return [LedgerProblem(segment.key, 0, "its head is not the link of its last record")]

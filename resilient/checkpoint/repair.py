@@ -57,13 +57,13 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
         StoreError: The store failed; the damaged file is unchanged, or the whole file exists.
     """
     try:
-        damaged = store.get(key)
+        damaged_data = store.get(key)
     except KeyNotFound:
-        damaged = data
+        damaged_data = data
     aside_key = ""
-    if damaged != data:
-        aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))
-        store.put(aside_key, damaged)
+    if damaged_data != data:
+        aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))
+        store.put(aside_key, damaged_data)
     store.put(key, data)
     return aside_key
 
@@ -185,8 +185,8 @@ class RepairPlan:
     @property
     def is_whole(self) -> bool:
         """True if resume can use the checkpoint after the repair."""
-        needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
-        return not any(loss.file in needed for loss in self.losses)
+        needed_files = self.manifest.needed if self.manifest else frozenset({MANIFEST})
+        return not any(loss.file in needed_files for loss in self.losses)
 
     @property
     def lost_tensors(self) -> tuple[str, ...]:

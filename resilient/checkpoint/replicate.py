@@ -110,10 +110,10 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
     _require_same_run(target, manifest, generations)
     is_there = _require_same_manifest(target, key, data)
     sizes = {file.name: _size_of(target, manifest.key(file.name)) for file in manifest.files}
-    missing = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
+    missing_files = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
     segments, problem = _ledger(source, manifest)
     return ReplicationPlan(
-        manifest, data, missing, is_there, generations, missing_records, segments, problem
+        manifest, data, missing_files, is_there, generations, missing_records, segments, problem
     )
 
 

@@ -89,9 +89,13 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     if facts.wish == AUTO:
         return ResumeDecision(AUTO)
     own_generations = [generation for generation in facts.generations if generation.is_ours]
-    saved = [generation.number for generation in own_generations if generation.has_checkpoint]
-    if saved:
-        return ResumeDecision(AUTO, f"generation {saved[-1]} of this run has saved a checkpoint")
+    saved_generations = [
+        generation.number for generation in own_generations if generation.has_checkpoint
+    ]
+    if saved_generations:
+        return ResumeDecision(
+            AUTO, f"generation {saved_generations[-1]} of this run has saved a checkpoint"
+        )
     if refusal := _refusal(facts, own_generations):
         return ResumeDecision("", refusal)
     pinned = [generation.parent for generation in own_generations if generation.parent is not None]
@@ -108,11 +112,11 @@ def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
         return (
             f"generation {lost_generations[-1]} of this run committed checkpoints, and none is left"
         )
-    unknown = [] if facts.is_first else _unknown(facts, ours)
-    if unknown:
+    unknown_generations = [] if facts.is_first else _unknown(facts, ours)
+    if unknown_generations:
         return (
-            f"the record of generation {unknown[-1]} cannot be read, and its checkpoints may "
-            "belong to this run"
+            f"the record of generation {unknown_generations[-1]} cannot be read, and its "
+            "checkpoints may belong to this run"
         )
     return ""
 

@@ -114,11 +114,11 @@ def select_resume_checkpoint(
         skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
         for folder in plan["candidates"]:
             if folder not in problems:
-                proved, problem = _try(store, folder, request)
+                verified, problem = _try(store, folder, request)
                 topic = f"resume/{folder}"
                 problems[folder] = agree(comms, topic, problem, _first_problem, within_seconds)
                 if not problems[folder]:
-                    return ResumeChoice(proved, tuple(skipped))
+                    return ResumeChoice(verified, tuple(skipped))
             skipped.append(Skipped(folder, problems[folder]))
         if not plan["candidates"] and not plan["lost"]:
             return ResumeChoice(None, tuple(skipped))
@@ -162,17 +162,21 @@ def _try(
 
 
 def _first_problem(problems: list[str]) -> str:
-    several = len(problems) > 1
+    has_peers = len(problems) > 1
     for rank, problem in enumerate(problems):
         if problem:
-            return f"rank {rank} found {problem}" if several and len(set(problems)) > 1 else problem
+            return (
+                f"rank {rank} found {problem}" if has_peers and len(set(problems)) > 1 else problem
+            )
     return ""
 
 
 def _nothing_left(
     store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
 ) -> NoIntactCheckpoint:
-    touched = "; the live model and optimizer may hold parts of it: do not use them" * is_touched
+    touched_text = (
+        "; the live model and optimizer may hold parts of it: do not use them" * is_touched
+    )
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or plan["lost"]
     # Outside the line of descent, so never taken automatically; but the user may want it.
     abandoned_hints = "".join(
@@ -180,7 +184,7 @@ def _nothing_left(
     )
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training does not start over silently: "
-        f"{reasons}{touched}",
+        f"{reasons}{touched_text}",
         hint=f"resilient ckpt verify --all {shell_quote(store.url)}{abandoned_hints}; "
         "to start over: --resume never",
     )

@@ -114,10 +114,10 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
         state: State of the repository.
     """
     reasons: dict[CheckpointId, list[str]] = defaultdict(list)
-    damaged = dict(_damaged(retention, state))
+    damage_reasons = dict(_damaged(retention, state))
     for checkpoint, reason in _reasons(retention, state):
         reasons[checkpoint].append(reason)
-    for checkpoint, problem in damaged.items():
+    for checkpoint, problem in damage_reasons.items():
         reasons[checkpoint].append(problem)
     if state.held:
         for checkpoint in state.everything:
@@ -137,7 +137,9 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
             if checkpoint in reasons
         },
         damaged={
-            checkpoint: damaged[checkpoint] for checkpoint in checkpoints if checkpoint in damaged
+            checkpoint: damage_reasons[checkpoint]
+            for checkpoint in checkpoints
+            if checkpoint in damage_reasons
         },
         held=state.held,
     )
@@ -181,11 +183,11 @@ def _among_the_last(
 ) -> Iterator[tuple[CheckpointId, str]]:
     if retention.keep_last is None:
         return
-    placed = {*state.keep, *state.everything[:1]} & {*state.everything}
+    last_checkpoints = {*state.keep, *state.everything[:1]} & {*state.everything}
     for checkpoint in state.everything:
-        if checkpoint not in placed and len(placed) >= retention.keep_last:
+        if checkpoint not in last_checkpoints and len(last_checkpoints) >= retention.keep_last:
             return
-        placed.add(checkpoint)
+        last_checkpoints.add(checkpoint)
         yield checkpoint, f"among the last {retention.keep_last}"
 
 
@@ -263,7 +265,7 @@ def _utc(moment: str) -> datetime:
 
 def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
-    ranked: list[CheckpointId] = []
+    best_first: list[CheckpointId] = []
     for group in (state.line, state.abandoned):
         values = {
             checkpoint: value
@@ -272,8 +274,8 @@ def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
             and (value := policy.value(state.contents[checkpoint].metrics)) is not None
         }
         sign = -1 if policy.rises else 1
-        ranked += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
-    return ranked
+        best_first += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
+    return best_first
 
 
 def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
@@ -466,9 +468,9 @@ def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) ->
     if keep_last is not None and options.get("keep_last") is not None:
         raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
     best = options.get("keep_best") or ()
-    several = [best] if isinstance(best, str | Mapping) else best
+    wishes = [best] if isinstance(best, str | Mapping) else best
     tags = options.get("keep_tags") or ()
-    policies = {**options, "keep_best": tuple(map(_parse_wish, several))}
+    policies = {**options, "keep_best": tuple(map(_parse_wish, wishes))}
     policies["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
     if keep_last is not None:
         policies["keep_last"] = keep_last

@@ -76,13 +76,13 @@ def plan_undo(store: Store) -> RollbackPlan:
 
 
 def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
-    damaged = [
+    damage_findings = [
         finding for finding in verify(store, target, "quick") if finding.severity == "damaged"
     ]
-    if damaged:
+    if damage_findings:
         raise IntegrityError(
-            f"{target} at {store.url} is damaged, and resume would skip it: {damaged[0].file} "
-            f"{damaged[0].problem}; nothing was changed",
+            f"{target} at {store.url} is damaged, and resume would skip it: "
+            f"{damage_findings[0].file} {damage_findings[0].problem}; nothing was changed",
             key=target.manifest_key,
             hint=f"resilient ckpt repair {shell_quote(target)} {shell_quote(store.url)}",
         )

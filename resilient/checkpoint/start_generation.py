@@ -116,8 +116,8 @@ def _highest(store: Store) -> int:
     In a near tier the folders of unknown generations count too, because the name of a save must be
     free there.
     """
-    near = folders_of(store.near) if isinstance(store, TieredStore) else ()
-    folders = [*folders_of(store), *near]
+    near_folders = folders_of(store.near) if isinstance(store, TieredStore) else ()
+    folders = [*folders_of(store), *near_folders]
     return max((folder.generation for folder in folders), default=0)
 
 
@@ -172,9 +172,9 @@ def sweep_uploads(context: CheckpointContext, generation: int) -> None:
         return is_known and checkpoint is not None and checkpoint.generation < generation
 
     try:
-        swept = store.sweep(is_of_an_older_life, 0.0, context.clock)
+        aborted_uploads = store.sweep(is_of_an_older_life, 0.0, context.clock)
     except ResilientError as error:
         context.emit(events.UploadCleanupFailed(error.message, error.hint))
         return
-    if swept:
-        context.emit(events.UploadsAborted(len(swept)))
+    if aborted_uploads:
+        context.emit(events.UploadsAborted(len(aborted_uploads)))

@@ -177,15 +177,17 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     """
     folders = folders_of(store)
     trash = trash_of(folders)
-    selected = _select_prune(store, trash, prune)
+    selection = _select_prune(store, trash, prune)
     failure_reasons = {
         checkpoint: reason
-        for checkpoint in selected.back
+        for checkpoint in selection.back
         if (reason := _bring(store, checkpoint, trash[checkpoint], folders))
     }
     return replace(
-        selected,
-        back=tuple(checkpoint for checkpoint in selected.back if checkpoint not in failure_reasons),
+        selection,
+        back=tuple(
+            checkpoint for checkpoint in selection.back if checkpoint not in failure_reasons
+        ),
         left=failure_reasons,
     )
 
@@ -215,9 +217,9 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folder
     trash_key = checkpoint.key(mark.name)
     # An unreadable manifest was unreadable before the prune, and is restored as it was.
     with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-        absent = absent_of(read_in_trash(store, checkpoint, mark), folders)
-        if absent:
-            return absent
+        problem = absent_of(read_in_trash(store, checkpoint, mark), folders)
+        if problem:
+            return problem
     try:
         _put_back(store, checkpoint.manifest_key, store.get(trash_key))
     except KeyNotFound:

@@ -86,7 +86,7 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     """Compare a tensor file's own header with the manifest."""
     if not entry.name.endswith(".safetensors"):
         return
-    placed = [
+    manifest_entries = [
         (tensor.dtype, list(region.region.lengths), region.start, region.start + region.size_bytes)
         for tensor in manifest.tensors
         for region in tensor.regions
@@ -102,7 +102,10 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     except (IntegrityError, KeyError, TypeError) as error:
         yield "", f"its header cannot be read ({error})"
         return
-    expected_entries, header_entries = sorted(map(repr, placed)), sorted(map(repr, stated))
+    expected_entries, header_entries = (
+        sorted(map(repr, manifest_entries)),
+        sorted(map(repr, stated)),
+    )
     # Of an older checkpoint's file only a part may be needed.
     if (
         not set(expected_entries) <= set(header_entries)
@@ -119,12 +122,14 @@ def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Pr
         if part.document != entry.name:
             continue
         try:
-            missing = [name for name in tensors_of(tree_of(part, data)) if name not in tensor_names]
+            unknown_tensors = [
+                name for name in tensors_of(tree_of(part, data)) if name not in tensor_names
+            ]
         except IntegrityError as error:
             yield "", error.message
             continue
-        if missing:
-            yield missing[0], f"part `{part.name}` names a tensor that does not exist"
+        if unknown_tensors:
+            yield unknown_tensors[0], f"part `{part.name}` names a tensor that does not exist"
 
 
 Level = Literal["quick", "full", "deep"]
@@ -238,9 +243,9 @@ def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
     Raises:
         StoreError: The store failed, which proves nothing about the checkpoint.
     """
-    needed = manifest.needed
+    needed_names = manifest.needed
     return [
-        damage if entry.name in needed else _lighter(damage)
+        damage if entry.name in needed_names else _lighter(damage)
         for entry in manifest.files
         for damage in _verify_file(store, manifest, entry, level)
     ]
@@ -560,12 +565,12 @@ def read_sample(
     """
     chunks = _chunks(manifests)
     chunk_count = -(-len(chunks) * share // 1)
-    selected = random.sample(chunks, min(len(chunks), int(chunk_count)))
-    of_bytes = sum(checkpoint.size_bytes for checkpoint in selected)
+    sampled_chunks = random.sample(chunks, min(len(chunks), int(chunk_count)))
+    of_bytes = sum(checkpoint.size_bytes for checkpoint in sampled_chunks)
     sample = VerifySample(
         of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
     )
-    for chunk in selected:
+    for chunk in sampled_chunks:
         if not goes_on(sample.size_bytes, of_bytes):
             break
         problem = _problem(store, chunk)

@@ -162,8 +162,8 @@ MUTANTS = [
     Mutant(
         "a heartbeat that says the end is awaited",
         "resilient/checkpoint/writer_heartbeat.py",
-        "    return None if found.has_ended else found\n",
-        "    return found\n",
+        "    return None if heartbeat.has_ended else heartbeat\n",
+        "    return heartbeat\n",
         "tests/unit/checkpoint/test_writer_heartbeat.py -k right_to_delete",
     ),
     Mutant(

@@ -106,8 +106,8 @@ MUTANTS = [
     Mutant(
         "each rank reads whole files",
         "resilient/checkpoint/restore/read.py",
-        "    touched = chunks_touched(_tensors(manifest, parts), boxes)\n",
-        "    touched = {}\n",
+        "    touched_chunks = chunks_touched(_tensors(manifest, parts), boxes)\n",
+        "    touched_chunks = {}\n",
         "tests/gang/test_reading_in_part.py tests/property/test_placement.py",
     ),
     Mutant(
@@ -199,7 +199,7 @@ MUTANTS = [
     Mutant(
         "the signed digests of the files are not compared",
         "resilient/checkpoint/restore/read.py",
-        "        check_contents(manifest, signed, proved.files)\n",
+        "        check_contents(manifest, signed, verified.files)\n",
         "        pass\n",
         "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py",
     ),
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "--resume is forgotten once a generation of this run exists",
         "resilient/checkpoint/resume_policy.py",
-        "    if saved:\n",
+        "    if saved_generations:\n",
         "    if own_generations:\n",
         "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py",
         promise="P3",
@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "--resume still applies after this run has saved",
         "resilient/checkpoint/resume_policy.py",
-        "    if saved:\n",
+        "    if saved_generations:\n",
         "    if False:\n",
         "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py",
         promise="P3",
@@ -267,7 +267,7 @@ MUTANTS = [
         "a rank that read everything in place continues alone",
         "resilient/checkpoint/resume_selection.py",
         "                if not problems[folder]:\n",
-        "                if proved is not None:\n",
+        "                if verified is not None:\n",
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(

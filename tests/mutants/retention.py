@@ -18,8 +18,8 @@ MUTANTS = [
     Mutant(
         "keep_last keeps one checkpoint too few",
         "resilient/checkpoint/retention.py",
-        "if checkpoint not in placed and len(placed) >= retention.keep_last:",
-        "if checkpoint not in placed and len(placed) >= max(retention.keep_last - 1, 1):",
+        "if checkpoint not in last_checkpoints and len(last_checkpoints) >= retention.keep_last:",
+        "if checkpoint not in last_checkpoints and len(last_checkpoints) >= max(retention.keep_last - 1, 1):",
         "tests/crash/test_sweep.py -k one_crash",
     ),
     Mutant(
@@ -186,8 +186,8 @@ MUTANTS = [
     Mutant(
         "an unreadable tag protects nothing",
         "resilient/checkpoint/garbage_collection.py",
-        "    reason = trouble or unsure or",
-        "    reason = unsure or",
+        "    reason = pins_problem or parent_problem or",
+        "    reason = parent_problem or",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
@@ -200,8 +200,8 @@ MUTANTS = [
     Mutant(
         "retention deletes although the newest checkpoint is damaged",
         "resilient/checkpoint/garbage_collection.py",
-        "unsure or evidence.doubt_newest(state)",
-        "unsure",
+        "parent_problem or evidence.doubt_newest(state)",
+        "parent_problem",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
@@ -329,7 +329,7 @@ MUTANTS = [
     Mutant(
         "a checkpoint with a missing file is restored from the trash",
         "resilient/checkpoint/trash.py",
-        "        if absent:\n",
+        "        if problem:\n",
         "        if False:\n",
         "tests/unit/checkpoint/test_trash.py -k not_all_there",
     ),
@@ -447,7 +447,7 @@ MUTANTS = [
     Mutant(
         "lost parity stops retention",
         "resilient/checkpoint/repository_scan.py",
-        "        if file.name not in needed:\n            continue\n",
+        "        if file.name not in needed_names:\n            continue\n",
         "",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),

@@ -219,8 +219,8 @@ MUTANTS = [
     Mutant(
         "a failed second copy of the manifest fails the save",
         "resilient/checkpoint/save/persist.py",
-        "    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))",
-        "    copied = copy_manifest(context.store, checkpoint)",
+        "    copy_result = capture_failure(lambda: copy_manifest(context.store, checkpoint))",
+        "    copy_result = copy_manifest(context.store, checkpoint)",
         "tests/gang/test_mending.py",
     ),
     Mutant(

@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint in promotion is deleted from the near tier",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._pending_ids)",
-        "(*owed, *self._pending_ids[1:])",
+        "(*unpromoted, *self._pending_ids)",
+        "(*unpromoted, *self._pending_ids[1:])",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
@@ -215,14 +215,14 @@ MUTANTS = [
     Mutant(
         "one damaged checkpoint starts a promotion at each save",
         "resilient/checkpoint/promotion.py",
-        "if any(candidate not in self._errors for candidate in owed):",
-        "if owed:",
+        "if any(candidate not in self._errors for candidate in unpromoted):",
+        "if unpromoted:",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
         "a damaged checkpoint is deleted from the near tier before its repair",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._pending_ids)",
+        "(*unpromoted, *self._pending_ids)",
         "tuple(self._pending_ids)",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),

@@ -201,10 +201,12 @@ class RankSession:
     def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Start to promote the last commit; ``wait`` reports the end."""
         self._refuse_if_busy()
-        onwards, within_seconds = self._onwards, float(request["within_seconds"])
+        promoter, within_seconds = self._onwards, float(request["within_seconds"])
 
         def work() -> None:
-            self._end(capture_failure(lambda: onwards.finish(within_seconds) if onwards else None))
+            self._end(
+                capture_failure(lambda: promoter.finish(within_seconds) if promoter else None)
+            )
 
         self._start(work, FileStream((), 0.0))
         return {}
@@ -325,13 +327,13 @@ def _staged_records(
     receipt: Receipt, job: SaveJob, segments: Mapping[str, SharedBuffer]
 ) -> dict[str, StagedFileRecord]:
     """Return the files that were stored as they are here; reduced files are left out."""
-    staged = {file.name: len(file.data) for file in job.files}
+    staged_sizes = {file.name: len(file.data) for file in job.files}
     return {
         job.about.checkpoint.key(file.name): StagedFileRecord(
             str(segments[file.name].path), file.proof
         )
         for file in receipt.files
-        if staged.get(file.name) == file.size_bytes
+        if staged_sizes.get(file.name) == file.size_bytes
     }
 
 
@@ -414,9 +416,13 @@ class StepCacheSession(RankSession):
     def _choose(self) -> int | None:
         """Return the slot of the step to commit, which all ranks have, or None. Collective."""
         info, comms = self._at_work()
-        shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
+        parent_by_folder = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(
-            comms, _TOPIC, shown, lambda steps: choose_step(info.store, steps), LAND_SECONDS
+            comms,
+            _TOPIC,
+            parent_by_folder,
+            lambda steps: choose_step(info.store, steps),
+            LAND_SECONDS,
         )
         slots = [
             slot

@@ -229,19 +229,21 @@ def message_of(
     Raises:
         ValueError: A value has no JSON form.
     """
-    about, segment = job.about, job.segment
+    description, segment = job.about, job.segment
     message = {
-        "checkpoint": about.checkpoint.folder,
+        "checkpoint": description.checkpoint.folder,
         "about": {
-            "run_id": about.run_id,
-            "parent": about.parent.folder if about.parent else None,
-            "created_at": about.created_at,
-            "world": dict(about.world),
+            "run_id": description.run_id,
+            "parent": description.parent.folder if description.parent else None,
+            "created_at": description.created_at,
+            "world": dict(description.world),
             "config": config,
-            "software": dict(about.software),
-            "data": dict(about.data),
-            "metrics": dict(about.metrics),
-            "protects": [protected.folder for protected in about.protects],
+            "software": dict(description.software),
+            "data": dict(description.data),
+            "metrics": dict(description.metrics),
+            "protects": [
+                protected_checkpoint.folder for protected_checkpoint in description.protects
+            ],
         },
         "files": [[file.name, len(file.data), *spots[file.name]] for file in job.files],
         "parts": [[part.name, part.scope, part.document] for part in job.parts],
@@ -283,11 +285,18 @@ def whole_of(
     """
     checkpoint = _parse_folder(message["checkpoint"])
     segment = _segment(message["segment"], checkpoint, rows_of) if message["segment"] else None
-    before = parse_segment(segment.previous) if segment and segment.previous else None
+    previous_checkpoint = parse_segment(segment.previous) if segment and segment.previous else None
     *layouts, bases, config = notes
-    after = before.folder if before else ""
+    previous_folder = previous_checkpoint.folder if previous_checkpoint else ""
     return StoredStep(
-        checkpoint, after, message["context"], message, tuple(layouts), bases, config, segment
+        checkpoint,
+        previous_folder,
+        message["context"],
+        message,
+        tuple(layouts),
+        bases,
+        config,
+        segment,
     )
 
 
@@ -379,14 +388,14 @@ class StepSlot:
             ValueError: A value has no JSON form.
         """
         self.invalidate()
-        loose = self._plain.loose(job.about.config)
+        loose_config = self._plain.loose(job.about.config)
         notes_by_file: dict[str, _Note] = {
             file.name: (file.tensors, note_of_layout) for file in job.files
         }
         notes_by_file |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
         spots = self._notes.put(notes_by_file)
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
-        message = message_of(job, spots, loose, rows_bytes, self._context)
+        message = message_of(job, spots, loose_config, rows_bytes, self._context)
         end = _HEAD_BYTES + len(message)
         if len(self._message) < end:
             self._message = self._roomier("said", end)

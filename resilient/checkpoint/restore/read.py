@@ -166,9 +166,11 @@ def _lay_out(
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
         stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
-        inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
+        run_places = places[bisect_left(begins, start) : bisect_left(begins, stop)]
         extents.append(
-            _filled_up([place for place in inside if place.stop <= stop], start, stop, head_bytes)
+            _filled_up(
+                [place for place in run_places if place.stop <= stop], start, stop, head_bytes
+            )
         )
     return extents
 
@@ -373,14 +375,14 @@ def _read_from_nearest(
     )
     places = request.places(manifest) if request.places else NOWHERE
     try:
-        proved = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
+        verified = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
     except IntegrityError as damage:
         if not (request.reconstructs and manifest.parity):
             raise
-        proved = _reconstructed_or(damage, store, manifest, chunks)
+        verified = _reconstructed_or(damage, store, manifest, chunks)
     if signed is not None:
-        check_contents(manifest, signed, proved.files)
-    return replace(proved, reconstructed=(*reconstructed, *proved.reconstructed))
+        check_contents(manifest, signed, verified.files)
+    return replace(verified, reconstructed=(*reconstructed, *verified.reconstructed))
 
 
 def _reconstructed_or(
@@ -467,11 +469,11 @@ def _wanted(
 ) -> dict[str, Collection[int]]:
     """Return the chunks to read by file name."""
     documents = _documents(manifest, parts)
-    touched = chunks_touched(_tensors(manifest, parts), boxes)
+    touched_chunks = chunks_touched(_tensors(manifest, parts), boxes)
     return {
-        name: chunks if name in documents else touched.get(name, chunks)
+        name: chunks if name in documents else touched_chunks.get(name, chunks)
         for name, chunks in _whole(manifest, parts).items()
-        if name in documents or touched.get(name, True)
+        if name in documents or touched_chunks.get(name, True)
     }
 
 

@@ -269,13 +269,15 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 
     def write_one(file: FileContent) -> tuple[FileEntry, Sequence[TensorEntry]]:
         with file.lend() as data:
-            proof, proved = _prove(file.tensors, data, on_progress)
+            proof, proved_tensors = _prove(file.tensors, data, on_progress)
             put_fenced(place, checkpoint.key(file.name), data, fence)
-        return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
+        return FileEntry(
+            file.name, proof.size_bytes, proof.digest, proof.chunks, rank
+        ), proved_tensors
 
-    stored = map_parallel(write_one, all_files, at_once)
-    entries = tuple(entry for entry, _ in stored)
-    tensors = tuple(tensor for _, proved in stored for tensor in proved)
+    written_files = map_parallel(write_one, all_files, at_once)
+    entries = tuple(entry for entry, _ in written_files)
+    tensors = tuple(tensor for _, proved_tensors in written_files for tensor in proved_tensors)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
 
 
@@ -482,8 +484,10 @@ def _write(
         "on_progress": pace.after_write,
         "token": context.token,
     }
-    written = write(context.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
-    return division.complete(written)
+    write_result = write(
+        context.store, checkpoint, rank, division.files, job.parts, parity, **bounds
+    )
+    return division.complete(write_result)
 
 
 def _summary_for_peers(
@@ -532,16 +536,16 @@ def _settle_or_tell(
     context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
     """Run the cleanup after a commit; any error there is only an event."""
-    settled = capture_failure(lambda: _settle(context, job, memory, orders))
-    if isinstance(settled, RankFailure):
+    settle_result = capture_failure(lambda: _settle(context, job, memory, orders))
+    if isinstance(settle_result, RankFailure):
         memory.owes_mark = True
-        folder, cause = job.about.checkpoint.folder, settled.cause
+        folder, cause = job.about.checkpoint.folder, settle_result.cause
         if isinstance(cause, ResilientError):
-            context.emit(events.RetentionFailed(folder, settled.message))
+            context.emit(events.RetentionFailed(folder, settle_result.message))
         else:
             context.emit(
                 checkpoint_events.PostCommitCleanupFailed(
-                    folder, f"{settled.message}{_place_of(cause)}"
+                    folder, f"{settle_result.message}{_place_of(cause)}"
                 )
             )
 
@@ -573,9 +577,11 @@ def _copy(context: CheckpointContext, checkpoint: CheckpointId) -> None:
     """Store the second copy of the manifest if parity is on; an error is only an event."""
     if not context.limits.parity:
         return
-    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))
-    if isinstance(copied, RankFailure):
-        context.emit_once(checkpoint_events.ManifestCopyFailed(checkpoint.folder, copied.message))
+    copy_result = capture_failure(lambda: copy_manifest(context.store, checkpoint))
+    if isinstance(copy_result, RankFailure):
+        context.emit_once(
+            checkpoint_events.ManifestCopyFailed(checkpoint.folder, copy_result.message)
+        )
 
 
 def _abort(context: CheckpointContext, job: SaveJob, error: ResilientError) -> None:
