@@ -218,12 +218,12 @@ class RngChangeDetector:
 
     def is_same(self) -> bool:
         """Return whether the other generators are unchanged; update the copy of torch's state."""
-        now, saved = self._generators.state_dict(), self._saved_state
-        if [*now] != [*saved] or any(
-            not _are_equal(now[number], saved[number]) for number in _NUMBERS
+        live_state, saved_state = self._generators.state_dict(), self._saved_state
+        if [*live_state] != [*saved_state] or any(
+            not _are_equal(live_state[number], saved_state[number]) for number in _NUMBERS
         ):
             return False
-        self._cpu.copy_(now["cpu"])
+        self._cpu.copy_(live_state["cpu"])
         return True
 
     def rest(self) -> None:

@@ -151,10 +151,10 @@ class ResumeCheck:
         Raises:
             IncompatibleCheckpoint: A difference is refused; nothing was loaded.
         """
-        policy, saved = self._policy, manifest.config.get(SETUP, {})
+        policy, saved_setup = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
-        changes = [*_setup_changes(saved, self._setup, options=compares)]
-        changes += _scheduler_changes(trees, parts, known_names=saved.keys())
+        changes = [*_setup_changes(saved_setup, self._setup, options=compares)]
+        changes += _scheduler_changes(trees, parts, known_names=saved_setup.keys())
         changes += _model_changes(manifest.tensors, trees, parts)
         lost_parts = policy.lost(entry.name for entry in manifest.parts)
         changes += (
@@ -258,31 +258,31 @@ def _setup_changes(
 ) -> Iterator[StateChange]:
     """Compare two setups; parts that one setup lacks are not compared."""
     for name in [change for change in current if change in saved]:
-        old, new = saved[name], current[name]
-        if old["class"] != new["class"]:
-            is_scheduler = "groups" not in new["options"]
+        saved_part, current_part = saved[name], current[name]
+        if saved_part["class"] != current_part["class"]:
+            is_scheduler = "groups" not in current_part["options"]
             follows = (
                 "the rate would follow neither schedule"
                 if is_scheduler
                 else "the new class loads the saved state"
             )
-            text = f"class {old['class']} -> {new['class']}: {follows}"
+            text = f"class {saved_part['class']} -> {current_part['class']}: {follows}"
             yield StateChange(name, text, is_refused=is_scheduler, is_fresh=is_scheduler)
         elif options:
-            yield from _option_changes(name, old["options"], new["options"])
+            yield from _option_changes(name, saved_part["options"], current_part["options"])
 
 
 def _option_changes(
     name: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[StateChange]:
-    shown = [
+    change_texts = [
         f"{key} {old[key]!r} -> {value!r}"
         for key, value in new.items()
         if key in old and old[key] != value
     ]
-    if shown:
+    if change_texts:
         follows = "the values of the checkpoint are used: they are part of its state"
-        yield StateChange(name, f"{', '.join(shown)}: {follows}")
+        yield StateChange(name, f"{', '.join(change_texts)}: {follows}")
 
 
 def _scheduler_changes(
@@ -298,11 +298,11 @@ def _scheduler_changes(
         if name in known_names:
             continue
         own_groups = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
-        saved = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
-        if own_groups - saved and saved - own_groups:
+        saved_keys = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
+        if own_groups - saved_keys and saved_keys - own_groups:
             text = (
-                f"saved by a scheduler with {_listed(saved - own_groups)}, and "
-                f"{type(scheduler).__name__} has {_listed(own_groups - saved)}: "
+                f"saved by a scheduler with {_listed(saved_keys - own_groups)}, and "
+                f"{type(scheduler).__name__} has {_listed(own_groups - saved_keys)}: "
                 "the rate would follow neither schedule"
             )
             yield StateChange(name, text, is_refused=True, is_fresh=True)
@@ -427,10 +427,10 @@ def _tie_changes(
             text = f"{_listed(paths)} were one tied tensor, and are separate here"
             yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
     for paths in _tied_keys(current, saved):
-        stored = {saved[path] for path in paths}
+        tensor_names = {saved[path] for path in paths}
         content = {
             tuple((region.region, region.digest) for region in entries[tensor].regions)
-            for tensor in stored
+            for tensor in tensor_names
             if tensor in entries
         }
         if len(content) > 1:

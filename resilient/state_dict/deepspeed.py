@@ -397,11 +397,11 @@ class ZeroOptimizer:
     def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the saved group of each group of the optimizer."""
         names = self._names()
-        saved = state_dict["param_groups"]
+        saved_groups = state_dict["param_groups"]
         require_same_names(
             state_dict["state"], [name for group in names for name in group], partial=True
         )
-        return matched_groups(names, saved, self.optimizer.param_groups)
+        return matched_groups(names, saved_groups, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each parameter by its name.
@@ -417,8 +417,8 @@ class ZeroOptimizer:
         by_flat = sorted(self._homes, key=lambda home: id(home.flat))
         for _, locations in groupby(by_flat, key=lambda home: id(home.flat)):
             self._load_flat(list(locations), state)
-        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+        for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
         self._arriving = {}
         # Reset DeepSpeed's cached places in the state.
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
@@ -455,22 +455,22 @@ class ZeroOptimizer:
 
     def _load_flat(self, locations: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
         """Load the state of parameters that share one memory."""
-        saved = {home.name: state[home.name] for home in locations if state.get(home.name)}
-        loaded: dict[str, Any] = {}
-        for kind in dict.fromkeys(kind for moments in saved.values() for kind in moments):
-            having = [home for home in locations if kind in saved.get(home.name, {})]
-            values = [saved[home.name][kind] for home in having]
+        saved_states = {home.name: state[home.name] for home in locations if state.get(home.name)}
+        flat_state: dict[str, Any] = {}
+        for kind in dict.fromkeys(kind for moments in saved_states.values() for kind in moments):
+            having = [home for home in locations if kind in saved_states.get(home.name, {})]
+            values = [saved_states[home.name][kind] for home in having]
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
                 room = self._room(locations[0], kind)
                 if len(having) < len(locations):
                     room.zero_()  # ZeRO's own value for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):
                     _fill(home.part_of(room), value)
-                loaded[kind] = room
+                flat_state[kind] = room
             else:
-                loaded[kind] = _common_value(kind, having, values)
-        if loaded:
-            self.optimizer.state[locations[0].flat] = loaded
+                flat_state[kind] = _common_value(kind, having, values)
+        if flat_state:
+            self.optimizer.state[locations[0].flat] = flat_state
         else:
             self.optimizer.state.pop(locations[0].flat, None)
 

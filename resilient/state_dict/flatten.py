@@ -123,9 +123,9 @@ class _Flattener:
         self._depth += levels
         if self._depth > _DEPTH_MAX:
             raise _too_deep(path)
-        written = write(self, value, path)
+        node = write(self, value, path)
         self._depth -= levels
-        return written
+        return node
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):

@@ -130,8 +130,8 @@ class Fsdp1Optimizer:
             self._load_with_state(dict(state_dict["state"]), groups)
             return
         self._optimizer.state.clear()
-        for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+        for group, saved_group in zip(self._optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
 
     def _load_with_state(self, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Load state by parameter name, and the options of groups in the optimizer's order.
@@ -157,11 +157,11 @@ def _merged(
 ) -> list[dict[str, Any]]:
     """Return loaded groups in the order of the live ones, with saved options in empty groups."""
     loaded_groups = iter(loaded)
-    merged = []
+    merged_groups = []
     for group, options in zip(live, saved, strict=True):
         if group["params"]:
-            merged.append(next(loaded_groups))
+            merged_groups.append(next(loaded_groups))
         else:
             group.update({name: option for name, option in options.items() if name != "params"})
-            merged.append(group)
-    return merged
+            merged_groups.append(group)
+    return merged_groups

@@ -114,17 +114,17 @@ class PipelineModel:
         live = self._model.state_dict(keep_vars=True)
         require_same_names(state_dict, list(live))
         for name, value in live.items():
-            saved = state_dict[name]
+            saved_value = state_dict[name]
             if not torch.is_tensor(value):
-                self._model.load_state_dict({name: saved}, strict=False)
+                self._model.load_state_dict({name: saved_value}, strict=False)
                 continue
-            if tuple(value.shape) != tuple(saved.shape):
+            if tuple(value.shape) != tuple(saved_value.shape):
                 raise RuntimeError(
-                    f"shape {tuple(saved.shape)} of `{name}` was saved, but the shape is "
+                    f"shape {tuple(saved_value.shape)} of `{name}` was saved, but the shape is "
                     f"{tuple(value.shape)} here"
                 )
             if not value.is_meta:
-                value.copy_(saved)
+                value.copy_(saved_value)
 
 
 class PipelineOptimizer:
@@ -173,11 +173,11 @@ class PipelineOptimizer:
         parameter_by_name = dict(self._model.named_parameters())
         names = {id(value): name for name, value in parameter_by_name.items()}
         members = [parameter for group in groups for parameter in group["params"]]
-        unknown = sum(id(parameter) not in names for parameter in members)
-        if unknown:
+        unknown_count = sum(id(parameter) not in names for parameter in members)
+        if unknown_count:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(members)} parameters do not belong to the "
-                "model: the optimizer was created before the model was cut into stages",
+                f"{unknown_count} of the optimizer's {len(members)} parameters do not belong to "
+                "the model: the optimizer was created before the model was cut into stages",
                 hint="pass its class as `optimizer_cls_and_kwargs`, or create it in "
                 "`create_optimizer` of the trainer",
             )
@@ -193,7 +193,9 @@ class PipelineOptimizer:
             names[id(parameter)] for group in groups for parameter in group["params"]
         ]
         self._by_path |= {
-            escape(name): parameter_by_name[name] for several in names_by_group for name in several
+            escape(name): parameter_by_name[name]
+            for group_names in names_by_group
+            for name in group_names
         }
 
     @property

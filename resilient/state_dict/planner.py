@@ -70,13 +70,13 @@ def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
     """
     total = sum(spec.size_bytes for spec in specs)
     cuts = [total * rank / ranks for rank in range(ranks + 1)]
-    written: list[list[tuple[TensorSpec, Region]]] = [[] for _ in range(ranks)]
+    pieces_by_rank: list[list[tuple[TensorSpec, Region]]] = [[] for _ in range(ranks)]
     begin = 0
     for spec in specs:
         for rank, region in _pieces(spec, begin, cuts):
-            written[rank].append((spec, region))
+            pieces_by_rank[rank].append((spec, region))
         begin += spec.size_bytes
-    return tuple(tuple(pieces) for pieces in written)
+    return tuple(tuple(pieces) for pieces in pieces_by_rank)
 
 
 def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[int, Region]]:
@@ -497,8 +497,8 @@ class SavePlanner:
 
     def _own_draft(self, part: FlattenedPart, rank: int) -> PlannedFile:
         name, shapes = own_file(part, rank), _shapes_of(part)
-        tree, text, before, plan = self._own_plans.get(name, (None, "", None, None))
-        if plan is None or before != shapes:
+        tree, text, planned_shapes, plan = self._own_plans.get(name, (None, "", None, None))
+        if plan is None or planned_shapes != shapes:
             plan = _Plan.like(_plan_own_file(part, name, text := tree_to_json(part.tree)))
         elif not is_same_json(tree, part.tree):
             plan = plan.saying(text := tree_to_json(part.tree))

@@ -96,13 +96,13 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
         for name, tensor in tensors.items()
     }
     try:
-        loaded = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
+        loaded_state = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
     except (ResilientError, ValueError, TypeError, LookupError) as error:
         raise _refusal(part, f"cannot be read back: {error}") from error
-    differs = _difference(state, loaded, part)
+    differs = _difference(state, loaded_state, part)
     if differs:
         raise _refusal(differs, "would be loaded as another value or type")
-    _require_taken(part, stateful, loaded)
+    _require_taken(part, stateful, loaded_state)
 
 
 def _refusal(path: str, why: str) -> UnsavableState:
@@ -126,7 +126,9 @@ def _difference(live: Any, loaded: Any, path: str) -> str:
         return _difference_of_dicts(live, loaded, path)
     if isinstance(live, list | tuple) and len(live) == len(loaded):
         pairs = enumerate(zip(live, loaded, strict=True))
-        return next(filter(None, (_difference(*two, f"{path}/{at}") for at, two in pairs)), "")
+        return next(
+            filter(None, (_difference(*values, f"{path}/{at}") for at, values in pairs)), ""
+        )
     return "" if _is_equal(live, loaded) else path
 
 
@@ -234,9 +236,9 @@ def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             names.append("_extra_state")
         keys.update(f"{prefix}.{name}".removeprefix(".") for name in names)
-    strange = sorted(map(str, state.keys() - keys))
-    if strange:
-        raise ValueError(f"load_state_dict() of the module does not know `{strange[0]}`")
+    unknown_keys = sorted(map(str, state.keys() - keys))
+    if unknown_keys:
+        raise ValueError(f"load_state_dict() of the module does not know `{unknown_keys[0]}`")
 
 
 def _has_own_load(module: nn.Module) -> bool:

@@ -74,9 +74,9 @@ def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[
 
 
 def _spans(entry: TensorEntry, box: LocalShard) -> Iterator[tuple[str, int, int, torch.Tensor]]:
-    for stored in entry.regions:
-        for part, start, length in stored_spans(stored, box.region, ITEM_BYTES[entry.dtype]):
-            yield stored.file, start, length, box.part(part)
+    for stored_region in entry.regions:
+        for part, start, length in stored_spans(stored_region, box.region, ITEM_BYTES[entry.dtype]):
+            yield stored_region.file, start, length, box.part(part)
 
 
 def _bytes_of(data: torch.Tensor) -> memoryview:
@@ -207,11 +207,11 @@ def _flat_boxes(tensor: FlatShard) -> tuple[LocalShard, ...]:
 
 def _placed(runs: Runs) -> list[tuple[int, int, int]]:
     """Return (first, how many, place in local memory) of each run."""
-    place, placed = 0, []
+    place, placed_runs = 0, []
     for first, count in runs:
-        placed.append((first, count, place))
+        placed_runs.append((first, count, place))
         place += count
-    return placed
+    return placed_runs
 
 
 def _box(local: torch.Tensor, placement: Sequence[tuple[int, int, int]]) -> LocalShard:

@@ -339,13 +339,13 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
 
 def _documents(parts: Sequence[FlattenedPart]) -> list[StagedFile]:
     """Return ``state.json`` and the parts' own documents."""
-    shared = {part.name: part.tree for part in parts if not part.document}
+    shared_trees = {part.name: part.tree for part in parts if not part.document}
     own_documents = [
         StagedFile(part.document, document_to_json(part.tree).encode())
         for part in parts
         if part.document
     ]
-    return [StagedFile(STATE_DOCUMENT, tree_to_json(shared).encode() + b"\n"), *own_documents]
+    return [StagedFile(STATE_DOCUMENT, tree_to_json(shared_trees).encode() + b"\n"), *own_documents]
 
 
 _TOGETHER_BYTES = 1 << 20
@@ -380,20 +380,22 @@ class CopySchedule:
         small: Collection[int],
     ) -> CopySchedule:
         """Return the copies of a file; copies from ``steady`` storages wait."""
-        waiting: list[TensorCopy] = []
+        pending_copies: list[TensorCopy] = []
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for entry, source, target in zip(file.entries, file.sources, into, strict=True):
             if is_deferrable(source, steady, small):
-                waiting.append(TensorCopy(entry.name, source, target))
+                pending_copies.append(TensorCopy(entry.name, source, target))
             else:
                 sources.append(source)
                 targets.append(target)
-        together = [
-            *map(HostCopyBatch, _together(copy for copy in waiting if not copy.source.is_cuda))
+        batches = [
+            *map(
+                HostCopyBatch, _together(copy for copy in pending_copies if not copy.source.is_cuda)
+            )
         ]
-        on_device = [copy for copy in waiting if copy.source.is_cuda]
-        return cls(steady, small, together, on_device, sources, targets)
+        on_device = [copy for copy in pending_copies if copy.source.is_cuda]
+        return cls(steady, small, batches, on_device, sources, targets)
 
 
 def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:

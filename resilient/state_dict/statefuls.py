@@ -51,18 +51,18 @@ class PlainValue:
         Raises:
             ValueError: The saved value is of another kind.
         """
-        saved, value = state_dict["value"], self.value
-        if isinstance(value, dict | list) and type(saved) is not type(value):
+        saved_value, value = state_dict["value"], self.value
+        if isinstance(value, dict | list) and type(saved_value) is not type(value):
             raise ValueError(
-                f"it was a {type(saved).__name__}, but is a {type(value).__name__} here"
+                f"it was a {type(saved_value).__name__}, but is a {type(value).__name__} here"
             )
         if isinstance(value, dict):
             value.clear()
-            value.update(saved)
+            value.update(saved_value)
         elif isinstance(value, list):
-            value[:] = saved
+            value[:] = saved_value
         else:
-            self.value = saved
+            self.value = saved_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
             taken, or the ranks train independently.
     """
     _require_together(tracked, ranks)
-    inside = {name: unwrap(value) for name, value in tracked.items()}
-    models = {name: value for name, value in inside.items() if isinstance(value, nn.Module)}
+    unwrapped = {name: unwrap(value) for name, value in tracked.items()}
+    models = {name: value for name, value in unwrapped.items() if isinstance(value, nn.Module)}
     parts: dict[str, Part] = {}
     for name, stateful in tracked.items():
         parts[name] = _part(name, stateful, models)
@@ -442,9 +442,9 @@ def _elements(value: Any) -> int:
 def _first_not_plain(value: Any) -> Any:
     """Return the first value inside that is not plain, None if there is none."""
     if isinstance(value, dict):
-        inside = [*value.values(), *(name for name in value if type(name) is not str)]
+        items = [*value.values(), *(name for name in value if type(name) is not str)]
         return next(
-            (odd_value for odd_value in map(_first_not_plain, inside) if odd_value is not None),
+            (odd_value for odd_value in map(_first_not_plain, items) if odd_value is not None),
             None,
         )
     if isinstance(value, list):

@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a copy of two different moments is committed",
         "resilient/state_dict/host_copy.py",
-        "        if changed:\n",
+        "        if changed_names:\n",
         "        if False:\n",
         "tests/unit/test_overlap.py -k promise",
     ),
@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "draws from torch's generator are not noticed",
         "resilient/state_dict/capture_cache.py",
-        '        self._cpu.copy_(now["cpu"])\n',
+        '        self._cpu.copy_(live_state["cpu"])\n',
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
