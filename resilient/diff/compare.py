@@ -65,12 +65,12 @@ class DifferenceMeter:
     def add(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> None:
         """Add the same elements of both tensors, as little-endian bytes, one row per element."""
         self._elements += len(before)
-        changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
-        self._changed_count += changed or 0
+        changed_count = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
+        self._changed_count += changed_count or 0
         # Most blocks are equal, but their norms count too.
         before_values = values(before, self._dtypes[0])
-        after_values = before_values if changed == 0 else values(after, self._dtypes[1])
-        if changed is None:
+        after_values = before_values if changed_count == 0 else values(after, self._dtypes[1])
+        if changed_count is None:
             self._changed_count += _unequal(before_values, after_values, len(before))
         finite = np.isfinite(before_values) & np.isfinite(after_values)
         numbers = None
@@ -82,11 +82,11 @@ class DifferenceMeter:
             self._squares[0] += float(before_values @ before_values)
             self._squares[1] += float(after_values @ after_values)
             self._dot += float(before_values @ after_values)
-            if changed != 0:
+            if changed_count != 0:
                 self._add_distances(before_values - after_values)
-        if changed and self._is_whole:
+        if changed_count and self._is_whole:
             self._max_abs = max(self._max_abs, float(self._gap(native, before, after, None)))
-        if changed and self._max_ulp is not None:
+        if changed_count and self._max_ulp is not None:
             self._max_ulp = max(self._max_ulp, self._gap(ranks, before, after, numbers))
 
     def result(self) -> Measures:
@@ -184,9 +184,9 @@ def compare(
     only_after = tuple(pair.after for pair in pairs if pair.after and pair.before is None)
     changes = _Tensors(before, after, on_progress).measured(common_pairs)
     fields, equal_fields = _fields(before, after)
-    opaque, unread = _opaque(before, after, fields)
+    opaque, unread_notes = _opaque(before, after, fields)
     logs = (before.history, after.history)
-    agreeing = next(
+    agreeing_entries = next(
         (
             n
             for n, (before_entry, after_entry) in enumerate(zip(*logs, strict=False))
@@ -199,14 +199,14 @@ def compare(
         after,
         tuple(fields),
         equal_fields,
-        (len(logs[0]), len(logs[1]), agreeing),
+        (len(logs[0]), len(logs[1]), agreeing_entries),
         rng.compare(before.random, after.random),
         tuple(sorted(changes, key=_severity)),
         (only_before, only_after),
         tied,
         (
-            *_side_notes("a", before.notes, unread[0]),
-            *_side_notes("b", after.notes, unread[1]),
+            *_side_notes("a", before.notes, unread_notes[0]),
+            *_side_notes("b", after.notes, unread_notes[1]),
             *notes,
         ),
         opaque,
@@ -380,18 +380,18 @@ class _Tensors:
         """Return the changes of tensors that both sides have, by name."""
         total_bytes = sum(tensor.size_bytes for _, tensor, _ in pairs)
         measured_bytes = 0
-        waiting: deque[_Reading] = deque()
+        pending_blocks: deque[_Reading] = deque()
         # One thread for each side reads its blocks in order; no other thread reads that side.
         with ThreadPoolExecutor(1) as before_reader, ThreadPoolExecutor(1) as after_reader:
             for block in self._blocks(pairs):
                 before_reading = before_reader.submit(block.before.read, block.start, block.count)
                 after_reading = after_reader.submit(block.after.read, block.start, block.count)
-                waiting.append((block, before_reading, after_reading))
-                if len(waiting) > 1:
-                    measured_bytes += self._measure(*waiting.popleft())
+                pending_blocks.append((block, before_reading, after_reading))
+                if len(pending_blocks) > 1:
+                    measured_bytes += self._measure(*pending_blocks.popleft())
                     self._progress(measured_bytes, total_bytes)
-            while waiting:
-                measured_bytes += self._measure(*waiting.popleft())
+            while pending_blocks:
+                measured_bytes += self._measure(*pending_blocks.popleft())
         return [self._change(number, *pair) for number, pair in enumerate(pairs)]
 
     def _blocks(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> Iterator[_Block]:
@@ -417,11 +417,11 @@ class _Tensors:
     ) -> int:
         """Add a block that was read, and return its number of bytes on the first side."""
         try:
-            read = left.result(), right.result()
+            block_bytes = left.result(), right.result()
         except Unreadable as error:
             self._failures[block.number] = str(error)
         else:
-            self._meters[block.number].add(*read)
+            self._meters[block.number].add(*block_bytes)
         return block.count * block.before.item_bytes
 
     def _change(self, number: int, name: str, left: Tensor, right: Tensor) -> TensorChange:
@@ -442,7 +442,7 @@ def _incomparable(left: Tensor, right: Tensor) -> str:
     is_number = left.elements == right.elements == 1
     if left.shape != right.shape and not is_number:
         return "the shapes differ"
-    unknown = [side.dtype for side in (left, right) if not is_known(side.dtype)]
-    if unknown:
-        return f"unknown dtype: {unknown[0][:40]}"
+    unknown_dtypes = [side.dtype for side in (left, right) if not is_known(side.dtype)]
+    if unknown_dtypes:
+        return f"unknown dtype: {unknown_dtypes[0][:40]}"
     return "one is complex" if is_complex(left.dtype) != is_complex(right.dtype) else ""

@@ -600,10 +600,10 @@ def _streams(
     value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
 ) -> frozenset[str]:
     """Return the names in a file of random states that were fully understood."""
-    unread = {kind.partition(" ")[0] for kind, state in states if state is None}
+    unread_kinds = {kind.partition(" ")[0] for kind, state in states if state is None}
     kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
     return frozenset(
-        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread
+        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread_kinds
     )
 
 

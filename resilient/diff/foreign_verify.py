@@ -133,13 +133,13 @@ def verify_foreign(
     # Weights without an optimizer are not damaged.
     fatal = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
     damage_problems = [*(problem for problem in findings if problem.what != BEHIND), *fatal]
-    spoiled = {problem.place for problem in damage_problems}
+    damaged_places = {problem.place for problem in damage_problems}
     read_ahead = ReadAhead(folder, listing)
     # Numbers of a damaged file do not show what was saved.
     tensors = [
         tensor
         for tensor in contents.tensors
-        if tensor.part in (MODEL, OPTIMIZER) and not spoiled & set(tensor.files)
+        if tensor.part in (MODEL, OPTIMIZER) and not damaged_places & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
     return (*findings, *_odd_numbers(read_ahead, listing, tensors, buffers), *stale)

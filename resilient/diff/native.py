@@ -157,11 +157,13 @@ class _Reader:
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the states of unknown generators; for a tensor its bytes."""
-        unread = {kind.partition(" ")[0] for kind, state in self._states(tree) if state is None}
+        unread_kinds = {
+            kind.partition(" ")[0] for kind, state in self._states(tree) if state is None
+        }
         return {
             key: self._words(value) if isinstance(value, TensorPlaceholder) else value
             for key, value in tree.items()
-            if key not in _GENERATORS or key in unread
+            if key not in _GENERATORS or key in unread_kinds
         }
 
     def _states(self, tree: Mapping[str, Any]) -> Iterator[tuple[str, RngState | None]]:
@@ -228,9 +230,9 @@ def _torch_name(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> st
     dotted = ".".join(
         component.replace("~1", "/").replace("~0", "~") for component in path.split("/")
     )
-    several = [name for name, kind in kinds.items() if kind == OPTIMIZER]
+    optimizer_names = [name for name, kind in kinds.items() if kind == OPTIMIZER]
     kind = kinds.get(entry.part, OTHER)
-    is_only = (kind == MODEL and models == 1) or (kind == OPTIMIZER and len(several) == 1)
+    is_only = (kind == MODEL and models == 1) or (kind == OPTIMIZER and len(optimizer_names) == 1)
     return dotted if is_only else f"{entry.part}.{dotted}"
 
 

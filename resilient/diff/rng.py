@@ -77,12 +77,16 @@ def compare(
     """Compare each generator of both sides."""
     changes = []
     for rank, kind in sorted({*before, *after}):
-        left, right = before.get((rank, kind)), after.get((rank, kind))
-        if left is None or right is None:
-            changes.append(RandomChange(rank, kind, None, is_in="a" if right is None else "b"))
+        before_state, after_state = before.get((rank, kind)), after.get((rank, kind))
+        if before_state is None or after_state is None:
+            changes.append(
+                RandomChange(rank, kind, None, is_in="a" if after_state is None else "b")
+            )
             continue
-        draws = draws_between(left, right)
-        changes.append(RandomChange(rank, kind, _normal(left) == _normal(right), draws))
+        draws = draws_between(before_state, after_state)
+        changes.append(
+            RandomChange(rank, kind, _normal(before_state) == _normal(after_state), draws)
+        )
     return tuple(changes)
 
 

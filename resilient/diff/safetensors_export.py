@@ -49,7 +49,7 @@ def write_parts(
         for value in part_tensors.values()
     )
     written_bytes = 0
-    written = {}
+    path_by_part = {}
     for part, tensors in tensors_by_part.items():
         if not tensors:
             continue
@@ -61,8 +61,8 @@ def write_parts(
                     file.write(block.tobytes())
                     written_bytes += block.nbytes
                     on_progress(written_bytes, total_bytes)
-        written[part] = path
-    return written
+        path_by_part[part] = path
+    return path_by_part
 
 
 def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
         return {}
     weights = [tensor for tensor in contents.tensors if tensor.part == MODEL]
     files = {name for weight in weights for name in weight.files}
-    moved = {
+    moment_owners = {
         tensor.name.rpartition(".")[0] for tensor in contents.tensors if tensor.part == OPTIMIZER
     }
     part_by_file = {}
@@ -93,7 +93,7 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
             continue
         if name.endswith(SLICES):
             names = {tensor.name.removeprefix("model.") for tensor in weights_in_file}
-            is_trained = any(_owner(tensor) in names for tensor in moved)
+            is_trained = any(_owner(tensor) in names for tensor in moment_owners)
         else:
             is_trained = len(files) == 1 or optimizer.states >= len(weights)
         if is_trained:

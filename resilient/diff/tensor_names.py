@@ -94,8 +94,8 @@ def _candidates(names: Mapping[str, Tensor]) -> list[str]:
     """Return candidate prefixes: none, the most common first words, and the shared prefix."""
     firsts = Counter(name.partition(".")[0] for name in names if "." in name)
     prefixes = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
-    shared = _shared(names)
-    return list(dict.fromkeys([*prefixes, *shared]))
+    common_prefixes = _shared(names)
+    return list(dict.fromkeys([*prefixes, *common_prefixes]))
 
 
 def _shared(names: Iterable[str]) -> list[str]:

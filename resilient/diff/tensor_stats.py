@@ -236,8 +236,8 @@ def summarize(
 
 def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...]:
     """Return the first elements of a block; a complex number counts as two elements."""
-    shown = first * (2 if is_complex(dtype) else 1)
-    return tuple(native(block[:first], dtype)[:shown].tolist())
+    number_count = first * (2 if is_complex(dtype) else 1)
+    return tuple(native(block[:first], dtype)[:number_count].tolist())
 
 
 class SummaryAccumulator:
@@ -486,6 +486,6 @@ def _cell(value: float, exponent: int) -> int:
 def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDArray[np.int64]]:
     """Return bins that are ``2 ** bits`` times as wide."""
     numbers = (first + np.arange(len(counts), dtype=np.int64)) >> min(bits, _FAR_BITS)
-    merged = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
-    np.add.at(merged, numbers - numbers[0], counts)
-    return int(numbers[0]), merged
+    merged_counts = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
+    np.add.at(merged_counts, numbers - numbers[0], counts)
+    return int(numbers[0]), merged_counts

@@ -47,10 +47,10 @@ def _is_whole(case: RepairCase, copy: Donor) -> bool:
 
 def _take(case: RepairCase, copy: Donor) -> bool:
     """Take the usable files of a copy; return True if any was taken."""
-    different = _different(case, copy)
+    differing_files = _different(case, copy)
     _, donor_problems = looked_through(copy.folder)
     problem_names = names_of(donor_problems)
-    spoiled = {
+    repairable_places = {
         problem.place
         for problem in case.problems
         if (problem.place, problem.what) not in problem_names
@@ -58,16 +58,20 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     damaged_places = {
         problem.place for problem in donor_problems if problem.is_fatal and problem.what != ALONE
     }
-    is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
+    is_general = (
+        case.is_layout_known
+        and "." in repairable_places
+        and _is_little(case, copy, differing_files)
+    )
     names: list[str] = []
     doubtful: list[str] = []
-    for name in different:
+    for name in differing_files:
         if name in damaged_places:
             case.refused[name] = f"it is damaged in {copy.url} too"
-        elif name not in case.listing.sizes or name in spoiled or is_general:
+        elif name not in case.listing.sizes or name in repairable_places or is_general:
             names.append(name)
         elif name in copy.listing.sizes and case.is_layout_known:
-            is_moved = _is_another(case, copy, name, different)
+            is_moved = _is_another(case, copy, name, differing_files)
             (names if is_moved else doubtful).append(name)
     for name in doubtful:
         case.refused[name] = f"it is intact here and in {copy.url}, {DIFFERENT}"

@@ -52,31 +52,31 @@ def repair_zips(case: RepairCase) -> None:
         if pieces is None:
             continue
         change_text = _describe_change(case, name, pieces)
-        before, trial = case.draft.copy(), case.draft.copy()
+        original_draft, trial = case.draft.copy(), case.draft.copy()
         trial.put(name, *pieces)
         if not change_text or not _opens(trial, name):
             continue
         case.draft.take(trial)
         case.done(name, change_text, _OWN)
         if not _is_sound(case, name):
-            case.draft.take(before)
+            case.draft.take(original_draft)
             case.undo()
 
 
 def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
     """Return a description of the change to a file; empty if nothing changes."""
-    before, after = case.listing.sizes[name], sum(map(size_of, pieces))
+    old_bytes, new_bytes = case.listing.sizes[name], sum(map(size_of, pieces))
     trial = case.draft.copy()
     trial.put(name, *pieces)
-    if before == after and all(
+    if old_bytes == new_bytes and all(
         old_block == new_block
         for old_block, new_block in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
     ):
         return ""
     if any("checksum" in problem.what for problem in case.problems if problem.place == name):
         return "the flipped bit restored, which its checksum identifies"
-    if after < before:
-        return f"{before - after} bytes after its end removed"
+    if new_bytes < old_bytes:
+        return f"{old_bytes - new_bytes} bytes after its end removed"
     return "the directory at its end written again from the headers of its members"
 
 
@@ -219,7 +219,9 @@ def _with_header_of_another(
         length = donor.folder.read(name, 0, _LENGTH.size)
         stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
         donor_header, own_header = donor.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
-        changed_count = sum(byte != two for byte, two in zip(donor_header, own_header, strict=True))
+        changed_count = sum(
+            byte != own_byte for byte, own_byte in zip(donor_header, own_header, strict=True)
+        )
         if 0 < changed_count <= _BITS_MAX:
             trial.put(name, donor_header, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (

@@ -303,11 +303,11 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
 
 def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]]:
     """Return the entries of an index by file: offset, key and location, sorted by offset."""
-    stored = value.get("storage_data") if isinstance(value, PickledCall) else None
-    if not isinstance(stored, dict) or not isinstance(value.state, dict):
+    storage_data = value.get("storage_data") if isinstance(value, PickledCall) else None
+    if not isinstance(storage_data, dict) or not isinstance(value.state, dict):
         raise Unreadable("its index is not valid")
     entries_by_name: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
-    for key, info in stored.items():
+    for key, info in storage_data.items():
         if info.get("transform_descriptors"):
             raise Unreadable("its slices are compressed")
         entries_by_name.setdefault(info.get("relative_path"), []).append(

@@ -151,7 +151,7 @@ def plan_layout_repair(
     case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
     steps = [donor for donor in found_donors if donor not in case.copies]
     case.near = (*steps, *_beside(url))
-    before = case.problems
+    problems_before = case.problems
     _repair(case)
     if not case.is_layout_known and not case.steps:
         raise UnknownLayout(
@@ -164,7 +164,7 @@ def plan_layout_repair(
     return LayoutRepairPlan(
         folder.url,
         case.contents.layout,
-        before,
+        problems_before,
         tuple(case.steps),
         dict(case.losses),
         dict(case.refused),
@@ -251,8 +251,8 @@ def _step(contents: Contents) -> int | None:
         contents.optimizer.step if contents.optimizer else None,
     ]
     steps = [step for step in known_steps if step is not None]
-    ranked = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
-    return ranked[0] if ranked else None
+    steps_by_votes = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
+    return steps_by_votes[0] if steps_by_votes else None
 
 
 def _beside(url: str) -> Iterable[Donor]:

@@ -172,10 +172,10 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
         # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
         steps = {key: value for key, value in steps.items() if value != updates}
     votes = Counter(value for key, value in steps.items() if value is not None and key != without)
-    ranked = votes.most_common(2)
-    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
+    top_steps = votes.most_common(2)
+    if not top_steps or (len(top_steps) > 1 and top_steps[0][1] == top_steps[1][1]):
         return None
-    return ranked[0][0]
+    return top_steps[0][0]
 
 
 def _is_odd(case: RepairCase, step: int | None) -> bool:
@@ -241,9 +241,9 @@ def _from_another(
 ) -> dict[str, Any]:
     """Return the scheduler of another step, moved to this step."""
     last = whole(donor_state.get("last_epoch")) if isinstance(donor_state, dict) else None
-    strange = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
-    if last is None or strange:
-        raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
+    unknown_keys = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
+    if last is None or unknown_keys:
+        raise Unreadable(f"its kind counts more than steps: {', '.join(unknown_keys) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
     # accelerate steps a scheduler once per rank.
     updates_per_step = last // updates if case.contents.layout == "accelerate" and updates else 1
@@ -411,16 +411,16 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
 
 def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
-    strange = sorted(set(state) - KEYS)
+    unknown_keys = sorted(set(state) - KEYS)
     corrected_keys = {
         key: corrected_key
-        for key in strange
+        for key in unknown_keys
         if (corrected_key := _without_flip(key, KEYS - set(state)))
     }
     known_fields = {corrected_keys.get(key, key): value for key, value in state.items()}
     known_fields = {key: value for key, value in known_fields.items() if key in KEYS}
-    names_text = ", ".join(strange[:4])[:80]
-    if len(corrected_keys) == len(strange):
+    names_text = ", ".join(unknown_keys[:4])[:80]
+    if len(corrected_keys) == len(unknown_keys):
         _replace_state(
             case,
             known_fields,
@@ -545,9 +545,11 @@ def _other_states(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
         if whole(state.get("global_step")):
             states.append((state, donor.url))
     # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
-    ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
-    if whole(ended.get("global_step")):
-        states.append((ended, f"../{STATE}"))
+    parent_state = parse_truncated_json(
+        read_beside(case.draft.url, STATE).decode("utf-8", "replace")
+    )
+    if whole(parent_state.get("global_step")):
+        states.append((parent_state, f"../{STATE}"))
     return states
 
 

@@ -293,8 +293,8 @@ def _schedules(
                 schedules.append(required(schedule, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
-    inside = model.engine.schedule if model.engine else None
-    return (schedules[0] if schedules else inside), problems
+    engine_schedule = model.engine.schedule if model.engine else None
+    return (schedules[0] if schedules else engine_schedule), problems
 
 
 def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:

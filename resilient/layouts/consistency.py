@@ -355,8 +355,8 @@ def check_model_config(
     """
     model_tensors = [tensor for tensor in tensors if tensor.part == MODEL]
     sayings = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
-    after = "`from_pretrained` of this folder would create another model"
-    return [Problem(place, f"{message}: {after}") for message in sayings]
+    consequence = "`from_pretrained` of this folder would create another model"
+    return [Problem(place, f"{message}: {consequence}") for message in sayings]
 
 
 def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:

@@ -121,11 +121,11 @@ def read_index(
         raise Unreadable(f"an index of {listing.sizes[name]} bytes")
     pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
     value = pickled.value
-    strange = sorted(
+    strange_names = sorted(
         pickled_name.dotted for pickled_name in pickled.names if _is_strange(pickled_name)
     )
-    if strange:
-        raise Unreadable(f"it names `{strange[0][:80]}`, which torch does not have")
+    if strange_names:
+        raise Unreadable(f"it names `{strange_names[0][:80]}`, which torch does not have")
     entries = value.get("state_dict_metadata") if isinstance(value, PickledCall) else None
     if not isinstance(entries, dict):
         raise Unreadable("it is not the index of a distributed checkpoint")

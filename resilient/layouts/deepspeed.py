@@ -143,8 +143,8 @@ def _pointer(engine: Engine) -> list[Problem]:
     if not engine.prefix or _trainer_step(engine) is None:
         return []
     latest, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
-    right = f"global_step{_trainer_step(engine)}"
-    is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
+    right_tag = f"global_step{_trainer_step(engine)}"
+    is_there = any(file.startswith(f"{right_tag}/") for file in engine.listing.sizes)
     remedy = _REPAIR if is_there else ""
     if latest != tag and "latest_universal" not in engine.listing.sizes:
         problem_text = (
@@ -153,7 +153,9 @@ def _pointer(engine: Engine) -> list[Problem]:
         problem_text = f"{problem_text}: DeepSpeed loads nothing, and the Trainer fails"
         return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
-        problem_text = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
+        problem_text = (
+            f"it names `{tag[:80]}`, but `{right_tag}` of the Trainer's step is beside it"
+        )
         problem_text = f"{problem_text}: DeepSpeed would continue from the other tag"
         return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     return []
@@ -184,8 +186,10 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
     models = [
         value for value in _field_by_file(engine, "global_steps").values() if value is not None
     ]
-    likely = [_expected(engine), *models[:1]]
-    right_step = next((item for item in likely if item is not None and _fits(engine, item)), None)
+    likely_steps = [_expected(engine), *models[:1]]
+    right_step = next(
+        (item for item in likely_steps if item is not None and _fits(engine, item)), None
+    )
     right_step = models[0] if right_step is None and models else right_step
     if right_step is None or not steps:
         return _odd_ones("step", steps)
@@ -249,18 +253,18 @@ def _odd_ones(
     stated_values = {name: value for name, value in values.items() if value is not None}
     if len(set(stated_values.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
-    right = _common(stated_values.values(), right_value)
+    common_value = _common(stated_values.values(), right_value)
     return [
         Problem(
             name,
-            f"its `{field}` is {_value_text(value)}, and that of others {_value_text(right)}: "
-            f"{_ODD}",
+            f"its `{field}` is {_value_text(value)}, and that of others "
+            f"{_value_text(common_value)}: {_ODD}",
             loses,
             is_fatal=not loses,
             cure=Remedy.COPY,
         )
         for name, value in stated_values.items()
-        if value != right
+        if value != common_value
     ][:_NAMED_MAX]
 
 
@@ -422,8 +426,8 @@ def model_of(archive: Archive) -> Contents:
             for name, shape in shapes_in(fields.get("param_shapes"))
         )
     version = fields.get("ds_version")
-    skipped = whole(fields.get("skipped_steps"))
-    facts = {SKIPPED: skipped} if skipped else {}
+    skipped_steps = whole(fields.get("skipped_steps"))
+    facts = {SKIPPED: skipped_steps} if skipped_steps else {}
     return Contents(
         "deepspeed",
         _TITLE,

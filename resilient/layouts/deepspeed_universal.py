@@ -159,15 +159,15 @@ def _engine(
     """Return the contents of the engine's model states, and the shapes of its parameters."""
     names = [file for file in listing.sizes if file.startswith(prefix)]
     models = sorted(name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :]))
-    empty = Contents("", "")
+    no_contents = Contents("", "")
     if not models:
         problem_text = "the engine's model states are missing"
-        return empty, {}, [Problem(prefix or ".", problem_text, is_fatal=True)]
+        return no_contents, {}, [Problem(prefix or ".", problem_text, is_fatal=True)]
     try:
         archive = open_archive(folder, listing, models[0])
         return model_of(archive), _shapes(archive), []
     except Unreadable as error:
-        return empty, {}, [Problem(models[0], str(error), is_fatal=True)]
+        return no_contents, {}, [Problem(models[0], str(error), is_fatal=True)]
 
 
 def _optimizer(

@@ -441,14 +441,16 @@ def with_last(
         if _LAST.fullmatch(checkpoint.base) and checkpoint.step is None
     ]
     steps = {path.name: _step_inside(folder, listing, path) for path in lasts[:_LAST_READ_MAX]}
-    read = [
+    read_checkpoints = [
         replace(checkpoint, step=step, order=(step,))
         if (step := steps.get(checkpoint.name)) is not None
         else checkpoint
         for checkpoint in checkpoints
     ]
     return sorted(
-        read, key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps), reverse=True
+        read_checkpoints,
+        key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps),
+        reverse=True,
     )
 
 
@@ -632,8 +634,8 @@ def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
 
 
 def _layout(sizes: Mapping[str, int]) -> str:
-    inside = DirectoryListing(sizes)
-    return next((layout.name for layout in LAYOUTS if layout.is_it(inside)), "")
+    folder_listing = DirectoryListing(sizes)
+    return next((layout.name for layout in LAYOUTS if layout.is_it(folder_listing)), "")
 
 
 def _is_below(name: str, taken: set[str]) -> bool:

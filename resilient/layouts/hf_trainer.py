@@ -197,13 +197,13 @@ def _refusal(state: dict[str, Any]) -> str:
     """Return why Transformers raises at a state; empty if it takes the state."""
     if whole(state.get("global_step")) is None:
         return "it has no `global_step`"
-    for name, unsaid in NUMBERS.items():
-        if name not in state and unsaid is None:
+    for name, default in NUMBERS.items():
+        if name not in state and default is None:
             return f"it has no `{name}`, which Transformers computes with"
-        if decimal(state.get(name, unsaid)) is None:
+        if decimal(state.get(name, default)) is None:
             return f"its `{name}` is not a number, but Transformers computes with it"
-    if unknown := sorted(set(state) - KEYS):
-        return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} rejects"
+    if unknown_keys := sorted(set(state) - KEYS):
+        return f"it has `{unknown_keys[0][:80]}`, which Transformers {_VERSION} rejects"
     return _without_control(state)
 
 

@@ -159,8 +159,12 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
         dtype_by_name = {
             name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype
         }
-        agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
-        if len(dtype_by_name) >= _VOTES and len(set(dtype_by_name.values())) == 1 and not agreeing:
+        agreeing_names = [name for name, dtype in votes.items() if dtype == weight.dtype]
+        if (
+            len(dtype_by_name) >= _VOTES
+            and len(set(dtype_by_name.values())) == 1
+            and not agreeing_names
+        ):
             outliers.append((weight, dtype_by_name))
     if outliers:
         first, dtype_by_name = outliers[0]

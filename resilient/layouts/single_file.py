@@ -97,10 +97,10 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         Unreadable: The value exceeds the bounds.
     """
     tensor_by_name: dict[str, TensorRef] = {}
-    waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
+    pending_modules: list[tuple[str, int, Any]] = [(root, 0, module)]
     visited_count = 0
-    while waiting:
-        prefix, depth, value = waiting.pop()
+    while pending_modules:
+        prefix, depth, value = pending_modules.pop()
         visited_count += 1
         if depth > DEPTH_MAX or visited_count > LEAVES_MAX:
             raise Unreadable("endless nesting of modules")
@@ -110,13 +110,13 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
             for key, field_value in fields
             if isinstance(field_value, TensorRef)
         }
-        inside = [
+        submodules = [
             (key, field_value)
             for key, field_value in fields
             if isinstance(field_value, PickledCall)
         ]
-        waiting += [
-            (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(inside)
+        pending_modules += [
+            (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(submodules)
         ]
     return tensors_in(archive, tensor_by_name, MODEL)
 

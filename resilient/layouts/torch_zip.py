@@ -271,18 +271,20 @@ def _archive(folder: Folder, name: str, start: int, zip_members: list[zipfile.Zi
     pickles = [member for member in zip_members if member.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise Unreadable(f"a zip with {len(pickles)} pickles is not a file of torch")
-    stored = [member for member in zip_members if member.compress_type == zipfile.ZIP_STORED]
-    if any(is_contradictory(member) for member in stored):
+    stored_members = [
+        member for member in zip_members if member.compress_type == zipfile.ZIP_STORED
+    ]
+    if any(is_contradictory(member) for member in stored_members):
         raise Unreadable("the directory of the zip contradicts itself")
     root = pickles[0].filename.removesuffix("data.pkl")
     members = {
         member.filename.removeprefix(root): (member.header_offset, member.file_size)
-        for member in stored
+        for member in stored_members
     }
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
     order = next((member for member in zip_members if member.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
-    sums = {member.filename.removeprefix(root): member.CRC for member in stored}
+    sums = {member.filename.removeprefix(root): member.CRC for member in stored_members}
     return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start, sums=sums)
 
 

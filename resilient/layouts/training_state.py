@@ -341,13 +341,13 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         problem_text = f"no random states of CUDA are saved, but the optimizer was on {device}"
         return [Problem(".", problem_text, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
-    old = [name for name, value in whole_ones.items() if has_older_devices(value)]
-    problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
+    older_names = [name for name, value in whole_ones.items() if has_older_devices(value)]
+    problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in older_names]
     findings = check_rng_devices(whole_ones, is_alone=is_alone)
     device_problems = (
         Problem(name, reason, OF_DEVICES, cure=Remedy.COPY)
         for name, reason in findings
-        if name not in old
+        if name not in older_names
     )
     return [*problems, *device_problems]
 

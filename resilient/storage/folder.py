@@ -192,25 +192,25 @@ class LocalFolder:
         """Return the current contents."""
         sizes: dict[str, int] = {}
         outside: dict[str, str] = {}
-        changed: dict[str, float] = {}
+        change_seconds: dict[str, float] = {}
         entries = iter([self._path.name]) if self._single else _names_below(self._root)
         try:
             for name in entries:
                 if len(sizes) >= FILES_MAX:
                     return DirectoryListing(
-                        sizes, tuple(outside), is_whole=False, kinds=outside, changed=changed
+                        sizes, tuple(outside), is_whole=False, kinds=outside, changed=change_seconds
                     )
                 status = self._stat(name)
                 if status is None:
                     outside[name] = self._kind(name)
                 else:
-                    sizes[name], changed[name] = status.st_size, status.st_mtime
+                    sizes[name], change_seconds[name] = status.st_size, status.st_mtime
         except FileNotFoundError as error:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
         except OSError as error:
             raise self._error("", error) from error
         return DirectoryListing(
-            sizes, tuple(outside), is_file=self._single, kinds=outside, changed=changed
+            sizes, tuple(outside), is_file=self._single, kinds=outside, changed=change_seconds
         )
 
     def read(self, name: str, start: int, length: int) -> bytes:
@@ -269,9 +269,9 @@ def _read_all(handle: int, start: int, length: int) -> bytes:
 
 def _names_below(root: Path) -> Iterator[str]:
     """Yield the names below a folder, except folders; links to folders are included."""
-    waiting = [("", 0)]
-    while waiting:
-        prefix, depth = waiting.pop()
+    pending_folders = [("", 0)]
+    while pending_folders:
+        prefix, depth = pending_folders.pop()
         try:
             with os.scandir(root / prefix) as entries:
                 sorted_entries = sorted(entries, key=lambda item: item.name)
@@ -284,7 +284,7 @@ def _names_below(root: Path) -> Iterator[str]:
             if not entry.is_dir(follow_symlinks=False):
                 yield name
             elif depth < DEPTH_MAX:
-                waiting.append((f"{name}/", depth + 1))
+                pending_folders.append((f"{name}/", depth + 1))
 
 
 _WHOLE_BYTES_MAX = 64 << 20
@@ -338,9 +338,9 @@ class FsspecFolder:
         self._sizes = sizes
         is_file = [path.rstrip("/") for path, _ in files] == [self._root]
         changes = {self._name(path): _changed(info) for path, info in files[:FILES_MAX]}
-        changed = {name: seconds for name, seconds in changes.items() if seconds is not None}
+        change_seconds = {name: seconds for name, seconds in changes.items() if seconds is not None}
         is_whole = len(files) <= FILES_MAX
-        return DirectoryListing(sizes, is_whole=is_whole, is_file=is_file, changed=changed)
+        return DirectoryListing(sizes, is_whole=is_whole, is_file=is_file, changed=change_seconds)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""

@@ -53,9 +53,9 @@ class PosixWritableFile:
 
     def write(self, data: memoryview) -> int:
         """Write a first part of ``data`` with ``write(2)``."""
-        written = self._write_directly(data) or self._write_through_cache(data)
-        self._at += written
-        return written
+        written_bytes = self._write_directly(data) or self._write_through_cache(data)
+        self._at += written_bytes
+        return written_bytes
 
     def sync(self) -> None:
         """Sync the descriptor that wrote, as only this one is sure to report a write error."""

@@ -149,8 +149,8 @@ class ObstoreStore:
             began = response.bytes()
             if len(began) >= size_bytes:
                 return began.to_bytes()
-            read = partial(self._read_version, key, version)
-            return read_in_parts(read, size_bytes, self._parts, memoryview(began))
+            read_part = partial(self._read_version, key, version)
+            return read_in_parts(read_part, size_bytes, self._parts, memoryview(began))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""

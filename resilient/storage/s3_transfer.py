@@ -219,10 +219,10 @@ class S3Transfer:
         lines = "".join(uploaded.line(part) for part, uploaded in enumerate(parts, 1))
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
         completion = HttpRequest("POST", object_key, {"uploadId": number}, body=memoryview(text))
-        ended = self._ask("put", key, completion).text
+        response_text = self._ask("put", key, completion).text
         # Joining may take long: a server may answer 200 at once and report the failure later.
-        if _WHOLE not in ended:
-            raise self._unsaid("put", key, _WHOLE, ended)
+        if _WHOLE not in response_text:
+            raise self._unsaid("put", key, _WHOLE, response_text)
         return True
 
     def _ask(self, verb: str, key: str, request: HttpRequest) -> PutResponse:

@@ -285,7 +285,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
     locked yet may be deleted; its creator detects that and creates another. A foreign folder with
     such a name, such as a repository in memory, is not deleted.
     """
-    swept = []
+    removed_paths = []
     for path in sorted(root.glob(f"{_PREFIX}*")):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
             continue
@@ -295,8 +295,8 @@ def sweep(root: Path = ROOT) -> list[Path]:
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
-            swept.append(path)
-    return swept
+            removed_paths.append(path)
+    return removed_paths
 
 
 def _is_shared_memory_folder(path: Path) -> bool:

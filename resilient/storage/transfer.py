@@ -52,15 +52,15 @@ def new_memory(size_bytes: int, head_bytes: int = 0) -> memoryview:
         head_bytes: Size of the file's header. The byte after the header is aligned to 64 bytes, as
             torch aligns memory.
     """
-    before = -head_bytes % MEMORY_ALIGNMENT
+    padding_bytes = -head_bytes % MEMORY_ALIGNMENT
     if size_bytes < _HUGE_BYTES_MIN:
         return memoryview(bytearray(size_bytes))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, before + size_bytes, flags=flags)
+    memory = mmap.mmap(-1, padding_bytes + size_bytes, flags=flags)
     # Some systems lack huge pages, and nothing depends on them.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)[before:]
+    return memoryview(memory)[padding_bytes:]
 
 
 class ScatterBuffer:

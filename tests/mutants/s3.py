@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(
         "an upload that failed after its status line counts as complete",
         "resilient/storage/s3_transfer.py",
-        "if _WHOLE not in ended:",
+        "if _WHOLE not in response_text:",
         "if False:",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k come_to_nothing",
         promise="S3",
