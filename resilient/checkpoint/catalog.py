@@ -150,8 +150,8 @@ def read_in_trash(store: Store, checkpoint: CheckpointId, mark: TrashedManifest)
         IncompatibleCheckpoint: A newer release wrote it.
     """
     key = checkpoint.manifest_key
-    where = checkpoint.key(mark.name)
-    return fetch(store, where, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
+    trash_key = checkpoint.key(mark.name)
+    return fetch(store, trash_key, lambda data: decode(data, key), DOCUMENT_BYTES_MAX)
 
 
 def lineage(
@@ -175,26 +175,30 @@ def lineage(
     # other way round, a rival that saves and is followed meanwhile would look like a loss.
     numbers = list_numbers(store) if numbers is None else numbers
     folders = folders_of(store) if folders is None else folders
-    whole = sorted(
+    committed_checkpoints = sorted(
         (checkpoint for checkpoint, names in folders.items() if MANIFEST in names), reverse=True
     )
-    generations = _Lives(store, whole, numbers)
+    generations = _Lives(store, committed_checkpoints, numbers)
     newest = max([*numbers, *(folder.generation for folder in folders)], default=0)
-    line, ours, skipped, lost = _descend(generations, CheckpointId(newest, STEP_MAX))
-    rest = [checkpoint for checkpoint in whole if checkpoint not in line]
+    line, joined_generations, skipped, loss_text = _descend(
+        generations, CheckpointId(newest, STEP_MAX)
+    )
+    off_line = [checkpoint for checkpoint in committed_checkpoints if checkpoint not in line]
     skipped += _uncommitted(folders, newer_than=line[0] if line else None)
     marks = [] if line else list_marks(store)
-    if marks and not lost:
-        lost = f"generation {marks[-1]} committed checkpoints, and no manifest is left"
+    if marks and not loss_text:
+        loss_text = f"generation {marks[-1]} committed checkpoints, and no manifest is left"
     separate = tuple(
-        checkpoint for checkpoint in rest if not generations.joins(checkpoint.generation, ours)
+        checkpoint
+        for checkpoint in off_line
+        if not generations.joins(checkpoint.generation, joined_generations)
     )
     return Lineage(
         candidates=tuple(line),
-        abandoned=tuple(checkpoint for checkpoint in rest if checkpoint not in separate),
+        abandoned=tuple(checkpoint for checkpoint in off_line if checkpoint not in separate),
         separate=separate,
         skipped=tuple(skipped),
-        lost=lost,
+        lost=loss_text,
     )
 
 
@@ -226,9 +230,9 @@ def _descend(
         the evidence of a loss.
     """
     line: list[CheckpointId] = []
-    ours: set[int] = set()
+    visited_generations: set[int] = set()
     skipped: list[Skipped] = []
-    lost = ""
+    loss_text = ""
     while bound.generation > 0:
         own_checkpoints = [
             checkpoint
@@ -236,7 +240,7 @@ def _descend(
             if checkpoint.generation == bound.generation and checkpoint <= bound
         ]
         line += own_checkpoints
-        ours.add(bound.generation)
+        visited_generations.add(bound.generation)
         parent, trouble = generations.parent(bound.generation)
         if trouble:
             skipped.append(trouble)
@@ -246,10 +250,12 @@ def _descend(
             # An attempt that began from scratch and committed nothing hides nothing.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
         elif parent not in generations.whole and not line:
-            lost = f"generation {bound.generation} started from {parent}, which no longer exists"
+            loss_text = (
+                f"generation {bound.generation} started from {parent}, which no longer exists"
+            )
             skipped.append(Skipped(parent.folder, "its manifest was deleted"))
         bound = parent
-    return line, ours, skipped, lost
+    return line, visited_generations, skipped, loss_text
 
 
 class _Lives:

@@ -87,10 +87,10 @@ def require_files(store: Store, manifest: Manifest) -> None:
         StoreError: The store failed.
     """
     checkpoint = manifest.checkpoint
-    there = {info.key: info.size_bytes for info in store.list(f"{checkpoint.folder}/")}
+    size_by_key = {info.key: info.size_bytes for info in store.list(f"{checkpoint.folder}/")}
     for file in manifest.files:
         key = checkpoint.key(file.name)
-        if "/" not in file.name and there.get(key) != file.size_bytes:
+        if "/" not in file.name and size_by_key.get(key) != file.size_bytes:
             raise IntegrityError(f"`{key}` was written and no longer exists", key=key)
 
 

@@ -194,11 +194,15 @@ class PromotionScheduleChosen(Event):
 
     def message(self) -> str:
         """Render the event as one line for people."""
-        why = f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
-        why += f" {self.mtbf_seconds / 3600:.3g} h"
+        reason = (
+            f"a promotion takes {self.cost_seconds:.3g} s, {self.losses} changes of hosts: one in"
+        )
+        reason += f" {self.mtbf_seconds / 3600:.3g} h"
         if self.bound:
-            why += f"; limited ({self.bound})"
-        return f"a save is promoted to the durable tier every {self.interval_seconds:.3g} s: {why}"
+            reason += f"; limited ({self.bound})"
+        return (
+            f"a save is promoted to the durable tier every {self.interval_seconds:.3g} s: {reason}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

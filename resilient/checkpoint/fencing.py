@@ -140,11 +140,11 @@ def _race(store: Store, key: str) -> bool:
     with suppress(KeyExists):
         store.put_new(key, b"late")
         winners.append(b"late")
-    kept = store.get(key)
+    stored_content = store.get(key)
     # A role that may not delete is a good one for training; another role cleans up.
     with suppress(StoreDenied):
         store.delete(key)
-    return len(winners) == 1 and kept == winners[0]
+    return len(winners) == 1 and stored_content == winners[0]
 
 
 def _record(store: Store, clock: Clock, *, exclusive: bool) -> bytes:
@@ -212,13 +212,13 @@ def find_writer(store: Store) -> Writer | None:
     last = next(
         (checkpoint for checkpoint in own_checkpoints if MANIFEST in folders[checkpoint]), None
     )
-    unfinished = tuple(
+    unfinished_saves = tuple(
         checkpoint for checkpoint in own_checkpoints if last is None or checkpoint > last
     )
     record, problem = _read(store, generation)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None
-    return Writer(generation, record, problem, last, _moment(store, last), unfinished, resume)
+    return Writer(generation, record, problem, last, _moment(store, last), unfinished_saves, resume)
 
 
 def _read(store: Store, generation: int) -> tuple[Generation | None, str]:
@@ -259,9 +259,14 @@ def shut_out(store: Store, clock: Clock, *, single_writer: bool = False) -> Gene
     first: int | None = None
     for _ in range(_ATTEMPTS_MAX):
         head = _resume_below(store, first)
-        above = max((folder.generation for folder in folders_of(store)), default=0)
+        highest_generation = max((folder.generation for folder in folders_of(store)), default=0)
         generation = claim(
-            store, head, cause=UNLOCK, clock=clock, above=above, single_writer=single_writer
+            store,
+            head,
+            cause=UNLOCK,
+            clock=clock,
+            above=highest_generation,
+            single_writer=single_writer,
         )
         check_fence(store, generation.number, generation.token)
         first = first or generation.number

@@ -148,11 +148,11 @@ def scan_and_plan(
     evidence = _Evidence(store, retention, folders, written)
     state = evidence.prove_best(state)
     tags = list_tags(store)
-    pins, trouble = _pins(store, tags)
-    own, unsure = _unsaved_life(store, generations, state)
-    reason = trouble or unsure or evidence.doubt_newest(state)
-    left = held_for_undo(store, state.abandoned, retention.rolled_back)
-    state = replace(state, pinned=_joined(pins, own, left), held=reason)
+    pins, pins_problem = _pins(store, tags)
+    parent_pins, parent_problem = _unsaved_life(store, generations, state)
+    reason = pins_problem or parent_problem or evidence.doubt_newest(state)
+    undo_pins = held_for_undo(store, state.abandoned, retention.rolled_back)
+    state = replace(state, pinned=_joined(pins, parent_pins, undo_pins), held=reason)
     scan = _scan_of_plan(plan_rotation(retention, state), folders, tags, grace)
     return _with_needs(store, scan, {**evidence.seen, **state.contents})
 
@@ -163,8 +163,10 @@ def _scan_of_plan(
     trash = trash_of(folders)
     if grace is None:
         return RepositoryScan(plan, folders, tags, trash=trash)
-    over = frozenset(grace.over(trash))
-    return RepositoryScan(plan, folders, tags, trash=trash, over=over, into=grace.name())
+    expired_checkpoints = frozenset(grace.over(trash))
+    return RepositoryScan(
+        plan, folders, tags, trash=trash, over=expired_checkpoints, into=grace.name()
+    )
 
 
 def _with_needs(
@@ -189,11 +191,11 @@ def _with_needs(
         checkpoint: mark for checkpoint, mark in scan.trash.items() if checkpoint not in scan.over
     }
     contents = {**contents, **contents_in_trash(store, in_trash)}
-    needed = needed_by(store, [*staying, *in_trash], contents, scan.folders)
-    if needed.unknown is None:
-        return replace(scan, needed=needed)
-    unsure = f"the dedup references of {needed.unknown} are unknown: {needed.why}"
-    return replace(scan, needed=needed, plan=replace(scan.plan, unsure=unsure))
+    references = needed_by(store, [*staying, *in_trash], contents, scan.folders)
+    if references.unknown is None:
+        return replace(scan, needed=references)
+    doubt = f"the dedup references of {references.unknown} are unknown: {references.why}"
+    return replace(scan, needed=references, plan=replace(scan.plan, unsure=doubt))
 
 
 def apply_plan(
@@ -232,20 +234,20 @@ def apply_plan(
     """
     plan, fence = scan.plan, _Fence(store, generation, token, clock or SystemClock())
     fsync_leftovers(store)
-    for done, checkpoint in enumerate(plan.doomed):
+    for deleted_count, checkpoint in enumerate(plan.doomed):
         fence.check()
         if list_tags(store) != scan.tags:
             # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
-            return replace(plan, doomed=plan.doomed[:done], held="tags changed meanwhile")
+            return replace(plan, doomed=plan.doomed[:deleted_count], held="tags changed meanwhile")
         if scan.into:
             put_in_trash(store, checkpoint, scan.into)
         store.delete(checkpoint.manifest_key)
-    unneeded = scan.unneeded()
-    back = empty_expired_trash(store, scan.over, unneeded, fence.check)
-    if back:
+    unneeded_files = scan.unneeded()
+    restored_checkpoint = empty_expired_trash(store, scan.over, unneeded_files, fence.check)
+    if restored_checkpoint:
         # It may need files of deleted checkpoints anywhere: leave them to the next run.
-        return replace(plan, unsure=f"{back} was restored from the trash meanwhile")
-    files = [(checkpoint, name) for checkpoint, name in unneeded if parse_trash(name) is None]
+        return replace(plan, unsure=f"{restored_checkpoint} was restored from the trash meanwhile")
+    files = [(checkpoint, name) for checkpoint, name in unneeded_files if parse_trash(name) is None]
     for checkpoint, names in groupby(files, itemgetter(0)):
         fence.check()
         for _, name in names:
@@ -339,13 +341,15 @@ class _Evidence:
             return state
         while True:
             best = {
-                checkpoint for by in self.retention.keep_best for checkpoint in best_by(by, state)
+                checkpoint
+                for policy in self.retention.keep_best
+                for checkpoint in best_by(policy, state)
             }
-            unread = best - set(self.findings)
-            if not unread:
+            unread_checkpoints = best - set(self.findings)
+            if not unread_checkpoints:
                 return state
             contents = dict(state.contents)
-            for checkpoint in unread:
+            for checkpoint in unread_checkpoints:
                 contents[checkpoint] = replace(
                     contents[checkpoint], problem=self._read_in_full(checkpoint)
                 )
@@ -354,13 +358,15 @@ class _Evidence:
     def _read_in_full(self, checkpoint: CheckpointId) -> str:
         if checkpoint not in self.findings:
             try:
-                wrong = verify(self.store, checkpoint, "full")
+                findings = verify(self.store, checkpoint, "full")
             except KeyNotFound as error:
                 self.findings[checkpoint] = error.message
             else:
-                damaged = [finding for finding in wrong if finding.severity == "damaged"]
+                damage_findings = [finding for finding in findings if finding.severity == "damaged"]
                 self.findings[checkpoint] = (
-                    f"{damaged[0].file} {damaged[0].problem}" if damaged else ""
+                    f"{damage_findings[0].file} {damage_findings[0].problem}"
+                    if damage_findings
+                    else ""
                 )
         return self.findings[checkpoint]
 
@@ -410,6 +416,6 @@ def _unsaved_life(
 
 def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
     return {
-        checkpoint: [why for pin_set in pins for why in pin_set.get(checkpoint, ())]
+        checkpoint: [reason for pin_set in pins for reason in pin_set.get(checkpoint, ())]
         for checkpoint in set().union(*pins)
     }

@@ -102,8 +102,8 @@ class Coverage:
 
     def __post_init__(self) -> None:
         if self.place.samples:
-            number, before = self.place.epoch, self.place.samples
-            self.epochs[number] = EpochCoverage(number, before=before)
+            number, first_sample = self.place.epoch, self.place.samples
+            self.epochs[number] = EpochCoverage(number, before=first_sample)
 
     def follow(self, row: str) -> None:
         """Process the next record.
@@ -198,11 +198,11 @@ class Coverage:
         if (epoch, start) == (place.epoch, place.samples):
             return self.epochs.setdefault(epoch, EpochCoverage(epoch))
         if epoch == place.epoch:
-            seen = "twice" if start < place.samples else "never"
+            times_trained = "twice" if start < place.samples else "never"
             low, high = sorted((start, place.samples))
             raise LedgerGap(
                 f"{subject} starts at sample {start} of epoch {epoch} instead of {place.samples}: "
-                f"samples {low} to {high} were trained {seen}"
+                f"samples {low} to {high} were trained {times_trained}"
             )
         raise LedgerGap(
             f"{subject} is at epoch {epoch}, sample {start}, but the previous record ends at "
@@ -259,10 +259,12 @@ def flaws_of_lives(
     Raises:
         StoreError: The store failed, so the audit has no result.
     """
-    saved = {checkpoint.generation for checkpoint in committed(store)} | set(list_marks(store))
+    saved_generations = {checkpoint.generation for checkpoint in committed(store)} | set(
+        list_marks(store)
+    )
     segments = (parse_segment(key) for key in list_segments(store))
-    saved |= {segment.generation for segment in segments if segment}
-    known_numbers, generations = {*numbers, *chain, *saved}, dict[int, "Generation"]()
+    saved_generations |= {segment.generation for segment in segments if segment}
+    known_numbers, generations = {*numbers, *chain, *saved_generations}, dict[int, "Generation"]()
     flaws = []
     for number in sorted(known_numbers):
         try:
@@ -287,13 +289,15 @@ def flaws_of_lives(
 
 def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iterator[LedgerProblem]:
     """Find the numbers between two generations that no claim left out; there may be very many."""
-    skipped = generations[after].skipped if after in generations else 0
-    missing = after - skipped - before - 1
-    if missing > 0:
-        more = (
-            (f", and {missing - 1} more up to generation {before + missing}") if missing > 1 else ""
+    skipped_count = generations[after].skipped if after in generations else 0
+    missing_count = after - skipped_count - before - 1
+    if missing_count > 0:
+        range_text = (
+            (f", and {missing_count - 1} more up to generation {before + missing_count}")
+            if missing_count > 1
+            else ""
         )
-        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{more}: {_NOTHING}")
+        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{range_text}: {_NOTHING}")
 
 
 def _why(number: int, chain: Collection[int]) -> str:
@@ -440,14 +444,14 @@ def _follow_back(
     """Return the segments from the ledger's beginning to the anchor; none if they do not meet."""
     result.run_id, key = manifest.run_id, anchor.segment
     named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
-    seen: set[str] = set()
+    visited_keys: set[str] = set()
     while key:
-        if key in seen:
+        if key in visited_keys:
             result.flaws.append(
                 LedgerProblem(named_by, 0, f"names `{key}`, which is already in the chain")
             )
             return []
-        seen.add(key)
+        visited_keys.add(key)
         segment = _segment(store, key, named_by, result)
         if segment is None:
             return []
@@ -468,25 +472,25 @@ def _segment(store: Store, key: str, named_by: str, result: Audit) -> Segment | 
     except IntegrityError as error:
         sealed = LedgerProblem(key, 0, error.message)
     try:
-        altered = read_altered(store, key)
+        altered_segment = read_altered(store, key)
     except (IntegrityError, KeyNotFound):
         result.flaws.append(sealed)
         return None
     # Its links locate the change, which its seal does not.
-    result.flaws += broken_links(altered) or [sealed]
+    result.flaws += broken_links(altered_segment) or [sealed]
     return None
 
 
 def broken_links(segment: Segment) -> list[LedgerProblem]:
     """Return the first place of a segment where its own chain is broken (pure)."""
-    stored, rows, links = segment.checks, segment.rows, segment.links
+    stored_checks, rows, links = segment.checks, segment.rows, segment.links
     for number, (row, link) in enumerate(zip(rows, links, strict=True), 1):
-        if number > len(stored) or stored[number - 1] != link[:CHECK_LENGTH]:
+        if number > len(stored_checks) or stored_checks[number - 1] != link[:CHECK_LENGTH]:
             # The first link also covers the run, the attempt and the place of the segment.
             header = ", or the segment's own description," if number == 1 else ""
             problem = f"this record{header} is not the record that was chained here: {row}"
             return [LedgerProblem(segment.key, number, problem)]
-    if len(stored) != len(rows):
+    if len(stored_checks) != len(rows):
         return [LedgerProblem(segment.key, len(rows) + 1, "a record is missing here")]
     if segment.head != (links[-1] if links else segment.opening):
         return [LedgerProblem(segment.key, 0, "its head is not the link of its last record")]
@@ -503,12 +507,19 @@ def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem
             f"its last link is not the link that `{after.key}` continues from: it was replaced"
         )
         return [LedgerProblem(before.key, 0, problem)]
-    left, right = before.checkpoint, after.checkpoint
-    if left >= right:
+    older_checkpoint, newer_checkpoint = before.checkpoint, after.checkpoint
+    if older_checkpoint >= newer_checkpoint:
         return [LedgerProblem(after.key, 0, f"continues from `{before.key}`, which is not older")]
-    parent = _parent(store, right.generation)
-    if left.generation < right.generation and parent is not None and parent != left:
-        problem = f"continues from {left}, and generation {right.generation} started from {parent}"
+    parent = _parent(store, newer_checkpoint.generation)
+    if (
+        older_checkpoint.generation < newer_checkpoint.generation
+        and parent is not None
+        and parent != older_checkpoint
+    ):
+        problem = (
+            f"continues from {older_checkpoint}, and generation {newer_checkpoint.generation} "
+            f"started from {parent}"
+        )
         return [LedgerProblem(after.key, 0, problem)]
     return []
 
@@ -601,7 +612,7 @@ def _abandoned(
     store: Store, chain: set[str], segment_keys: set[str], result: Audit
 ) -> list[Abandoned]:
     """Return the steps in segments outside the chain that the chain does not have."""
-    lost = []
+    abandoned_segments = []
     for key in list_segments(store):
         if key in chain:
             continue
@@ -618,5 +629,5 @@ def _abandoned(
         steps = [step for step in steps if step[0] == "step"]
         segment_keys.update(segment.links)
         if steps:
-            lost.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
-    return lost
+            abandoned_segments.append(Abandoned(segment.checkpoint, steps[0][1], steps[-1][2]))
+    return abandoned_segments

@@ -101,11 +101,11 @@ def random_order(samples: int, seed: int) -> NDArray[int64]:
     # Only the legacy class seeds as `init_genrand` does.
     bits: Any = np.random.RandomState(seed % 2**32)._bit_generator  # noqa: SLF001 - as above
     words = bits.random_raw(samples - 1)
-    ahead = (words % np.arange(samples, 1, -1, dtype=np.uint64)).tolist()
+    distances = (words % np.arange(samples, 1, -1, dtype=np.uint64)).tolist()
     order = list(range(samples))
-    for place, distance in enumerate(ahead):
-        other = place + distance
-        order[place], order[other] = order[other], order[place]
+    for place, distance in enumerate(distances):
+        swap_place = place + distance
+        order[place], order[swap_place] = order[swap_place], order[place]
     return np.array(order, dtype=np.int64)
 
 

@@ -52,8 +52,8 @@ def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGrou
         context.comms, "near/token", None, lambda _: secrets.token_hex(16), within_seconds
     )
     key = probe_key(token, 0)
-    written: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
-    agree(context.comms, "near/put", written, lambda _: None, within_seconds)
+    put_result: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
+    agree(context.comms, "near/put", put_result, lambda _: None, within_seconds)
 
     def look() -> list[Any]:
         return [tiers.near.get(key).hex(), max(list_numbers(tiers.near), default=0)]
@@ -72,8 +72,8 @@ def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGrou
 def _ruling(answers: list[Any]) -> dict[str, Any]:
     """Group the ranks by what they read; name those whose host lacks the others' generations."""
     groups: dict[str, list[int]] = {}
-    for rank, (read, _) in enumerate(answers):
-        groups.setdefault(read, []).append(rank)
+    for rank, (place_token, _) in enumerate(answers):
+        groups.setdefault(place_token, []).append(rank)
     has_lives = any(newest for _, newest in answers)
     return {
         "groups": list(groups.values()) if len(groups) > 1 else [],
@@ -88,22 +88,22 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
     def serve() -> dict[str, Any] | None:
         if not context.leads:
             return None
-        here = comms.here
+        host = comms.here
         try:
-            server = PeerServer(tiers.near, here)
+            server = PeerServer(tiers.near, host)
         except OSError as error:
-            raise StoreUnavailable(f"cannot serve the near tier at {here}: {error}") from error
+            raise StoreUnavailable(f"cannot serve the near tier at {host}: {error}") from error
         tiers.on_close(server.close)
         return server.address.to_json()
 
-    served = agree(
+    address_by_rank = agree(
         comms, "near/served", capture_failure(serve), lambda answers: answers, within_seconds
     )
 
     def connect() -> tuple[PeerStore, ...]:
         own_place = context.places.number(context.world.rank)
-        others = [rank for at, rank in enumerate(context.places.leaders) if at != own_place]
-        return tuple(_connect(tiers, rank, served[rank]) for rank in others)
+        peer_ranks = [rank for at, rank in enumerate(context.places.leaders) if at != own_place]
+        return tuple(_connect(tiers, rank, address_by_rank[rank]) for rank in peer_ranks)
 
     peers: Any = capture_failure(connect)
     answers = None if isinstance(peers, tuple) else peers

@@ -141,15 +141,13 @@ def promote(
     together = together or PromotionGroup()
     fence = partial(check_fence, tiers.durable, generation, token)
     with together.comms.at_work() as beat:
-        copied: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
-    answers = copied
-    if not isinstance(copied, RankFailure):
-        answers = {"names": copied.names, "put": copied.put_bytes} if copied else None
+        cargo: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
+    answers = cargo
+    if not isinstance(cargo, RankFailure):
+        answers = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
 
     def rule(answers: list[Any]) -> dict[str, Any]:
-        return (
-            _put_manifest(tiers, copied, answers, fence) if copied else {"put": 0, "is_new": False}
-        )
+        return _put_manifest(tiers, cargo, answers, fence) if cargo else {"put": 0, "is_new": False}
 
     ruling = _agree(together, "carried", answers, rule)
     put_bytes = int(ruling["put"])
@@ -157,11 +155,11 @@ def promote(
         # A sweep that looked before the manifest was put may have deleted files as leftovers.
         leads = together.comms.world.is_coordinator
         with together.comms.at_work() as beat:
-            again = capture_failure(
-                lambda: _carry_again(tiers, copied, fence, beat, signature=leads)
+            repeat_result = capture_failure(
+                lambda: _carry_again(tiers, cargo, fence, beat, signature=leads)
             )
-        put_bytes += _agree(together, "again", again, sum)
-        if leads and copied.manifest.parity:
+        put_bytes += _agree(together, "again", repeat_result, sum)
+        if leads and cargo.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
     return put_bytes
 
@@ -188,9 +186,11 @@ def _carry_all(
         )
     except KeyNotFound:
         return None
-    here = [file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0]
-    put_bytes = _carry_each(tiers, manifest, here, fence, beat)
-    return _Cargo(manifest, data, [file.name for file in here], put_bytes, was_committed)
+    near_files = [
+        file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0
+    ]
+    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)
+    return _Cargo(manifest, data, [file.name for file in near_files], put_bytes, was_committed)
 
 
 def _carry_again(
@@ -206,8 +206,8 @@ def _carry_again(
     if signature:
         fence()
         _carry_signature(tiers, copied.manifest)
-    here = [file for file in copied.manifest.files if file.name in copied.names]
-    return _carry_each(tiers, copied.manifest, here, fence, beat)
+    near_files = [file for file in copied.manifest.files if file.name in copied.names]
+    return _carry_each(tiers, copied.manifest, near_files, fence, beat)
 
 
 def _put_manifest(
@@ -365,11 +365,11 @@ class TierPromoter:
             self._began_seconds = now_seconds
         if any(candidate not in self._errors for candidate in kept_ids - self._promoted):
             self._wait(context)
-        owed = tuple(sorted(kept_ids - self._promoted))
-        if any(candidate not in self._errors for candidate in owed):
+        unpromoted = tuple(sorted(kept_ids - self._promoted))
+        if any(candidate not in self._errors for candidate in unpromoted):
             # Nothing else is in progress once the next promotion begins.
-            return PostCommitPlan(owed, owed, tuple(keep))
-        return PostCommitPlan((), (*owed, *self._pending_ids), tuple(keep))
+            return PostCommitPlan(unpromoted, unpromoted, tuple(keep))
+        return PostCommitPlan((), (*unpromoted, *self._pending_ids), tuple(keep))
 
     def committed(
         self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
@@ -423,28 +423,28 @@ class TierPromoter:
         self._settle()
         # Tried only once: a run that ends calls this again on the way out, with the error known.
         newest, self._newest = self._newest, None
-        owed = sorted({newest, *self._keep} - self._promoted) if newest else []
-        if newest is None or not owed:
+        unpromoted = sorted({newest, *self._keep} - self._promoted) if newest else []
+        if newest is None or not unpromoted:
             return
         self._finishes += 1
         topic = f"finish/{self._finishes}"
         try:
             # A host that is gone is detected at once, and not waited for.
             self._tiers.require_peers()
-            owed = self._agree_on(topic, newest, owed, within_seconds)
-            self._bring(context, topic, owed)
-            for checkpoint in owed:
+            unpromoted = self._agree_on(topic, newest, unpromoted, within_seconds)
+            self._bring(context, topic, unpromoted)
+            for checkpoint in unpromoted:
                 if checkpoint in self._errors:
                     raise self._errors[checkpoint]
         except Fenced:
             raise
         except ResilientError as error:
-            near = ", ".join(
-                str(checkpoint) for checkpoint in owed if checkpoint not in self._promoted
+            near_names = ", ".join(
+                str(checkpoint) for checkpoint in unpromoted if checkpoint not in self._promoted
             )
             raise SaveFailed(
-                f"{near} is saved only in the near tier {self._tiers.near.url}: {error.message}; "
-                "the same command on this host promotes it",
+                f"{near_names} is saved only in the near tier {self._tiers.near.url}: "
+                f"{error.message}; the same command on this host promotes it",
                 hint=error.hint,
             ) from error
 
@@ -482,8 +482,8 @@ class TierPromoter:
                 raise PeerFailed(f"hosts ended at different checkpoints: {ends}")
             return [checkpoint.folder for checkpoint in owed]
 
-        ruled = agree(self._comms, topic, newest.folder, rule, within_seconds)
-        return [checkpoint for folder in ruled if (checkpoint := parse_checkpoint(folder))]
+        agreed_folders = agree(self._comms, topic, newest.folder, rule, within_seconds)
+        return [checkpoint for folder in agreed_folders if (checkpoint := parse_checkpoint(folder))]
 
     def _try(
         self, context: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
@@ -511,18 +511,18 @@ class TierPromoter:
             except IntegrityError as error:
                 # The other checkpoints are not affected.
                 self._errors[checkpoint] = error
-        brought = [checkpoint for checkpoint in due if checkpoint in self._promoted]
-        if brought:
-            self._rotate(context, brought[-1])
+        promoted_checkpoints = [checkpoint for checkpoint in due if checkpoint in self._promoted]
+        if promoted_checkpoints:
+            self._rotate(context, promoted_checkpoints[-1])
 
     def _promote_checkpoint(
         self, context: CheckpointContext, topic: str, checkpoint: CheckpointId
     ) -> None:
         began_seconds = context.clock.monotonic_seconds()
-        together = PromotionGroup(
+        group = PromotionGroup(
             self._comms, f"{topic}/{checkpoint.folder}", context.limits.within_seconds
         )
-        put_bytes = promote(self._tiers, checkpoint, self._generation, together, context.token)
+        put_bytes = promote(self._tiers, checkpoint, self._generation, group, context.token)
         if put_bytes:
             took_seconds = context.clock.monotonic_seconds() - began_seconds
             if self._pace:

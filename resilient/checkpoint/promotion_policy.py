@@ -148,13 +148,15 @@ class PromotionSchedule:
 
     def chosen(self, now_seconds: float) -> SaveInterval | None:
         """Return the best interval within bounds; None before the first measurement."""
-        took = sorted(self._took_seconds[-_RECENT:])
-        if not took:
+        durations_seconds = sorted(self._took_seconds[-_RECENT:])
+        if not durations_seconds:
             return None
         mtbf_seconds = self._history.mtbf_seconds(now_seconds - self._began_seconds)
-        land_seconds = took[min(int(_P95 * len(took)), len(took) - 1)]
+        land_seconds = durations_seconds[
+            min(int(_P95 * len(durations_seconds)), len(durations_seconds) - 1)
+        ]
         bounds = IntervalBounds(SHARE_MAX, land_seconds=land_seconds)
-        return choose_interval(median(took), mtbf_seconds, bounds)
+        return choose_interval(median(durations_seconds), mtbf_seconds, bounds)
 
 
 def _lives(store: Store) -> list[tuple[str, str]]:

@@ -81,8 +81,8 @@ class Reflog:
     def newest_first(self) -> list[ReflogEntry]:
         """Return all entries, the newest first."""
         return [
-            ReflogEntry(number, self._generations[number], self.head_of(number), back)
-            for back, number in enumerate(reversed(self.numbers))
+            ReflogEntry(number, self._generations[number], self.head_of(number), distance)
+            for distance, number in enumerate(reversed(self.numbers))
         ]
 
     def head_of(self, number: int) -> ReflogHead:
@@ -99,9 +99,9 @@ class Reflog:
             if generation is None and number in self._generations:
                 return ReflogHead(None, f"the record of generation {number} cannot be read")
             if generation and generation.parent:
-                there = generation.parent in self._whole
+                parent_exists = generation.parent in self._whole
                 return ReflogHead(
-                    generation.parent, "" if there else f"{generation.parent} was deleted"
+                    generation.parent, "" if parent_exists else f"{generation.parent} was deleted"
                 )
             number -= 1
         return ReflogHead(None)

@@ -173,11 +173,11 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
     try:
         create_record(store, tag_key(name), seal(tag.to_json()))
     except KeyExists as error:
-        there = read_tag(store, name)
-        if there.checkpoint == checkpoint:
-            return there
+        existing_tag = read_tag(store, name)
+        if existing_tag.checkpoint == checkpoint:
+            return existing_tag
         raise UsageError(
-            f"tag `{name}` already names {there.checkpoint}; nothing was changed",
+            f"tag `{name}` already names {existing_tag.checkpoint}; nothing was changed",
             hint=f"resilient ckpt untag {name}, and then tag {checkpoint}",
         ) from error
     try:
@@ -224,8 +224,12 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
 
 def _near(name: str) -> str:
     """Return the valid tag name that is nearest to an invalid one."""
-    near = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
-    return near if parse_tag(tag_key(near)) == near else f"tag-{near}".strip("-")
+    valid_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
+    return (
+        valid_name
+        if parse_tag(tag_key(valid_name)) == valid_name
+        else f"tag-{valid_name}".strip("-")
+    )
 
 
 _ROOT = re.compile(r"[0-9a-f]{4,64}")
@@ -311,8 +315,8 @@ def _in_trash_by_root(
 
 def _by_position(order: list[CheckpointId], ref: str) -> CheckpointId | None:
     match = re.fullmatch(r"latest(?:~(\d+))?", ref)
-    back = int(match[1] or 0) if match else len(order)
-    return order[back] if back < len(order) else None
+    distance = int(match[1] or 0) if match else len(order)
+    return order[distance] if distance < len(order) else None
 
 
 def _by_name(order: list[CheckpointId], ref: str) -> CheckpointId | None:
@@ -347,12 +351,12 @@ def _by_metric(store: Store, descent: Lineage, ref: str) -> CheckpointId | None:
     if kind != "best":
         return None
     contents = {}
-    others = (*descent.abandoned, *descent.separate)
-    for candidate in (*descent.candidates, *others):
+    off_line = (*descent.abandoned, *descent.separate)
+    for candidate in (*descent.candidates, *off_line):
         with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
             manifest = read_manifest(store, candidate)
             contents[candidate] = CheckpointSummary(manifest.created_at, manifest.metrics)
-    measured = RetentionInput(descent.candidates, others, contents=contents)
+    measured = RetentionInput(descent.candidates, off_line, contents=contents)
     return next(iter(best_by(_wish(metric, store), measured)), None)
 
 

@@ -57,15 +57,15 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
         StoreError: The store failed; the damaged file is unchanged, or the whole file exists.
     """
     try:
-        damaged = store.get(key)
+        damaged_data = store.get(key)
     except KeyNotFound:
-        damaged = data
-    kept = ""
-    if damaged != data:
-        kept = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))
-        store.put(kept, damaged)
+        damaged_data = data
+    aside_key = ""
+    if damaged_data != data:
+        aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))
+        store.put(aside_key, damaged_data)
     store.put(key, data)
-    return kept
+    return aside_key
 
 
 class SiblingSource:
@@ -109,9 +109,9 @@ def siblings_of(store: Store, manifest: Manifest) -> list[SiblingSource]:
         if checkpoint == manifest.checkpoint:
             continue
         with suppress(IntegrityError, KeyNotFound, IncompatibleCheckpoint):
-            other = SiblingSource(store, manifest, read_manifest(store, checkpoint))
-            if any(_shares(other, file) for file in manifest.files):
-                siblings.append(other)
+            sibling = SiblingSource(store, manifest, read_manifest(store, checkpoint))
+            if any(_shares(sibling, file) for file in manifest.files):
+                siblings.append(sibling)
     return siblings
 
 
@@ -185,8 +185,8 @@ class RepairPlan:
     @property
     def is_whole(self) -> bool:
         """True if resume can use the checkpoint after the repair."""
-        needed = self.manifest.needed if self.manifest else frozenset({MANIFEST})
-        return not any(loss.file in needed for loss in self.losses)
+        needed_files = self.manifest.needed if self.manifest else frozenset({MANIFEST})
+        return not any(loss.file in needed_files for loss in self.losses)
 
     @property
     def lost_tensors(self) -> tuple[str, ...]:
@@ -197,8 +197,8 @@ class RepairPlan:
     def whole_tensors(self) -> tuple[str, ...]:
         """Names of tensors that are whole, or will be after the repair."""
         tensors = self.manifest.tensors if self.manifest else ()
-        lost = set(self.lost_tensors)
-        return tuple(tensor.name for tensor in tensors if tensor.name not in lost)
+        lost_names = set(self.lost_tensors)
+        return tuple(tensor.name for tensor in tensors if tensor.name not in lost_names)
 
     @property
     def parts(self) -> dict[str, bool]:
@@ -248,17 +248,21 @@ def plan_repair(
     damaged_files = [
         _with_first_bytes(store, manifest, damage) for damage in damages(store, manifest, "full")
     ]
-    near: list[Store | SiblingSource] = [*stores]
-    near += siblings_of(store, manifest) if damaged_files else []
-    left = {damage.finding.file: _not_elsewhere(damage, manifest, near) for damage in damaged_files}
+    sources: list[Store | SiblingSource] = [*stores]
+    sources += siblings_of(store, manifest) if damaged_files else []
+    missing_chunks = {
+        damage.finding.file: _not_elsewhere(damage, manifest, sources) for damage in damaged_files
+    }
     losses = []
     for damage in damaged_files:
         name, problem = damage.finding.file, damage.finding.problem
-        if can_reconstruct(manifest, name, left):
+        if can_reconstruct(manifest, name, missing_chunks):
             fixes = [
                 *fixes,
                 RepairStep(
-                    name, problem, _source(damage, left[name], _used(damage, manifest, near))
+                    name,
+                    problem,
+                    _source(damage, missing_chunks[name], _used(damage, manifest, sources)),
                 ),
             ]
         else:
@@ -293,9 +297,9 @@ def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -
         StoreError: A store failed.
     """
     manifest, checkpoint = plan.manifest, plan.checkpoint
-    kept: dict[str, str] = {}
+    aside_keys: dict[str, str] = {}
     if manifest is None or (plan.is_gone and not plan.is_whole):
-        return kept
+        return aside_keys
     places: list[Store | SiblingSource] = [store, *stores, *siblings_of(store, manifest)]
     for fix in plan.fixes:
         if not plan.is_gone and not _is_there(store, checkpoint):
@@ -309,8 +313,8 @@ def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -
             continue
         aside = replace_damaged_file(store, checkpoint, key, data)
         if aside:
-            kept[fix.file] = aside
-    return kept
+            aside_keys[fix.file] = aside
+    return aside_keys
 
 
 def _whole(
@@ -371,10 +375,10 @@ def _copies(
     copies = []
     with suppress(KeyNotFound, IntegrityError):
         copies.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
-    for other in stores:
+    for other_store in stores:
         with suppress(KeyNotFound, IntegrityError):
-            if _same_life(store, other, checkpoint.generation):
-                copies.append((_bytes_of(other, checkpoint), other.url))
+            if _same_life(store, other_store, checkpoint.generation):
+                copies.append((_bytes_of(other_store, checkpoint), other_store.url))
     return copies
 
 
@@ -439,7 +443,7 @@ def _not_elsewhere(
 
 def _source(damage: Damage, left: frozenset[int], stores: Sequence[Store | SiblingSource]) -> str:
     """Describe the source of a file's missing bytes."""
-    other_urls = " or ".join(other.url for other in stores)
+    other_urls = " or ".join(other_store.url for other_store in stores)
     if not damage.chunks:
         return OWN_BYTES
     if not left:

@@ -106,14 +106,14 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
     generations = tuple(_lives(source, checkpoint.generation))
-    others = tuple(_missing_records(source, target, generations))
+    missing_records = tuple(_missing_records(source, target, generations))
     _require_same_run(target, manifest, generations)
     is_there = _require_same_manifest(target, key, data)
     sizes = {file.name: _size_of(target, manifest.key(file.name)) for file in manifest.files}
-    missing = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
+    missing_files = tuple(file for file in manifest.files if sizes[file.name] != file.size_bytes)
     segments, problem = _ledger(source, manifest)
     return ReplicationPlan(
-        manifest, data, missing, is_there, generations, others, segments, problem
+        manifest, data, missing_files, is_there, generations, missing_records, segments, problem
     )
 
 
@@ -146,12 +146,12 @@ def replicate(
         StoreError: A store failed; the manifest may be there, and if so it is whole.
     """
     check_store_capabilities(target, clock, single_writer=single_writer)
-    manifest, done = plan.manifest, 0
+    manifest, copied_bytes = plan.manifest, 0
     fence = partial(_check_target, target, plan)
     for entry in plan.missing:
         _carry(source, target, manifest, entry, fence)
-        done += entry.size_bytes
-        on_progress(done, plan.size_bytes)
+        copied_bytes += entry.size_bytes
+        on_progress(copied_bytes, plan.size_bytes)
     fence()
     for segment in plan.segments:
         if _size_of(target, segment.key) < 0:
@@ -205,12 +205,12 @@ def _require_same_run(
     target: Store, manifest: Manifest, generations: tuple[Generation, ...]
 ) -> None:
     """Refuse a target that holds another run, or in which this run continued."""
-    there, own_generation = committed(target), manifest.checkpoint.generation
+    target_checkpoints, own_generation = committed(target), manifest.checkpoint.generation
     runs = {generation.run_id for generation in read_generations(target)} - {
         attempt.run_id for attempt in generations
     }
-    if there:
-        runs |= {read_manifest(target, there[0]).run_id} - {manifest.run_id}
+    if target_checkpoints:
+        runs |= {read_manifest(target, target_checkpoints[0]).run_id} - {manifest.run_id}
     if runs:
         raise ConfigError(
             f"{target.url} holds another run ({min(runs)}); nothing was changed; copy to another "
@@ -218,7 +218,8 @@ def _require_same_run(
             hint=f"resilient ckpt ls {shell_quote(target.url)}",
         )
     newest = max(
-        [*list_numbers(target), *(checkpoint.generation for checkpoint in there)], default=0
+        [*list_numbers(target), *(checkpoint.generation for checkpoint in target_checkpoints)],
+        default=0,
     )
     if newest > own_generation:
         raise Fenced(
@@ -231,10 +232,10 @@ def _require_same_run(
 def _require_same_manifest(target: Store, key: str, data: bytes) -> bool:
     """Return whether the manifest exists; refuse a different manifest."""
     try:
-        there = target.get(key)
+        target_data = target.get(key)
     except KeyNotFound:
         return False
-    if there != data:
+    if target_data != data:
         raise ConfigError(
             f"{target.url} has another `{key}`; nothing was changed; copy to another repository",
             hint=f"resilient ckpt ls {shell_quote(target.url)}",

@@ -69,17 +69,17 @@ def needed_by(
         StoreError: The store failed, so the needed files are unknown.
     """
     keys: set[str] = set()
-    unknown: CheckpointId | None = None
-    why = ""
+    unknown_checkpoint: CheckpointId | None = None
+    problem = ""
     for checkpoint in sorted(staying):
         content = contents.get(checkpoint) or content_of(store, checkpoint, folders)
         if content is None:
             continue
         if content.refers is None:
-            unknown, why = checkpoint, content.problem
+            unknown_checkpoint, problem = checkpoint, content.problem
         else:
             keys |= content.refers
-    return ReferencedFiles(frozenset(keys), unknown, why)
+    return ReferencedFiles(frozenset(keys), unknown_checkpoint, problem)
 
 
 def contents_of(
@@ -143,17 +143,17 @@ def absent_of(manifest: Manifest, folders: Folders) -> str:
 
     Missing parity files do not count.
     """
-    resized, needed = "", manifest.needed
+    size_problem, needed_names = "", manifest.needed
     for file in manifest.files:
-        if file.name not in needed:
+        if file.name not in needed_names:
             continue
         split = split_checkpoint_key(manifest.key(file.name))
-        there = folders.get(split[0], {}).get(split[1]) if split else None
-        if there is None:
+        size_bytes = folders.get(split[0], {}).get(split[1]) if split else None
+        if size_bytes is None:
             return f"{file.name} is missing"
-        if there != file.size_bytes:
-            resized = resized or f"{file.name} has another size"
-    return resized
+        if size_bytes != file.size_bytes:
+            size_problem = size_problem or f"{file.name} has another size"
+    return size_problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ class RepositoryScan:
     @property
     def freed_bytes(self) -> int:
         """Bytes that the plan frees."""
-        doomed = () if self.into else self.plan.doomed
-        manifests = sum(self.folders[checkpoint][MANIFEST] for checkpoint in doomed)
+        doomed_checkpoints = () if self.into else self.plan.doomed
+        manifests = sum(self.folders[checkpoint][MANIFEST] for checkpoint in doomed_checkpoints)
         return manifests + sum(
             self.folders[checkpoint][name] for checkpoint, name in self.unneeded()
         )
@@ -202,16 +202,21 @@ class RepositoryScan:
     @property
     def later_bytes(self) -> int:
         """Bytes that the plan frees once the grace period in the trash is over."""
-        doomed = self.plan.doomed if self.into else ()
-        return self.size_bytes(doomed) - sum(map(self.still_needed_bytes, doomed))
+        doomed_checkpoints = self.plan.doomed if self.into else ()
+        return self.size_bytes(doomed_checkpoints) - sum(
+            map(self.still_needed_bytes, doomed_checkpoints)
+        )
 
     def still_needed_bytes(self, checkpoint: CheckpointId) -> int:
         """Return the bytes of files in a folder that stay because other checkpoints need them."""
-        files, needed = self.folders.get(checkpoint, {}), self.later if self.into else self.needed
+        files, references = (
+            self.folders.get(checkpoint, {}),
+            self.later if self.into else self.needed,
+        )
         return sum(
             size_bytes
             for name, size_bytes in files.items()
-            if name != MANIFEST and needed.holds(checkpoint, name)
+            if name != MANIFEST and references.holds(checkpoint, name)
         )
 
     def unneeded(self) -> list[tuple[CheckpointId, str]]:

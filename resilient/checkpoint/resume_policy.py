@@ -88,13 +88,17 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     """Decide where an attempt begins."""
     if facts.wish == AUTO:
         return ResumeDecision(AUTO)
-    ours = [generation for generation in facts.generations if generation.is_ours]
-    saved = [generation.number for generation in ours if generation.has_checkpoint]
-    if saved:
-        return ResumeDecision(AUTO, f"generation {saved[-1]} of this run has saved a checkpoint")
-    if refusal := _refusal(facts, ours):
+    own_generations = [generation for generation in facts.generations if generation.is_ours]
+    saved_generations = [
+        generation.number for generation in own_generations if generation.has_checkpoint
+    ]
+    if saved_generations:
+        return ResumeDecision(
+            AUTO, f"generation {saved_generations[-1]} of this run has saved a checkpoint"
+        )
+    if refusal := _refusal(facts, own_generations):
         return ResumeDecision("", refusal)
-    pinned = [generation.parent for generation in ours if generation.parent is not None]
+    pinned = [generation.parent for generation in own_generations if generation.parent is not None]
     if pinned and facts.wish != NEVER:
         # A reference such as `latest~1` means another checkpoint once a generation was claimed.
         return ResumeDecision(pinned[-1].folder, "this run started there")
@@ -103,14 +107,16 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
 
 def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
     """Return why a run without a checkpoint may not begin as wished; empty if it may."""
-    lost = [generation.number for generation in ours if generation.has_mark]
-    if lost:
-        return f"generation {lost[-1]} of this run committed checkpoints, and none is left"
-    unknown = [] if facts.is_first else _unknown(facts, ours)
-    if unknown:
+    lost_generations = [generation.number for generation in ours if generation.has_mark]
+    if lost_generations:
         return (
-            f"the record of generation {unknown[-1]} cannot be read, and its checkpoints may "
-            "belong to this run"
+            f"generation {lost_generations[-1]} of this run committed checkpoints, and none is left"
+        )
+    unknown_generations = [] if facts.is_first else _unknown(facts, ours)
+    if unknown_generations:
+        return (
+            f"the record of generation {unknown_generations[-1]} cannot be read, and its "
+            "checkpoints may belong to this run"
         )
     return ""
 
@@ -146,11 +152,17 @@ def read_resume_facts(
     if resume_option == AUTO:
         return ResumeFacts(resume_option, is_first)
     numbers, marks, folders = list_numbers(store), set(list_marks(store)), folders_of(store)
-    whole = {checkpoint.generation for checkpoint, names in folders.items() if MANIFEST in names}
+    committed_generations = {
+        checkpoint.generation for checkpoint, names in folders.items() if MANIFEST in names
+    }
     facts = []
-    for number in sorted({*numbers, *whole, *marks}):
+    for number in sorted({*numbers, *committed_generations, *marks}):
         is_ours, parent = _owner(store, number, starts)
-        facts.append(GenerationFacts(number, is_ours, parent, number in whole, number in marks))
+        facts.append(
+            GenerationFacts(
+                number, is_ours, parent, number in committed_generations, number in marks
+            )
+        )
     return ResumeFacts(resume_option, is_first, tuple(facts))
 
 
@@ -161,10 +173,10 @@ def _owner(
         record = read_generation(store, number)
     except (IntegrityError, KeyNotFound):
         return None, None
-    begun = record.start
-    if begun is None:
+    start_identity = record.start
+    if start_identity is None:
         return False, record.parent
-    return any(start.continues(begun) for start in starts), record.parent
+    return any(start.continues(start_identity) for start in starts), record.parent
 
 
 def settle_wish(
@@ -238,11 +250,12 @@ def read_writer_facts(
     record: Generation, starts: Collection[StartIdentity], claimant: Claimant
 ) -> WriterFacts:
     """Compare the newest generation with the process that starts."""
-    begun, process = record.start, record.process
+    start_identity, process = record.start, record.process
     return WriterFacts(
         is_alive=is_alive_here(record),
         is_same_process=process is not None and process == claimant.process,
-        is_same_job=begun is not None and any(start.is_related(begun) for start in starts),
+        is_same_job=start_identity is not None
+        and any(start.is_related(start_identity) for start in starts),
         takes_over=claimant.takes_over,
     )
 
@@ -256,8 +269,12 @@ def newest_of_run(store: Store, starts: Collection[StartIdentity]) -> Generation
         StoreError: The store failed.
     """
     newest = _newest(store)
-    begun = newest.start if newest else None
-    return newest if begun and any(start.is_related(begun) for start in starts) else None
+    start_identity = newest.start if newest else None
+    return (
+        newest
+        if start_identity and any(start.is_related(start_identity) for start in starts)
+        else None
+    )
 
 
 def _newest(store: Store) -> Generation | None:

@@ -105,20 +105,20 @@ def select_resume_checkpoint(
     skipped: list[Skipped] = []
     problems: dict[str, str] = {}
     for look in range(_LOOKS_MAX):
-        before, again = plan, f"/{look}" if look else ""
+        previous_plan, topic_suffix = plan, f"/{look}" if look else ""
         plan = agree(
-            comms, f"resume/plan{again}", None, lambda _: _plan(store, ref), within_seconds
+            comms, f"resume/plan{topic_suffix}", None, lambda _: _plan(store, ref), within_seconds
         )
-        if plan == before:
+        if plan == previous_plan:
             break
         skipped = [Skipped(name, reason) for name, reason in plan["skipped"]]
         for folder in plan["candidates"]:
             if folder not in problems:
-                proved, problem = _try(store, folder, request)
+                verified, problem = _try(store, folder, request)
                 topic = f"resume/{folder}"
                 problems[folder] = agree(comms, topic, problem, _first_problem, within_seconds)
                 if not problems[folder]:
-                    return ResumeChoice(proved, tuple(skipped))
+                    return ResumeChoice(verified, tuple(skipped))
             skipped.append(Skipped(folder, problems[folder]))
         if not plan["candidates"] and not plan["lost"]:
             return ResumeChoice(None, tuple(skipped))
@@ -162,26 +162,30 @@ def _try(
 
 
 def _first_problem(problems: list[str]) -> str:
-    several = len(problems) > 1
+    has_peers = len(problems) > 1
     for rank, problem in enumerate(problems):
         if problem:
-            return f"rank {rank} found {problem}" if several and len(set(problems)) > 1 else problem
+            return (
+                f"rank {rank} found {problem}" if has_peers and len(set(problems)) > 1 else problem
+            )
     return ""
 
 
 def _nothing_left(
     store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
 ) -> NoIntactCheckpoint:
-    touched = "; the live model and optimizer may hold parts of it: do not use them" * is_touched
+    touched_text = (
+        "; the live model and optimizer may hold parts of it: do not use them" * is_touched
+    )
     reasons = "; ".join(f"{skip.name}: {skip.reason}" for skip in skipped) or plan["lost"]
     # Outside the line of descent, so never taken automatically; but the user may want it.
-    others = "".join(
+    abandoned_hints = "".join(
         f"; to resume {folder} anyway: --resume {folder}" for folder in plan["abandoned"]
     )
     return NoIntactCheckpoint(
         f"no intact checkpoint is left at {store.url}, and training does not start over silently: "
-        f"{reasons}{touched}",
-        hint=f"resilient ckpt verify --all {shell_quote(store.url)}{others}; "
+        f"{reasons}{touched_text}",
+        hint=f"resilient ckpt verify --all {shell_quote(store.url)}{abandoned_hints}; "
         "to start over: --resume never",
     )
 

@@ -114,10 +114,10 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
         state: State of the repository.
     """
     reasons: dict[CheckpointId, list[str]] = defaultdict(list)
-    damaged = dict(_damaged(retention, state))
+    damage_reasons = dict(_damaged(retention, state))
     for checkpoint, reason in _reasons(retention, state):
         reasons[checkpoint].append(reason)
-    for checkpoint, problem in damaged.items():
+    for checkpoint, problem in damage_reasons.items():
         reasons[checkpoint].append(problem)
     if state.held:
         for checkpoint in state.everything:
@@ -137,7 +137,9 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
             if checkpoint in reasons
         },
         damaged={
-            checkpoint: damaged[checkpoint] for checkpoint in checkpoints if checkpoint in damaged
+            checkpoint: damage_reasons[checkpoint]
+            for checkpoint in checkpoints
+            if checkpoint in damage_reasons
         },
         held=state.held,
     )
@@ -145,12 +147,12 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
 
 def best_by(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return the best intact checkpoints by one metric, the best first."""
-    whole = [
+    intact_checkpoints = [
         checkpoint
         for checkpoint in _ranked(policy, state)
         if not state.contents[checkpoint].problem
     ]
-    return whole[: policy.count]
+    return intact_checkpoints[: policy.count]
 
 
 def _reasons(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
@@ -181,19 +183,19 @@ def _among_the_last(
 ) -> Iterator[tuple[CheckpointId, str]]:
     if retention.keep_last is None:
         return
-    placed = {*state.keep, *state.everything[:1]} & {*state.everything}
+    last_checkpoints = {*state.keep, *state.everything[:1]} & {*state.everything}
     for checkpoint in state.everything:
-        if checkpoint not in placed and len(placed) >= retention.keep_last:
+        if checkpoint not in last_checkpoints and len(last_checkpoints) >= retention.keep_last:
             return
-        placed.add(checkpoint)
+        last_checkpoints.add(checkpoint)
         yield checkpoint, f"among the last {retention.keep_last}"
 
 
 def _on_multiples(steps: int, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    seen: set[int] = set()
+    seen_steps: set[int] = set()
     for checkpoint in state.everything:
-        if checkpoint.step % steps == 0 and checkpoint.step not in seen:
-            seen.add(checkpoint.step)
+        if checkpoint.step % steps == 0 and checkpoint.step not in seen_steps:
+            seen_steps.add(checkpoint.step)
             yield checkpoint, f"its step is a multiple of {steps}"
 
 
@@ -239,7 +241,7 @@ def _newest_of_each(
     count: int | None, state: RetentionInput, unit: str, bucket: _Bucket
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
-    taken: set[str] = set()
+    filled_periods: set[str] = set()
     for group in (state.line, state.abandoned):
         intact = [checkpoint for checkpoint in group if _is_intact(checkpoint, state)]
         moments = {checkpoint: _utc(state.contents[checkpoint].created_at) for checkpoint in intact}
@@ -247,8 +249,8 @@ def _newest_of_each(
             intact, key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True
         ):
             period = moments[checkpoint].strftime(bucket.spelling)
-            if period not in taken and len(taken) < (count or 0):
-                taken.add(period)
+            if period not in filled_periods and len(filled_periods) < (count or 0):
+                filled_periods.add(period)
                 yield checkpoint, f"the newest of {unit} {period}"
 
 
@@ -263,7 +265,7 @@ def _utc(moment: str) -> datetime:
 
 def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
     """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
-    ranked: list[CheckpointId] = []
+    best_first: list[CheckpointId] = []
     for group in (state.line, state.abandoned):
         values = {
             checkpoint: value
@@ -272,22 +274,22 @@ def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
             and (value := policy.value(state.contents[checkpoint].metrics)) is not None
         }
         sign = -1 if policy.rises else 1
-        ranked += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
-    return ranked
+        best_first += sorted(values, key=lambda checkpoint: (sign * values[checkpoint], checkpoint))
+    return best_first
 
 
 def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
     """Yield checkpoints that cannot count although they might have to, with the reason."""
     for policy in retention.keep_best:
-        whole = 0
+        intact_count = 0
         for checkpoint in _ranked(policy, state):
             problem = state.contents[checkpoint].problem
-            if problem and whole < policy.count:
+            if problem and intact_count < policy.count:
                 yield (
                     checkpoint,
                     f"would be among the best by {policy.metric}, but is damaged: {problem}",
                 )
-            whole += not problem
+            intact_count += not problem
     for checkpoint, content in state.contents.items():
         if not content.is_readable:
             yield (
@@ -437,8 +439,8 @@ def parse_best(text: str) -> BestOf:
     Raises:
         ConfigError: The text has another form.
     """
-    metric, _, rest = text.partition(":")
-    count, _, way = rest.partition(":")
+    metric, _, count_and_way = text.partition(":")
+    count, _, way = count_and_way.partition(":")
     if count in ("min", "max") and not way:
         count, way = "", count
     if (count and not count.isdecimal()) or way not in ("", "min", "max"):
@@ -466,9 +468,9 @@ def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) ->
     if keep_last is not None and options.get("keep_last") is not None:
         raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
     best = options.get("keep_best") or ()
-    several = [best] if isinstance(best, str | Mapping) else best
+    wishes = [best] if isinstance(best, str | Mapping) else best
     tags = options.get("keep_tags") or ()
-    policies = {**options, "keep_best": tuple(map(_parse_wish, several))}
+    policies = {**options, "keep_best": tuple(map(_parse_wish, wishes))}
     policies["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
     if keep_last is not None:
         policies["keep_last"] = keep_last

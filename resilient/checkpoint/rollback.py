@@ -76,21 +76,23 @@ def plan_undo(store: Store) -> RollbackPlan:
 
 
 def _plan(store: Store, target: CheckpointId, undoes: int) -> RollbackPlan:
-    damaged = [
+    damage_findings = [
         finding for finding in verify(store, target, "quick") if finding.severity == "damaged"
     ]
-    if damaged:
+    if damage_findings:
         raise IntegrityError(
-            f"{target} at {store.url} is damaged, and resume would skip it: {damaged[0].file} "
-            f"{damaged[0].problem}; nothing was changed",
+            f"{target} at {store.url} is damaged, and resume would skip it: "
+            f"{damage_findings[0].file} {damage_findings[0].problem}; nothing was changed",
             key=target.manifest_key,
             hint=f"resilient ckpt repair {shell_quote(target)} {shell_quote(store.url)}",
         )
     descent = lineage(store)
     line = descent.candidates
-    kept = set(_line_from(store, target))
-    left = tuple(checkpoint for checkpoint in line if checkpoint not in kept)
-    return RollbackPlan(line[0] if line else None, target, left, undoes)
+    kept_checkpoints = set(_line_from(store, target))
+    abandoned_checkpoints = tuple(
+        checkpoint for checkpoint in line if checkpoint not in kept_checkpoints
+    )
+    return RollbackPlan(line[0] if line else None, target, abandoned_checkpoints, undoes)
 
 
 def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:

@@ -80,7 +80,7 @@ def digests_stored(store: Store, manifest: Manifest) -> dict[str, str]:
         KeyNotFound: A file is missing.
         StoreError: The store failed.
     """
-    needed = manifest.needed
+    needed_names = manifest.needed
     return {
         entry.name: fetch(
             store,
@@ -89,7 +89,7 @@ def digests_stored(store: Store, manifest: Manifest) -> dict[str, str]:
             entry.size_bytes,
         )
         for entry in manifest.files
-        if entry.name in needed
+        if entry.name in needed_names
     }
 
 

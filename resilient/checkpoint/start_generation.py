@@ -66,14 +66,14 @@ def start_generation(
             context.store, context.clock, single_writer=context.limits.single_writer
         )
         fsync_leftovers(context.store)
-        above = _highest(context.store)
+        highest_generation = _highest(context.store)
         _require_parent(context.store, choice)
         return claim(
             context.store,
             choice.checkpoint,
             cause=cause,
             clock=context.clock,
-            above=above,
+            above=highest_generation,
             single_writer=context.limits.single_writer,
             start=start,
             process=process,
@@ -116,8 +116,8 @@ def _highest(store: Store) -> int:
     In a near tier the folders of unknown generations count too, because the name of a save must be
     free there.
     """
-    near = folders_of(store.near) if isinstance(store, TieredStore) else ()
-    folders = [*folders_of(store), *near]
+    near_folders = folders_of(store.near) if isinstance(store, TieredStore) else ()
+    folders = [*folders_of(store), *near_folders]
     return max((folder.generation for folder in folders), default=0)
 
 
@@ -144,9 +144,13 @@ def _share_near_tier(context: CheckpointContext, generation: Generation) -> None
 
 
 def _tell_what_is_left(context: CheckpointContext) -> None:
-    left = committed(context.store)
-    if left:
-        context.emit_once(events.RunRestartedFromScratch(len(left), left[0].folder))
+    existing_checkpoints = committed(context.store)
+    if existing_checkpoints:
+        context.emit_once(
+            events.RunRestartedFromScratch(
+                len(existing_checkpoints), existing_checkpoints[0].folder
+            )
+        )
 
 
 def sweep_uploads(context: CheckpointContext, generation: int) -> None:
@@ -168,9 +172,9 @@ def sweep_uploads(context: CheckpointContext, generation: int) -> None:
         return is_known and checkpoint is not None and checkpoint.generation < generation
 
     try:
-        swept = store.sweep(is_of_an_older_life, 0.0, context.clock)
+        aborted_uploads = store.sweep(is_of_an_older_life, 0.0, context.clock)
     except ResilientError as error:
         context.emit(events.UploadCleanupFailed(error.message, error.hint))
         return
-    if swept:
-        context.emit(events.UploadsAborted(len(swept)))
+    if aborted_uploads:
+        context.emit(events.UploadsAborted(len(aborted_uploads)))

@@ -270,10 +270,10 @@ class SaveThrottle:
         """Check for an idle core if the last check was long enough ago; the lock is held."""
         if now_seconds - self._since.at_seconds < LOOK_SECONDS:
             return
-        seen = self._machine.cores.read()
-        left = self._machine.cores.left(self._since, seen, self._own_seconds)
-        self._is_idle = left >= IDLE_CORES_MIN
-        self._since, self._own_seconds = seen, 0.0
+        core_reading = self._machine.cores.read()
+        idle_cores = self._machine.cores.left(self._since, core_reading, self._own_seconds)
+        self._is_idle = idle_cores >= IDLE_CORES_MIN
+        self._since, self._own_seconds = core_reading, 0.0
 
 
 class ThrottleHistory:

@@ -177,16 +177,18 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     """
     folders = folders_of(store)
     trash = trash_of(folders)
-    selected = _select_prune(store, trash, prune)
-    left = {
-        checkpoint: why
-        for checkpoint in selected.back
-        if (why := _bring(store, checkpoint, trash[checkpoint], folders))
+    selection = _select_prune(store, trash, prune)
+    failure_reasons = {
+        checkpoint: reason
+        for checkpoint in selection.back
+        if (reason := _bring(store, checkpoint, trash[checkpoint], folders))
     }
     return replace(
-        selected,
-        back=tuple(checkpoint for checkpoint in selected.back if checkpoint not in left),
-        left=left,
+        selection,
+        back=tuple(
+            checkpoint for checkpoint in selection.back if checkpoint not in failure_reasons
+        ),
+        left=failure_reasons,
     )
 
 
@@ -199,12 +201,12 @@ def _select_prune(
             hint=f"resilient ckpt ls {shell_quote(store.url)}",
         )
     prune = prune or prunes_in(trash)[0]
-    back = sorted(
+    restored_checkpoints = sorted(
         (checkpoint for checkpoint, mark in trash.items() if mark.prune == prune), reverse=True
     )
     return RestoredCheckpoint(
         prune,
-        tuple(back),
+        tuple(restored_checkpoints),
         {},
         tuple(checkpoint for checkpoint in prunes_in(trash) if checkpoint != prune),
     )
@@ -212,19 +214,19 @@ def _select_prune(
 
 def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folders: Folders) -> str:
     """Restore one checkpoint; return why that is not possible, empty if it is."""
-    where = checkpoint.key(mark.name)
+    trash_key = checkpoint.key(mark.name)
     # An unreadable manifest was unreadable before the prune, and is restored as it was.
     with suppress(IntegrityError, IncompatibleCheckpoint, KeyNotFound):
-        absent = absent_of(read_in_trash(store, checkpoint, mark), folders)
-        if absent:
-            return absent
+        problem = absent_of(read_in_trash(store, checkpoint, mark), folders)
+        if problem:
+            return problem
     try:
-        _put_back(store, checkpoint.manifest_key, store.get(where))
+        _put_back(store, checkpoint.manifest_key, store.get(trash_key))
     except KeyNotFound:
         return "its time in the trash was over just now"
     except KeyExists:
         return ""
-    if not _is_there(store, where):
+    if not _is_there(store, trash_key):
         store.delete(checkpoint.manifest_key)
         return "its time in the trash was over just now"
     # Beside its manifest a trash mark is ignored, so the checkpoint is back in any case.

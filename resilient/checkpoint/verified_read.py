@@ -132,5 +132,7 @@ def tensors_hit(manifest: Manifest, file: str, data: bytes) -> list[str]:
 
 def join_names(names: Sequence[str]) -> str:
     """Return the first few names, comma separated, and the number of the others."""
-    more = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    unnamed_count = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (
+        f" and {unnamed_count} more" if unnamed_count > 0 else ""
+    )

@@ -86,7 +86,7 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     """Compare a tensor file's own header with the manifest."""
     if not entry.name.endswith(".safetensors"):
         return
-    placed = [
+    manifest_entries = [
         (tensor.dtype, list(region.region.lengths), region.start, region.start + region.size_bytes)
         for tensor in manifest.tensors
         for region in tensor.regions
@@ -102,7 +102,10 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
     except (IntegrityError, KeyError, TypeError) as error:
         yield "", f"its header cannot be read ({error})"
         return
-    expected_entries, header_entries = sorted(map(repr, placed)), sorted(map(repr, stated))
+    expected_entries, header_entries = (
+        sorted(map(repr, manifest_entries)),
+        sorted(map(repr, stated)),
+    )
     # Of an older checkpoint's file only a part may be needed.
     if (
         not set(expected_entries) <= set(header_entries)
@@ -119,12 +122,14 @@ def _documents(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Pr
         if part.document != entry.name:
             continue
         try:
-            missing = [name for name in tensors_of(tree_of(part, data)) if name not in tensor_names]
+            unknown_tensors = [
+                name for name in tensors_of(tree_of(part, data)) if name not in tensor_names
+            ]
         except IntegrityError as error:
             yield "", error.message
             continue
-        if missing:
-            yield missing[0], f"part `{part.name}` names a tensor that does not exist"
+        if unknown_tensors:
+            yield unknown_tensors[0], f"part `{part.name}` names a tensor that does not exist"
 
 
 Level = Literal["quick", "full", "deep"]
@@ -183,10 +188,12 @@ def verify(
     try:
         manifest = read_manifest(store, checkpoint)
     except IntegrityError as error:
-        lost = Finding(MANIFEST, "", error.message)
+        manifest_finding = Finding(MANIFEST, "", error.message)
         if copy_problem(store, checkpoint, "full"):
-            return [replace(lost, fix=f"{repair_command(store, checkpoint)} --from COPY")]
-        return [replace(lost, fix=repair_command(store, checkpoint))]
+            return [
+                replace(manifest_finding, fix=f"{repair_command(store, checkpoint)} --from COPY")
+            ]
+        return [replace(manifest_finding, fix=repair_command(store, checkpoint))]
     except IncompatibleCheckpoint as error:
         return [Finding(MANIFEST, "", error.message, "warning", fix=error.hint)]
     looks_at_signature = signing.is_required or level != "quick"
@@ -236,9 +243,9 @@ def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
     Raises:
         StoreError: The store failed, which proves nothing about the checkpoint.
     """
-    needed = manifest.needed
+    needed_names = manifest.needed
     return [
-        damage if entry.name in needed else _lighter(damage)
+        damage if entry.name in needed_names else _lighter(damage)
         for entry in manifest.files
         for damage in _verify_file(store, manifest, entry, level)
     ]
@@ -412,8 +419,8 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
             folder.manifest_key,
             f"resilient ckpt repair {shell_quote(folder)} {shell_quote(store.url)} --undelete",
         )
-        own = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
-        if manifest is not None and set(own) <= set(folders[folder]):
+        own_files = [entry.name for entry in manifest.files if not entry.origin] if manifest else []
+        if manifest is not None and set(own_files) <= set(folders[folder]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
             problem = "missing, but all files exist: it was deleted or never written"
             yield Finding(key, tensors, problem, fix=way)
@@ -453,25 +460,25 @@ def _read(key: str, fix: str, read: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _contradictions(store: Store) -> Iterator[Finding]:
-    whole, numbers, marks = committed(store), list_numbers(store), list_marks(store)
-    lost = lineage(store).lost
-    if lost:
+    committed_checkpoints, numbers, marks = committed(store), list_numbers(store), list_marks(store)
+    loss_text = lineage(store).lost
+    if loss_text:
         yield Finding(
             "generations/",
             "",
-            lost,
+            loss_text,
             fix="none here: a copy of the repository may have the checkpoint",
         )
-    for number in sorted({checkpoint.generation for checkpoint in whole}):
+    for number in sorted({checkpoint.generation for checkpoint in committed_checkpoints}):
         if number not in numbers:
             key = generation_key(number)
             yield Finding(key, "", "missing, but its checkpoints exist", fix=_RECORD_FIX)
         if number not in marks:
             problem = "missing, as after a crash between a first commit and its mark"
             yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
-    for checkpoint in whole:
+    for checkpoint in committed_checkpoints:
         yield from _parents(store, checkpoint)
-    yield from _idle_tags(store, whole)
+    yield from _idle_tags(store, committed_checkpoints)
 
 
 def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
@@ -558,12 +565,12 @@ def read_sample(
     """
     chunks = _chunks(manifests)
     chunk_count = -(-len(chunks) * share // 1)
-    selected = random.sample(chunks, min(len(chunks), int(chunk_count)))
-    of_bytes = sum(checkpoint.size_bytes for checkpoint in selected)
+    sampled_chunks = random.sample(chunks, min(len(chunks), int(chunk_count)))
+    of_bytes = sum(checkpoint.size_bytes for checkpoint in sampled_chunks)
     sample = VerifySample(
         of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
     )
-    for chunk in selected:
+    for chunk in sampled_chunks:
         if not goes_on(sample.size_bytes, of_bytes):
             break
         problem = _problem(store, chunk)

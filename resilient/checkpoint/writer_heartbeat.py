@@ -129,14 +129,14 @@ def read_heartbeat(store: Store, number: int, token: str) -> Heartbeat | None:
         return None
     try:
         fields = fetch(store, key, lambda data: unseal(data, key), RECORD_BYTES_MAX)
-        found = Heartbeat.from_json(fields)
+        heartbeat = Heartbeat.from_json(fields)
     except KeyNotFound:
         return None
     except (KeyError, TypeError, ValueError) as error:
         raise IntegrityError(f"`{key}` is not a heartbeat ({error})", key=key) from error
-    if (found.number, found.token) != (number, token):
+    if (heartbeat.number, heartbeat.token) != (number, token):
         raise IntegrityError(f"`{key}` is the heartbeat of another claim", key=key)
-    return None if found.has_ended else found
+    return None if heartbeat.has_ended else heartbeat
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,39 +65,41 @@ class DifferenceMeter:
     def add(self, before: NDArray[np.uint8], after: NDArray[np.uint8]) -> None:
         """Add the same elements of both tensors, as little-endian bytes, one row per element."""
         self._elements += len(before)
-        changed = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
-        self._changed_count += changed or 0
+        changed_count = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
+        self._changed_count += changed_count or 0
         # Most blocks are equal, but their norms count too.
-        value = values(before, self._dtypes[0])
-        other = value if changed == 0 else values(after, self._dtypes[1])
-        if changed is None:
-            self._changed_count += _unequal(value, other, len(before))
-        finite = np.isfinite(value) & np.isfinite(other)
+        before_values = values(before, self._dtypes[0])
+        after_values = before_values if changed_count == 0 else values(after, self._dtypes[1])
+        if changed_count is None:
+            self._changed_count += _unequal(before_values, after_values, len(before))
+        finite = np.isfinite(before_values) & np.isfinite(after_values)
         numbers = None
         if not finite.all():
-            self._count(value, other)
-            numbers = ~(np.isnan(value) | np.isnan(other))
-            value, other = value[finite], other[finite]
+            self._count(before_values, after_values)
+            numbers = ~(np.isnan(before_values) | np.isnan(after_values))
+            before_values, after_values = before_values[finite], after_values[finite]
         with np.errstate(over="ignore", invalid="ignore"):
-            self._squares[0] += float(value @ value)
-            self._squares[1] += float(other @ other)
-            self._dot += float(value @ other)
-            if changed != 0:
-                self._add_distances(value - other)
-        if changed and self._is_whole:
+            self._squares[0] += float(before_values @ before_values)
+            self._squares[1] += float(after_values @ after_values)
+            self._dot += float(before_values @ after_values)
+            if changed_count != 0:
+                self._add_distances(before_values - after_values)
+        if changed_count and self._is_whole:
             self._max_abs = max(self._max_abs, float(self._gap(native, before, after, None)))
-        if changed and self._max_ulp is not None:
+        if changed_count and self._max_ulp is not None:
             self._max_ulp = max(self._max_ulp, self._gap(ranks, before, after, numbers))
 
     def result(self) -> Measures:
         """Return the accumulated measures."""
-        left, right = (math.sqrt(square) for square in self._squares)
+        before_norm, after_norm = (math.sqrt(square) for square in self._squares)
         cosine = None
-        if 0 < left < math.inf and 0 < right < math.inf:
+        if 0 < before_norm < math.inf and 0 < after_norm < math.inf:
             # The root of the product, so that equal tensors get an angle of exactly zero.
-            cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / right))
+            cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / after_norm))
             cosine = 1.0 if not self._changed_count else cosine
-        relative = math.sqrt(self._apart) / left if left else None if self._apart else 0.0
+        relative = (
+            math.sqrt(self._apart) / before_norm if before_norm else None if self._apart else 0.0
+        )
         return Measures(
             self._elements,
             self._changed_count,
@@ -105,7 +107,7 @@ class DifferenceMeter:
             relative if relative is None or math.isfinite(relative) else None,
             cosine,
             self._max_ulp,
-            (left, right),
+            (before_norm, after_norm),
             (self._nans[0], self._nans[1]),
             (self._infinite[0], self._infinite[1]),
         )
@@ -128,8 +130,12 @@ class DifferenceMeter:
         numbers: NDArray[np.bool_] | None,
     ) -> int:
         """Return the largest distance of the results of ``read``, where both are numbers."""
-        left, right = (read(side, self._dtypes[0]) for side in (before, after))
-        return gap(left, right) if numbers is None else gap(left[numbers], right[numbers])
+        before_values, after_values = (read(side, self._dtypes[0]) for side in (before, after))
+        return (
+            gap(before_values, after_values)
+            if numbers is None
+            else gap(before_values[numbers], after_values[numbers])
+        )
 
 
 def _unequal(left: NDArray[np.float64], right: NDArray[np.float64], elements: int) -> int:
@@ -171,18 +177,20 @@ def compare(
     pairs, notes = matched(before, after)
     pairs = [pair for pair in pairs if is_selected(pair.name)]
     pairs, tied = _without_tied(pairs, (before, after))
-    both = [(pair.name, pair.before, pair.after) for pair in pairs if pair.before and pair.after]
+    common_pairs = [
+        (pair.name, pair.before, pair.after) for pair in pairs if pair.before and pair.after
+    ]
     only_before = tuple(pair.before for pair in pairs if pair.before and pair.after is None)
     only_after = tuple(pair.after for pair in pairs if pair.after and pair.before is None)
-    changes = _Tensors(before, after, on_progress).measured(both)
+    changes = _Tensors(before, after, on_progress).measured(common_pairs)
     fields, equal_fields = _fields(before, after)
-    opaque, unread = _opaque(before, after, fields)
+    opaque, unread_notes = _opaque(before, after, fields)
     logs = (before.history, after.history)
-    agreeing = next(
+    agreeing_entries = next(
         (
             n
-            for n, (left, right) in enumerate(zip(*logs, strict=False))
-            if not _is_same(left, right)
+            for n, (before_entry, after_entry) in enumerate(zip(*logs, strict=False))
+            if not _is_same(before_entry, after_entry)
         ),
         min(map(len, logs)),
     )
@@ -191,14 +199,14 @@ def compare(
         after,
         tuple(fields),
         equal_fields,
-        (len(logs[0]), len(logs[1]), agreeing),
+        (len(logs[0]), len(logs[1]), agreeing_entries),
         rng.compare(before.random, after.random),
         tuple(sorted(changes, key=_severity)),
         (only_before, only_after),
         tied,
         (
-            *_side_notes("a", before.notes, unread[0]),
-            *_side_notes("b", after.notes, unread[1]),
+            *_side_notes("a", before.notes, unread_notes[0]),
+            *_side_notes("b", after.notes, unread_notes[1]),
             *notes,
         ),
         opaque,
@@ -219,21 +227,27 @@ def _opaque(
     """
     if before.layout != after.layout:
         return (), ((), ())
-    (value, left), (other, right) = before.opaque(), after.opaque()
+    (before_digests, before_unread), (after_digests, after_unread) = before.opaque(), after.opaque()
     changed_fields = {f"{change.name}." for change in fields}
     changes = []
-    for place in sorted({*value, *other}):
-        before_value, now = value.get(place), other.get(place)
+    for place in sorted({*before_digests, *after_digests}):
+        before_value, after_value = before_digests.get(place), after_digests.get(place)
         is_cut = before.world != after.world and any(
-            opaque.is_cut for opaque in (before_value, now) if opaque
+            opaque.is_cut for opaque in (before_value, after_value) if opaque
         )
         path = f"{place.partition(': ')[2] or place}."
-        if is_cut or before_value == now or any(path.startswith(name) for name in changed_fields):
+        if (
+            is_cut
+            or before_value == after_value
+            or any(path.startswith(name) for name in changed_fields)
+        ):
             continue
         changes.append(
-            OpaqueChange(place, "a" if now is None else "b" if before_value is None else "both")
+            OpaqueChange(
+                place, "a" if after_value is None else "b" if before_value is None else "both"
+            )
         )
-    return tuple(changes), (left, right)
+    return tuple(changes), (before_unread, after_unread)
 
 
 def _severity(change: TensorChange) -> tuple[float, str]:
@@ -254,18 +268,21 @@ def _fields(
 ) -> tuple[list[FieldChange], dict[str, int]]:
     changes, equal_fields = [], {}
     for section in SECTIONS:
-        value, other = before.fields.get(section, {}), after.fields.get(section, {})
+        before_fields, after_fields = before.fields.get(section, {}), after.fields.get(section, {})
         count = 0
-        for name in [*value, *(name for name in other if name not in value)]:
-            left, right = value.get(name, _MISSING), other.get(name, _MISSING)
-            if left is _MISSING:
-                changes.append(FieldChange(section, name, None, right, "b"))
-            elif right is _MISSING:
-                changes.append(FieldChange(section, name, left, None, "a"))
-            elif _is_same(left, right):
+        for name in [*before_fields, *(name for name in after_fields if name not in before_fields)]:
+            before_value, after_value = (
+                before_fields.get(name, _MISSING),
+                after_fields.get(name, _MISSING),
+            )
+            if before_value is _MISSING:
+                changes.append(FieldChange(section, name, None, after_value, "b"))
+            elif after_value is _MISSING:
+                changes.append(FieldChange(section, name, before_value, None, "a"))
+            elif _is_same(before_value, after_value):
                 count += 1
             else:
-                changes.append(FieldChange(section, name, left, right))
+                changes.append(FieldChange(section, name, before_value, after_value))
         equal_fields[section] = count
     return changes, equal_fields
 
@@ -294,16 +311,20 @@ def _without_tied(
         if pair.before and pair.after:
             for number, tensor in enumerate((pair.before, pair.after)):
                 by_content[number, tensor.part, tensor.shape, tensor.dtype].append(tensor)
-    left, tied = [], []
+    untied_pairs, tied = [], []
     for pair in pairs:
         number = 1 if pair.before is None else 0
-        alone = None if pair.before and pair.after else (pair.before, pair.after)[number]
-        alike = by_content.get((number, MODEL, alone.shape, alone.dtype), []) if alone else []
-        if alone and _is_copy(sides[number], alone, alike):
+        unpaired_tensor = None if pair.before and pair.after else (pair.before, pair.after)[number]
+        same_shaped = (
+            by_content.get((number, MODEL, unpaired_tensor.shape, unpaired_tensor.dtype), [])
+            if unpaired_tensor
+            else []
+        )
+        if unpaired_tensor and _is_copy(sides[number], unpaired_tensor, same_shaped):
             tied.append(pair.name)
         else:
-            left.append(pair)
-    return left, tuple(tied)
+            untied_pairs.append(pair)
+    return untied_pairs, tuple(tied)
 
 
 def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bool:
@@ -357,57 +378,59 @@ class _Tensors:
 
     def measured(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> list[TensorChange]:
         """Return the changes of tensors that both sides have, by name."""
-        of = sum(tensor.size_bytes for _, tensor, _ in pairs)
-        done = 0
-        waiting: deque[_Reading] = deque()
+        total_bytes = sum(tensor.size_bytes for _, tensor, _ in pairs)
+        measured_bytes = 0
+        pending_blocks: deque[_Reading] = deque()
         # One thread for each side reads its blocks in order; no other thread reads that side.
-        with ThreadPoolExecutor(1) as left, ThreadPoolExecutor(1) as right:
+        with ThreadPoolExecutor(1) as before_reader, ThreadPoolExecutor(1) as after_reader:
             for block in self._blocks(pairs):
-                reading = left.submit(block.before.read, block.start, block.count)
-                other = right.submit(block.after.read, block.start, block.count)
-                waiting.append((block, reading, other))
-                if len(waiting) > 1:
-                    done += self._measure(*waiting.popleft())
-                    self._progress(done, of)
-            while waiting:
-                done += self._measure(*waiting.popleft())
+                before_reading = before_reader.submit(block.before.read, block.start, block.count)
+                after_reading = after_reader.submit(block.after.read, block.start, block.count)
+                pending_blocks.append((block, before_reading, after_reading))
+                if len(pending_blocks) > 1:
+                    measured_bytes += self._measure(*pending_blocks.popleft())
+                    self._progress(measured_bytes, total_bytes)
+            while pending_blocks:
+                measured_bytes += self._measure(*pending_blocks.popleft())
         return [self._change(number, *pair) for number, pair in enumerate(pairs)]
 
     def _blocks(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> Iterator[_Block]:
         before, after = self._sides
-        for number, (_, value, other) in enumerate(pairs):
-            why = _incomparable(value, other)
+        for number, (_, before_tensor, after_tensor) in enumerate(pairs):
+            reason = _incomparable(before_tensor, after_tensor)
             try:
-                left = Elements(before.folder, before.listing, value)
-                right = Elements(after.folder, after.listing, other)
+                before_elements = Elements(before.folder, before.listing, before_tensor)
+                after_elements = Elements(after.folder, after.listing, after_tensor)
             except Unreadable as error:
-                why = why or str(error)
-            if why:
-                self._failures[number] = why
+                reason = reason or str(error)
+            if reason:
+                self._failures[number] = reason
                 continue
-            self._meters[number] = DifferenceMeter(value.dtype, other.dtype)
-            for start in range(0, value.elements, BLOCK_ELEMENTS):
-                yield _Block(number, start, _count(value, start), left, right)
+            self._meters[number] = DifferenceMeter(before_tensor.dtype, after_tensor.dtype)
+            for start in range(0, before_tensor.elements, BLOCK_ELEMENTS):
+                yield _Block(
+                    number, start, _count(before_tensor, start), before_elements, after_elements
+                )
 
     def _measure(
         self, block: _Block, left: Future[NDArray[np.uint8]], right: Future[NDArray[np.uint8]]
     ) -> int:
         """Add a block that was read, and return its number of bytes on the first side."""
         try:
-            read = left.result(), right.result()
+            block_bytes = left.result(), right.result()
         except Unreadable as error:
             self._failures[block.number] = str(error)
         else:
-            self._meters[block.number].add(*read)
+            self._meters[block.number].add(*block_bytes)
         return block.count * block.before.item_bytes
 
     def _change(self, number: int, name: str, left: Tensor, right: Tensor) -> TensorChange:
         shapes, dtypes = (left.shape, right.shape), (left.dtype, right.dtype)
-        why = self._failures.get(number, "")
-        if why:
+        reason = self._failures.get(number, "")
+        if reason:
             is_known_to_differ = left.elements != right.elements
             return TensorChange(
-                name, left.part, shapes, dtypes, None, False if is_known_to_differ else None, why
+                name, left.part, shapes, dtypes, None, False if is_known_to_differ else None, reason
             )
         measures = self._meters[number].result()
         is_equal = measures.changed == 0 and left.dtype == right.dtype and left.shape == right.shape
@@ -419,7 +442,7 @@ def _incomparable(left: Tensor, right: Tensor) -> str:
     is_number = left.elements == right.elements == 1
     if left.shape != right.shape and not is_number:
         return "the shapes differ"
-    unknown = [side.dtype for side in (left, right) if not is_known(side.dtype)]
-    if unknown:
-        return f"unknown dtype: {unknown[0][:40]}"
+    unknown_dtypes = [side.dtype for side in (left, right) if not is_known(side.dtype)]
+    if unknown_dtypes:
+        return f"unknown dtype: {unknown_dtypes[0][:40]}"
     return "one is complex" if is_complex(left.dtype) != is_complex(right.dtype) else ""

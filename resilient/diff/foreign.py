@@ -53,9 +53,9 @@ _KEPT = ("_last_lr", "_step_count")
 
 def place_of(path: str) -> tuple[str, str]:
     """Return the section and name of a value by its path; an empty section if it is no field."""
-    _, marker, rest = path.rpartition("param_groups.")
+    _, marker, option_path = path.rpartition("param_groups.")
     if marker:
-        return ("", "") if ".params" in f".{rest}" else (GROUPS, rest)
+        return ("", "") if ".params" in f".{option_path}" else (GROUPS, option_path)
     # Values of one parameter are state, which is compared as tensors.
     is_state = re.search(r"(?:^|\.)state\.", path)
     return ("", "") if is_state else (TRAINER, path)
@@ -342,8 +342,8 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
     Raises:
         StoreError: A file could not be read.
     """
-    near = ReadAhead(folder, listing)
-    reader = _ContentReader(near, listing, contents)
+    read_ahead = ReadAhead(folder, listing)
+    reader = _ContentReader(read_ahead, listing, contents)
     tensors, order = reader.tensors()
     fields = reader.fields()
     rates = contents.schedule.rates if contents.schedule else ()
@@ -353,7 +353,7 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
         folder.url.rstrip("/").rpartition("/")[2],
         contents.step,
         contents.world,
-        near,
+        read_ahead,
         listing,
         tensors,
         fields,
@@ -372,18 +372,18 @@ class _ContentReader:
     def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:
         self._folder, self._listing, self._contents = folder, listing, contents
         # Weights without an optimizer can still be compared.
-        broken = [
+        fatal_problems = [
             problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE
         ]
-        self.notes = [f"{problem.place}: {problem.what}" for problem in broken]
+        self.notes = [f"{problem.place}: {problem.what}" for problem in fatal_problems]
         self.history: tuple[Any, ...] = ()
         self._streams: dict[str, frozenset[str]] = {}
 
     def opaque(self, tensors: Iterable[Tensor]) -> tuple[dict[str, Opaque], list[str]]:
         """Return the digests of opaque content, and notes on what could not be read."""
-        alone = self._listing.sizes if self._listing.is_file else ()
+        single_files = self._listing.sizes if self._listing.is_file else ()
         is_reported: dict[str, Callable[[str], bool]] = {
-            **dict.fromkeys(alone, _is_field),
+            **dict.fromkeys(single_files, _is_field),
             **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_shown),
             **dict.fromkeys((*_OPTIMIZERS, *self._shares()), _is_group),
         }
@@ -449,8 +449,10 @@ class _ContentReader:
             return {}
         names = sorted(index.values)
         if len(names) > VALUES_MAX:
-            left = len(names) - VALUES_MAX
-            self.notes.append(f"{prefix or '.'}: {left} values that are not tensors were skipped")
+            skipped_count = len(names) - VALUES_MAX
+            self.notes.append(
+                f"{prefix or '.'}: {skipped_count} values that are not tensors were skipped"
+            )
         paths = names[:VALUES_MAX]
         return {path: value_at(self._folder, self._listing, index, path) for path in paths}
 
@@ -598,10 +600,10 @@ def _streams(
     value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
 ) -> frozenset[str]:
     """Return the names in a file of random states that were fully understood."""
-    unread = {kind.partition(" ")[0] for kind, state in states if state is None}
+    unread_kinds = {kind.partition(" ")[0] for kind, state in states if state is None}
     kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
     return frozenset(
-        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread
+        name for name, kind in kinds.items() if kind in {*_OF_ACCELERATE.values()} - unread_kinds
     )
 
 

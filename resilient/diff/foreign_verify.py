@@ -73,15 +73,15 @@ class ZeroPageScan:
             first: Index in the tensor of the first element of the block.
             is_zero: Flag for each element.
         """
-        least = PAGE_BYTES // self._item_bytes
-        if self._is_usual or np.count_nonzero(is_zero) < least:
+        elements_min = PAGE_BYTES // self._item_bytes
+        if self._is_usual or np.count_nonzero(is_zero) < elements_min:
             return
         edges: NDArray[Any] = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
         pairs = edges.reshape(-1, 2)
-        for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= least].tolist():
+        for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= elements_min].tolist():
             # A run of zeros that continues beyond the block has no edge there.
-            own = [place for place in (begin, end) if 0 < place < is_zero.size]
-            cuts = [first + place for place in own if self._cuts_a_row(first + place)]
+            inner_edges = [place for place in (begin, end) if 0 < place < is_zero.size]
+            cuts = [first + place for place in inner_edges if self._cuts_a_row(first + place)]
             if any(map(self._is_at_page, cuts)):
                 at = self._start + (first + begin) * self._item_bytes
                 self._first = self._first or (at, (end - begin) * self._item_bytes)
@@ -99,8 +99,8 @@ class ZeroPageScan:
 
     def _is_at_page(self, element: int) -> bool:
         """Return True if a page of the file begins at an element, in it or in the previous one."""
-        behind = (self._start + element * self._item_bytes) % PAGE_BYTES
-        return min(behind, PAGE_BYTES - behind) < self._item_bytes
+        page_offset = (self._start + element * self._item_bytes) % PAGE_BYTES
+        return min(page_offset, PAGE_BYTES - page_offset) < self._item_bytes
 
 
 _NAMED_MAX = 16
@@ -132,17 +132,17 @@ def verify_foreign(
     findings = [*check_bytes(folder, listing), *_dangers(folder, listing)]
     # Weights without an optimizer are not damaged.
     fatal = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
-    broken = [*(problem for problem in findings if problem.what != BEHIND), *fatal]
-    spoiled = {problem.place for problem in broken}
-    near = ReadAhead(folder, listing)
+    damage_problems = [*(problem for problem in findings if problem.what != BEHIND), *fatal]
+    damaged_places = {problem.place for problem in damage_problems}
+    read_ahead = ReadAhead(folder, listing)
     # Numbers of a damaged file do not show what was saved.
     tensors = [
         tensor
         for tensor in contents.tensors
-        if tensor.part in (MODEL, OPTIMIZER) and not spoiled & set(tensor.files)
+        if tensor.part in (MODEL, OPTIMIZER) and not damaged_places & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
-    return (*findings, *_odd_numbers(near, listing, tensors, buffers), *stale)
+    return (*findings, *_odd_numbers(read_ahead, listing, tensors, buffers), *stale)
 
 
 RISKS = "resilient ckpt scan {path}"
@@ -222,10 +222,12 @@ def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
     It is no error: a parameter without a gradient, or one that was unfrozen later, is behind.
     """
     if len(set(steps.values())) > 1:
-        most, _ = Counter(steps.values()).most_common(1)[0]
-        file = next(file for file, step in steps.items() if step != most)
-        problem_text = f"`{file.name[:80]}` is {steps[file]:g}, but most others are {most:g}"
-        yield Problem(file.files[0], problem_text, cure=Remedy.COPY)
+        usual_step, _ = Counter(steps.values()).most_common(1)[0]
+        tensor = next(tensor for tensor, step in steps.items() if step != usual_step)
+        problem_text = (
+            f"`{tensor.name[:80]}` is {steps[tensor]:g}, but most others are {usual_step:g}"
+        )
+        yield Problem(tensor.files[0], problem_text, cure=Remedy.COPY)
 
 
 def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem | None:
@@ -298,8 +300,8 @@ def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts
         if pages:
             pages.look(start, np.equal(numbers, 0))
     hole = pages.hole if pages else None
-    top, others = scale.result()
-    return _Counts(nans, infinite, negative, nonzero, first, hole, top, others)
+    top_magnitude, mean_magnitude = scale.result()
+    return _Counts(nans, infinite, negative, nonzero, first, hole, top_magnitude, mean_magnitude)
 
 
 class _Scale:

@@ -212,18 +212,18 @@ class Comparison:
         Each layout has its own fields, and its own tensors besides weights and moments. Content
         that only one of the two layouts can store is no difference.
         """
-        ours = self.before.layout == self.after.layout
+        is_same_layout = self.before.layout == self.after.layout
         return (
             self.before.step != self.after.step
-            or any(difference.is_in == "both" or ours for difference in self.fields)
-            or (len(set(self.history)) > 1 and ours)
+            or any(difference.is_in == "both" or is_same_layout for difference in self.fields)
+            or (len(set(self.history)) > 1 and is_same_layout)
             or any(
                 difference.same is not True
                 for difference in self.random
-                if difference.is_in == "both" or ours
+                if difference.is_in == "both" or is_same_layout
             )
             or any(tensor.is_equal is not True for tensor in self.tensors)
-            or any(ours or tensor.part != OTHER for side in self.only for tensor in side)
+            or any(is_same_layout or tensor.part != OTHER for side in self.only for tensor in side)
             or bool(self.notes)
             or bool(self.opaque)
         )

@@ -142,23 +142,28 @@ class _Reader:
         opaque_values: dict[str, Opaque] = {}
         for name, tree in trees.items():
             if kinds[name] == OPTIMIZER:
-                rest = {path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)}
+                leaf_by_path = {
+                    path: leaf for path, leaf in plain_leaves(tree) if not _is_option(path)
+                }
             elif _RANDOM.fullmatch(name) and isinstance(tree, dict):
-                rest = self._unread(tree)
+                leaf_by_path = self._unread(tree)
             else:
                 continue
             opaque_values |= {
-                f"{name}.{key}": Opaque(digests.of_value(leaf)) for key, leaf in rest.items()
+                f"{name}.{key}": Opaque(digests.of_value(leaf))
+                for key, leaf in leaf_by_path.items()
             }
         return opaque_values
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
         """Return the states of unknown generators; for a tensor its bytes."""
-        unread = {kind.partition(" ")[0] for kind, state in self._states(tree) if state is None}
+        unread_kinds = {
+            kind.partition(" ")[0] for kind, state in self._states(tree) if state is None
+        }
         return {
             key: self._words(value) if isinstance(value, TensorPlaceholder) else value
             for key, value in tree.items()
-            if key not in _GENERATORS or key in unread
+            if key not in _GENERATORS or key in unread_kinds
         }
 
     def _states(self, tree: Mapping[str, Any]) -> Iterator[tuple[str, RngState | None]]:
@@ -225,9 +230,9 @@ def _torch_name(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> st
     dotted = ".".join(
         component.replace("~1", "/").replace("~0", "~") for component in path.split("/")
     )
-    several = [name for name, kind in kinds.items() if kind == OPTIMIZER]
+    optimizer_names = [name for name, kind in kinds.items() if kind == OPTIMIZER]
     kind = kinds.get(entry.part, OTHER)
-    is_only = (kind == MODEL and models == 1) or (kind == OPTIMIZER and len(several) == 1)
+    is_only = (kind == MODEL and models == 1) or (kind == OPTIMIZER and len(optimizer_names) == 1)
     return dotted if is_only else f"{entry.part}.{dotted}"
 
 

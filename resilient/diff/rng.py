@@ -52,14 +52,14 @@ def of_torch(data: bytes) -> RngState | None:
     """Return the state in the bytes of ``torch.get_rng_state()``."""
     if len(data) != _TORCH_BYTES:
         return None
-    _, left, _, following = _TORCH_HEAD.unpack_from(data)
+    _, words_left, _, following = _TORCH_HEAD.unpack_from(data)
     wide = np.frombuffer(data, "<u8", WORDS, _TORCH_HEAD.size)
     *normals, is_valid, single, is_single = _TORCH_NORMALS.unpack_from(
         data, _TORCH_HEAD.size + 8 * WORDS
     )
     cached = (normals if is_valid else None, single if is_single else None)
     # With one word left the next draw makes a new block, whatever `next` is.
-    position = WORDS if left == 1 else int(following)
+    position = WORDS if words_left == 1 else int(following)
     return RngState(wide.astype("<u4").tobytes(), position, repr(cached).encode())
 
 
@@ -77,12 +77,16 @@ def compare(
     """Compare each generator of both sides."""
     changes = []
     for rank, kind in sorted({*before, *after}):
-        left, right = before.get((rank, kind)), after.get((rank, kind))
-        if left is None or right is None:
-            changes.append(RandomChange(rank, kind, None, is_in="a" if right is None else "b"))
+        before_state, after_state = before.get((rank, kind)), after.get((rank, kind))
+        if before_state is None or after_state is None:
+            changes.append(
+                RandomChange(rank, kind, None, is_in="a" if after_state is None else "b")
+            )
             continue
-        draws = draws_between(left, right)
-        changes.append(RandomChange(rank, kind, _normal(left) == _normal(right), draws))
+        draws = draws_between(before_state, after_state)
+        changes.append(
+            RandomChange(rank, kind, _normal(before_state) == _normal(after_state), draws)
+        )
     return tuple(changes)
 
 
@@ -94,13 +98,13 @@ def draws_between(before: RngState, after: RngState) -> int | None:
     if not before.words or not after.words:
         has_same_seed = before.seed is not None and before.seed == after.seed
         return after.position - before.position if has_same_seed else None
-    ahead = _blocks_to(before.words, after.words)
-    if ahead is None:
-        behind = _blocks_to(after.words, before.words)
-        if behind is None:
+    blocks_ahead = _blocks_to(before.words, after.words)
+    if blocks_ahead is None:
+        blocks_behind = _blocks_to(after.words, before.words)
+        if blocks_behind is None:
             return None
-        ahead = -behind
-    return ahead * WORDS + after.position - before.position
+        blocks_ahead = -blocks_behind
+    return blocks_ahead * WORDS + after.position - before.position
 
 
 def _normal(state: RngState) -> RngState:

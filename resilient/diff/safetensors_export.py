@@ -43,13 +43,13 @@ def write_parts(
         StoreError: A file could not be read.
     """
     tensors_by_part = {part: _tensors_of_part(side, part) for part in PARTS}
-    of_bytes = sum(
+    total_bytes = sum(
         value.size_bytes
         for part_tensors in tensors_by_part.values()
         for value in part_tensors.values()
     )
-    done = 0
-    written = {}
+    written_bytes = 0
+    path_by_part = {}
     for part, tensors in tensors_by_part.items():
         if not tensors:
             continue
@@ -59,10 +59,10 @@ def write_parts(
             for tensor in tensors.values():
                 for block in blocks(side, tensor, lambda _done, _of: None):
                     file.write(block.tobytes())
-                    done += block.nbytes
-                    on_progress(done, of_bytes)
-        written[part] = path
-    return written
+                    written_bytes += block.nbytes
+                    on_progress(written_bytes, total_bytes)
+        path_by_part[part] = path
+    return path_by_part
 
 
 def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:

@@ -56,22 +56,22 @@ def stale_copies(
     if listing.is_file or contents.layout not in _LAYOUTS:
         return
     kinds = {**_tensor_files(contents), **_random_files(folder, listing)}
-    for other, older in older_steps(folder.url):
-        alike = [
+    for older_folder, older in older_steps(folder.url):
+        equal_files = [
             name
             for name in sorted(kinds)
             if 0 < listing.sizes.get(name, 0) == older.sizes.get(name)
-            and _same(folder, other, name, listing.sizes[name])
+            and _same(folder, older_folder, name, listing.sizes[name])
         ]
-        older_layout = read_layout(other, older) if alike else None
+        older_layout = read_layout(older_folder, older) if equal_files else None
         has_scaler = _SCALER in listing.sizes
         if older_layout is None or not _is_moved(contents, older_layout, has_scaler=has_scaler):
             continue
-        step = other.url.rstrip("/").rpartition("/")[2]
-        for name in alike:
+        step = older_folder.url.rstrip("/").rpartition("/")[2]
+        for name in equal_files:
             problem_text = f"{STALE}{step} beside it, although each step changes it"
             yield Problem(name, problem_text, _LOSES[kinds[name]], cure=Remedy.COPY)
-        if alike:
+        if equal_files:
             return
 
 
@@ -82,7 +82,7 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
         return {}
     weights = [tensor for tensor in contents.tensors if tensor.part == MODEL]
     files = {name for weight in weights for name in weight.files}
-    moved = {
+    moment_owners = {
         tensor.name.rpartition(".")[0] for tensor in contents.tensors if tensor.part == OPTIMIZER
     }
     part_by_file = {}
@@ -93,7 +93,7 @@ def _tensor_files(contents: Contents) -> dict[str, str]:
             continue
         if name.endswith(SLICES):
             names = {tensor.name.removeprefix("model.") for tensor in weights_in_file}
-            is_trained = any(_owner(tensor) in names for tensor in moved)
+            is_trained = any(_owner(tensor) in names for tensor in moment_owners)
         else:
             is_trained = len(files) == 1 or optimizer.states >= len(weights)
         if is_trained:
@@ -144,10 +144,10 @@ def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
         if content.optimizer is not None
         for rate in content.optimizer.rates
     ]
-    ours = contents.optimizer.step if contents.optimizer else None
+    own_step = contents.optimizer.step if contents.optimizer else None
     older_step = older.optimizer.step if older.optimizer else None
     # A scaler of fp16 may have skipped every update between two steps.
-    is_skipped = has_scaler and ours is not None and ours == older_step
+    is_skipped = has_scaler and own_step is not None and own_step == older_step
     return any(rates) and not is_skipped
 
 

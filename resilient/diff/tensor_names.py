@@ -43,8 +43,8 @@ class Pair:
 
 def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], list[str]]:
     """Return the pairs of tensors, and notes on the matching."""
-    left, right = _models(before), _models(after)
-    cuts = _prefixes(left, right)
+    before_tensors, after_tensors = _models(before), _models(after)
+    cuts = _prefixes(before_tensors, after_tensors)
     notes: list[str] = []
     keys = [_keyed(side, cut) for side, cut in zip((before, after), cuts, strict=True)]
     keys = _by_name(keys, (before, after), cuts, notes)
@@ -77,14 +77,16 @@ def _prefixes(value: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple
     """Return the prefix to remove on each side so that most names match."""
     if not value or not other or value.keys() == other.keys():
         return "", ""
-    best, most = ("", ""), -1
-    rights = {right: _shapes(other, right) for right in _candidates(other)}
-    for left in _candidates(value):
-        cut = _shapes(value, left)
-        for right, right_names in rights.items():
-            match_count = len(cut & right_names)
-            if match_count > most:
-                best, most = (left, right), match_count
+    best, best_count = ("", ""), -1
+    shapes_by_prefix = {
+        after_prefix: _shapes(other, after_prefix) for after_prefix in _candidates(other)
+    }
+    for before_prefix in _candidates(value):
+        before_shapes = _shapes(value, before_prefix)
+        for after_prefix, after_shapes in shapes_by_prefix.items():
+            match_count = len(before_shapes & after_shapes)
+            if match_count > best_count:
+                best, best_count = (before_prefix, after_prefix), match_count
     return best
 
 
@@ -92,8 +94,8 @@ def _candidates(names: Mapping[str, Tensor]) -> list[str]:
     """Return candidate prefixes: none, the most common first words, and the shared prefix."""
     firsts = Counter(name.partition(".")[0] for name in names if "." in name)
     prefixes = ["", *(f"{word}." for word, _ in firsts.most_common(_FIRSTS_MAX))]
-    shared = _shared(names)
-    return list(dict.fromkeys([*prefixes, *shared]))
+    common_prefixes = _shared(names)
+    return list(dict.fromkeys([*prefixes, *common_prefixes]))
 
 
 def _shared(names: Iterable[str]) -> list[str]:
@@ -174,8 +176,14 @@ def _fits(
         (numbered[key], named_keys.get((OPTIMIZER, order[int(key[1])], key[2])))
         for key in optimizer_keys
     ]
-    shapes = [(tensor.shape, other.shape) for tensor, other in pairs if other is not None]
-    return len(shapes) * 2 > len(pairs) and all(left == right for left, right in shapes)
+    shapes = [
+        (tensor.shape, named_tensor.shape)
+        for tensor, named_tensor in pairs
+        if named_tensor is not None
+    ]
+    return len(shapes) * 2 > len(pairs) and all(
+        numbered_shape == named_shape for numbered_shape, named_shape in shapes
+    )
 
 
 def _renamed(numbered: Mapping[Key, Tensor], order: Sequence[str]) -> dict[Key, Tensor]:

@@ -95,8 +95,8 @@ class Elements:
             raise Unreadable(f"{tensor.dtype}: several elements share a byte")
         if len(tensor.pieces) > _PIECES_MAX:
             raise Unreadable(f"{len(tensor.pieces)} pieces")
-        stored = sum(listing.sizes.get(file, 0) for file in tensor.files)
-        if tensor.size_bytes > _EXPANDED_MAX * max(stored, AHEAD_BYTES):
+        stored_bytes = sum(listing.sizes.get(file, 0) for file in tensor.files)
+        if tensor.size_bytes > _EXPANDED_MAX * max(stored_bytes, AHEAD_BYTES):
             raise Unreadable("it has more elements than its files have bytes")
         if not covers(tensor.shape, [piece.region for piece in tensor.pieces]):
             raise Unreadable("its pieces do not cover it")
@@ -117,9 +117,9 @@ class Elements:
         for box in flat_regions(self._tensor.shape, start, count):
             room = values[place : place + box.size].reshape(*box.lengths, self.item_bytes)
             for number, piece in enumerate(self._tensor.pieces):
-                shared = intersect(piece.region, box)
-                if shared is not None:
-                    self._fill(room, box, number, shared)
+                overlap = intersect(piece.region, box)
+                if overlap is not None:
+                    self._fill(room, box, number, overlap)
             place += box.size
         return values
 

@@ -101,11 +101,13 @@ def differing(before: NDArray[np.uint8], after: NDArray[np.uint8]) -> int:
     """Return the number of elements whose bits differ."""
     width = before.shape[-1]
     word = min(width, _WORD_BYTES)
-    left, right = (
+    before_words, after_words = (
         np.ascontiguousarray(side).reshape(-1).view(f"<u{word}") for side in (before, after)
     )
-    apart = left != right
-    return int(np.count_nonzero(apart.reshape(-1, 2).any(axis=1) if width > word else apart))
+    is_different = before_words != after_words
+    return int(
+        np.count_nonzero(is_different.reshape(-1, 2).any(axis=1) if width > word else is_different)
+    )
 
 
 def gap(left: NDArray[Any], right: NDArray[Any]) -> int:
@@ -234,8 +236,8 @@ def summarize(
 
 def first_of(block: NDArray[np.uint8], dtype: str, first: int) -> tuple[Any, ...]:
     """Return the first elements of a block; a complex number counts as two elements."""
-    shown = first * (2 if is_complex(dtype) else 1)
-    return tuple(native(block[:first], dtype)[:shown].tolist())
+    number_count = first * (2 if is_complex(dtype) else 1)
+    return tuple(native(block[:first], dtype)[:number_count].tolist())
 
 
 class SummaryAccumulator:
@@ -258,10 +260,16 @@ class SummaryAccumulator:
         self._high = max(self._high, float(finite.max()))
         with np.errstate(over="ignore", invalid="ignore"):
             middle = float(finite.mean())
-            apart, own = middle - self._mean, float(((finite - middle) ** 2).sum())
-            both = self._count + finite.size
-            self._squared_deviation += own + apart * apart * self._count * finite.size / both
-            self._mean += apart * finite.size / both
+            mean_shift, squared_deviation = (
+                middle - self._mean,
+                float(((finite - middle) ** 2).sum()),
+            )
+            total_count = self._count + finite.size
+            self._squared_deviation += (
+                squared_deviation
+                + mean_shift * mean_shift * self._count * finite.size / total_count
+            )
+            self._mean += mean_shift * finite.size / total_count
             self._squares += float(finite @ finite)
         self._count += finite.size
         return finite
@@ -377,19 +385,19 @@ def histogram(
     elements = Elements(side.folder, side.listing, tensor)
     sums, powers = SummaryAccumulator(), np.zeros(-_DEEPEST + 1025, np.int64)
     cells = HistogramAccumulator(is_whole=not (is_float(tensor.dtype) or is_complex(tensor.dtype)))
-    seen = 0
+    counted_elements = 0
     starts = list(_starts(tensor.elements, blocks_max))
     for number, start in enumerate(starts, 1):
         count = min(BLOCK_ELEMENTS, tensor.elements - start)
         finite = sums.add(values(elements.read(start, count), tensor.dtype))
         cells.add(finite)
         _count_powers(powers, finite)
-        seen += count
+        counted_elements += count
         on_progress(number, len(starts))
     counts = tuple(
         (int(exponent) + _DEEPEST, int(powers[exponent])) for exponent in np.flatnonzero(powers)
     )
-    return Histogram(tensor.elements, seen, sums.result(), cells.result(), counts)
+    return Histogram(tensor.elements, counted_elements, sums.result(), cells.result(), counts)
 
 
 def alike(histograms: Sequence[Histogram]) -> tuple[HistogramBins, ...]:
@@ -478,6 +486,6 @@ def _cell(value: float, exponent: int) -> int:
 def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDArray[np.int64]]:
     """Return bins that are ``2 ** bits`` times as wide."""
     numbers = (first + np.arange(len(counts), dtype=np.int64)) >> min(bits, _FAR_BITS)
-    merged = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
-    np.add.at(merged, numbers - numbers[0], counts)
-    return int(numbers[0]), merged
+    merged_counts = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
+    np.add.at(merged_counts, numbers - numbers[0], counts)
+    return int(numbers[0]), merged_counts

@@ -85,16 +85,16 @@ def require_importable(verified: VerifiedFolder, folder: str) -> None:
         IntegrityError: The verdict is "not resumable".
         IncompatibleCheckpoint: Our Trainer does not import the checkpoint.
     """
-    verdict, unread = verified.verdict, verified.contents.not_imported
+    verdict, reasons = verified.verdict, verified.contents.not_imported
     if verdict.answer == "no":
         raise IntegrityError(
             f"cannot import `{folder}`: it is {verdict.line()}. Nothing was committed",
             key=folder,
             hint=f"resilient ckpt verify {shell_quote(folder)}",
         )
-    if unread:
+    if reasons:
         raise IncompatibleCheckpoint(
-            f"cannot import `{folder}`: {'; '.join(unread)}. Nothing was committed",
+            f"cannot import `{folder}`: {'; '.join(reasons)}. Nothing was committed",
             hint=verdict.command or f"resilient ckpt inspect {shell_quote(folder)}",
         )
 

@@ -67,7 +67,7 @@ def digest_with(
         on_progress: Callback with the length of each digested chunk; it may block.
     """
     view = memoryview(data).cast("B")
-    left = deque(sorted(enumerate(ranges), key=lambda span: span[1]))
+    pending_ranges = deque(sorted(enumerate(ranges), key=lambda span: span[1]))
     # The loop below does not reach empty ranges behind the last chunk.
     digests = [digest_bytes(b"")] * len(ranges)
     chunks = []
@@ -78,14 +78,14 @@ def digest_with(
         for at in range(start, stop, _PIECE_BYTES):
             end = min(at + _PIECE_BYTES, stop)
             chunk.update(view[at:end])
-            while left and left[0][1][0] < end:
-                number, (first, last) = left[0]
+            while pending_ranges and pending_ranges[0][1][0] < end:
+                number, (first, last) = pending_ranges[0]
                 running.update(view[max(first, at) : min(last, end)])
                 if last > end:
                     break
                 digests[number] = running.hexdigest()
                 running.reset()
-                left.popleft()
+                pending_ranges.popleft()
         chunks.append(chunk.hexdigest())
         on_progress(stop - start)
     proof = FileDigest(len(view), join_chunks(tuple(chunks)), tuple(chunks))

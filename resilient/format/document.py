@@ -217,9 +217,11 @@ def check_record(fields: Mapping[str, Any]) -> None:
         ValueError: A field is missing, of another type or out of bounds.
     """
     _RECORD(fields, "record")
-    skipped = fields.get("skipped", 0)
-    number(skipped, "record/skipped")
-    _require(skipped <= fields["number"], "record/skipped", "is above the number of the generation")
+    skipped_count = fields.get("skipped", 0)
+    number(skipped_count, "record/skipped")
+    _require(
+        skipped_count <= fields["number"], "record/skipped", "is above the number of the generation"
+    )
 
 
 def check_heartbeat(fields: Mapping[str, Any]) -> None:

@@ -305,13 +305,16 @@ def _tensor_fields(tensor: TensorEntry) -> dict[str, Any]:
         "shape": tensor.shape,
         "regions": [
             {
-                "region": {"offsets": stored.region.offsets, "lengths": stored.region.lengths},
-                "file": stored.file,
-                "start": stored.start,
-                "size_bytes": stored.size_bytes,
-                "digest": stored.digest,
+                "region": {
+                    "offsets": stored_region.region.offsets,
+                    "lengths": stored_region.region.lengths,
+                },
+                "file": stored_region.file,
+                "start": stored_region.start,
+                "size_bytes": stored_region.size_bytes,
+                "digest": stored_region.digest,
             }
-            for stored in tensor.regions
+            for stored_region in tensor.regions
         ],
     }
 
@@ -340,7 +343,7 @@ def encode(manifest: Manifest) -> bytes:
             "software": dict(manifest.software),
             "data": dict(manifest.data),
             "metrics": dict(manifest.metrics),
-            "protects": [protected.folder for protected in manifest.protects],
+            "protects": [checkpoint.folder for checkpoint in manifest.protects],
             **(
                 {"parity": [group.to_json() for group in manifest.parity]}
                 if manifest.parity
@@ -394,7 +397,7 @@ def _from_fields(fields: Mapping[str, Any]) -> Manifest:
         software=fields["software"],
         data=fields["data"],
         metrics=fields["metrics"],
-        protects=tuple(_parse_folder(protected) for protected in fields["protects"]),
+        protects=tuple(_parse_folder(folder) for folder in fields["protects"]),
         parity=tuple(ParityGroup.from_json(group) for group in fields.get("parity", ())),
         format_version=fields["version"],
         root=fields["root"],
@@ -432,12 +435,12 @@ def merge_receipt_files(receipts: Iterable[Receipt]) -> tuple[FileEntry, ...]:
     Raises:
         IntegrityError: Two ranks disagree about a file.
     """
-    merged: dict[str, FileEntry] = {}
+    entry_by_name: dict[str, FileEntry] = {}
     for receipt in receipts:
         for file in receipt.files:
-            if merged.setdefault(file.name, file) != file:
+            if entry_by_name.setdefault(file.name, file) != file:
                 raise IntegrityError(f"ranks disagree on `{file.name}`", key=file.name)
-    return tuple(merged.values())
+    return tuple(entry_by_name.values())
 
 
 def merge_receipt_tensors(receipts: Iterable[Receipt]) -> tuple[TensorEntry, ...]:

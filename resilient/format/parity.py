@@ -108,7 +108,7 @@ def _products(factor: int) -> bytes:
 def _inverted(matrix: Matrix) -> Matrix:
     """Return the inverse of a small square matrix, by Gauss-Jordan elimination."""
     size = len(matrix)
-    work = [[*line, *(int(at == own) for at in range(size))] for own, line in enumerate(matrix)]
+    work = [[*line, *(int(at == row) for at in range(size))] for row, line in enumerate(matrix)]
     for step in range(size):
         pivot = next(at for at in range(step, size) if work[at][step])
         work[step], work[pivot] = work[pivot], work[step]
@@ -121,7 +121,9 @@ def _inverted(matrix: Matrix) -> Matrix:
 
 
 def _reduced(line: list[int], factor: int, by: list[int]) -> Any:
-    return [value ^ multiply(factor, other) for value, other in zip(line, by, strict=True)]
+    return [
+        value ^ multiply(factor, pivot_value) for value, pivot_value in zip(line, by, strict=True)
+    ]
 
 
 CODE = "rs256"

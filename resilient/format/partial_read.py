@@ -113,10 +113,10 @@ def stored_spans(
         (part of the box in global coordinates, first byte in the file, bytes). Inside, elements
         lie with the strides of the stored region.
     """
-    shared = intersect(stored.region, box)
-    if shared is None:
+    overlap = intersect(stored.region, box)
+    if overlap is None:
         return
-    for part, first, count in spans(stored.region, shared, max(CHUNK_BYTES // item_bytes, 1)):
+    for part, first, count in spans(stored.region, overlap, max(CHUNK_BYTES // item_bytes, 1)):
         yield part, stored.start + first * item_bytes, count * item_bytes
 
 
@@ -133,17 +133,17 @@ def chunks_touched(tensors: Iterable[TensorEntry], boxes: Boxes) -> dict[str, se
         for region in tensor.regions
         if tensor.name in boxes or origin_of(region.file)
     }
-    touched: dict[str, set[int]] = {file: set() for file in partial}
+    chunks_by_file: dict[str, set[int]] = {file: set() for file in partial}
     for tensor in tensors:
         item = ITEM_BYTES[tensor.dtype]
-        for stored in tensor.regions:
-            if stored.file not in partial:
+        for stored_region in tensor.regions:
+            if stored_region.file not in partial:
                 continue
-            for box in boxes.get(tensor.name, (stored.region,)):
-                for _, start, length in stored_spans(stored, box, item):
+            for box in boxes.get(tensor.name, (stored_region.region,)):
+                for _, start, length in stored_spans(stored_region, box, item):
                     last = (start + length - 1) // CHUNK_BYTES
-                    touched[stored.file].update(range(start // CHUNK_BYTES, last + 1))
-    return touched
+                    chunks_by_file[stored_region.file].update(range(start // CHUNK_BYTES, last + 1))
+    return chunks_by_file
 
 
 def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:

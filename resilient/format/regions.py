@@ -88,10 +88,10 @@ def _any_meet(boxes: Sequence[Region]) -> bool:
     """Return whether two of the non-empty ``boxes`` share an element, by comparing pairs."""
     ordered = sorted(boxes)
     return any(
-        intersect(region, other)
+        intersect(region, later_region)
         for index, region in enumerate(ordered)
-        for other in ordered[index + 1 :]
-        if not region.offsets or other.offsets[0] < region.offsets[0] + region.lengths[0]
+        for later_region in ordered[index + 1 :]
+        if not region.offsets or later_region.offsets[0] < region.offsets[0] + region.lengths[0]
     )
 
 
@@ -109,8 +109,8 @@ def _corners_cancel(shape: Sequence[int], boxes: Sequence[Region], axes: Sequenc
     """
     counts: Counter[tuple[int, ...]] = Counter()
     for box, sign in ((whole(shape), -1), *((box, 1) for box in boxes)):
-        near, lengths = box.offsets, box.lengths
-        edges = [((near[axis], 1), (near[axis] + lengths[axis], -1)) for axis in axes]
+        offsets, lengths = box.offsets, box.lengths
+        edges = [((offsets[axis], 1), (offsets[axis] + lengths[axis], -1)) for axis in axes]
         for corner in product(*edges):
             counts[tuple(at for at, _ in corner)] += sign * math.prod(side for _, side in corner)
     return not any(counts.values())
@@ -203,8 +203,8 @@ def flat_regions(shape: Sequence[int], start: int, count: int) -> list[Region]:
         return _in_row(shape, first - 1, start % row, count)
     boxes = _in_row(shape, first - 1, start % row, first * row - start)
     if last > first:
-        rest = shape[1:]
-        boxes.append(Region((first, *(0 for _ in rest)), (last - first, *rest)))
+        row_shape = shape[1:]
+        boxes.append(Region((first, *(0 for _ in row_shape)), (last - first, *row_shape)))
     return boxes + _in_row(shape, last, 0, stop - last * row)
 
 

@@ -202,10 +202,10 @@ class ReducedFile:
     @property
     def data(self) -> memoryview:
         """The content, copied at each call: memory of one file while it is in use."""
-        data, staged = memoryview(bytearray(self.size_bytes)), memoryview(self.staged)
+        data, source_view = memoryview(bytearray(self.size_bytes)), memoryview(self.staged)
         data[: len(self.head)] = self.head
         for target, source, length in self.moves:
-            data[target : target + length] = staged[source : source + length]
+            data[target : target + length] = source_view[source : source + length]
         return data
 
     def lend(self) -> AbstractContextManager[memoryview]:
@@ -230,16 +230,20 @@ def reduce_file(file: StagedFile, starts: Collection[int]) -> ReducedFile:
     places = {
         key: tuple(base + end for end in value["data_offsets"]) for key, value in header.items()
     }
-    kept = [key for key, (start, stop) in places.items() if start == stop or start not in starts]
-    slots = [TensorSlot(key, header[key]["dtype"], tuple(header[key]["shape"])) for key in kept]
+    kept_keys = [
+        key for key, (start, stop) in places.items() if start == stop or start not in starts
+    ]
+    slots = [
+        TensorSlot(key, header[key]["dtype"], tuple(header[key]["shape"])) for key in kept_keys
+    ]
     layout = compute_layout(slots, metadata)
     moves = tuple(
-        (layout.starts[key], places[key][0], places[key][1] - places[key][0]) for key in kept
+        (layout.starts[key], places[key][0], places[key][1] - places[key][0]) for key in kept_keys
     )
     # An empty tensor may begin at the offset of another tensor; then both keep a common offset.
-    moved = {source: target for target, source, _ in moves}
+    target_by_source = {source: target for target, source, _ in moves}
     tensors = tuple(
-        replace(tensor, regions=(replace(region, start=moved[region.start]),))
+        replace(tensor, regions=(replace(region, start=target_by_source[region.start]),))
         for tensor in file.tensors
         for region in tensor.regions
         if not region.size_bytes or region.start not in starts

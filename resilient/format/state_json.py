@@ -169,19 +169,19 @@ def tensors_of(tree: Any) -> list[str]:
 
 
 def _walk(tree: Any) -> Iterator[str]:
-    waiting = [tree]
-    while waiting:
-        node = waiting.pop()
+    pending_nodes = [tree]
+    while pending_nodes:
+        node = pending_nodes.pop()
         if isinstance(node, list):
-            waiting += nested(node)
+            pending_nodes += nested(node)
         elif isinstance(node, dict):
             tag = next(iter(node)) if len(node) == 1 else ""
             if not tag.startswith("$"):
-                waiting += nested(node.values())
+                pending_nodes += nested(node.values())
             elif tag == "$tensor":
                 yield _text(tag, node[tag])
             else:
-                waiting += _inside(tag, node[tag])
+                pending_nodes += _inside(tag, node[tag])
 
 
 def _inside(tag: str, raw: Any) -> list[Any]:

@@ -154,8 +154,8 @@ def sliced(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...
         size_bytes = size_of(piece)
         begin, end = max(start - at, 0), min(stop - at, size_bytes)
         if begin < end:
-            whole = begin == 0 and end == size_bytes
-            part_pieces.append(piece if whole else _part(piece, begin, end))
+            is_full = begin == 0 and end == size_bytes
+            part_pieces.append(piece if is_full else _part(piece, begin, end))
         at += size_bytes
     return tuple(part_pieces)
 

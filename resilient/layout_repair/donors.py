@@ -47,10 +47,10 @@ def _is_whole(case: RepairCase, copy: Donor) -> bool:
 
 def _take(case: RepairCase, copy: Donor) -> bool:
     """Take the usable files of a copy; return True if any was taken."""
-    different = _different(case, copy)
+    differing_files = _different(case, copy)
     _, donor_problems = looked_through(copy.folder)
     problem_names = names_of(donor_problems)
-    spoiled = {
+    repairable_places = {
         problem.place
         for problem in case.problems
         if (problem.place, problem.what) not in problem_names
@@ -58,16 +58,20 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     damaged_places = {
         problem.place for problem in donor_problems if problem.is_fatal and problem.what != ALONE
     }
-    is_general = case.is_layout_known and "." in spoiled and _is_little(case, copy, different)
+    is_general = (
+        case.is_layout_known
+        and "." in repairable_places
+        and _is_little(case, copy, differing_files)
+    )
     names: list[str] = []
     doubtful: list[str] = []
-    for name in different:
+    for name in differing_files:
         if name in damaged_places:
             case.refused[name] = f"it is damaged in {copy.url} too"
-        elif name not in case.listing.sizes or name in spoiled or is_general:
+        elif name not in case.listing.sizes or name in repairable_places or is_general:
             names.append(name)
         elif name in copy.listing.sizes and case.is_layout_known:
-            is_moved = _is_another(case, copy, name, different)
+            is_moved = _is_another(case, copy, name, differing_files)
             (names if is_moved else doubtful).append(name)
     for name in doubtful:
         case.refused[name] = f"it is intact here and in {copy.url}, {DIFFERENT}"
@@ -90,13 +94,13 @@ def _is_another(case: RepairCase, copy: Donor, name: str, different: list[str]) 
     """Return True if a file equals another file of the copy: two were swapped."""
     size_bytes = case.listing.sizes[name]
     return any(
-        copy.listing.sizes.get(other) == size_bytes
+        copy.listing.sizes.get(other_name) == size_bytes
         and all(
-            case.draft.read(name, at, BLOCK_BYTES) == copy.folder.read(other, at, BLOCK_BYTES)
+            case.draft.read(name, at, BLOCK_BYTES) == copy.folder.read(other_name, at, BLOCK_BYTES)
             for at in range(0, size_bytes, BLOCK_BYTES)
         )
-        for other in different
-        if other != name
+        for other_name in different
+        if other_name != name
     )
 
 
@@ -109,13 +113,13 @@ def _replace(case: RepairCase, copy: Donor, name: str) -> None:
 
 def _different(case: RepairCase, copy: Donor) -> list[str]:
     """Return the files that differ between both places, or exist in one of them only."""
-    ours, donor_sizes = case.listing.sizes, copy.listing.sizes
+    own_sizes, donor_sizes = case.listing.sizes, copy.listing.sizes
     if len(donor_sizes) == 1 and copy.listing.is_file and not case.listing.is_file:
         return []
     return [
         name
-        for name in sorted(set(ours) | set(donor_sizes))
-        if ours.get(name) != donor_sizes.get(name)
+        for name in sorted(set(own_sizes) | set(donor_sizes))
+        if own_sizes.get(name) != donor_sizes.get(name)
         or not _same(case.draft, copy.folder, name, donor_sizes[name])
     ]
 
@@ -197,16 +201,18 @@ def _leave_unread(case: RepairCase) -> None:
 
 def _leave_optimizer(case: RepairCase) -> None:
     pair = {_OPTIMIZER, _SCHEDULE}
-    broken = pair & {problem.place for problem in case.fatal()}
-    others = [problem for problem in case.fatal() if problem.place not in pair]
-    if not broken or others:
+    damaged_files = pair & {problem.place for problem in case.fatal()}
+    other_problems = [problem for problem in case.fatal() if problem.place not in pair]
+    if not damaged_files or other_problems:
         return
     case.losses["the optimizer's state"] = _BEGINS
     case.losses["the schedule"] = _BEGINS
     for name in pair:
         case.draft.drop(name)
     case.done(
-        ", ".join(sorted(broken)), "left out with the files that depend on it", "its tool continues"
+        ", ".join(sorted(damaged_files)),
+        "left out with the files that depend on it",
+        "its tool continues",
     )
 
 

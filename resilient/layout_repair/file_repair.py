@@ -52,31 +52,31 @@ def repair_zips(case: RepairCase) -> None:
         if pieces is None:
             continue
         change_text = _describe_change(case, name, pieces)
-        before, trial = case.draft.copy(), case.draft.copy()
+        original_draft, trial = case.draft.copy(), case.draft.copy()
         trial.put(name, *pieces)
         if not change_text or not _opens(trial, name):
             continue
         case.draft.take(trial)
         case.done(name, change_text, _OWN)
         if not _is_sound(case, name):
-            case.draft.take(before)
+            case.draft.take(original_draft)
             case.undo()
 
 
 def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> str:
     """Return a description of the change to a file; empty if nothing changes."""
-    before, after = case.listing.sizes[name], sum(map(size_of, pieces))
+    old_bytes, new_bytes = case.listing.sizes[name], sum(map(size_of, pieces))
     trial = case.draft.copy()
     trial.put(name, *pieces)
-    if before == after and all(
-        left == right
-        for left, right in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
+    if old_bytes == new_bytes and all(
+        old_block == new_block
+        for old_block, new_block in zip(case.draft.blocks(name), trial.blocks(name), strict=False)
     ):
         return ""
     if any("checksum" in problem.what for problem in case.problems if problem.place == name):
         return "the flipped bit restored, which its checksum identifies"
-    if after < before:
-        return f"{before - after} bytes after its end removed"
+    if new_bytes < old_bytes:
+        return f"{old_bytes - new_bytes} bytes after its end removed"
     return "the directory at its end written again from the headers of its members"
 
 
@@ -113,10 +113,10 @@ def _repaired_slices(case: RepairCase, name: str) -> tuple[Piece, ...] | None:
         for piece in pieces
         if piece.file == name
     )
-    whole, at = case.listing.sizes[name], 0
+    file_bytes, at = case.listing.sizes[name], 0
     new_pieces: list[Piece] = []
     for start, size_bytes in places:
-        available = min(size_bytes, whole - start)
+        available = min(size_bytes, file_bytes - start)
         if start != at or available <= 0:
             return None
         replacement: tuple[Piece, ...] | None = sliced(
@@ -203,8 +203,8 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
     if len(data) > len(head):
         return None
     at, end = _LENGTH.size + len(head), case.listing.sizes[name]
-    behind = sliced(case.draft.pieces(name), at, end)
-    trial.put(name, _LENGTH.pack(len(head)) + data.ljust(len(head)), *behind)
+    tensor_pieces = sliced(case.draft.pieces(name), at, end)
+    trial.put(name, _LENGTH.pack(len(head)) + data.ljust(len(head)), *tensor_pieces)
     return "a duplicate name removed from its header: both entries are equal", "its header"
 
 
@@ -213,29 +213,31 @@ def _with_header_of_another(
 ) -> tuple[str, str] | None:
     """Use the header of another step whose file has the same length and nearly this header."""
     size_bytes = case.listing.sizes[name]
-    for other in case.near:
-        if other.listing.sizes.get(name) != size_bytes:
+    for donor in case.near:
+        if donor.listing.sizes.get(name) != size_bytes:
             continue
-        length = other.folder.read(name, 0, _LENGTH.size)
+        length = donor.folder.read(name, 0, _LENGTH.size)
         stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
-        donor_header, ours = other.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
-        changed = sum(byte != two for byte, two in zip(donor_header, ours, strict=True))
-        if 0 < changed <= _BITS_MAX:
+        donor_header, own_header = donor.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
+        changed_count = sum(
+            byte != own_byte for byte, own_byte in zip(donor_header, own_header, strict=True)
+        )
+        if 0 < changed_count <= _BITS_MAX:
             trial.put(name, donor_header, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (
-                f"its header, with {changed} byte corrected, as in the other step",
-                other.url,
+                f"its header, with {changed_count} byte corrected, as in the other step",
+                donor.url,
             )
     return None
 
 
 def _parsed(head: bytes, doubles: dict[str, list[Any]]) -> dict[str, Any]:
     def pairs(pairs_of_object: list[tuple[str, Any]]) -> dict[str, Any]:
-        kept = dict(pairs_of_object)
-        if len(kept) != len(pairs_of_object):
+        fields = dict(pairs_of_object)
+        if len(fields) != len(pairs_of_object):
             for key, value in pairs_of_object:
                 doubles.setdefault(key, []).append(value)
-        return kept
+        return fields
 
     try:
         value = json.loads(head, object_pairs_hook=pairs)
@@ -250,16 +252,20 @@ def _is_pair(value: Any) -> bool:
 
 def swap_back(case: RepairCase) -> None:
     """Swap two broken files, if both then match their names."""
-    broken = sorted({problem.place for problem in case.fatal()} & set(case.listing.sizes))
-    for first, other in combinations(broken[:_SWAPS_MAX], 2):
+    damaged_files = sorted({problem.place for problem in case.fatal()} & set(case.listing.sizes))
+    for first_file, second_file in combinations(damaged_files[:_SWAPS_MAX], 2):
         trial = case.draft.copy()
-        trial.put(first, *case.draft.pieces(other))
-        trial.put(other, *case.draft.pieces(first))
+        trial.put(first_file, *case.draft.pieces(second_file))
+        trial.put(second_file, *case.draft.pieces(first_file))
         _, problems = looked_through(trial)
-        if not {first, other} & {problem.place for problem in problems if problem.is_fatal}:
+        if not {first_file, second_file} & {
+            problem.place for problem in problems if problem.is_fatal
+        }:
             case.draft.take(trial)
             case.done(
-                first, f"swapped with `{other}`: each file has the content of the other", "both"
+                first_file,
+                f"swapped with `{second_file}`: each file has the content of the other",
+                "both",
             )
             return
 
@@ -359,12 +365,12 @@ def _split_zip(draft: VirtualFolder, name: str) -> SalvagedFile:
         raise Unreadable("the description of its tensors is damaged")
     root = pickles[0].name.removesuffix(_PICKLE)
     value = read_pickle(draft.read(name, pickles[0].data, pickles[0].size_bytes), rebuild)
-    whole = {
+    intact_members = {
         member.name.removeprefix(root): (member.header, member.size_bytes)
         for member in scan.members
         if member.is_whole
     }
-    archive = Archive(draft, name, value.value, value.names, whole)
+    archive = Archive(draft, name, value.value, value.names, intact_members)
     return _split(draft, name, tensors_in(archive, value.value, MODEL))
 
 
@@ -372,7 +378,7 @@ def _split_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
     prefix = name[: name.rfind("/") + 1]
     index = read_index(draft, draft.list(), prefix)
     sizes = draft.list().sizes
-    whole = set()
+    intact_slices = set()
     for entry in (piece for pieces in index.slices.values() for piece in pieces):
         available = min(entry.size_bytes, sizes.get(entry.file, 0) - entry.start)
         scan = (
@@ -381,16 +387,19 @@ def _split_slices(draft: VirtualFolder, name: str) -> SalvagedFile:
             else None
         )
         if scan and scan.has_all and all(member.is_whole for member in scan.members):
-            whole.add((entry.file, entry.start))
+            intact_slices.add((entry.file, entry.start))
     tensors = [tensor for tensor in index.tensors if name in tensor.files]
-    kept = [
+    intact_tensors = [
         tensor
         for tensor in tensors
-        if tensor.pieces and all((piece.file, piece.start) in whole for piece in tensor.pieces)
+        if tensor.pieces
+        and all((piece.file, piece.start) in intact_slices for piece in tensor.pieces)
     ]
-    salvaged = _split(draft, name, kept)
+    salvaged = _split(draft, name, intact_tensors)
     return SalvagedFile(
-        name, salvaged.saved, tuple(tensor.name for tensor in tensors if tensor not in kept)
+        name,
+        salvaged.saved,
+        tuple(tensor.name for tensor in tensors if tensor not in intact_tensors),
     )
 
 
@@ -402,31 +411,31 @@ def _split_safetensors(draft: VirtualFolder, name: str) -> SalvagedFile:
     try:
         entries = json.loads(draft.read(name, _HEAD.size, length))
         entries.pop("__metadata__", None)
-        saved, lost = [], []
+        intact_tensors, lost_names = [], []
         for key, entry in entries.items():
             begin, end = entry["data_offsets"]
             shape, at = tuple(entry["shape"]), _HEAD.size + length + begin
             fits = end - begin == math.prod(shape) * ITEM_BITS[entry["dtype"]] // 8
             if fits and 0 <= begin <= end and at + end - begin <= size_bytes:
                 span = FileSpan(draft, name, at, end - begin)
-                saved.append(IntactTensor(key, entry["dtype"], shape, span))
+                intact_tensors.append(IntactTensor(key, entry["dtype"], shape, span))
             else:
-                lost.append(key)
+                lost_names.append(key)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
         raise Unreadable("its header is damaged") from error
-    return SalvagedFile(name, tuple(saved), tuple(lost))
+    return SalvagedFile(name, tuple(intact_tensors), tuple(lost_names))
 
 
 def _split(
     draft: VirtualFolder, name: str, tensors: Iterator[Tensor] | list[Tensor] | tuple[Tensor, ...]
 ) -> SalvagedFile:
-    saved, lost = [], []
+    intact_tensors, lost_names = [], []
     for tensor in tensors:
         try:
-            saved.append(_saved(draft, tensor))
+            intact_tensors.append(_saved(draft, tensor))
         except Unreadable:
-            lost.append(tensor.name)
-    return SalvagedFile(name, tuple(saved), tuple(lost))
+            lost_names.append(tensor.name)
+    return SalvagedFile(name, tuple(intact_tensors), tuple(lost_names))
 
 
 def _saved(draft: VirtualFolder, tensor: Tensor) -> IntactTensor:

@@ -55,8 +55,8 @@ def repair_index(case: RepairCase) -> None:
         is_single = f"{stem}{end}" in case.listing.sizes
         if not is_lost or is_single:
             continue
-        if why := _why_not(case, int(count), files):
-            case.refused[index] = why
+        if refusal := _why_not(case, int(count), files):
+            case.refused[index] = refusal
             continue
         try:
             text = _index(case, index, [files[number] for number in sorted(files)])
@@ -69,9 +69,9 @@ def repair_index(case: RepairCase) -> None:
 
 def _why_not(case: RepairCase, count: int, file_by_number: Mapping[int, str]) -> str:
     """Return the reason why an index of these shards would be wrong; empty if it would be right."""
-    lacking = [number for number in range(1, count + 1) if number not in file_by_number]
-    if lacking:
-        return f"shards of {count} are missing: {', '.join(map(str, lacking[:8]))}"
+    missing_numbers = [number for number in range(1, count + 1) if number not in file_by_number]
+    if missing_numbers:
+        return f"shards of {count} are missing: {', '.join(map(str, missing_numbers[:8]))}"
     if any(problem.loses == RENAMED for problem in case.problems):
         return "a name in a shard is wrong, and an index of it would be wrong too"
     return ""
@@ -105,14 +105,14 @@ def _require_all_named(case: RepairCase, index: str, mapped: Mapping[str, str]) 
         Unreadable: The present index names more tensors than the shards have.
     """
     try:
-        named = set(read_json(case.draft, case.listing, index)["weight_map"])
+        old_names = set(read_json(case.draft, case.listing, index)["weight_map"])
     except (Unreadable, KeyError, TypeError):
         return  # it names nothing
-    lacking = sorted(named - set(mapped))
-    if len(lacking) > len(set(mapped) - named):
+    lost_names = sorted(old_names - set(mapped))
+    if len(lost_names) > len(set(mapped) - old_names):
         raise Unreadable(
-            f"{len(lacking)} of its tensors are in no shard, including `{lacking[0][:80]}`: a new "
-            "index would hide the loss"
+            f"{len(lost_names)} of its tensors are in no shard, including `{lost_names[0][:80]}`: "
+            "a new index would hide the loss"
         )
 
 
@@ -175,19 +175,19 @@ def repair_documents(case: RepairCase) -> None:
     for name in _RUN_WIDE:
         if name not in case.broken():
             continue
-        for other in case.near:
+        for donor in case.near:
             try:
-                read_json(other.folder, other.listing, name)
+                read_json(donor.folder, donor.listing, name)
             except Unreadable:
                 continue
             trial = case.draft.copy()
-            trial.put(name, other.folder.read(name, 0, other.listing.sizes[name]))
+            trial.put(name, donor.folder.read(name, 0, donor.listing.sizes[name]))
             _, problems = looked_through(trial)
             if any(problem.place == name for problem in problems):
                 # the problem remains, for example because the file is of another model too
                 continue
             case.draft.take(trial)
-            case.done(name, "the same in each step of the run", other.url)
+            case.done(name, "the same in each step of the run", donor.url)
             break
         else:
             case.refused[name] = "no other step of the run is here to take the value from"
@@ -205,14 +205,14 @@ def repair_name(case: RepairCase) -> None:
         contents.schedule.step if contents.schedule else None,
         contents.optimizer.step if contents.optimizer else None,
     )
-    counted = Counter(entry for entry in steps if entry is not None)
-    step, votes = counted.most_common(1)[0] if counted else (None, 0)
+    votes_by_step = Counter(entry for entry in steps if entry is not None)
+    step, votes = votes_by_step.most_common(1)[0] if votes_by_step else (None, 0)
     if step is None or votes < 2 or step == int(match[2]):  # noqa: PLR2004 - needs two agreeing files
         return
     width = len(match[2]) if match[2].startswith("0") else 1
     name = f"{match[1]}{step:0{width}d}"
-    if why := _why_not_called(case, name, counted):
-        case.refused["."] = why
+    if refusal := _why_not_called(case, name, votes_by_step):
+        case.refused["."] = refusal
         return
     case.draft.renamed(name)
     case.done(".", f"named for step {step}, as {votes} of its files say", "its files")
@@ -254,11 +254,11 @@ def repair_indexes(case: RepairCase) -> None:
             continue
         except Unreadable:
             case.refused[name] = _ALONE
-        for other in case.near:
+        for donor in case.near:
             try:
-                index = _index_from_donor(case, other, prefix)
+                index = _index_from_donor(case, donor, prefix)
             except Unreadable as error:
-                case.refused[name] = f"{other.url} does not fit: {error}"
+                case.refused[name] = f"{donor.url} does not fit: {error}"
                 continue
             trial = case.draft.copy()
             trial.put(name, index)
@@ -268,7 +268,7 @@ def repair_indexes(case: RepairCase) -> None:
                 case.refused[name] = str(error)
                 continue
             case.draft.take(trial)
-            source = f"{other.url} and the slices, each verified by its checksums"
+            source = f"{donor.url} and the slices, each verified by its checksums"
             case.done(name, "written again", source)
             break
 
@@ -282,8 +282,10 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
     donor_index = read_index(other.folder, other.listing, prefix)
     value = read_pickle(other.folder.read(f"{prefix}{INDEX}", 0, BYTES_MAX)).value
     by_file = _entries(value)
-    here = {entry[len(prefix) :] for entry in case.listing.sizes if _is_slices(entry, prefix)}
-    if here != set(by_file):
+    slice_files = {
+        entry[len(prefix) :] for entry in case.listing.sizes if _is_slices(entry, prefix)
+    }
+    if slice_files != set(by_file):
         raise Unreadable("it has other files of slices")
     kinds = _kinds(donor_index)
     for file, entries in by_file.items():
@@ -301,11 +303,11 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
 
 def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]]:
     """Return the entries of an index by file: offset, key and location, sorted by offset."""
-    stored = value.get("storage_data") if isinstance(value, PickledCall) else None
-    if not isinstance(stored, dict) or not isinstance(value.state, dict):
+    storage_data = value.get("storage_data") if isinstance(value, PickledCall) else None
+    if not isinstance(storage_data, dict) or not isinstance(value.state, dict):
         raise Unreadable("its index is not valid")
     entries_by_name: dict[str, list[tuple[int, PickledCall, PickledCall]]] = {}
-    for key, info in stored.items():
+    for key, info in storage_data.items():
         if info.get("transform_descriptors"):
             raise Unreadable("its slices are compressed")
         entries_by_name.setdefault(info.get("relative_path"), []).append(
@@ -344,14 +346,14 @@ def _slices(case: RepairCase, name: str) -> list[tuple[int, int, _Kind | None]]:
         Unreadable: A slice is damaged.
     """
     slices = []
-    at, whole = 0, case.listing.sizes[name]
-    while at < whole:
-        scan = scan_members(case.draft, name, at, whole - at)
+    at, file_bytes = 0, case.listing.sizes[name]
+    while at < file_bytes:
+        scan = scan_members(case.draft, name, at, file_bytes - at)
         if not scan.has_all or not all(member.is_whole for member in scan.members):
             raise Unreadable(f"a slice of `{name}` is damaged")
         tail = case.draft.read(name, at + scan.end, _TAIL_BYTES)
         end = tail.find(_END)
-        if end < 0 or at + scan.end + end + _END_BYTES > whole:
+        if end < 0 or at + scan.end + end + _END_BYTES > file_bytes:
             raise Unreadable(f"a slice of `{name}` has no end")
         size_bytes = scan.end + end + _END_BYTES
         value = open_archive(case.draft, case.listing, name, at, size_bytes).value

@@ -145,13 +145,13 @@ def plan_layout_repair(
     draft = VirtualFolder(folder, folder.list())
     contents, problems = looked_through(draft)
     case = RepairCase(draft, contents, problems)
-    results = [_near(other, storage_options) for other in urls]
+    results = [_near(donor_url, storage_options) for donor_url in urls]
     found_donors = [donor for donor in results if isinstance(donor, Donor)]
     case.logs = tuple(log for donor in results if not isinstance(donor, Donor) for log in donor)
     case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
     steps = [donor for donor in found_donors if donor not in case.copies]
     case.near = (*steps, *_beside(url))
-    before = case.problems
+    problems_before = case.problems
     _repair(case)
     if not case.is_layout_known and not case.steps:
         raise UnknownLayout(
@@ -164,7 +164,7 @@ def plan_layout_repair(
     return LayoutRepairPlan(
         folder.url,
         case.contents.layout,
-        before,
+        problems_before,
         tuple(case.steps),
         dict(case.losses),
         dict(case.refused),
@@ -193,9 +193,11 @@ def _is_elsewhere(case: RepairCase) -> bool:
 
 def _explain(case: RepairCase) -> None:
     """Give the reason for each remaining problem; state that its tool never saves is no damage."""
-    left = {problem.place for problem in case.problems} | set(case.listing.outside)
+    problem_places = {problem.place for problem in case.problems} | set(case.listing.outside)
     case.refused = {
-        place: why for place, why in case.refused.items() if place in left or DIFFERENT in why
+        place: reason
+        for place, reason in case.refused.items()
+        if place in problem_places or DIFFERENT in reason
     }
     for problem in case.problems:
         if problem.loses == AGREEMENT:
@@ -237,8 +239,8 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
     is_mixed = any((problem.place, problem.loses) == (".", AGREEMENT) for problem in case.problems)
     if is_mixed and len(names) == 1:
         return True  # the step in its files is in doubt
-    ours, donor_step = _step(case.contents), _step(other.contents)
-    return ours is None or donor_step is None or ours == donor_step
+    own_step, donor_step = _step(case.contents), _step(other.contents)
+    return own_step is None or donor_step is None or own_step == donor_step
 
 
 def _step(contents: Contents) -> int | None:
@@ -249,8 +251,8 @@ def _step(contents: Contents) -> int | None:
         contents.optimizer.step if contents.optimizer else None,
     ]
     steps = [step for step in known_steps if step is not None]
-    ranked = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
-    return ranked[0] if ranked else None
+    steps_by_votes = sorted(steps, key=lambda step: (-steps.count(step), steps.index(step)))
+    return steps_by_votes[0] if steps_by_votes else None
 
 
 def _beside(url: str) -> Iterable[Donor]:
@@ -263,9 +265,14 @@ def _beside(url: str) -> Iterable[Donor]:
         return ()
     donors_beside = []
     for path in own_path.absolute().parent.iterdir():
-        other = _ENDS_IN_NUMBER.fullmatch(path.name)
-        if other and other[1] == match[1] and path.name != own_path.name and path.is_dir():
-            donors_beside.append((abs(int(other[2]) - int(match[2])), path))
+        neighbour_match = _ENDS_IN_NUMBER.fullmatch(path.name)
+        if (
+            neighbour_match
+            and neighbour_match[1] == match[1]
+            and path.name != own_path.name
+            and path.is_dir()
+        ):
+            donors_beside.append((abs(int(neighbour_match[2]) - int(match[2])), path))
     return tuple(_readable(folder for _, folder in sorted(donors_beside)))[:_NEAR_MAX]
 
 
@@ -308,10 +315,10 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
         StoreError: A place could not be read.
     """
     if target.exists():
-        url, other = plan.url, f"{target}-2"
+        url, free_path = plan.url, f"{target}-2"
         raise ConfigError(
             f"`{target}` exists already",
-            hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(other)}",
+            hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(free_path)}",
         )
     if not plan.is_repaired and not plan.salvaged:
         raise ConfigError(f"nothing can be written from `{plan.url}`")

@@ -172,10 +172,10 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
         # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
         steps = {key: value for key, value in steps.items() if value != updates}
     votes = Counter(value for key, value in steps.items() if value is not None and key != without)
-    ranked = votes.most_common(2)
-    if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
+    top_steps = votes.most_common(2)
+    if not top_steps or (len(top_steps) > 1 and top_steps[0][1] == top_steps[1][1]):
         return None
-    return ranked[0][0]
+    return top_steps[0][0]
 
 
 def _is_odd(case: RepairCase, step: int | None) -> bool:
@@ -213,13 +213,13 @@ def _rate(archive: Archive, group: Any, key: str) -> float | None:
 def _schedule_state(
     case: RepairCase, name: str, groups: list[tuple[float, float]], step: int
 ) -> tuple[dict[str, Any], str]:
-    rates = [now for _, now in groups]
-    for other in case.near:
+    rates = [last_rate for _, last_rate in groups]
+    for donor in case.near:
         try:
-            donor_state = open_archive(other.folder, other.listing, name).value
+            donor_state = open_archive(donor.folder, donor.listing, name).value
         except Unreadable:
             continue
-        return _from_another(case, donor_state, other.contents, step, rates), other.url
+        return _from_another(case, donor_state, donor.contents, step, rates), donor.url
     kind = arguments_of(case.draft, case.listing).get("lr_scheduler_type")
     if kind not in _LAMBDAS:
         raise Unreadable(f"a schedule of the kind `{str(kind)[:40]}`" if kind else _NO_KIND)
@@ -241,17 +241,19 @@ def _from_another(
 ) -> dict[str, Any]:
     """Return the scheduler of another step, moved to this step."""
     last = whole(donor_state.get("last_epoch")) if isinstance(donor_state, dict) else None
-    strange = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
-    if last is None or strange:
-        raise Unreadable(f"its kind counts more than steps: {', '.join(strange) or 'no step'}")
+    unknown_keys = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
+    if last is None or unknown_keys:
+        raise Unreadable(f"its kind counts more than steps: {', '.join(unknown_keys) or 'no step'}")
     updates = contents.optimizer.step if contents.optimizer else None
     # accelerate steps a scheduler once per rank.
     updates_per_step = last // updates if case.contents.layout == "accelerate" and updates else 1
     if case.contents.layout == "accelerate" and (not updates or updates_per_step * updates != last):
         raise Unreadable("no other step shows how often it advances")
     count = whole(donor_state.get("_step_count"))
-    more = {"_step_count": updates_per_step * step + count - last} if count is not None else {}
-    return {**donor_state, **more, "last_epoch": updates_per_step * step, "_last_lr": rates}
+    count_fields = (
+        {"_step_count": updates_per_step * step + count - last} if count is not None else {}
+    )
+    return {**donor_state, **count_fields, "last_epoch": updates_per_step * step, "_last_lr": rates}
 
 
 def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
@@ -336,15 +338,15 @@ def repair_state(case: RepairCase) -> None:
         state = {}
     if set(state) - KEYS:
         state = _known_alone(case, state)
-    odd = [name for name in NUMBERS if name in state and decimal(state[name]) is None]
-    state = {name: value for name, value in state.items() if name not in odd}
+    invalid_names = [name for name in NUMBERS if name in state and decimal(state[name]) is None]
+    state = {name: value for name, value in state.items() if name not in invalid_names}
     step = step_of(case, without="state")
     if case.is_broken(STATE) and (not state or whole(state.get("global_step")) is None):
         _rebuild(case, step, {})
     elif state and step is not None and whole(state["global_step"]) != step:
         _rebuild(case, step, state)
     elif case.is_broken(STATE) and state:
-        _fill(case, state, odd)
+        _fill(case, state, invalid_names)
     repair_best(case)
 
 
@@ -355,12 +357,12 @@ def _control() -> dict[str, Any]:
 
 def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
     """Add the fields that an older version lacks or that are no numbers; the others stay."""
-    lacking = [key for key in sorted(KEYS) if key not in fields]
+    missing_keys = [key for key in sorted(KEYS) if key not in fields]
     callbacks = fields.get("stateful_callbacks")
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
-    if not lacking and CONTROL in known_callbacks:
+    if not missing_keys and CONTROL in known_callbacks:
         return
-    fields_of_run, sources = _fields_of_run(case, lacking)
+    fields_of_run, sources = _fields_of_run(case, missing_keys)
     state = {**_EMPTY, **fields_of_run, **fields}
     state["stateful_callbacks"] = {CONTROL: _control(), **known_callbacks}
     if not decimal(state["train_batch_size"]):
@@ -368,7 +370,7 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
         case.losses["batch size"] = CONSEQUENCES["batch size"]
     if _COUNTS[0] in odd:
         case.losses["counts"] = CONSEQUENCES["counts"]
-    names_text = ", ".join([*lacking, *([] if lacking else [CONTROL])])
+    names_text = ", ".join([*missing_keys, *([] if missing_keys else [CONTROL])])
     _replace_state(
         case,
         state,
@@ -381,43 +383,55 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
     """Return fields from another step of the run, or from its arguments, and their sources."""
     fields: dict[str, Any] = {}
     sources = []
-    for state, where in _other_states(case):
-        new = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
-        new = {key: value for key, value in new.items() if key not in fields and value is not None}
-        sources += [where] if new else []
-        fields |= new
+    for state, source in _other_states(case):
+        new_fields = {key: state[key] for key in _OF_RUN if key in lacking and key in state}
+        new_fields = {
+            key: value
+            for key, value in new_fields.items()
+            if key not in fields and value is not None
+        }
+        sources += [source] if new_fields else []
+        fields |= new_fields
     arguments = arguments_of(case.draft, case.listing)
     argument_values = {
-        ours: arguments[key] for key, ours in _OF_ARGUMENTS.items() if key in arguments
+        own_key: arguments[key] for key, own_key in _OF_ARGUMENTS.items() if key in arguments
     }
-    new = {
+    new_fields = {
         key: value for key, value in argument_values.items() if key in lacking and key not in fields
     }
     # The arguments may give a fraction of all steps, while the state needs a count.
-    new = {
-        key: int(value) for key, value in new.items() if decimal(value) is not None and value >= 1
+    new_fields = {
+        key: int(value)
+        for key, value in new_fields.items()
+        if decimal(value) is not None and value >= 1
     }
-    sources += [ARGUMENTS] if new else []
-    return {**new, **fields}, sources
+    sources += [ARGUMENTS] if new_fields else []
+    return {**new_fields, **fields}, sources
 
 
 def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
-    strange = sorted(set(state) - KEYS)
-    own_by_key = {key: own for key in strange if (own := _without_flip(key, KEYS - set(state)))}
-    kept = {own_by_key.get(key, key): value for key, value in state.items()}
-    kept = {key: value for key, value in kept.items() if key in KEYS}
-    names_text = ", ".join(strange[:4])[:80]
-    if len(own_by_key) == len(strange):
+    unknown_keys = sorted(set(state) - KEYS)
+    corrected_keys = {
+        key: corrected_key
+        for key in unknown_keys
+        if (corrected_key := _without_flip(key, KEYS - set(state)))
+    }
+    known_fields = {corrected_keys.get(key, key): value for key, value in state.items()}
+    known_fields = {key: value for key, value in known_fields.items() if key in KEYS}
+    names_text = ", ".join(unknown_keys[:4])[:80]
+    if len(corrected_keys) == len(unknown_keys):
         _replace_state(
             case,
-            kept,
-            f"`{names_text}` is `{', '.join(own_by_key.values())}` with a flipped bit",
+            known_fields,
+            f"`{names_text}` is `{', '.join(corrected_keys.values())}` with a flipped bit",
             STATE,
         )
     else:
-        _replace_state(case, kept, f"without `{names_text}`, which its loader rejects", STATE)
-    return kept
+        _replace_state(
+            case, known_fields, f"without `{names_text}`, which its loader rejects", STATE
+        )
+    return known_fields
 
 
 def _without_flip(key: str, names: set[str]) -> str | None:
@@ -471,13 +485,13 @@ def _checkpoint_of(case: RepairCase, step: int) -> str | None:
 
 
 def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
-    rest = parse_truncated_json(_text(case)) if not stale else {}
-    step = whole(rest.get("global_step")) if step is None else step
+    intact_fields = parse_truncated_json(_text(case)) if not stale else {}
+    step = whole(intact_fields.get("global_step")) if step is None else step
     if step is None:
         case.refused[STATE] = "its step is unknown"
         return
-    if whole(rest.get("global_step")) not in (step, None):
-        rest = {}
+    if whole(intact_fields.get("global_step")) not in (step, None):
+        intact_fields = {}
     states = _other_states(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
@@ -490,21 +504,21 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     if arguments:
         rebuilt_state.sources.append(ARGUMENTS)
     rebuilt_state.state |= {
-        ours: arguments[argument]
-        for argument, ours in _OF_ARGUMENTS.items()
+        own_key: arguments[argument]
+        for argument, own_key in _OF_ARGUMENTS.items()
         if argument in arguments
     }
-    run = [(state, where) for state, where in states] + ([(stale, STATE)] if stale else [])
-    for state, where in reversed(run):
+    run = [(state, source) for state, source in states] + ([(stale, STATE)] if stale else [])
+    for state, source in reversed(run):
         rebuilt_state.state |= {key: state[key] for key in _OF_RUN if key in state}
-        rebuilt_state.sources.append(where)
-    _tell_history(rebuilt_state, step, rest, run)
-    _tell_place(rebuilt_state, step, rest, run)
-    _tell_best(rebuilt_state, step, rest, run)
-    _tell_counts(rebuilt_state, step, rest, run)
-    if rest:
+        rebuilt_state.sources.append(source)
+    _tell_history(rebuilt_state, step, intact_fields, run)
+    _tell_place(rebuilt_state, step, intact_fields, run)
+    _tell_best(rebuilt_state, step, intact_fields, run)
+    _tell_counts(rebuilt_state, step, intact_fields, run)
+    if intact_fields:
         rebuilt_state.state |= {
-            key: rest[key] for key in rest if key in KEYS and key != "log_history"
+            key: intact_fields[key] for key in intact_fields if key in KEYS and key != "log_history"
         }
         rebuilt_state.sources.append("its intact parts")
     _tell_batch_size(rebuilt_state)
@@ -531,9 +545,11 @@ def _other_states(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
         if whole(state.get("global_step")):
             states.append((state, donor.url))
     # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
-    ended = parse_truncated_json(read_beside(case.draft.url, STATE).decode("utf-8", "replace"))
-    if whole(ended.get("global_step")):
-        states.append((ended, f"../{STATE}"))
+    parent_state = parse_truncated_json(
+        read_beside(case.draft.url, STATE).decode("utf-8", "replace")
+    )
+    if whole(parent_state.get("global_step")):
+        states.append((parent_state, f"../{STATE}"))
     return states
 
 
@@ -560,19 +576,19 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states
         for metrics_log in rebuilt_state.logs
         if metrics_log.is_exact
     ]
-    entries, where = max(
+    entries, source = max(
         (*candidates, *exact), key=lambda candidate: (_last(candidate[0]), len(candidate[0]))
     )
-    sources = [where] if where else []
+    sources = [source] if source else []
     rounded = [
         (metrics_log.until(step), metrics_log)
         for metrics_log in rebuilt_state.logs
         if not metrics_log.is_exact
     ]
-    for more, log in sorted(rounded, key=lambda pair: -_last(pair[0]))[:1]:
-        behind = [entry for entry in more if _is_behind(entry, entries)]
-        if behind:
-            entries = [*entries, *behind]
+    for rounded_entries, log in sorted(rounded, key=lambda pair: -_last(pair[0]))[:1]:
+        later_entries = [entry for entry in rounded_entries if _is_behind(entry, entries)]
+        if later_entries:
+            entries = [*entries, *later_entries]
             sources.append(log.where)
             rebuilt_state.lost += ["digits", *(["history"] if log.broken else [])]
     rebuilt_state.state["log_history"] = entries
@@ -588,8 +604,15 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states
 def _is_behind(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
     """Return True if an entry follows others: at a later step, or of another kind at the last."""
     last = _last(entries)
-    beside = {key for other in entries if whole(other.get("step")) == last for key in other}
-    return entry["step"] > last or (entry["step"] == last and not beside & set(entry) - set(SHARED))
+    keys_at_last = {
+        key
+        for other_entry in entries
+        if whole(other_entry.get("step")) == last
+        for key in other_entry
+    }
+    return entry["step"] > last or (
+        entry["step"] == last and not keys_at_last & set(entry) - set(SHARED)
+    )
 
 
 def _last(entries: list[dict[str, Any]]) -> int:
@@ -651,8 +674,12 @@ def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
     is_greater = rebuilt_state.arguments.get("greater_is_better")
     # The first of equals: only a better result replaces it.
     number, step = (max if is_greater else min)(candidates, key=lambda pair: pair[0])
-    where = _checkpoint_of(rebuilt_state.case, step)
-    return {"best_metric": number, "best_global_step": step, "best_model_checkpoint": where}
+    checkpoint_path = _checkpoint_of(rebuilt_state.case, step)
+    return {
+        "best_metric": number,
+        "best_global_step": step,
+        "best_model_checkpoint": checkpoint_path,
+    }
 
 
 def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:

@@ -107,14 +107,14 @@ def logs_in(folder: Folder, listing: DirectoryListing) -> list[MetricsLog]:
 def _read_tensorboard(
     folder: Folder, listing: DirectoryListing, names: list[str]
 ) -> MetricsLog | None:
-    points, broken = [], ""
+    points, problem = [], ""
     for name in names[:_FILES_MAX]:
         try:
             scalars = read_scalars(folder, listing, name)
         except Unreadable as error:
-            broken = broken or f"{name}: {error}"
+            problem = problem or f"{name}: {error}"
             continue
-        broken = broken or (f"{name}: {scalars.broken}" if scalars.broken else "")
+        problem = problem or (f"{name}: {scalars.broken}" if scalars.broken else "")
         if entries := list(entries_of(scalars.found)):
             points.append((scalars.began, entries))
     if not points:
@@ -123,8 +123,8 @@ def _read_tensorboard(
     attempts = tuple(
         attempt_entries for _, entries in points for attempt_entries in _lives(entries)
     )
-    where = f"{len(points)} event files of TensorBoard in {folder.url}"
-    return MetricsLog(where, attempts, is_exact=False, broken=broken)
+    origin = f"{len(points)} event files of TensorBoard in {folder.url}"
+    return MetricsLog(origin, attempts, is_exact=False, broken=problem)
 
 
 def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
@@ -155,16 +155,16 @@ def _read_lines(folder: Folder, listing: DirectoryListing, name: str) -> Metrics
         attempt_entries, entry = _line(line)
         if entry:
             attempts.setdefault(attempt_entries, []).append(entry)
-    broken = "" if size_bytes <= _LINES_BYTES_MAX else "only its first lines are read"
+    problem = "" if size_bytes <= _LINES_BYTES_MAX else "only its first lines are read"
     if not attempts:
         return None
-    where = folder.url if listing.is_file else f"{folder.url}/{name}"
+    origin = folder.url if listing.is_file else f"{folder.url}/{name}"
     entries = tuple(
         attempt_entries
         for attempt in sorted(attempts)
         for attempt_entries in _lives(attempts[attempt])
     )
-    return MetricsLog(where, entries, is_exact=True, broken=broken)
+    return MetricsLog(origin, entries, is_exact=True, broken=problem)
 
 
 def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
@@ -211,10 +211,10 @@ def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     while count and limit > 0:
         ends = [_end(attempt, limit) for attempt in attempts[:count]]
         at = max(range(count), key=lambda index: (ends[index], index))
-        taken = [attempt for attempt in attempts[at] if attempt["step"] <= limit]
-        if taken:
-            entries = [*taken, *entries]
-            limit = taken[0]["step"] - 1
+        attempt_entries = [attempt for attempt in attempts[at] if attempt["step"] <= limit]
+        if attempt_entries:
+            entries = [*attempt_entries, *entries]
+            limit = attempt_entries[0]["step"] - 1
         count = at
     return entries
 

@@ -57,11 +57,11 @@ def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
     if len(data) > BYTES_MAX:
         return None
     trace = zlib.crc32(data) ^ checksum
-    for back in range(len(data)):
+    for bytes_from_end in range(len(data)):
         bit = _OF_LAST.get(trace)
         if bit is not None:
             copy = bytearray(data)
-            copy[-1 - back] ^= 1 << bit
+            copy[-1 - bytes_from_end] ^= 1 << bit
             return bytes(copy)
         byte = _BACKWARD[trace >> 24]
         trace = (trace ^ _FORWARD[byte]) << 8 & 0xFFFFFFFF | byte
@@ -139,9 +139,9 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
             break
         members.append(member)
         at = start + member.end
-    behind = draft.read(name, at, len(_DIRECTORY)) if at < stop else b""
+    next_signature = draft.read(name, at, len(_DIRECTORY)) if at < stop else b""
     is_last = bool(members) and members[-1].name.endswith(_LAST)
-    return Scan(tuple(members), bool(members) and (behind == _DIRECTORY or is_last))
+    return Scan(tuple(members), bool(members) and (next_signature == _DIRECTORY or is_last))
 
 
 def repaired_zip(
@@ -170,10 +170,10 @@ def repaired_zip(
         if member.size_bytes > BYTES_MAX:
             return None
         data = draft.read(name, start + member.data, member.size_bytes)
-        back = flip_bit_back(data, member.checksum)
-        if back is None:
+        repaired_data = flip_bit_back(data, member.checksum)
+        if repaired_data is None:
             return None
-        new_pieces += [*sliced(pieces, start + at, start + member.data), back]
+        new_pieces += [*sliced(pieces, start + at, start + member.data), repaired_data]
         at = member.data + member.size_bytes
     new_pieces += sliced(pieces, start + at, start + scan.end)
     return (*new_pieces, directory(scan.members, scan.end))
@@ -192,9 +192,17 @@ def directory(members: Sequence[Member], at: int) -> bytes:
         "<4sQ2H2I4Q", b"PK\x06\x06", 44, 798, 45, 0, 0, count, count, len(entries), at
     )
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, at + len(entries), 1)
-    short_count, near = min(count, 0xFFFF), min(at, _BIG)
+    short_count, directory_offset = min(count, 0xFFFF), min(at, _BIG)
     last = struct.pack(
-        "<4s4H2IH", b"PK\x05\x06", 0, 0, short_count, short_count, min(len(entries), _BIG), near, 0
+        "<4s4H2IH",
+        b"PK\x05\x06",
+        0,
+        0,
+        short_count,
+        short_count,
+        min(len(entries), _BIG),
+        directory_offset,
+        0,
     )
     return entries + end + locator + last
 
@@ -215,10 +223,14 @@ def descriptor(checksum: int, size_bytes: int) -> bytes:
 
 def _entry(member: Member) -> bytes:
     name = member.name.encode()
-    far = [
+    large_values = [
         value for value in (member.size_bytes, member.size_bytes, member.header) if value >= _BIG
     ]
-    extra = struct.pack(f"<2H{len(far)}Q", 1, 8 * len(far), *far) if far else b""
+    extra = (
+        struct.pack(f"<2H{len(large_values)}Q", 1, 8 * len(large_values), *large_values)
+        if large_values
+        else b""
+    )
     size_bytes, place = min(member.size_bytes, _BIG), min(member.header, _BIG)
     sizes = (member.checksum, size_bytes, size_bytes, len(name), len(extra))
     packed = _ENTRY.pack(_DIRECTORY, 0, 0, _FLAGS, 0, 0, 0, *sizes, 0, 0, 0, 0, place)

@@ -87,9 +87,9 @@ def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> Stat
         engine = read_engine(folder, listing, tag)
         kind = f", DeepSpeed in {tag.rstrip('/')}"
         return StateHalf(engine.tensors, engine.optimizer, kind, engine.problems, engine)
-    if lost := _lost_engine(folder, listing):
+    if engine_problem := _lost_engine(folder, listing):
         engine = Contents("deepspeed", "an engine of DeepSpeed")
-        return StateHalf(kind=", DeepSpeed", problems=(lost,), engine=engine)
+        return StateHalf(kind=", DeepSpeed", problems=(engine_problem,), engine=engine)
     whole_files = sorted(file for file in listing.sizes if _MODEL_WHOLE.fullmatch(file))
     if whole_files:
         tensors, problems = read_all(folder, listing, whole_files)
@@ -113,17 +113,17 @@ def _lost_engine(folder: Folder, listing: DirectoryListing) -> Problem | None:
     """Return the problem of a DeepSpeed engine that left traces but no folder."""
     tag = read_text(folder, listing, LATEST)
     folders = (match[1] for file in listing.sizes if (match := _ENGINE_FOLDER.match(file)))
-    left = next(folders, "")
-    if not left and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
+    engine_folder = next(folders, "")
+    if not engine_folder and not {LATEST, _ENGINE_SCRIPT} & set(listing.sizes):
         return None
     problem_text = (
         "the engine's model states are missing, and DeepSpeed fails without them"
-        if left
+        if engine_folder
         else "the folder of DeepSpeed's engine is missing, and a resume does not use the model's "
         "file beside it"
     )
     return Problem(
-        left or f"{tag or 'global_step*'}/", problem_text, is_fatal=True, cure=Remedy.COPY
+        engine_folder or f"{tag or 'global_step*'}/", problem_text, is_fatal=True, cure=Remedy.COPY
     )
 
 
@@ -158,11 +158,11 @@ def optimizer_half(
     try:
         archive = open_archive(folder, listing, name)
         optimizer_value = required(optimizer_of(archive.value, archive), "an optimizer")
-        odd = check_optimizer(name, archive.value, archive, is_begun=is_begun)
+        problems = check_optimizer(name, archive.value, archive, is_begun=is_begun)
         device = device_of(archive.value)
         tensors = archive.tensors(OPTIMIZER)
         return StateHalf(
-            tensors, optimizer_value, problems=tuple(odd), device=device, is_in_one=True
+            tensors, optimizer_value, problems=tuple(problems), device=device, is_in_one=True
         )
     except Unreadable as error:
         # A tool may ignore a missing file silently, but stops at a broken one.
@@ -219,32 +219,32 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
         StoreError: A file could not be read.
     """
     model = read_model_half(folder, listing, tag_of(folder, listing))
-    schedule, odd = _schedules(folder, listing, model)
+    schedule, schedule_problems = _schedules(folder, listing, model)
     optimizer = optimizer_half(
         folder, listing, model, "", is_begun=bool(schedule and schedule.step)
     )
-    odd += _counted(folder, listing, optimizer)
-    more, problems = _more(folder, listing, model)
+    schedule_problems += _counted(folder, listing, optimizer)
+    further_tensors, further_problems = _more(folder, listing, model)
     world = model.engine.world if model.engine else model.world
-    rng, lost = read_random(folder, listing, _RANDOM, world=world)
-    own, place, broken = _custom_object_tensors(folder, listing)
+    rng, random_problems = read_random(folder, listing, _RANDOM, world=world)
+    custom_tensors, place, custom_problems = _custom_object_tensors(folder, listing)
     ranks = world or (len(rng.ranks) if rng else None)
     unplaced = [] if place else _unplaced(listing, ranks)
     numbers = optimizer.optimizer
     all_problems = [
         *model.problems,
         *optimizer.problems,
-        *problems,
-        *odd,
-        *lost,
-        *broken,
+        *further_problems,
+        *schedule_problems,
+        *random_problems,
+        *custom_problems,
         *unplaced,
     ]
     return Contents(
         "accelerate",
         f"{_TITLE}{model.kind}",
         _RESUME,
-        (*model.tensors, *optimizer.tensors, *more, *own),
+        (*model.tensors, *optimizer.tensors, *further_tensors, *custom_tensors),
         model.engine.step if model.engine else numbers.step if numbers else None,
         world=ranks,
         optimizer=numbers,
@@ -272,9 +272,9 @@ def _more(
     ):
         numbers = _numbers(listing, re.compile(f"{stem}{_NUMBERED}{re.escape(end)}"))
         names = [f"{stem}_{number}{end}" for number in sorted(numbers) if number]
-        halves, broken = read_all(folder, listing, names, part)
+        halves, read_problems = read_all(folder, listing, names, part)
         tensors += halves
-        problems += [*broken, *_gaps(numbers, f"{stem}_{{}}{end}")]
+        problems += [*read_problems, *_gaps(numbers, f"{stem}_{{}}{end}")]
     return tuple(tensors), problems
 
 
@@ -293,8 +293,8 @@ def _schedules(
                 schedules.append(required(schedule, "a schedule"))
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
-    inside = model.engine.schedule if model.engine else None
-    return (schedules[0] if schedules else inside), problems
+    engine_schedule = model.engine.schedule if model.engine else None
+    return (schedules[0] if schedules else engine_schedule), problems
 
 
 def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
@@ -403,7 +403,8 @@ def _numbers(listing: DirectoryListing, pattern: re.Pattern[str]) -> set[int]:
 def _gaps(numbers: set[int], pattern: str, first: int = 1) -> list[Problem]:
     """Return the missing files of a numbered series."""
     last = min(max(numbers, default=0), _ROW_MAX)
-    lacking = [number for number in range(first, last) if number not in numbers]
+    missing_numbers = [number for number in range(first, last) if number not in numbers]
     return [
-        Problem(pattern.format(number), "it is missing", is_fatal=True) for number in lacking[:8]
+        Problem(pattern.format(number), "it is missing", is_fatal=True)
+        for number in missing_numbers[:8]
     ]

@@ -120,11 +120,11 @@ def _changed_members(folder: Folder, name: str, start: int, size_bytes: int) -> 
 
 
 def _sum(folder: Folder, name: str, at: int, size_bytes: int) -> int:
-    checksum, left = 0, size_bytes
-    while left > 0:
-        data = folder.read(name, at, min(left, _CHUNK_BYTES))
+    checksum, remaining_bytes = 0, size_bytes
+    while remaining_bytes > 0:
+        data = folder.read(name, at, min(remaining_bytes, _CHUNK_BYTES))
         if not data:
             raise Unreadable("it ends too early")
         checksum = zlib.crc32(data, checksum)
-        at, left = at + len(data), left - len(data)
+        at, remaining_bytes = at + len(data), remaining_bytes - len(data)
     return checksum

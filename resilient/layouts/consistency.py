@@ -50,14 +50,17 @@ def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
 
 
 def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
-    counts = Counter(own for layer in layers.values() for own in layer)
-    common = {own for own, count in counts.items() if count == len(layers) - 1}
-    shapes = {own: value.shape for layer in layers.values() for own, value in layer.items()}
+    counts = Counter(name for layer in layers.values() for name in layer)
+    common_names = {name for name, count in counts.items() if count == len(layers) - 1}
+    shapes = {name: value.shape for layer in layers.values() for name, value in layer.items()}
     for layer in layers.values():
-        lacking, alone = common - layer.keys(), [own for own in layer if counts[own] == 1]
-        if len(lacking) != 1 or len(alone) != 1:
+        missing_names, unique_names = (
+            common_names - layer.keys(),
+            [name for name in layer if counts[name] == 1],
+        )
+        if len(missing_names) != 1 or len(unique_names) != 1:
             continue
-        (lacking_name,), (odd_name,) = lacking, alone
+        (lacking_name,), (odd_name,) = missing_names, unique_names
         layer_tensor, is_pair = layer[odd_name], len(layers) < _ENOUGH
         if layer_tensor.shape != shapes[lacking_name] or (
             is_pair and not _is_bit_apart(lacking_name, odd_name)
@@ -228,10 +231,10 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
     step, last_rates = whole(last), value.get("_last_lr")
     if _LAMBDAS in value and isinstance(rates, list) and isinstance(last_rates, list):
-        for at, (left, right) in enumerate(zip(rates, last_rates, strict=False)):
-            if decimal(left) == 0 and decimal(right):
+        for at, (initial_rate, last_rate) in enumerate(zip(rates, last_rates, strict=False)):
+            if decimal(initial_rate) == 0 and decimal(last_rate):
                 problem_text = (
-                    f"group {at} starts from a rate of 0, but its last rate was {right:g}"
+                    f"group {at} starts from a rate of 0, but its last rate was {last_rate:g}"
                 )
                 return [
                     Problem(
@@ -266,33 +269,35 @@ def check_update_count(
             "it has no `base_lrs`: the initial rates would be those of the current arguments"
         )
         return [Problem(place, problem_text, _BASES, cure=Remedy.COPY)] if _LAMBDAS in value else []
-    count, begun = optimizer.groups, len(bases)
+    count, initial_count = optimizer.groups, len(bases)
     groups = len(last) if isinstance(last, list) else count
     stops = Problem(place, "", is_fatal=True, cure=Remedy.COPY)
-    if begun == groups != count:
+    if initial_count == groups != count:
         problem_text = (
             f"it has {count} groups, but the schedule has rates of {groups}: torch fails at that"
         )
         return [replace(stops, place=owner or place, what=problem_text)]
-    if begun != count and (_LAMBDAS in value or groups != count):
-        problem_text = f"it has rates of {begun} groups, but the optimizer has {count}"
+    if initial_count != count and (_LAMBDAS in value or groups != count):
+        problem_text = f"it has rates of {initial_count} groups, but the optimizer has {count}"
         return [replace(stops, what=f"{problem_text}: torch fails at that")]
     problem_text = (
-        f"it has {begun} initial rates and {groups} last rates, but the optimizer has {count} "
-        "groups"
+        f"it has {initial_count} initial rates and {groups} last rates, but the optimizer has "
+        f"{count} groups"
     )
-    return [] if begun == groups else [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
+    return [] if initial_count == groups else [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
 
 
 def check_learning_rates(optimizer: Optimizer | None, schedule: Schedule | None) -> list[Problem]:
     """Return the problem of optimizer rates that differ from the scheduler's rates."""
     if optimizer is None or schedule is None or len(optimizer.rates) != len(schedule.rates):
         return []
-    for at, (left, right) in enumerate(zip(optimizer.rates, schedule.rates, strict=True)):
-        if not math.isclose(left, right, rel_tol=_RATES_APART, abs_tol=1e-30):
+    for at, (optimizer_rate, schedule_rate) in enumerate(
+        zip(optimizer.rates, schedule.rates, strict=True)
+    ):
+        if not math.isclose(optimizer_rate, schedule_rate, rel_tol=_RATES_APART, abs_tol=1e-30):
             problem_text = (
-                f"the learning rate of group {at} is {left:g} in the optimizer and {right:g} in "
-                "the schedule: the next step uses the optimizer's rate"
+                f"the learning rate of group {at} is {optimizer_rate:g} in the optimizer and "
+                f"{schedule_rate:g} in the schedule: the next step uses the optimizer's rate"
             )
             return [Problem(".", problem_text, _AGREEMENT, cure=Remedy.COPY)]
     return []
@@ -350,8 +355,8 @@ def check_model_config(
     """
     model_tensors = [tensor for tensor in tensors if tensor.part == MODEL]
     sayings = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
-    after = "`from_pretrained` of this folder would create another model"
-    return [Problem(place, f"{message}: {after}") for message in sayings]
+    consequence = "`from_pretrained` of this folder would create another model"
+    return [Problem(place, f"{message}: {consequence}") for message in sayings]
 
 
 def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -445,10 +450,10 @@ def check_optimizer(
     Raises:
         StoreError: A file could not be read.
     """
-    odd = check_param_groups(place, value, archive)
+    problems = check_param_groups(place, value, archive)
     if is_begun and _is_emptied(value, archive):
-        odd.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Remedy.COPY))
-    return [*odd, *_partial_state_problem(place, value)]
+        problems.append(Problem(place, _EMPTIED, "the optimizer's state", cure=Remedy.COPY))
+    return [*problems, *_partial_state_problem(place, value)]
 
 
 def _partial_state_problem(place: str, value: Any) -> list[Problem]:
@@ -458,12 +463,12 @@ def _partial_state_problem(place: str, value: Any) -> list[Problem]:
     count = sum(len(group) for group in members if isinstance(group, list | tuple))
     if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
         return []
-    lacking = count - len(states)
+    missing_count = count - len(states)
     problem_text = (
-        f"it has no state of {lacking} of its {count} parameters: unless these parameters never "
-        "had a gradient, their moments start again"
+        f"it has no state of {missing_count} of its {count} parameters: unless these parameters "
+        "never had a gradient, their moments start again"
     )
-    loses = f"the optimizer's state of {lacking} parameters"
+    loses = f"the optimizer's state of {missing_count} parameters"
     return [Problem(place, problem_text, loses, cure=Remedy.COPY)]
 
 
@@ -484,23 +489,29 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
         for parameter in members
         if isinstance(parameter, int | str)
     ]
-    own = set(parameters)
-    if len(own) != len(parameters):
+    known_parameters = set(parameters)
+    if len(known_parameters) != len(parameters):
         twice = Counter(parameters).most_common(1)[0][0]
         yield (
             f"parameter `{str(twice)[:80]}` is twice in its groups: another parameter continues "
             "without state"
         )
-    elif own == set(range(len(own))) and parameters != sorted(parameters, key=int):
+    elif known_parameters == set(range(len(known_parameters))) and parameters != sorted(
+        parameters, key=int
+    ):
         yield (
             "the numbers of its parameters are not in order: torch would assign them to other "
             "parameters"
         )
-    lost = [key for key, members in state.items() if isinstance(members, dict) and key not in own]
-    if own and lost:
+    orphan_keys = [
+        key
+        for key, members in state.items()
+        if isinstance(members, dict) and key not in known_parameters
+    ]
+    if known_parameters and orphan_keys:
         yield (
-            f"the state of `{str(lost[0])[:80]}` belongs to no parameter in its groups: its owner "
-            "continues without state"
+            f"the state of `{str(orphan_keys[0])[:80]}` belongs to no parameter in its groups: its "
+            "owner continues without state"
         )
 
 
@@ -508,13 +519,13 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
     """Yield the first option that a group lacks and its optimizer does not set by default."""
     keys = [{key for key in group if isinstance(key, str)} for group in groups]
     is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
-    for at, own in enumerate(keys):
-        absent_fields = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= own else set())
-        for other in keys:
+    for at, group_keys in enumerate(keys):
+        absent_fields = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= group_keys else set())
+        for other_keys in keys:
             # A group may lack options of another group only if each lacks some of the other's.
-            absent_fields |= (other & _OPTIONS) if own < other else set()
-        if lacking := sorted(absent_fields - own):
-            yield f"its group {at} has no `{lacking[0]}`: the first step fails at that"
+            absent_fields |= (other_keys & _OPTIONS) if group_keys < other_keys else set()
+        if missing_keys := sorted(absent_fields - group_keys):
+            yield f"its group {at} has no `{missing_keys[0]}`: the first step fails at that"
             return
 
 
@@ -523,13 +534,13 @@ def _foreign_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iter
     if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
         return
     for key, moments in state.items():
-        lacking = (
+        missing_names = (
             [name for name in _STATE_OF_ADAM if name not in moments] if _is_full(moments) else []
         )
-        if lacking:
+        if missing_names:
             yield (
                 f"its groups are of Adam, but the state of `{str(key)[:80]}` has no "
-                f"`{lacking[0]}`: the first step fails at that"
+                f"`{missing_names[0]}`: the first step fails at that"
             )
             return
 
@@ -594,11 +605,12 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
     first: dict[str, Tensor] = {}
     for moment in moments:
         owner, _, slot = moment.name.rpartition(".")
-        other = first.setdefault(owner, moment)
-        if other.shape != moment.shape:
+        first_moment = first.setdefault(owner, moment)
+        if first_moment.shape != moment.shape:
             problem_text = (
-                f"`{owner[:80]}` has `{other.name.rpartition('.')[2]}` of the shape "
-                f"{list(other.shape)} and `{slot}` of {list(moment.shape)}: the first step fails"
+                f"`{owner[:80]}` has `{first_moment.name.rpartition('.')[2]}` of the shape "
+                f"{list(first_moment.shape)} and `{slot}` of {list(moment.shape)}: the first step "
+                "fails"
             )
             yield Problem(_place(moment), problem_text, is_fatal=True)
 
@@ -624,12 +636,16 @@ def _misshapen(
                 yield Problem(_place(value), f"{problem_text}: {_ANOTHER}", is_fatal=True)
         counts = Counter(weight.shape for weight in weights)
         shapes = Counter(value.shape for value in of_one.values())
-        if odd := [value for value in of_one.values() if shapes[value.shape] > counts[value.shape]]:
+        if unmatched_tensors := [
+            value for value in of_one.values() if shapes[value.shape] > counts[value.shape]
+        ]:
             # Positions do not identify the weight of a moment.
             yield (
-                _beyond(counts, shapes, odd[0])
+                _beyond(counts, shapes, unmatched_tensors[0])
                 if counts - shapes
-                else _lost_weights_problem(weights, shapes, odd[0], is_lenient=is_lenient)
+                else _lost_weights_problem(
+                    weights, shapes, unmatched_tensors[0], is_lenient=is_lenient
+                )
             )
 
 
@@ -647,14 +663,14 @@ def _lost_weights_problem(
     weights: Sequence[Tensor], shapes: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""
-    lost, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
+    lost_count, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
     follows = "starts those again" if is_lenient else "fails at that"
     problem_text = (
-        f"the optimizer has the state of {shapes.total()} weights, but {lost} of them are not "
-        f"here, including one of the shape {list(odd.shape)}: its tool {follows}"
+        f"the optimizer has the state of {shapes.total()} weights, but {lost_count} of them are "
+        f"not here, including one of the shape {list(odd.shape)}: its tool {follows}"
     )
     place = places.pop() if len(places) == 1 else "."
-    loses = f"{lost} of {shapes.total()} weights"
+    loses = f"{lost_count} of {shapes.total()} weights"
     return Problem(place, problem_text, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
 
 
@@ -667,10 +683,10 @@ def _halved(moments: Sequence[Tensor]) -> list[Problem]:
     if not any(_PAIR <= set(value) for value in tensors_by_base.values()):
         return []
     for owner, slots in tensors_by_base.items():
-        lacking = _PAIR - set(slots)
-        if len(lacking) == 1:
+        missing_slots = _PAIR - set(slots)
+        if len(missing_slots) == 1:
             place = _place(next(iter(slots.values())))
-            problem_text = f"`{owner[:80]}` has no `{lacking.pop()}`, although others have it"
+            problem_text = f"`{owner[:80]}` has no `{missing_slots.pop()}`, although others have it"
             return [Problem(place, problem_text, is_fatal=True)]
     return []
 

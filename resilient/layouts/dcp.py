@@ -121,11 +121,11 @@ def read_index(
         raise Unreadable(f"an index of {listing.sizes[name]} bytes")
     pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
     value = pickled.value
-    strange = sorted(
+    strange_names = sorted(
         pickled_name.dotted for pickled_name in pickled.names if _is_strange(pickled_name)
     )
-    if strange:
-        raise Unreadable(f"it names `{strange[0][:80]}`, which torch does not have")
+    if strange_names:
+        raise Unreadable(f"it names `{strange_names[0][:80]}`, which torch does not have")
     entries = value.get("state_dict_metadata") if isinstance(value, PickledCall) else None
     if not isinstance(entries, dict):
         raise Unreadable("it is not the index of a distributed checkpoint")
@@ -266,16 +266,18 @@ def _slices(
 ) -> tuple[dict[str, tuple[Slice, ...]], list[Problem]]:
     """Return the location of every slice, and the problems of missing files."""
     slices: dict[str, list[Slice]] = defaultdict(list)
-    lacking: dict[str, str] = {}
+    reason_by_file: dict[str, str] = {}
     for key, info in stored.items() if isinstance(stored, dict) else ():
         name, piece = _slice(key, info, prefix)
         slices[name].append(piece)
         size_bytes = listing.sizes.get(piece.file)
         if size_bytes is None:
-            lacking[piece.file] = listing.why_unread(piece.file)
+            reason_by_file[piece.file] = listing.why_unread(piece.file)
         elif piece.start + piece.size_bytes > size_bytes:
-            lacking[piece.file] = f"it ends too early, with {size_bytes} bytes"
-    problems = [Problem(file, why, is_fatal=True) for file, why in sorted(lacking.items())]
+            reason_by_file[piece.file] = f"it ends too early, with {size_bytes} bytes"
+    problems = [
+        Problem(file, reason, is_fatal=True) for file, reason in sorted(reason_by_file.items())
+    ]
     return {name: tuple(pieces) for name, pieces in slices.items()}, problems
 
 
@@ -382,16 +384,16 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
                 boxes.setdefault(piece.name, []).append(piece)
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True, cure=Remedy.COPY))
-    lost = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)[:_GAPS_MAX]
-    for number in lost:
+    missing_numbers = sorted(set(range(1, max(numbers, default=0) + 1)) - numbers)[:_GAPS_MAX]
+    for number in missing_numbers:
         problem_text = (
             f"the files of rank {number - 1} are missing: no `shard-{number:05d}-model-*`"
         )
         problems.append(Problem(".", problem_text, is_fatal=True, cure=Remedy.COPY))
-    whole = tuple(_joined(box) for box in boxes.values())
-    problems += [] if problems else _incomplete_slices(whole)
+    joined_tensors = tuple(_joined(box) for box in boxes.values())
+    problems += [] if problems else _incomplete_slices(joined_tensors)
     ranks = max(numbers, default=0) or None
-    return Index(whole, {}, frozenset(), version, ranks, tuple(problems))
+    return Index(joined_tensors, {}, frozenset(), version, ranks, tuple(problems))
 
 
 def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tensor]:

@@ -104,10 +104,10 @@ def missing(
     rows = max(rows, last)
     # Both numbers come from a file and may be huge.
     pairs = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
-    lost = islice((name for name in pairs if name not in present), _NAMED_MAX)
+    missing_pairs = islice((name for name in pairs if name not in present), _NAMED_MAX)
     return [
         Problem(place or ".", noun.format(_rank(rank, row, rows)), is_fatal=True, cure=Remedy.COPY)
-        for rank, row in lost
+        for rank, row in missing_pairs
     ]
 
 
@@ -143,8 +143,8 @@ def _pointer(engine: Engine) -> list[Problem]:
     if not engine.prefix or _trainer_step(engine) is None:
         return []
     latest, tag = read_text(engine.folder, engine.listing, LATEST), engine.prefix.rstrip("/")
-    right = f"global_step{_trainer_step(engine)}"
-    is_there = any(file.startswith(f"{right}/") for file in engine.listing.sizes)
+    right_tag = f"global_step{_trainer_step(engine)}"
+    is_there = any(file.startswith(f"{right_tag}/") for file in engine.listing.sizes)
     remedy = _REPAIR if is_there else ""
     if latest != tag and "latest_universal" not in engine.listing.sizes:
         problem_text = (
@@ -153,7 +153,9 @@ def _pointer(engine: Engine) -> list[Problem]:
         problem_text = f"{problem_text}: DeepSpeed loads nothing, and the Trainer fails"
         return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     if is_there and _named_step(tag) not in (None, _trainer_step(engine)):
-        problem_text = f"it names `{tag[:80]}`, but `{right}` of the Trainer's step is beside it"
+        problem_text = (
+            f"it names `{tag[:80]}`, but `{right_tag}` of the Trainer's step is beside it"
+        )
         problem_text = f"{problem_text}: DeepSpeed would continue from the other tag"
         return [Problem(LATEST, problem_text, is_fatal=True, help=remedy)]
     return []
@@ -184,8 +186,10 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
     models = [
         value for value in _field_by_file(engine, "global_steps").values() if value is not None
     ]
-    likely = [_expected(engine), *models[:1]]
-    right_step = next((item for item in likely if item is not None and _fits(engine, item)), None)
+    likely_steps = [_expected(engine), *models[:1]]
+    right_step = next(
+        (item for item in likely_steps if item is not None and _fits(engine, item)), None
+    )
     right_step = models[0] if right_step is None and models else right_step
     if right_step is None or not steps:
         return _odd_ones("step", steps)
@@ -217,10 +221,12 @@ def _copies(engine: Engine) -> Iterator[Problem]:
         sums = tuple(sorted(part.archive.sums.items()))
         if not any(number for _, number in sums):
             continue  # checksums were switched off
-        other = first.setdefault(sums, part)
+        first_part = first.setdefault(sums, part)
         # Partitions of padding only are equal.
-        if other is not part and not _is_blank(part.archive):
-            problem_text = f"it is the same as `{other.archive.name[:200]}` of another rank: {_ODD}"
+        if first_part is not part and not _is_blank(part.archive):
+            problem_text = (
+                f"it is the same as `{first_part.archive.name[:200]}` of another rank: {_ODD}"
+            )
             yield _odd(part.archive.name, problem_text, is_fatal=True)
 
 
@@ -247,18 +253,18 @@ def _odd_ones(
     stated_values = {name: value for name, value in values.items() if value is not None}
     if len(set(stated_values.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
-    right = _common(stated_values.values(), right_value)
+    common_value = _common(stated_values.values(), right_value)
     return [
         Problem(
             name,
-            f"its `{field}` is {_value_text(value)}, and that of others {_value_text(right)}: "
-            f"{_ODD}",
+            f"its `{field}` is {_value_text(value)}, and that of others "
+            f"{_value_text(common_value)}: {_ODD}",
             loses,
             is_fatal=not loses,
             cure=Remedy.COPY,
         )
         for name, value in stated_values.items()
-        if value != right
+        if value != common_value
     ][:_NAMED_MAX]
 
 
@@ -420,8 +426,8 @@ def model_of(archive: Archive) -> Contents:
             for name, shape in shapes_in(fields.get("param_shapes"))
         )
     version = fields.get("ds_version")
-    skipped = whole(fields.get("skipped_steps"))
-    facts = {SKIPPED: skipped} if skipped else {}
+    skipped_steps = whole(fields.get("skipped_steps"))
+    facts = {SKIPPED: skipped_steps} if skipped_steps else {}
     return Contents(
         "deepspeed",
         _TITLE,
@@ -450,19 +456,19 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
         problem_text = "no optimizer states beside the model's"
-        lost = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
-        return replace(contents, problems=(*contents.problems, *disagreements(engine), lost))
+        problem = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
+        return replace(contents, problems=(*contents.problems, *disagreements(engine), problem))
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in present) + 1
-    lost_ones = missing(
+    missing_problems = missing(
         "the optimizer's part of {} is missing",
         engine.prefix,
         present,
         max(ranks, world or 0),
         rows,
     )
-    archives, broken = _open(engine.folder, engine.listing, names)
+    archives, open_problems = _open(engine.folder, engine.listing, names)
     tensors: list[Tensor] = []
     parts, optimizer = [], None
     for archive in archives:
@@ -471,11 +477,13 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
             rank, row = int(names[archive.name][1]), int(names[archive.name][2])
             item = _optimizer(state, archive)
             parts.append(OptimizerPartition(archive, rank, row, item.step, cuts_of(state)))
-            more = tensors_in(archive, state, OPTIMIZER)
-            tensors += [replace(folder, name=f"rank {rank}: {folder.name}") for folder in more]
+            rank_tensors = tensors_in(archive, state, OPTIMIZER)
+            tensors += [
+                replace(folder, name=f"rank {rank}: {folder.name}") for folder in rank_tensors
+            ]
             optimizer = optimizer or item
         except Unreadable as error:
-            broken.append(Problem(archive.name, str(error), is_fatal=True))
+            open_problems.append(Problem(archive.name, str(error), is_fatal=True))
     return replace(
         contents,
         tensors=(*contents.tensors, *tensors),
@@ -483,8 +491,8 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
         world=contents.world or ranks,
         problems=(
             *contents.problems,
-            *lost_ones,
-            *broken,
+            *missing_problems,
+            *open_problems,
             *disagreements(replace(engine, parts=parts)),
         ),
     )

@@ -131,9 +131,11 @@ def _engine(folder: Folder, listing: DirectoryListing, prefix: str) -> _Engine:
         raise Unreadable("the engine's model states are missing")
     first = opened[0].value
     config = _field(_field(first, "ds_config"), "zero_optimization")
-    odd = [name for name in _OTHERWISE if _field(config, name)]
-    if odd:
-        raise Unreadable(f"it was saved with `{odd[0]}`, which orders its partitions differently")
+    reordering_options = [name for name in _OTHERWISE if _field(config, name)]
+    if reordering_options:
+        raise Unreadable(
+            f"it was saved with `{reordering_options[0]}`, which orders its partitions differently"
+        )
     stage = whole(_field(config, "stage")) or 0
     ranks = whole(_field(first, "dp_world_size")) or len(files)
     if stage and (not files or ranks != len(files) or max(files) + 1 != ranks):
@@ -213,9 +215,9 @@ def _shares(
 ) -> Iterator[_Run]:
     """Yield the run of each rank; the last ranks may have only padding."""
     for rank, vectors in enumerate(vectors_by_rank):
-        own = min(width, count - rank * width)
-        if own > 0:
-            yield _Run(rank * width, vectors, place, own)
+        own_elements = min(width, count - rank * width)
+        if own_elements > 0:
+            yield _Run(rank * width, vectors, place, own_elements)
 
 
 def _whole(name: str, part: str, shape: tuple[int, ...], runs: Iterable[_Run]) -> Tensor:
@@ -228,14 +230,14 @@ def _whole(name: str, part: str, shape: tuple[int, ...], runs: Iterable[_Run]) -
 
 
 def _pieces(name: str, shape: tuple[int, ...], run: _Run) -> Iterator[Piece]:
-    start, place, left = run.start, run.place, run.count
+    start, place, remaining_elements = run.start, run.place, run.count
     for vector in run.vectors:
-        here = min(left, vector.elements - place)
-        if here > 0:
-            yield from _boxes(shape, start, vector, place, here)
-            start, left = start + here, left - here
+        piece_elements = min(remaining_elements, vector.elements - place)
+        if piece_elements > 0:
+            yield from _boxes(shape, start, vector, place, piece_elements)
+            start, remaining_elements = start + piece_elements, remaining_elements - piece_elements
         place = max(0, place - vector.elements)
-    if left:
+    if remaining_elements:
         raise Unreadable(f"its parts end before `{name[:80]}`")
 
 

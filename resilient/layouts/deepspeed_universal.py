@@ -71,9 +71,9 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
         problem = Problem(LATEST, problem_text, is_fatal=True, help=help_)
         return Contents("deepspeed-universal", _TITLE, problems=(problem,))
     pieces = _pieces(listing, prefix)
-    tensors, steps, broken = _tensors(folder, listing, pieces)
-    engine, shapes, lost = _engine(folder, listing, prefix)
-    optimizer, odd = _optimizer(folder, listing, prefix, pieces, steps)
+    tensors, steps, piece_problems = _tensors(folder, listing, pieces)
+    engine, shapes, engine_problems = _engine(folder, listing, prefix)
+    optimizer, optimizer_problems = _optimizer(folder, listing, prefix, pieces, steps)
     tensors = tuple(_shaped(tensor, shapes) for tensor in tensors)
     return replace(
         engine,
@@ -83,9 +83,9 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
         tensors=tensors,
         optimizer=optimizer,
         problems=(
-            *lost,
-            *broken,
-            *odd,
+            *engine_problems,
+            *piece_problems,
+            *optimizer_problems,
             *_lacking(prefix, pieces, shapes),
             *_misshapen(tensors, shapes),
             *_disagreements(prefix, engine, steps),
@@ -159,15 +159,15 @@ def _engine(
     """Return the contents of the engine's model states, and the shapes of its parameters."""
     names = [file for file in listing.sizes if file.startswith(prefix)]
     models = sorted(name for name in names if MODEL_STATES.fullmatch(name[len(prefix) :]))
-    empty = Contents("", "")
+    no_contents = Contents("", "")
     if not models:
         problem_text = "the engine's model states are missing"
-        return empty, {}, [Problem(prefix or ".", problem_text, is_fatal=True)]
+        return no_contents, {}, [Problem(prefix or ".", problem_text, is_fatal=True)]
     try:
         archive = open_archive(folder, listing, models[0])
         return model_of(archive), _shapes(archive), []
     except Unreadable as error:
-        return empty, {}, [Problem(models[0], str(error), is_fatal=True)]
+        return no_contents, {}, [Problem(models[0], str(error), is_fatal=True)]
 
 
 def _optimizer(
@@ -209,10 +209,10 @@ def _lacking(
     prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
 ) -> list[Problem]:
     """Return the missing parameters, and parameters with missing parts."""
-    lost = [shape for shape in shapes if shape not in pieces]
+    missing_names = [shape for shape in shapes if shape not in pieces]
     problems = [
         Problem(f"{prefix}zero/{item[:200]}", "the parameter is missing", is_fatal=True)
-        for item in lost[:8]
+        for item in missing_names[:8]
     ]
     for name, files in sorted(pieces.items()):
         kinds = [WEIGHTS, *(_MOMENTS if any(moment in files for moment in _MOMENTS) else ())]

@@ -73,7 +73,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         return torchtitan.read_step(folder, listing, index)
     roots = [root for root in ("optimizer.", "optim.") if _has(index, root)]
     optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
-    lacking = _lacking(index, optimizer, resume)
+    missing_problems = _lacking(index, optimizer, resume)
     return Contents(
         "dcp",
         _DCP_TITLE,
@@ -83,7 +83,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         optimizer=optimizer,
         versions={"metadata": index.version} if index.version else {},
         facts={"values that are no tensors": len(index.values)} if index.values else {},
-        problems=(*index.problems, *lacking),
+        problems=(*index.problems, *missing_problems),
     )
 
 
@@ -223,13 +223,13 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
         misfits: tuple[Problem, ...] = (blamed,)
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
-    odd = (
+    found_problems = (
         *misfits,
         *check_layer_names(contents.tensors),
         *(odd_dtypes(contents.tensors, witnesses) if witnesses else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
-    return replace(contents, problems=(*problems, *odd))
+    return replace(contents, problems=(*problems, *found_problems))
 
 
 def _is_trainer(contents: Contents) -> bool:
@@ -250,8 +250,8 @@ def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) ->
     config, index = documents
     meta = index.get("metadata")
     total = whole(meta.get("total_size")) if isinstance(meta, dict) else None
-    beside = neighbours.weights_beside(folder.url)
-    return Witnesses(config, total, beside)
+    neighbour_weights = neighbours.weights_beside(folder.url)
+    return Witnesses(config, total, neighbour_weights)
 
 
 def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
@@ -365,22 +365,22 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
     """
     folders = _folders(listing)
     layouts = {name: _layout(sizes) for name, sizes in folders.items()}
-    own = _layout(listing.sizes)
-    if own not in ("", WEIGHTS, *layouts.values()):
+    root_layout = _layout(listing.sizes)
+    if root_layout not in ("", WEIGHTS, *layouts.values()):
         return []
     holders = _holders(layouts)
-    taken: set[str] = set()
+    state_folders: set[str] = set()
     checkpoints = []
     for name in sorted(folders, key=lambda folder: (folder.count("/"), folder)):
         layout = layouts[name]
-        if not layout or _is_below(name, taken) or (name, layout) in holders:
+        if not layout or _is_below(name, state_folders) or (name, layout) in holders:
             continue
         if layout != WEIGHTS:
-            taken.add(name)
+            state_folders.add(name)
         paths = (f"{name}/{folder}" for folder in folders[name])
         checkpoints.append(_run_checkpoint(name, layout, folders[name], _last(listing, paths)))
     for name, size_bytes in listing.sizes.items():
-        if _is_state(name) and not _is_below(name, taken):
+        if _is_state(name) and not _is_below(name, state_folders):
             checkpoints.append(
                 _run_checkpoint(name, FILE, {name: size_bytes}, _last(listing, [name]))
             )
@@ -390,12 +390,12 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
 
 def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
     """Mark the checkpoints that a repair wrote into a folder below those of the run."""
-    own = {checkpoint.folder for checkpoint in checkpoints if not checkpoint.is_repaired}
-    below = [
+    run_folders = {checkpoint.folder for checkpoint in checkpoints if not checkpoint.is_repaired}
+    marked_checkpoints = [
         replace(
             checkpoint,
             is_repaired=checkpoint.is_repaired
-            and bool(own.intersection(_above(checkpoint.folder))),
+            and bool(run_folders.intersection(_above(checkpoint.folder))),
         )
         for checkpoint in checkpoints
     ]
@@ -404,14 +404,14 @@ def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
         replace(checkpoint, is_repaired=True)
         if checkpoint.layout == FILE and _repaired_file(checkpoint, names)
         else checkpoint
-        for checkpoint in below
+        for checkpoint in marked_checkpoints
     ]
 
 
 def _repaired_file(checkpoint: RunCheckpoint, names: set[str]) -> bool:
     """Return True for a file in ``repaired/`` beside the damaged file of the same name."""
-    above, _, last = checkpoint.folder.rpartition("/")
-    return last == _REPAIRED and f"{above}/{checkpoint.base}".removeprefix("/") in names
+    parent, _, last = checkpoint.folder.rpartition("/")
+    return last == _REPAIRED and f"{parent}/{checkpoint.base}".removeprefix("/") in names
 
 
 def _above(folder: str) -> list[str]:
@@ -441,14 +441,16 @@ def with_last(
         if _LAST.fullmatch(checkpoint.base) and checkpoint.step is None
     ]
     steps = {path.name: _step_inside(folder, listing, path) for path in lasts[:_LAST_READ_MAX]}
-    read = [
+    read_checkpoints = [
         replace(checkpoint, step=step, order=(step,))
         if (step := steps.get(checkpoint.name)) is not None
         else checkpoint
         for checkpoint in checkpoints
     ]
     return sorted(
-        read, key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps), reverse=True
+        read_checkpoints,
+        key=lambda checkpoint: (checkpoint.order, checkpoint.name in steps),
+        reverse=True,
     )
 
 
@@ -485,13 +487,15 @@ def pointed_at(
     """
     latest, best, stale = set(), set(), {}
     for place, run in list(_by_folder(checkpoints).items())[:_RUNS_MAX]:
-        beside = {checkpoint.base: checkpoint for checkpoint in run}
+        checkpoint_by_base = {checkpoint.base: checkpoint for checkpoint in run}
         head = f"{place}/" if place else ""
         for pointer in _POINTERS:
             target = read_text(folder, listing, f"{head}{pointer}")
             tag = target.rstrip("/").removeprefix("./")
             names = (tag, _iteration(tag), *(f"{tag}{end}" for end in _FILES))
-            checkpoint = next((beside[name] for name in names if name in beside), None)
+            checkpoint = next(
+                (checkpoint_by_base[name] for name in names if name in checkpoint_by_base), None
+            )
             if checkpoint is not None:
                 latest.add(checkpoint.name)
             elif tag and not _is_any_there(listing, head, names):
@@ -499,7 +503,9 @@ def pointed_at(
         last = _last_of(run)
         if last is not None:
             latest.add(last.name)
-        best_by_pointer = beside.get(_best(folder, listing, beside.values()))
+        best_by_pointer = checkpoint_by_base.get(
+            _best(folder, listing, checkpoint_by_base.values())
+        )
         if best_by_pointer is not None:
             best.add(best_by_pointer.name)
     return Pointers(frozenset(latest), frozenset(best), stale)
@@ -532,8 +538,12 @@ def referred(
         if checkpoint.order or checkpoint.name in latest
     ]
     runs = _by_folder(states).values()
-    back = int(match[1] or 0)
-    return [checkpoint for run in runs for checkpoint in _from_latest(run, latest)[back : back + 1]]
+    distance = int(match[1] or 0)
+    return [
+        checkpoint
+        for run in runs
+        for checkpoint in _from_latest(run, latest)[distance : distance + 1]
+    ]
 
 
 def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunCheckpoint]:
@@ -624,8 +634,8 @@ def _folders(listing: DirectoryListing) -> dict[str, dict[str, int]]:
 
 
 def _layout(sizes: Mapping[str, int]) -> str:
-    inside = DirectoryListing(sizes)
-    return next((layout.name for layout in LAYOUTS if layout.is_it(inside)), "")
+    folder_listing = DirectoryListing(sizes)
+    return next((layout.name for layout in LAYOUTS if layout.is_it(folder_listing)), "")
 
 
 def _is_below(name: str, taken: set[str]) -> bool:

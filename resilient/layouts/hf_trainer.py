@@ -65,8 +65,10 @@ _BOTH = "the optimizer's state and the schedule"
 def is_trainer(listing: DirectoryListing) -> bool:
     """Return True if a folder is of this Trainer, even without its state file."""
     names = listing.sizes
-    beside = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
-    return STATE in names or (bool(beside) and any(re.fullmatch(_RANDOM, name) for name in names))
+    companion_files = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
+    return STATE in names or (
+        bool(companion_files) and any(re.fullmatch(_RANDOM, name) for name in names)
+    )
 
 
 def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
@@ -79,11 +81,13 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     tag = tag_of(folder, listing)
     model = read_model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
-    schedule, more = _schedule(folder, listing, model, optimizer)
+    schedule, schedule_problems = _schedule(folder, listing, model, optimizer)
     arguments = _arguments(folder, listing)
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
-    rng, odd = read_random(folder, listing, _RANDOM, world=ranks, stops=True, device=device)
+    rng, random_problems = read_random(
+        folder, listing, _RANDOM, world=ranks, stops=True, device=device
+    )
     step = whole(state.get("global_step"))
     world = ranks or (max(rng.ranks) + 1 if rng else None)
     versions = _versions(folder, listing, model)
@@ -94,8 +98,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *model.problems,
         *optimizer.problems,
         *wrapped(model.tensors),
-        *more,
-        *odd,
+        *schedule_problems,
+        *random_problems,
         *_leftover(listing, rng, ranks),
         *_config(folder, listing, model),
         *check_learning_rates(None if model.engine else optimizer.optimizer, schedule),
@@ -149,11 +153,11 @@ def _leftover(
     }
     if world:
         last = 0 if world == 1 else world
-        more = [numbered[rank] for rank in sorted(numbered) if rank >= last]
+        leftover_files = [numbered[rank] for rank in sorted(numbered) if rank >= last]
         problem_text = (
             f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
         )
-        return [Problem(name, problem_text, cure=Remedy.NEEDLESS) for name in more]
+        return [Problem(name, problem_text, cure=Remedy.NEEDLESS) for name in leftover_files]
     if not numbered or _ALONE not in listing.sizes or rng is None:
         return []
     problem_text = (
@@ -180,8 +184,8 @@ def _state(folder: Folder, listing: DirectoryListing) -> tuple[dict[str, Any], l
         state = read_json(folder, listing, STATE)
     except Unreadable as error:
         return {}, [Problem(STATE, str(error), is_fatal=True, help=_REBUILD)]
-    if why := _refusal(state):
-        return state, [Problem(STATE, why, is_fatal=True, help=_REBUILD)]
+    if refusal := _refusal(state):
+        return state, [Problem(STATE, refusal, is_fatal=True, help=_REBUILD)]
     return state, [
         *_best_moved(folder, state),
         *_batch_size(state),
@@ -193,13 +197,13 @@ def _refusal(state: dict[str, Any]) -> str:
     """Return why Transformers raises at a state; empty if it takes the state."""
     if whole(state.get("global_step")) is None:
         return "it has no `global_step`"
-    for name, unsaid in NUMBERS.items():
-        if name not in state and unsaid is None:
+    for name, default in NUMBERS.items():
+        if name not in state and default is None:
             return f"it has no `{name}`, which Transformers computes with"
-        if decimal(state.get(name, unsaid)) is None:
+        if decimal(state.get(name, default)) is None:
             return f"its `{name}` is not a number, but Transformers computes with it"
-    if unknown := sorted(set(state) - KEYS):
-        return f"it has `{unknown[0][:80]}`, which Transformers {_VERSION} rejects"
+    if unknown_keys := sorted(set(state) - KEYS):
+        return f"it has `{unknown_keys[0][:80]}`, which Transformers {_VERSION} rejects"
     return _without_control(state)
 
 
@@ -283,8 +287,8 @@ def _schedule(
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
     # Engines and checkpoints sharded by name count groups in another way.
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
-    odd = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
-    return schedule, [*check_scheduler(_SCHEDULE, archive.value), *odd]
+    count_problems = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
+    return schedule, [*check_scheduler(_SCHEDULE, archive.value), *count_problems]
 
 
 def _behind(

@@ -75,19 +75,21 @@ def unfinished(
         listing: Its files.
         problems: Other problems of the checkpoint.
     """
-    place, why = _reason(url, listing)
-    if not why:
+    place, reason = _reason(url, listing)
+    if not reason:
         return tuple(problems)
-    lacking = [name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))]
+    missing_parts = [
+        name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))
+    ]
     of_trainer = _OF_TRAINER.fullmatch(saved_name(url) or url.rstrip("/").rpartition("/")[2])
-    lacking_text = f"; it lacks {', '.join(lacking)}" if lacking and of_trainer else ""
-    first = Problem(place, f"{why}{lacking_text}", is_fatal=True, cure=Remedy.EARLIER)
-    others = (
+    lacking_text = f"; it lacks {', '.join(missing_parts)}" if missing_parts and of_trainer else ""
+    first = Problem(place, f"{reason}{lacking_text}", is_fatal=True, cure=Remedy.EARLIER)
+    other_problems = (
         replace(problem, help="", cure=Remedy.EARLIER)
         for problem in problems
         if not any(problem.what.startswith(rule) for rule in _MISSING)
     )
-    return (first, *others)
+    return (first, *other_problems)
 
 
 def is_incomplete(problems: Iterable[Problem]) -> bool:
@@ -130,8 +132,8 @@ def pointers(
         problem_text: Text of the problem.
     """
     names = list(file_names)
-    where = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
-    fetch = f"cd {shell_quote(where or '.')} && git lfs pull" if names else ""
+    location = url.rstrip("/").rpartition("/")[0] if listing.is_file else url
+    fetch = f"cd {shell_quote(location or '.')} && git lfs pull" if names else ""
     places = {problem.place for problem in problems}
     for problem in problems:
         text = problem_text if problem.place in names else problem.what

@@ -112,12 +112,12 @@ def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
         problem = _fatal(REST, "it is not the file that Lightning writes there")
         return Contents("lightning", _TITLE, tensors=index.tensors, problems=(problem,))
     progress = _progress(archive, optimizer, index.tensors)
-    lost = () if optimizer else (_fatal(".", "it contains no optimizer"),)
+    optimizer_problems = () if optimizer else (_fatal(".", "it contains no optimizer"),)
     return replace(
         progress,
         title=f"{_TITLE}, FSDP with sharded state",
         world=index.ranks,
-        problems=(*index.problems, *lost, *progress.problems),
+        problems=(*index.problems, *optimizer_problems, *progress.problems),
     )
 
 
@@ -204,16 +204,16 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
     manual = whole(
         _down(loop, "epoch_loop.manual_optimization.optim_step_progress", "total", "completed")
     )
-    counted = (step_count or 0) + (manual or 0)
-    if step_count is not None and step is not None and counted != step:
-        problem_text = f"its loops made {counted} steps, but it states {step}"
+    counted_steps = (step_count or 0) + (manual or 0)
+    if step_count is not None and step is not None and counted_steps != step:
+        problem_text = f"its loops made {counted_steps} steps, but it states {step}"
         problems.append(
             Problem(archive.name, problem_text, "the agreement of its parts", cure=Remedy.COPY)
         )
     batches = _at(loop, "epoch_loop.batch_progress")
     is_within = not _at(batches, "is_last_batch") and whole(_down(batches, "current", "completed"))
-    kept = _down(loop, "state_dict", "combined_loader")
-    if is_within and not kept:
+    loader_state = _down(loop, "state_dict", "combined_loader")
+    if is_within and not loader_state:
         problem_text = "it was saved within an epoch, and its loader stores no position"
         problems.append(Problem(archive.name, problem_text, _PLACE, cure=Remedy.UNKEPT))
     return problems

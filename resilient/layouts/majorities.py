@@ -54,19 +54,26 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     moments = Counter(moment.shape for moment in _moments(tensors))
     counts = Counter(weight.shape for weight in weights)
-    lacking, extra = moments - counts, counts - moments
+    missing_shapes, extra_shapes = moments - counts, counts - moments
     total = sum(weight.size_bytes for weight in weights)
     for weight in weights:
-        other = references.beside.get(weight.name)
-        shapes = [other.shape] if other and other.shape != weight.shape else []
+        neighbour_weight = references.beside.get(weight.name)
+        shapes = (
+            [neighbour_weight.shape]
+            if neighbour_weight and neighbour_weight.shape != weight.shape
+            else []
+        )
         shapes += [
             shape
-            for shape in lacking
-            if extra[weight.shape] and _differs_in_one_axis(weight.shape, shape)
+            for shape in missing_shapes
+            if extra_shapes[weight.shape] and _differs_in_one_axis(weight.shape, shape)
         ]
         for shape in dict.fromkeys(shapes):
             votes = _votes(
-                weight, shape, references, is_lacking=lacking[shape] > 0 and extra[weight.shape] > 0
+                weight,
+                shape,
+                references,
+                is_lacking=missing_shapes[shape] > 0 and extra_shapes[weight.shape] > 0,
             )
             odd_names = [name for name, is_against in votes.items() if is_against]
             against = [name for name, is_against in votes.items() if is_against is False]
@@ -85,11 +92,13 @@ def _votes(
     weight: Tensor, shape: tuple[int, ...], references: Witnesses, *, is_lacking: bool
 ) -> dict[str, bool | None]:
     """Return for each source: the other shape (True), this shape (False), or neither (None)."""
-    other = references.beside.get(weight.name)
+    neighbour_weight = references.beside.get(weight.name)
     return {
         "the optimizer": True if is_lacking else None,
         "config.json": _by_config(weight.shape, shape, references.config),
-        references.beside_name: None if other is None else other.shape == shape,
+        references.beside_name: None
+        if neighbour_weight is None
+        else neighbour_weight.shape == shape,
     }
 
 
@@ -131,30 +140,36 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
         tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
     ]
     moments = _moments(tensors)
-    kept = {moment.dtype for moment in moments}
+    moment_dtypes = {moment.dtype for moment in moments}
     dtype_text = references.config.get("dtype", references.config.get("torch_dtype"))
     stated_dtype = (
         _FLOATS.get(dtype_text.removeprefix("torch.")) if isinstance(dtype_text, str) else None
     )
     is_trained = len(moments) >= len(weights) > 0
-    odd = []
+    outliers = []
     for weight in weights:
-        other = references.beside.get(weight.name)
+        neighbour_weight = references.beside.get(weight.name)
         votes = {
             "config.json": stated_dtype,
-            "the optimizer": next(iter(kept)) if len(kept) == 1 and is_trained else None,
-            references.beside_name: other.dtype if other else None,
+            "the optimizer": next(iter(moment_dtypes))
+            if len(moment_dtypes) == 1 and is_trained
+            else None,
+            references.beside_name: neighbour_weight.dtype if neighbour_weight else None,
         }
         dtype_by_name = {
             name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype
         }
-        agreeing = [name for name, dtype in votes.items() if dtype == weight.dtype]
-        if len(dtype_by_name) >= _VOTES and len(set(dtype_by_name.values())) == 1 and not agreeing:
-            odd.append((weight, dtype_by_name))
-    if odd:
-        first, dtype_by_name = odd[0]
+        agreeing_names = [name for name, dtype in votes.items() if dtype == weight.dtype]
+        if (
+            len(dtype_by_name) >= _VOTES
+            and len(set(dtype_by_name.values())) == 1
+            and not agreeing_names
+        ):
+            outliers.append((weight, dtype_by_name))
+    if outliers:
+        first, dtype_by_name = outliers[0]
         problem_text = (
-            f"{len(odd)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
+            f"{len(outliers)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
             f"{_joined(list(dtype_by_name))} say {next(iter(dtype_by_name.values()))}: they were "
             "rounded"
         )
@@ -164,12 +179,12 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
         stated_dtype
         and len(dtypes) == 1
         and stated_dtype not in dtypes
-        and kept == dtypes
+        and moment_dtypes == dtypes
         and is_trained
     ):
         problem_text = f"its `dtype` is {dtype_text}, but weights and optimizer are {dtypes.pop()}"
-        after = "`from_pretrained` of this folder would create another model"
-        yield Problem("config.json", f"{problem_text}: {after}")
+        consequence = "`from_pretrained` of this folder would create another model"
+        yield Problem("config.json", f"{problem_text}: {consequence}")
 
 
 def _moments(tensors: Sequence[Tensor]) -> list[Tensor]:

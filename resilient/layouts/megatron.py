@@ -64,8 +64,8 @@ def read_megatron(folder: Folder, listing: DirectoryListing) -> Contents:
     problem_text = (
         f"it names `{name}`, which does not exist" if is_complete else "it names no iteration"
     )
-    other = max(_inside(listing))
-    help_ = "resilient ckpt inspect {path}/" + other.rstrip("/")
+    existing_folder = max(_inside(listing))
+    help_ = "resilient ckpt inspect {path}/" + existing_folder.rstrip("/")
     return Contents(
         "megatron", _TITLE, problems=(Problem(TRACKER, problem_text, is_fatal=True, help=help_),)
     )

@@ -43,9 +43,14 @@ def steps_beside(url: str) -> list[tuple[int, Path]]:
         return []
     steps = []
     for path in own_path.parent.iterdir():
-        other = _NUMBERED.fullmatch(path.name)
-        if other and other[1] == match[1] and path.name != own_path.name and path.is_dir():
-            steps.append((int(other[2]) - int(match[2]), path))
+        neighbour_match = _NUMBERED.fullmatch(path.name)
+        if (
+            neighbour_match
+            and neighbour_match[1] == match[1]
+            and path.name != own_path.name
+            and path.is_dir()
+        ):
+            steps.append((int(neighbour_match[2]) - int(match[2]), path))
     return sorted(steps, key=lambda step: (abs(step[0]), step[0]))
 
 
@@ -82,13 +87,15 @@ def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
     """
     if listing.is_there(CONFIG) or listing.is_there(_ADAPTER):
         return []
-    beside = next((path for _, path in steps_beside(url) if (path / CONFIG).is_file()), None)
+    neighbour = next((path for _, path in steps_beside(url) if (path / CONFIG).is_file()), None)
     by_file = next((name for name in _WITH_CONFIG if name in listing.sizes), "")
-    if beside is None and not by_file:
+    if neighbour is None and not by_file:
         return []
-    why = f"{beside.name} beside it has one" if beside else f"`{by_file}` shows that it existed"
-    cure = Remedy.REPAIR if beside else Remedy.COPY
-    return [Problem(CONFIG, f"it is missing, and {why}", _LOSES, cure=cure)]
+    evidence = (
+        f"{neighbour.name} beside it has one" if neighbour else f"`{by_file}` shows that it existed"
+    )
+    cure = Remedy.REPAIR if neighbour else Remedy.COPY
+    return [Problem(CONFIG, f"it is missing, and {evidence}", _LOSES, cure=cure)]
 
 
 def _opened(paths: list[Path]) -> Iterator[tuple[Folder, DirectoryListing]]:

@@ -379,12 +379,14 @@ def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
     stops = {name.dotted: effect_of(name) for name in names if not _is_allowed(name)}
     if not stops:
         return LOAD, ""
-    shown = sorted(stops)
-    more = f" and {len(shown) - 1} more" if shown[1:] else ""
-    problem_text = f"it names `{shown[0][:80]}`{more}: `torch.load` with `weights_only` rejects it"
+    shown_names = sorted(stops)
+    count_text = f" and {len(shown_names) - 1} more" if shown_names[1:] else ""
+    problem_text = (
+        f"it names `{shown_names[0][:80]}`{count_text}: `torch.load` with `weights_only` rejects it"
+    )
     effects = set(stops.values())
-    if effects == {Effect.LIBRARY} and len(shown) <= _NAMED_MAX:
-        return _LOAD_NAMED.replace("{names}", ", ".join(shown)), problem_text
+    if effects == {Effect.LIBRARY} and len(shown_names) <= _NAMED_MAX:
+        return _LOAD_NAMED.replace("{names}", ", ".join(shown_names)), problem_text
     return _LOAD_ALL if effects <= {Effect.LIBRARY, Effect.REBUILDS} else LOAD, problem_text
 
 

@@ -169,18 +169,18 @@ def leaves(value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
     Raises:
         Unreadable: The value is deeper or larger than any checkpoint.
     """
-    waiting: list[tuple[tuple[Any, ...], Any]] = [((), value)]
+    pending_values: list[tuple[tuple[Any, ...], Any]] = [((), value)]
     for _ in range(LEAVES_MAX):
-        if not waiting:
+        if not pending_values:
             return
-        path, item = waiting.pop()
+        path, item = pending_values.pop()
         if isinstance(item, dict | list | tuple):
             if len(path) >= DEPTH_MAX:
                 raise Unreadable(f"more than {DEPTH_MAX} levels of nested values")
-            if len(item) + len(waiting) > LEAVES_MAX:
+            if len(item) + len(pending_values) > LEAVES_MAX:
                 break
             pairs = list(item.items() if isinstance(item, dict) else enumerate(item))
-            waiting += [((*path, key), inner) for key, inner in reversed(pairs)]
+            pending_values += [((*path, key), inner) for key, inner in reversed(pairs)]
         else:
             yield path, item
     raise Unreadable(f"more than {LEAVES_MAX} values")

@@ -70,10 +70,12 @@ def assess_resumability(
     fatal = [problem for problem in contents.problems if problem.is_fatal]
     if fatal:
         return Resumability("no", reasons(fatal), _way_out(fatal, path, others))
-    lost = tuple(dict.fromkeys(problem.loses for problem in contents.problems if problem.loses))
+    lost_state = tuple(
+        dict.fromkeys(problem.loses for problem in contents.problems if problem.loses)
+    )
     command = filled(_resume(contents), path)
-    if lost:
-        return Resumability("partly", lost, _better(lost, path, others) or command)
+    if lost_state:
+        return Resumability("partly", lost_state, _better(lost_state, path, others) or command)
     return Resumability("yes", (), command)
 
 

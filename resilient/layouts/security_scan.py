@@ -184,8 +184,8 @@ def _names(listing: DirectoryListing) -> Iterator[ScanFinding]:
 def _talking(folder: Folder, listing: DirectoryListing, name: str) -> Iterator[ScanFinding]:
     first, count = find_control_chars(folder, listing, name)
     if count:
-        more = f" and {count - 1} more" if count > 1 else ""
-        problem_text = f"control characters or marks of direction in `{first}`{more}"
+        count_text = f" and {count - 1} more" if count > 1 else ""
+        problem_text = f"control characters or marks of direction in `{first}`{count_text}"
         yield ScanFinding(
             Risk.WARNING, name, problem_text, "a terminal that shows it executes them"
         )
@@ -281,16 +281,16 @@ def _slices(folder: Folder, listing: DirectoryListing) -> Iterator[ScanFinding]:
         yield ScanFinding(Risk.WARNING, "", problem_text, f"only the first {_SLICES_MAX} were read")
     for file, start, size_bytes in sorted(indexed)[:_SLICES_MAX]:
         yield from _archive(folder, file, size_bytes, start)
-    lost = {name for name in listing.sizes if name.endswith(SLICES)} - {
+    unindexed_files = {name for name in listing.sizes if name.endswith(SLICES)} - {
         piece[0] for piece in indexed
     }
-    for name in sorted(lost):
+    for name in sorted(unindexed_files):
         yield ScanFinding(Risk.WARNING, name, "no index describes its content", "it was not read")
 
 
 def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iterator[ScanFinding]:
     """Yield problems of a zip, and of the pickles in it."""
-    broken = ""
+    error_text = ""
     try:
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
             members = opened.infolist()
@@ -300,11 +300,11 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
                     yield from _member(opened, name, member)
                 except _BROKEN as error:
                     # The broken member may hide others behind it.
-                    broken = broken or str(error)
+                    error_text = error_text or str(error)
     except _BROKEN as error:
-        broken = str(error)
-    if broken:
-        problem_text = f"a zip that cannot be read ({broken[:120]})"
+        error_text = str(error)
+    if error_text:
+        problem_text = f"a zip that cannot be read ({error_text[:120]})"
         yield ScanFinding(Risk.WARNING, name, problem_text, "readers disagree about its kind")
 
 
@@ -345,19 +345,19 @@ def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]
     """Yield findings for the names in consecutive pickles."""
     stream = io.BytesIO(data)
     names: set[PickledGlobal] = set()
-    why = "" if is_whole else f"more than {BYTES_MAX} bytes"
+    reason = "" if is_whole else f"more than {BYTES_MAX} bytes"
     while stream.tell() < len(data):
         at = stream.tell()
         if at and not data[at : at + 2].startswith(_PICKLE_MAGIC):
             break
-        global_names, broken = read_names(stream)
+        global_names, read_problem = read_names(stream)
         names |= global_names
-        if broken:
-            why = why or broken
+        if read_problem:
+            reason = reason or read_problem
             break
     yield from _effects(name, names)
-    if why:
-        problem_text = f"a pickle that cannot be read to its end: {why}"
+    if reason:
+        problem_text = f"a pickle that cannot be read to its end: {reason}"
         yield ScanFinding(Risk.WARNING, name, problem_text, "the rest of the pickle is unknown")
 
 
@@ -374,10 +374,10 @@ def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
             global_name.dotted for global_name in names if effect_of(global_name) is effect
         )
         if names_of_effect:
-            more = (
+            count_text = (
                 f" and {len(names_of_effect) - _NAMES_SHOWN} more"
                 if len(names_of_effect) > _NAMES_SHOWN
                 else ""
             )
             text = ", ".join(f"`{dotted[:80]}`" for dotted in names_of_effect[:_NAMES_SHOWN])
-            yield ScanFinding(risk, name, f"a pickle that names {text}{more}", consequence)
+            yield ScanFinding(risk, name, f"a pickle that names {text}{count_text}", consequence)

@@ -97,12 +97,12 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
         Unreadable: The value exceeds the bounds.
     """
     tensor_by_name: dict[str, TensorRef] = {}
-    waiting: list[tuple[str, int, Any]] = [(root, 0, module)]
-    seen = 0
-    while waiting:
-        prefix, depth, value = waiting.pop()
-        seen += 1
-        if depth > DEPTH_MAX or seen > LEAVES_MAX:
+    pending_modules: list[tuple[str, int, Any]] = [(root, 0, module)]
+    visited_count = 0
+    while pending_modules:
+        prefix, depth, value = pending_modules.pop()
+        visited_count += 1
+        if depth > DEPTH_MAX or visited_count > LEAVES_MAX:
             raise Unreadable("endless nesting of modules")
         fields = _fields(value)
         tensor_by_name |= {
@@ -110,13 +110,13 @@ def tensors_of(archive: Archive, module: Any, root: str = "") -> tuple[Tensor, .
             for key, field_value in fields
             if isinstance(field_value, TensorRef)
         }
-        inside = [
+        submodules = [
             (key, field_value)
             for key, field_value in fields
             if isinstance(field_value, PickledCall)
         ]
-        waiting += [
-            (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(inside)
+        pending_modules += [
+            (f"{prefix}{key}.", depth + 1, field_value) for key, field_value in reversed(submodules)
         ]
     return tensors_in(archive, tensor_by_name, MODEL)
 
@@ -179,19 +179,20 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     optimizer, schedule = _optimizer(fields, archive), _schedule(fields, archive)
     tensors = _tensors(archive)
     problems = [] if tensors else [Problem(archive.name, "it contains no tensor", is_fatal=True)]
-    lacking = [
+    missing_parts = [
         *(("the optimizer's state",) if optimizer is None else ()),
         *(("the schedule",) if schedule is None else ()),
     ]
     words = [key.lower() for key in fields if isinstance(key, str)]
     for word_parts, label in _WANTED.items():
         if not any(part in word for part in word_parts for word in words):
-            lacking.append(label)
+            missing_parts.append(label)
     load, stops = how_to_load(archive.names)
     if optimizer is None and schedule is None and tensors:
         problems = [Problem(archive.name, ALONE, is_fatal=True, help=load)]
     problems += [
-        Problem(archive.name, f"it has no {part[4:]}", part, cure=Remedy.UNKEPT) for part in lacking
+        Problem(archive.name, f"it has no {part[4:]}", part, cure=Remedy.UNKEPT)
+        for part in missing_parts
     ]
     for key, _ in _modules(archive):
         label = f"`{key}` in it is the module itself: `torch.load` with `weights_only` rejects it"

@@ -88,27 +88,27 @@ def read_scalars(folder: Folder, listing: DirectoryListing, name: str) -> Scalar
     size_bytes = listing.sizes[name]
     window = RangeReader(folder, name, 0, min(size_bytes, FILE_BYTES_MAX))
     all_scalars: list[Scalar] = []
-    broken = (
+    problem = (
         ""
         if size_bytes <= FILE_BYTES_MAX
         else (f"only the first of its {size_bytes} bytes are read")
     )
     began = None
-    for record, wrong in _records(window):
-        broken = broken or wrong
-        if wrong and began is None:
-            raise Unreadable(f"it is not a file of events: {wrong}")
+    for record, record_problem in _records(window):
+        problem = problem or record_problem
+        if record_problem and began is None:
+            raise Unreadable(f"it is not a file of events: {record_problem}")
         try:
             at, scalars = _event(record)
         except Unreadable as error:
-            broken = broken or str(error)
+            problem = problem or str(error)
             continue
         began = at if began is None else began
         all_scalars += scalars
         if len(all_scalars) >= _SCALARS_MAX:
-            broken = broken or f"only the first of more than {_SCALARS_MAX} numbers are read"
+            problem = problem or f"only the first of more than {_SCALARS_MAX} numbers are read"
             break
-    return Scalars(began or 0.0, tuple(all_scalars), broken)
+    return Scalars(began or 0.0, tuple(all_scalars), problem)
 
 
 def masked_sum(data: bytes) -> int:
@@ -214,10 +214,10 @@ def _single(data: bytes) -> float:
     """Return the shortest decimal that rounds to this single-precision number."""
     (value,) = struct.unpack("<f", data)
     for digits in range(1, _DIGITS_MAX):
-        short = float(f"{value:.{digits}g}")
+        candidate = float(f"{value:.{digits}g}")
         try:
-            if struct.pack("<f", short) == data:
-                return short
+            if struct.pack("<f", candidate) == data:
+                return candidate
         except OverflowError:
             continue
     return float(value)

@@ -81,13 +81,15 @@ class RangeReader(io.RawIOBase):
         ``zipfile`` requests the remaining bytes of a member again. ``zipfile`` reads a directory at
         once, so a larger directory counts as truncated.
         """
-        left = max(0, self._size - self._at)
-        size = min(left if size < 0 else size, left, READ_MAX)
+        remaining_bytes = max(0, self._size - self._at)
+        size = min(remaining_bytes if size < 0 else size, remaining_bytes, READ_MAX)
         if not self._at >= self._block_start or self._at + size > self._block_start + len(
             self._block
         ):
             # Zips are read from the end backwards, so the bytes near the end are read at once.
-            begin = self._at if left > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)
+            begin = (
+                self._at if remaining_bytes > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)
+            )
             length = min(max(size, _AHEAD_BYTES), self._size - begin)
             length = max(length, self._at + size - begin)
             self._block = self._folder.read(self._name, self._start + begin, length)
@@ -253,10 +255,10 @@ def open_archive(
     """
     if name not in listing.sizes:
         raise Unreadable(listing.why_unread(name))
-    whole = listing.sizes[name]
-    size_bytes = whole - start if size_bytes is None else size_bytes
-    if start < 0 or size_bytes <= 0 or start + size_bytes > whole:
-        raise Unreadable("it is empty" if whole == 0 else "it ends too early")
+    file_bytes = listing.sizes[name]
+    size_bytes = file_bytes - start if size_bytes is None else size_bytes
+    if start < 0 or size_bytes <= 0 or start + size_bytes > file_bytes:
+        raise Unreadable("it is empty" if file_bytes == 0 else "it ends too early")
     try:
         with zipfile.ZipFile(RangeReader(folder, name, start, size_bytes)) as opened:
             members = opened.infolist()
@@ -269,18 +271,20 @@ def _archive(folder: Folder, name: str, start: int, zip_members: list[zipfile.Zi
     pickles = [member for member in zip_members if member.filename.rpartition("/")[2] == "data.pkl"]
     if len(pickles) != 1:
         raise Unreadable(f"a zip with {len(pickles)} pickles is not a file of torch")
-    stored = [member for member in zip_members if member.compress_type == zipfile.ZIP_STORED]
-    if any(is_contradictory(member) for member in stored):
+    stored_members = [
+        member for member in zip_members if member.compress_type == zipfile.ZIP_STORED
+    ]
+    if any(is_contradictory(member) for member in stored_members):
         raise Unreadable("the directory of the zip contradicts itself")
     root = pickles[0].filename.removesuffix("data.pkl")
     members = {
         member.filename.removeprefix(root): (member.header_offset, member.file_size)
-        for member in stored
+        for member in stored_members
     }
     pickled = read_pickle(_member(folder, name, start, pickles[0]), rebuild)
     order = next((member for member in zip_members if member.filename == f"{root}byteorder"), None)
     byteorder = "little" if order is None else _member(folder, name, start, order).decode("latin1")
-    sums = {member.filename.removeprefix(root): member.CRC for member in stored}
+    sums = {member.filename.removeprefix(root): member.CRC for member in stored_members}
     return Archive(folder, name, pickled.value, pickled.names, members, byteorder, start, sums=sums)
 
 

@@ -50,13 +50,15 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
     )
     tokens = whole(value_at(folder, listing, index, "train_state.ntokens_seen"))
     world = whole(value_at(folder, listing, index, _WORLD))
-    lacking = (
+    missing_problems = (
         []
         if optimizer
         else [Problem(".", "it contains no optimizer", "the optimizer's state", cure=Remedy.UNKEPT)]
     )
     if last is None:
-        lacking.append(Problem(".", "it contains no schedule", "the schedule", cure=Remedy.UNKEPT))
+        missing_problems.append(
+            Problem(".", "it contains no schedule", "the schedule", cure=Remedy.UNKEPT)
+        )
     data = {"loaders": world, "tokens": tokens}
     return Contents(
         "torchtitan",
@@ -71,7 +73,7 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
         versions={"metadata": index.version} if index.version else {},
         problems=(
             *index.problems,
-            *lacking,
+            *missing_problems,
             *_unplaced(index, world),
             *_disagreements(folder, step, last, optimizer),
             Problem(

@@ -76,8 +76,8 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
         head = archive.head(state, _CPU_HEAD.size)
         if len(head) != _CPU_HEAD.size:
             continue
-        _, left, is_seeded, position = _CPU_HEAD.unpack(head)
-        if not (is_seeded == 1 and 0 < left <= _CPU_WORDS and position <= _CPU_WORDS):
+        _, words_left, is_seeded, position = _CPU_HEAD.unpack(head)
+        if not (is_seeded == 1 and 0 < words_left <= _CPU_WORDS and position <= _CPU_WORDS):
             return (
                 f"its `{name}` is not a state that the generator of torch accepts: it was never set"
             )
@@ -95,14 +95,19 @@ def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[
     counts = {name: _device_states(held_state) for name, held_state in states.items()}
     for name, (key, state) in counts.items():
         if not key:
-            if others := [other for other, (its, _) in counts.items() if its]:
-                yield name, f"it has no state of CUDA, but {others[0]} has one"
+            if names_with_devices := [
+                other_name for other_name, (device_key, _) in counts.items() if device_key
+            ]:
+                yield name, f"it has no state of CUDA, but {names_with_devices[0]} has one"
             continue
         devices = [state] if is_alone else state
         is_taken = isinstance(devices, list | tuple) and all(map(_is_device, devices))
         if not is_taken or not devices:
-            kept = "one device" if is_alone else "a list of devices"
-            yield name, f"its `{key}` is not a state of {kept}, as this many ranks store it"
+            expected_form = "one device" if is_alone else "a list of devices"
+            yield (
+                name,
+                f"its `{key}` is not a state of {expected_form}, as this many ranks store it",
+            )
 
 
 def has_devices(state: Any) -> bool:
@@ -311,10 +316,10 @@ def read_random(
     values: dict[str, Any] = {}
     problems = []
     for _, name in sorted(kinds.items())[:RANKS_OPENED_MAX]:
-        values[name], why = _opened(folder, listing, name, WANTED if stops else ())
-        if why:
+        values[name], reason = _opened(folder, listing, name, WANTED if stops else ())
+        if reason:
             help_ = _REPAIR if stops else ""
-            problems.append(Problem(name, why, "random state", is_fatal=stops, help=help_))
+            problems.append(Problem(name, reason, "random state", is_fatal=stops, help=help_))
     if not kinds:
         return None, [Problem(".", "no random states are saved", "random state", cure=Remedy.COPY)]
     last = max(kinds) + 1
@@ -336,13 +341,15 @@ def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> 
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         problem_text = f"no random states of CUDA are saved, but the optimizer was on {device}"
         return [Problem(".", problem_text, OF_DEVICES, cure=Remedy.COPY)] if whole_ones else []
-    old = [name for name, value in whole_ones.items() if has_older_devices(value)]
-    problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in old]
-    odd = check_rng_devices(whole_ones, is_alone=is_alone)
-    rest = (
-        Problem(name, why, OF_DEVICES, cure=Remedy.COPY) for name, why in odd if name not in old
+    older_names = [name for name, value in whole_ones.items() if has_older_devices(value)]
+    problems = [Problem(name, OLDER, OF_DEVICES, help=OLDER_HELP) for name in older_names]
+    findings = check_rng_devices(whole_ones, is_alone=is_alone)
+    device_problems = (
+        Problem(name, reason, OF_DEVICES, cure=Remedy.COPY)
+        for name, reason in findings
+        if name not in older_names
     )
-    return [*problems, *rest]
+    return [*problems, *device_problems]
 
 
 def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
@@ -360,9 +367,9 @@ def _opened(
     value = archive.value
     if not isinstance(value, dict) or not any(kind in value for kind in _KINDS):
         return value, "it holds no random states"
-    lacking = [key for key in names if key not in value]
-    if lacking:
-        return value, f"it has no `{lacking[0]}`"
+    missing_keys = [key for key in names if key not in value]
+    if missing_keys:
+        return value, f"it has no `{missing_keys[0]}`"
     return value, check_rng_state(value, _KINDS) or unset(value, _KINDS, archive)
 
 

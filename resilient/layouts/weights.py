@@ -47,11 +47,11 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the problem of the first tensor that is in two files."""
     first_of_name: dict[str, Tensor] = {}
     for tensor in tensors:
-        other = first_of_name.setdefault(tensor.name, tensor)
-        if other is not tensor and other.files != tensor.files:
+        first_tensor = first_of_name.setdefault(tensor.name, tensor)
+        if first_tensor is not tensor and first_tensor.files != tensor.files:
             problem_text = (
-                f"`{tensor.name[:80]}` is in `{other.files[0][:80]}` too, and the right one is "
-                "unknown"
+                f"`{tensor.name[:80]}` is in `{first_tensor.files[0][:80]}` too, and the right "
+                "one is unknown"
             )
             return [Problem(tensor.files[0], problem_text, is_fatal=True, cure=Remedy.COPY)]
     return []
@@ -69,16 +69,17 @@ def contradictions(
         tensors: Tensors of all its shards.
     """
     mapped = document["weight_map"]
-    lacking = [tensor.name for tensor in tensors if tensor.name not in mapped]
+    unmapped_names = [tensor.name for tensor in tensors if tensor.name not in mapped]
     in_other_files = [
         tensor.name
         for tensor in tensors
         if tensor.name in mapped and f"{prefix}{mapped[tensor.name]}" not in tensor.files
     ]
     problems = []
-    if lacking:
+    if unmapped_names:
         problems.append(
-            f"{_MAP} lacks {len(lacking)} of their tensors, including `{lacking[0][:80]}`"
+            f"{_MAP} lacks {len(unmapped_names)} of their tensors, including "
+            f"`{unmapped_names[0][:80]}`"
         )
     if in_other_files:
         problems.append(f"{_MAP} names the wrong shard for `{in_other_files[0][:80]}`")
@@ -135,8 +136,8 @@ def read_weights(
         return _indexed(folder, listing, prefix, index, shard_sets.get(index, ()))
     shard_name, shards = next(iter(shard_sets.items()), ("", []))
     tensors, problems = read_all(folder, listing, shards)
-    lost = [unnamed(shard_name, len(shards))] if shards else []
-    return tensors, [*lost, *problems, *doubled(tensors)]
+    index_problems = [unnamed(shard_name, len(shards))] if shards else []
+    return tensors, [*index_problems, *problems, *doubled(tensors)]
 
 
 def _indexed(
@@ -152,10 +153,11 @@ def _indexed(
         return (), [Problem(index, "it has no `weight_map` of names", is_fatal=True)]
     shards = sorted({f"{prefix}{value}" for value in mapped.values()})
     tensors, problems = read_all(folder, listing, shards)
-    lacking = sorted(set(mapped) - {tensor.name for tensor in tensors})
-    if lacking and not problems:
+    missing_names = sorted(set(mapped) - {tensor.name for tensor in tensors})
+    if missing_names and not problems:
         problem_text = (
-            f"{len(lacking)} of its tensors are in no file, including `{lacking[0][:80]}`"
+            f"{len(missing_names)} of its tensors are in no file, including "
+            f"`{missing_names[0][:80]}`"
         )
         problems.append(Problem(index, problem_text, is_fatal=True))
     elif not problems:

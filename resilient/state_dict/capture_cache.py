@@ -218,12 +218,12 @@ class RngChangeDetector:
 
     def is_same(self) -> bool:
         """Return whether the other generators are unchanged; update the copy of torch's state."""
-        now, saved = self._generators.state_dict(), self._saved_state
-        if [*now] != [*saved] or any(
-            not _are_equal(now[number], saved[number]) for number in _NUMBERS
+        live_state, saved_state = self._generators.state_dict(), self._saved_state
+        if [*live_state] != [*saved_state] or any(
+            not _are_equal(live_state[number], saved_state[number]) for number in _NUMBERS
         ):
             return False
-        self._cpu.copy_(now["cpu"])
+        self._cpu.copy_(live_state["cpu"])
         return True
 
     def rest(self) -> None:
@@ -280,16 +280,16 @@ def make_change_detector(
 def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return a module and all modules inside, each once; none if one stores them in its own way."""
     modules: dict[int, torch.nn.Module] = {}
-    left = [module]
-    while left:
-        stateful = left.pop()
+    pending_modules = [module]
+    while pending_modules:
+        stateful = pending_modules.pop()
         attributes = vars(stateful)
         if not _DICTS.issuperset(type(attributes[name]) for name in _HELD):
             return []
         if id(stateful) not in modules:
             modules[id(stateful)] = stateful
             inner = [child for child in attributes["_modules"].values() if child is not None]
-            left += reversed(inner)
+            pending_modules += reversed(inner)
     return [*modules.values()]
 
 
@@ -371,13 +371,13 @@ class CaptureCache:
     def _remember(
         self, part: str, stateful: Any, detector: ChangeDetector, tree: Any, tensors: Tensors
     ) -> None:
-        rest = detector.rest()
-        if rest is not None and flatten(part, rest)[1]:
+        changing_state = detector.rest()
+        if changing_state is not None and flatten(part, changing_state)[1]:
             # State that is requested each time must not be part of the kept state.
             return
-        kept = tensors if isinstance(tensors, CachedTensors) else CachedTensors(tensors)
-        constant = CachedTree(tree if rest is None else tree["state"])
-        self._looks[part] = _Look(stateful, detector, constant, kept)
+        cached_tensors = tensors if isinstance(tensors, CachedTensors) else CachedTensors(tensors)
+        constant = CachedTree(tree if changing_state is None else tree["state"])
+        self._looks[part] = _Look(stateful, detector, constant, cached_tensors)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
         """Return the result of ``flatten_part`` if only numbers changed; None if unsure."""
@@ -391,11 +391,11 @@ class CaptureCache:
                 self._restless.add(part)
             return None
         look.has_proved = True
-        rest = look.glance.rest()
-        if rest is None:
+        changing_state = look.glance.rest()
+        if changing_state is None:
             return look.constant, look.tensors
-        tree, more = flatten(part, rest)
-        return None if more else ({"state": look.constant, **tree}, look.tensors)
+        tree, new_tensors = flatten(part, changing_state)
+        return None if new_tensors else ({"state": look.constant, **tree}, look.tensors)
 
     def _is_still_there(self, part: str, look: _Look) -> bool:
         record = self._records.get(part)

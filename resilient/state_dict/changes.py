@@ -151,24 +151,24 @@ class ResumeCheck:
         Raises:
             IncompatibleCheckpoint: A difference is refused; nothing was loaded.
         """
-        policy, saved = self._policy, manifest.config.get(SETUP, {})
+        policy, saved_setup = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
-        changes = [*_setup_changes(saved, self._setup, options=compares)]
-        changes += _scheduler_changes(trees, parts, known_names=saved.keys())
+        changes = [*_setup_changes(saved_setup, self._setup, options=compares)]
+        changes += _scheduler_changes(trees, parts, known_names=saved_setup.keys())
         changes += _model_changes(manifest.tensors, trees, parts)
-        lost = policy.lost(entry.name for entry in manifest.parts)
+        lost_parts = policy.lost(entry.name for entry in manifest.parts)
         changes += (
             StateChange(
                 part, "saved, but not passed to this run: it would be lost", is_refused=True
             )
-            for part in lost
+            for part in lost_parts
         )
         refused = [
             change for change in changes if change.is_refused and not policy.allows(change.part)
         ]
         if refused:
             raise self._refusal(manifest, refused)
-        reported = tuple(change for change in changes if change.part not in lost)
+        reported = tuple(change for change in changes if change.part not in lost_parts)
         if reported:
             self._emit(StateChanged(manifest.checkpoint.folder, reported))
         return frozenset(change.part for change in changes if change.is_fresh)
@@ -258,31 +258,31 @@ def _setup_changes(
 ) -> Iterator[StateChange]:
     """Compare two setups; parts that one setup lacks are not compared."""
     for name in [change for change in current if change in saved]:
-        old, new = saved[name], current[name]
-        if old["class"] != new["class"]:
-            is_scheduler = "groups" not in new["options"]
+        saved_part, current_part = saved[name], current[name]
+        if saved_part["class"] != current_part["class"]:
+            is_scheduler = "groups" not in current_part["options"]
             follows = (
                 "the rate would follow neither schedule"
                 if is_scheduler
                 else "the new class loads the saved state"
             )
-            text = f"class {old['class']} -> {new['class']}: {follows}"
+            text = f"class {saved_part['class']} -> {current_part['class']}: {follows}"
             yield StateChange(name, text, is_refused=is_scheduler, is_fresh=is_scheduler)
         elif options:
-            yield from _option_changes(name, old["options"], new["options"])
+            yield from _option_changes(name, saved_part["options"], current_part["options"])
 
 
 def _option_changes(
     name: str, old: Mapping[str, Any], new: Mapping[str, Any]
 ) -> Iterator[StateChange]:
-    shown = [
+    change_texts = [
         f"{key} {old[key]!r} -> {value!r}"
         for key, value in new.items()
         if key in old and old[key] != value
     ]
-    if shown:
+    if change_texts:
         follows = "the values of the checkpoint are used: they are part of its state"
-        yield StateChange(name, f"{', '.join(shown)}: {follows}")
+        yield StateChange(name, f"{', '.join(change_texts)}: {follows}")
 
 
 def _scheduler_changes(
@@ -298,11 +298,11 @@ def _scheduler_changes(
         if name in known_names:
             continue
         own_groups = {key for key in scheduler.state_dict() if not key.startswith("_")} - _COMMON
-        saved = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
-        if own_groups - saved and saved - own_groups:
+        saved_keys = {key for key in tree if not key.startswith(("_", "$"))} - _COMMON
+        if own_groups - saved_keys and saved_keys - own_groups:
             text = (
-                f"saved by a scheduler with {_listed(saved - own_groups)}, and "
-                f"{type(scheduler).__name__} has {_listed(own_groups - saved)}: "
+                f"saved by a scheduler with {_listed(saved_keys - own_groups)}, and "
+                f"{type(scheduler).__name__} has {_listed(own_groups - saved_keys)}: "
                 "the rate would follow neither schedule"
             )
             yield StateChange(name, text, is_refused=True, is_fresh=True)
@@ -310,9 +310,16 @@ def _scheduler_changes(
 
 def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterator[StateChange]:
     """Find schedulers with another number of groups: torch would leave groups without a rate."""
-    saved, own = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
-    if isinstance(saved, list) and own is not None and len(saved) != len(own):
-        text = f"saved rates of {len(saved)} groups, and the optimizer has {len(own)} groups"
+    saved_rates, live_rates = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
+    if (
+        isinstance(saved_rates, list)
+        and live_rates is not None
+        and len(saved_rates) != len(live_rates)
+    ):
+        text = (
+            f"saved rates of {len(saved_rates)} groups, and the optimizer has {len(live_rates)} "
+            "groups"
+        )
         yield StateChange(name, text, is_refused=True, is_fresh=True)
 
 
@@ -363,14 +370,14 @@ def _model_changes(
         except UnsavableState:
             # Parameters without memory have no dtype to compare.
             continue
-        saved, own = _names(tree), _names(live)
+        saved_names, live_names = _names(tree), _names(live)
         pairs = [
-            (path, entries[saved[path]], own_tensors[own[path]])
-            for path in own
-            if path in saved and saved[path] in entries
+            (path, entries[saved_names[path]], own_tensors[live_names[path]])
+            for path in live_names
+            if path in saved_names and saved_names[path] in entries
         ]
         yield from _dtype_changes(name, pairs)
-        yield from _tie_changes(name, saved, own, entries)
+        yield from _tie_changes(name, saved_names, live_names, entries)
 
 
 def _names(tree: Any) -> dict[str, str]:
@@ -388,14 +395,14 @@ def _dtype_changes(
 ) -> Iterator[StateChange]:
     names_by_dtypes: dict[tuple[torch.dtype, torch.dtype], list[str]] = defaultdict(list)
     for path, entry, tensor in pairs:
-        saved = TORCH_DTYPES[entry.dtype]
-        if saved != tensor.dtype:
-            names_by_dtypes[saved, tensor.dtype].append(path)
-    for (saved, own), paths in names_by_dtypes.items():
-        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-        is_narrower = not _holds(own, saved)
+        saved_dtype = TORCH_DTYPES[entry.dtype]
+        if saved_dtype != tensor.dtype:
+            names_by_dtypes[saved_dtype, tensor.dtype].append(path)
+    for (saved_dtype, live_dtype), paths in names_by_dtypes.items():
+        count_text = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        is_narrower = not _holds(live_dtype, saved_dtype)
         follows = "digits would be lost" if is_narrower else "the values stay equal"
-        text = f"dtype {saved} -> {own} of `{paths[0]}`{more}: {follows}"
+        text = f"dtype {saved_dtype} -> {live_dtype} of `{paths[0]}`{count_text}: {follows}"
         yield StateChange(name, text, is_refused=is_narrower)
 
 
@@ -420,10 +427,10 @@ def _tie_changes(
             text = f"{_listed(paths)} were one tied tensor, and are separate here"
             yield StateChange(name, f"{text}: they would be trained separately", is_refused=True)
     for paths in _tied_keys(current, saved):
-        stored = {saved[path] for path in paths}
+        tensor_names = {saved[path] for path in paths}
         content = {
             tuple((region.region, region.digest) for region in entries[tensor].regions)
-            for tensor in stored
+            for tensor in tensor_names
             if tensor in entries
         }
         if len(content) > 1:

@@ -161,8 +161,10 @@ def _on_line(name: str, group: int, low: Any, flat: torch.Tensor) -> ParameterLo
     if low._hp_mapping is None:  # noqa: SLF001 - where DeepSpeed's own checkpoints look, too
         return ParameterLocation(name, group, shape, flat, 0, 0, 0)
     mapping = low._hp_mapping  # noqa: SLF001
-    here, there = mapping.lp_fragment_address, mapping.hp_fragment_address
-    return ParameterLocation(name, group, shape, flat, here.start, there.start, here.numel)
+    low_fragment, high_fragment = mapping.lp_fragment_address, mapping.hp_fragment_address
+    return ParameterLocation(
+        name, group, shape, flat, low_fragment.start, high_fragment.start, low_fragment.numel
+    )
 
 
 def _sliced(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
@@ -250,12 +252,14 @@ class ZeroModel:
             for home in parameter_locations(self._engine)
         }
         # Tied parameters have several names and must stay one tensor.
-        kept: dict[int, Any] = {}
+        part_by_id: dict[int, Any] = {}
         state = {}
         for name, value in self._engine.module.state_dict(keep_vars=True).items():
-            if id(value) not in kept:
-                kept[id(value)] = locations[id(value)] if id(value) in locations else _frozen(value)
-            state[name] = kept[id(value)]
+            if id(value) not in part_by_id:
+                part_by_id[id(value)] = (
+                    locations[id(value)] if id(value) in locations else _frozen(value)
+                )
+            state[name] = part_by_id[id(value)]
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -273,11 +277,11 @@ class ZeroModel:
             if torch.is_tensor(value):
                 _fill(value, state_dict[name])
         # Modules load their non-tensor state themselves.
-        rest = {
+        plain_values = {
             name: state_dict[name] for name, tensor in live.items() if not torch.is_tensor(tensor)
         }
-        if rest:
-            self._engine.module.load_state_dict(rest, strict=False)
+        if plain_values:
+            self._engine.module.load_state_dict(plain_values, strict=False)
         refresh(self._engine)
 
 
@@ -371,8 +375,8 @@ class ZeroOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         home = self._by_path.get(name)
         if place != "state" or kind == "step" or home is None or home.is_whole:
             return None
@@ -393,11 +397,11 @@ class ZeroOptimizer:
     def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the saved group of each group of the optimizer."""
         names = self._names()
-        saved = state_dict["param_groups"]
+        saved_groups = state_dict["param_groups"]
         require_same_names(
             state_dict["state"], [name for group in names for name in group], partial=True
         )
-        return matched_groups(names, saved, self.optimizer.param_groups)
+        return matched_groups(names, saved_groups, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each parameter by its name.
@@ -413,8 +417,8 @@ class ZeroOptimizer:
         by_flat = sorted(self._homes, key=lambda home: id(home.flat))
         for _, locations in groupby(by_flat, key=lambda home: id(home.flat)):
             self._load_flat(list(locations), state)
-        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+        for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
         self._arriving = {}
         # Reset DeepSpeed's cached places in the state.
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
@@ -451,22 +455,22 @@ class ZeroOptimizer:
 
     def _load_flat(self, locations: Sequence[ParameterLocation], state: Mapping[str, Any]) -> None:
         """Load the state of parameters that share one memory."""
-        saved = {home.name: state[home.name] for home in locations if state.get(home.name)}
-        loaded: dict[str, Any] = {}
-        for kind in dict.fromkeys(kind for moments in saved.values() for kind in moments):
-            having = [home for home in locations if kind in saved.get(home.name, {})]
-            values = [saved[home.name][kind] for home in having]
+        saved_states = {home.name: state[home.name] for home in locations if state.get(home.name)}
+        flat_state: dict[str, Any] = {}
+        for kind in dict.fromkeys(kind for moments in saved_states.values() for kind in moments):
+            having = [home for home in locations if kind in saved_states.get(home.name, {})]
+            values = [saved_states[home.name][kind] for home in having]
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
                 room = self._room(locations[0], kind)
                 if len(having) < len(locations):
                     room.zero_()  # ZeRO's own value for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):
                     _fill(home.part_of(room), value)
-                loaded[kind] = room
+                flat_state[kind] = room
             else:
-                loaded[kind] = _common_value(kind, having, values)
-        if loaded:
-            self.optimizer.state[locations[0].flat] = loaded
+                flat_state[kind] = _common_value(kind, having, values)
+        if flat_state:
+            self.optimizer.state[locations[0].flat] = flat_state
         else:
             self.optimizer.state.pop(locations[0].flat, None)
 

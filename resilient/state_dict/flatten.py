@@ -123,9 +123,9 @@ class _Flattener:
         self._depth += levels
         if self._depth > _DEPTH_MAX:
             raise _too_deep(path)
-        written = write(self, value, path)
+        node = write(self, value, path)
         self._depth -= levels
-        return written
+        return node
 
     def mapping(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
@@ -176,11 +176,11 @@ class _Flattener:
         name = path if path not in self.tensors else f"{path}~{len(self.tensors)}"
         # A tensor without memory cannot be identified by its address.
         if address := local.data_ptr() if local is value else _address_of(local):
-            here = self._at.setdefault(address, [])
-            for candidate in here:
+            names_at_address = self._at.setdefault(address, [])
+            for candidate in names_at_address:
                 if _is_same(self.tensors[candidate], value):
                     return {"$tensor": candidate}
-            here.append(name)
+            names_at_address.append(name)
         self.tensors[name] = value.detach()
         return {"$tensor": name}
 

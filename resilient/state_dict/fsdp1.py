@@ -83,13 +83,13 @@ class Fsdp1Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``state`` by name and ``param_groups`` with names in place of numbers."""
-        fresh = not self._optimizer.state
+        was_empty = not self._optimizer.state
         with _deprecated_inside():
             optimizer_state = get_optimizer_state_dict(self._model, self._optimizer)
-        if fresh:
+        if was_empty:
             # torch made an empty step to create state; that step must not count.
             self._optimizer.state.clear()
-        return {**optimizer_state, "state": {}} if fresh else dict(optimizer_state)
+        return {**optimizer_state, "state": {}} if was_empty else dict(optimizer_state)
 
     def like(self, path: str) -> torch.Tensor | None:
         """Return a tensor with the layout of the state at ``path``, that is, of its parameter.
@@ -100,8 +100,8 @@ class Fsdp1Optimizer:
         if not self._layout:
             model_state = get_model_state_dict(self._model)
             self._layout = {escape(name): value for name, value in model_state.items()}
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         return self._layout.get(name) if place == "state" and kind != "step" else None
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
@@ -130,8 +130,8 @@ class Fsdp1Optimizer:
             self._load_with_state(dict(state_dict["state"]), groups)
             return
         self._optimizer.state.clear()
-        for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update({name: value for name, value in saved.items() if name != "params"})
+        for group, saved_group in zip(self._optimizer.param_groups, groups, strict=True):
+            group.update({name: value for name, value in saved_group.items() if name != "params"})
 
     def _load_with_state(self, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Load state by parameter name, and the options of groups in the optimizer's order.
@@ -156,12 +156,12 @@ def _merged(
     live: list[dict[str, Any]], loaded: list[dict[str, Any]], saved: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return loaded groups in the order of the live ones, with saved options in empty groups."""
-    rest = iter(loaded)
-    merged = []
+    loaded_groups = iter(loaded)
+    merged_groups = []
     for group, options in zip(live, saved, strict=True):
         if group["params"]:
-            merged.append(next(rest))
+            merged_groups.append(next(loaded_groups))
         else:
             group.update({name: option for name, option in options.items() if name != "params"})
-            merged.append(group)
-    return merged
+            merged_groups.append(group)
+    return merged_groups

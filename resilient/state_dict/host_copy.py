@@ -92,7 +92,7 @@ class HostCopyBatch:
         if changes == self._changes:
             return []
         counts = zip(self._names, self._changes, changes, strict=True)
-        return [name for name, before, now in counts if now != before]
+        return [name for name, count_before, count_now in counts if count_now != count_before]
 
 
 def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
@@ -195,11 +195,12 @@ class DeferredCopies:
         """
         if self._failures:
             raise self._failures[0].to_error(1) from self._failures[0].cause
-        changed = [name for batch in self._work for name in batch.changed()]
-        if changed:
+        changed_names = [name for batch in self._work for name in batch.changed()]
+        if changed_names:
             raise SaveFailed(
-                f"`{changed[0]}` and {len(changed) - 1} others changed during the copy: with "
-                "overlap, parameters must not change between a save and the next optimizer.step()",
+                f"`{changed_names[0]}` and {len(changed_names) - 1} others changed during the "
+                "copy: with overlap, parameters must not change between a save and the next "
+                "optimizer.step()",
                 hint="change parameters after optimizer.step() (after before_update() if you wait "
                 "for the copy yourself), or save without overlap (resilient.Checkpointer: "
                 "overlap=False, TrainingArguments: save_overlap=False)",
@@ -259,7 +260,9 @@ class DeviceCopies:
     def changed(self) -> list[str]:
         """Return the names of sources that were changed meanwhile."""
         counts = zip(self._copies, self._changes, strict=True)
-        return [copy.name for copy, before in counts if changes_of(copy.source) != before]
+        return [
+            copy.name for copy, count_before in counts if changes_of(copy.source) != count_before
+        ]
 
 
 def lock_pages(memory: memoryview) -> int:

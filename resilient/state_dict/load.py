@@ -90,14 +90,16 @@ def matching_targets(targets: Mapping[str, Berths], manifest: Manifest) -> Berth
         targets: Live tensors by part.
         manifest: Manifest of the checkpoint to read.
     """
-    stored: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {name: {} for name in targets}
+    stored_shapes: dict[str, dict[str, tuple[str, tuple[int, ...]]]] = {
+        name: {} for name in targets
+    }
     for entry in manifest.tensors:
-        if entry.part in stored:
-            stored[entry.part][entry.name] = (entry.dtype, entry.shape)
+        if entry.part in stored_shapes:
+            stored_shapes[entry.part][entry.name] = (entry.dtype, entry.shape)
     return {
         path: tensor
         for name, live in targets.items()
-        if stored[name]
+        if stored_shapes[name]
         == {
             path: (DTYPE_NAMES.get(value.dtype), tuple(value.shape)) for path, value in live.items()
         }
@@ -330,17 +332,17 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
             the part would silently start from its initial state.
     """
     stored_names = {entry.name for entry in manifest.parts}
-    absent = tuple(
+    absent_names = tuple(
         name for name, part in parts.items() if stored_name(name, part, rank) not in stored_names
     )
-    for name in absent:
+    for name in absent_names:
         if parts[name].scope == "replicated" and not parts[name].optional:
             raise IncompatibleCheckpoint(
                 f"{manifest.checkpoint} holds no `{name}`, so this part would start from its "
                 "initial state",
                 hint="resume with the configuration that was saved, or start with --resume never",
             )
-    return absent
+    return absent_names
 
 
 _LYING_BYTES_MIN = 64 << 10
@@ -368,9 +370,9 @@ def load_present_parts(
     """
     if check.examine is not None:
         check.examine(manifest.config)
-    absent = absent_parts(manifest, parts, rank)
-    fresh = load(manifest, files, parts, rank, landing, check)
-    return (*absent, *fresh)
+    absent_names = absent_parts(manifest, parts, rank)
+    fresh_names = load(manifest, files, parts, rank, landing, check)
+    return (*absent_names, *fresh_names)
 
 
 def load(
@@ -413,10 +415,10 @@ def load(
             continue
         content = files[entry.document]
         trees[name] = tree_of(entry, view_of(content, 0, len(content)).tobytes(), part.rows)
-    fresh = check.fresh_parts(manifest, trees, parts) if check is not None else frozenset()
+    fresh_names = check.fresh_parts(manifest, trees, parts) if check is not None else frozenset()
     for name in list(trees):
         part = parts[name]
-        if name in fresh:
+        if name in fresh_names:
             del trees[name]
         elif hasattr(part.stateful, "check_saved"):
             outline = unflatten(trees[name], partial(_outline, tensors))
@@ -426,7 +428,7 @@ def load(
         state = unflatten(trees.pop(name), _Reader(tensors, files, landing))
         with _name_part_in_errors(name, manifest):
             parts[name].stateful.load_state_dict(state)
-    return tuple(fresh)
+    return tuple(fresh_names)
 
 
 def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
@@ -508,11 +510,11 @@ def _view_in_place(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Te
     The memory must have torch's alignment. The fastest way to sum numbers may depend on the
     alignment, and so may the last bits of the sum.
     """
-    stored = entry.regions[0] if len(entry.regions) == 1 else None
-    if stored is None or stored.size_bytes < _LYING_BYTES_MIN:
+    stored_region = entry.regions[0] if len(entry.regions) == 1 else None
+    if stored_region is None or stored_region.size_bytes < _LYING_BYTES_MIN:
         return None
-    view = view_of(files[stored.file], stored.start, stored.size_bytes)
-    if view.readonly or not stored.region.is_whole(entry.shape):
+    view = view_of(files[stored_region.file], stored_region.start, stored_region.size_bytes)
+    if view.readonly or not stored_region.region.is_whole(entry.shape):
         return None
     tensor = torch.frombuffer(view, dtype=TORCH_DTYPES[entry.dtype]).view(entry.shape)
     return None if tensor.data_ptr() % MEMORY_ALIGNMENT else tensor
@@ -529,12 +531,12 @@ def _fill(box: LocalShard, entry: TensorEntry, files: Mapping[str, Content]) -> 
         files: Verified content by file name.
     """
     item = ITEM_BYTES[entry.dtype]
-    for stored in entry.regions:
-        for part, start, length in stored_spans(stored, box.region, item):
-            words = np.frombuffer(view_of(files[stored.file], start, length), _WORDS[item])
+    for stored_region in entry.regions:
+        for part, start, length in stored_spans(stored_region, box.region, item):
+            words = np.frombuffer(view_of(files[stored_region.file], start, length), _WORDS[item])
             data = box.data if part == box.region else box.part(part)
             if words.ctypes.data != data.data_ptr():
-                _copy_words(data, _strided(words, stored, part))
+                _copy_words(data, _strided(words, stored_region, part))
 
 
 def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) -> Any:

@@ -74,28 +74,31 @@ def require_compatible_optimizer(
     """
     name = type(optimizer).__name__
     groups: Sequence[Mapping[str, Any]] = optimizer.param_groups
-    own, saved_options = _identifying_options(groups), _identifying_options(saved["param_groups"])
-    missing = (optimizer.defaults.keys() & own) - saved_options
-    strange = saved_options - own - optimizer.defaults.keys()
-    if missing and strange:
+    own_options, saved_options = (
+        _identifying_options(groups),
+        _identifying_options(saved["param_groups"]),
+    )
+    missing_options = (optimizer.defaults.keys() & own_options) - saved_options
+    unknown_options = saved_options - own_options - optimizer.defaults.keys()
+    if missing_options and unknown_options:
         raise ValueError(
             f"it was saved by an optimizer with the options {_listed(saved_options)}, but {name} "
-            f"has {_listed(own)}; create the optimizer that was saved"
+            f"has {_listed(own_options)}; create the optimizer that was saved"
         )
-    needed = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
+    needed_keys = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
     # The user may keep other values in the state, under keys that name no parameter.
     members = {member for group in saved["param_groups"] for member in group["params"]}
     for parameter, parameter_state in saved["state"].items():
         if (
-            needed
+            needed_keys
             and parameter in members
             and parameter_state
-            and not needed <= parameter_state.keys()
+            and not needed_keys <= parameter_state.keys()
         ):
             raise ValueError(
                 f"it was saved by an optimizer that keeps {_listed(parameter_state)} of "
                 f"`{parameter}`, but "
-                f"{name} needs {_listed(needed)}; create the optimizer that was saved"
+                f"{name} needs {_listed(needed_keys)}; create the optimizer that was saved"
             )
 
 
@@ -150,11 +153,11 @@ class NamedOptimizer:
         if len(members) == len(self._parameters) and all(map(is_, members, self._parameters)):
             return
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
-        unknown = sum(id(parameter) not in names for parameter in members)
-        if unknown:
+        unknown_count = sum(id(parameter) not in names for parameter in members)
+        if unknown_count:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(members)} parameters do not belong to the "
-                "model",
+                f"{unknown_count} of the optimizer's {len(members)} parameters do not belong to "
+                "the model",
                 hint="create the optimizer, and groups added later, from model.parameters() of the "
                 "model you train",
             )
@@ -255,8 +258,8 @@ class NamedOptimizer:
         """
         if group_sizes(self._optimizer) != self._sizes:
             self._name()
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         # torch keeps the number of steps whole, for any layout of the other state.
         return self._tensors.get(name) if place == "state" and kind != "step" else None
 
@@ -458,13 +461,13 @@ def matched_groups(
     matched: list[dict[str, Any] | None] = [
         _group_of(list(own_names), saved) if own_names else None for own_names in names
     ]
-    empty = [number for number, group in enumerate(saved) if not group["params"]]
-    vacant = [number for number, value in enumerate(matched) if value is None]
-    for number in [value for value in vacant if value in empty]:
+    empty_numbers = [number for number, group in enumerate(saved) if not group["params"]]
+    vacant_numbers = [number for number, value in enumerate(matched) if value is None]
+    for number in [value for value in vacant_numbers if value in empty_numbers]:
         matched[number] = dict(saved[number])
-        empty.remove(number)
-    for number in [value for value in vacant if matched[value] is None]:
-        group = saved[empty.pop(0)] if empty else current[number]
+        empty_numbers.remove(number)
+    for number in [value for value in vacant_numbers if matched[value] is None]:
+        group = saved[empty_numbers.pop(0)] if empty_numbers else current[number]
         matched[number] = {**group, "params": []}
     return [value for value in matched if value is not None]
 
@@ -590,8 +593,8 @@ class ShardedOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         run = self._by_path.get(name)
         if place != "state" or kind == _COUNT or run is None or run.is_whole:
             return None
@@ -611,11 +614,11 @@ class ShardedOptimizer:
     def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the saved group of each group of the optimizer."""
         names = self._names()
-        saved = state_dict["param_groups"]
+        saved_groups = state_dict["param_groups"]
         require_same_names(
             state_dict["state"], [name for group in names for name in group], partial=True
         )
-        return matched_groups(names, saved, self.optimizer.param_groups)
+        return matched_groups(names, saved_groups, self.optimizer.param_groups)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each parameter by its name.
@@ -627,10 +630,10 @@ class ShardedOptimizer:
         groups = self._matched(state_dict)
         state = state_dict["state"]
         for run in self.runs:
-            saved = state.get(run.name) or {}
+            saved_state = state.get(run.name) or {}
             for piece in run.pieces:
                 self.optimizer.state.pop(piece, None)
-            for kind, value in saved.items():
+            for kind, value in saved_state.items():
                 self._take(run, kind, value)
         for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: option for name, option in saved_group.items() if name != "params"})
@@ -678,8 +681,8 @@ class ShardedOptimizer:
         """Load one kind of saved state into the pieces of a run."""
         if not torch.is_tensor(value) or kind == _COUNT or tuple(value.shape) != run.shape:
             for piece in run.pieces:
-                copied = value.clone() if torch.is_tensor(value) else value
-                self.optimizer.state[piece][kind] = copied
+                own_value = value.clone() if torch.is_tensor(value) else value
+                self.optimizer.state[piece][kind] = own_value
             return
         home = run.homes.get(kind)
         if home is None or home.dtype != value.dtype:

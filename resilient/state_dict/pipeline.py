@@ -74,12 +74,12 @@ class PipelineModel:
     def state_dict(self) -> dict[str, Any]:
         """Return all tensors and values by their names in the model."""
         # Tied parameters have several names and must stay one tensor.
-        kept: dict[int, Any] = {}
+        part_by_id: dict[int, Any] = {}
         state: dict[str, Any] = {}
         for name, value in self._model.state_dict(keep_vars=True).items():
-            if id(value) not in kept:
-                kept[id(value)] = self._part(name, value)
-            state[name] = kept[id(value)]
+            if id(value) not in part_by_id:
+                part_by_id[id(value)] = self._part(name, value)
+            state[name] = part_by_id[id(value)]
         return state
 
     def _part(self, name: str, value: Any) -> Any:
@@ -114,17 +114,17 @@ class PipelineModel:
         live = self._model.state_dict(keep_vars=True)
         require_same_names(state_dict, list(live))
         for name, value in live.items():
-            saved = state_dict[name]
+            saved_value = state_dict[name]
             if not torch.is_tensor(value):
-                self._model.load_state_dict({name: saved}, strict=False)
+                self._model.load_state_dict({name: saved_value}, strict=False)
                 continue
-            if tuple(value.shape) != tuple(saved.shape):
+            if tuple(value.shape) != tuple(saved_value.shape):
                 raise RuntimeError(
-                    f"shape {tuple(saved.shape)} of `{name}` was saved, but the shape is "
+                    f"shape {tuple(saved_value.shape)} of `{name}` was saved, but the shape is "
                     f"{tuple(value.shape)} here"
                 )
             if not value.is_meta:
-                value.copy_(saved)
+                value.copy_(saved_value)
 
 
 class PipelineOptimizer:
@@ -173,11 +173,11 @@ class PipelineOptimizer:
         parameter_by_name = dict(self._model.named_parameters())
         names = {id(value): name for name, value in parameter_by_name.items()}
         members = [parameter for group in groups for parameter in group["params"]]
-        unknown = sum(id(parameter) not in names for parameter in members)
-        if unknown:
+        unknown_count = sum(id(parameter) not in names for parameter in members)
+        if unknown_count:
             raise ConfigError(
-                f"{unknown} of the optimizer's {len(members)} parameters do not belong to the "
-                "model: the optimizer was created before the model was cut into stages",
+                f"{unknown_count} of the optimizer's {len(members)} parameters do not belong to "
+                "the model: the optimizer was created before the model was cut into stages",
                 hint="pass its class as `optimizer_cls_and_kwargs`, or create it in "
                 "`create_optimizer` of the trainer",
             )
@@ -193,7 +193,9 @@ class PipelineOptimizer:
             names[id(parameter)] for group in groups for parameter in group["params"]
         ]
         self._by_path |= {
-            escape(name): parameter_by_name[name] for several in names_by_group for name in several
+            escape(name): parameter_by_name[name]
+            for group_names in names_by_group
+            for name in group_names
         }
 
     @property
@@ -217,21 +219,21 @@ class PipelineOptimizer:
         """
         self._adopt()
         plain = self._optimizer.state_dict()
-        own = {
+        own_state = {
             self._own_names[number]: {
                 kind: flatten_objects(value) for kind, value in parameter_state.items()
             }
             for number, parameter_state in plain["state"].items()
         }
-        shown: dict[str, Any] = {}
-        for stage in self._exchange(_mapped(own, _outline)):
-            shown |= stage
-        mapped_state = _mapped(own, lambda tensor: _own_part(tensor, writes=self._writes))
+        outlines: dict[str, Any] = {}
+        for stage in self._exchange(_mapped(own_state, _outline)):
+            outlines |= stage
+        mapped_state = _mapped(own_state, lambda tensor: _own_part(tensor, writes=self._writes))
         state = {
-            name: mapped_state[name] if name in mapped_state else _mapped(shown[name], _absent)
+            name: mapped_state[name] if name in mapped_state else _mapped(outlines[name], _absent)
             for names in self._groups
             for name in names
-            if name in shown
+            if name in outlines
         }
         groups = [
             {**group, "params": names}
@@ -245,8 +247,8 @@ class PipelineOptimizer:
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
         """
-        place, _, rest = path.partition("/")
-        name, _, kind = rest.partition("/")
+        place, _, name_and_kind = path.partition("/")
+        name, _, kind = name_and_kind.partition("/")
         parameter = self._by_path.get(name) if place == "state" and kind != "step" else None
         if parameter is None or parameter.is_meta:
             return None if parameter is None else remote_tensor(parameter.shape, parameter.dtype)

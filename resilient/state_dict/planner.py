@@ -70,13 +70,13 @@ def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
     """
     total = sum(spec.size_bytes for spec in specs)
     cuts = [total * rank / ranks for rank in range(ranks + 1)]
-    written: list[list[tuple[TensorSpec, Region]]] = [[] for _ in range(ranks)]
+    pieces_by_rank: list[list[tuple[TensorSpec, Region]]] = [[] for _ in range(ranks)]
     begin = 0
     for spec in specs:
         for rank, region in _pieces(spec, begin, cuts):
-            written[rank].append((spec, region))
+            pieces_by_rank[rank].append((spec, region))
         begin += spec.size_bytes
-    return tuple(tuple(pieces) for pieces in written)
+    return tuple(tuple(pieces) for pieces in pieces_by_rank)
 
 
 def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[int, Region]]:
@@ -90,9 +90,9 @@ def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[i
     row_bytes = spec.size_bytes / rows
     edges = [min(max(round((cut - begin) / row_bytes), 0), rows) for cut in cuts]
     edges[0], edges[-1] = 0, rows
-    rest = spec.shape[1:]
+    row_shape = spec.shape[1:]
     return [
-        (rank, Region((first, *(0 for _ in rest)), (last - first, *rest)))
+        (rank, Region((first, *(0 for _ in row_shape)), (last - first, *row_shape)))
         for rank, (first, last) in enumerate(pairwise(edges))
         if last > first
     ]
@@ -232,8 +232,8 @@ def _cut_if_huge(piece: WriteItem) -> list[WriteItem]:
 
 def _files_for(size_bytes: int, files_min: int) -> int:
     """Return the number of files for a number of bytes."""
-    most = -(-size_bytes // FILE_BYTES_MAX)
-    return max(most, min(files_min, size_bytes // FILE_BYTES_MIN), 1)
+    full_file_count = -(-size_bytes // FILE_BYTES_MAX)
+    return max(full_file_count, min(files_min, size_bytes // FILE_BYTES_MIN), 1)
 
 
 # Depth of a cached constant: all parts, an optimizer's state, a parameter's state.
@@ -474,8 +474,8 @@ class SavePlanner:
         for part in snapshot.parts:
             if part.scope == "replicated":
                 drafts += self._share(part, world)
-        own = [part for part in snapshot.parts if part.scope == "rank"]
-        return drafts + [self._own_draft(part, world.rank) for part in own]
+        rank_parts = [part for part in snapshot.parts if part.scope == "rank"]
+        return drafts + [self._own_draft(part, world.rank) for part in rank_parts]
 
     def _share(self, part: FlattenedPart, world: World) -> list[PlannedFile]:
         if not isinstance(part.tensors, CachedTensors):
@@ -497,8 +497,8 @@ class SavePlanner:
 
     def _own_draft(self, part: FlattenedPart, rank: int) -> PlannedFile:
         name, shapes = own_file(part, rank), _shapes_of(part)
-        tree, text, before, plan = self._own_plans.get(name, (None, "", None, None))
-        if plan is None or before != shapes:
+        tree, text, planned_shapes, plan = self._own_plans.get(name, (None, "", None, None))
+        if plan is None or planned_shapes != shapes:
             plan = _Plan.like(_plan_own_file(part, name, text := tree_to_json(part.tree)))
         elif not is_same_json(tree, part.tree):
             plan = plan.saying(text := tree_to_json(part.tree))

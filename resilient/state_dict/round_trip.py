@@ -60,15 +60,15 @@ class RoundTripCheck:
         state = fast_state_dict(stateful)
         kinds: set[tuple[str, type]] = set()
         tree, tensors = flatten(part, state, kinds)
-        seen = self._seen_types.get(part)
-        fresh = kinds if seen is None else kinds - seen
-        if seen is None or fresh:
-            checked = self._checked_types.get(part, set())
+        seen_kinds = self._seen_types.get(part)
+        unseen_kinds = kinds if seen_kinds is None else kinds - seen_kinds
+        if seen_kinds is None or unseen_kinds:
+            checked_paths = self._checked_types.get(part, set())
             crowded = _crowded(kinds)
-            new = {(_folded(path, crowded), kind) for path, kind in fresh}
-            if seen is None or not new <= checked:
+            unseen_paths = {(_folded(path, crowded), kind) for path, kind in unseen_kinds}
+            if seen_kinds is None or not unseen_paths <= checked_paths:
                 _require_loadable(part, stateful, state, tree, tensors)
-            self._checked_types[part] = checked | new
+            self._checked_types[part] = checked_paths | unseen_paths
         self._seen_types[part] = kinds
         return tree, tensors
 
@@ -96,13 +96,13 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
         for name, tensor in tensors.items()
     }
     try:
-        loaded = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
+        loaded_state = unflatten(json.loads(tree_to_json(tree)), outlines.__getitem__)
     except (ResilientError, ValueError, TypeError, LookupError) as error:
         raise _refusal(part, f"cannot be read back: {error}") from error
-    differs = _difference(state, loaded, part)
+    differs = _difference(state, loaded_state, part)
     if differs:
         raise _refusal(differs, "would be loaded as another value or type")
-    _require_taken(part, stateful, loaded)
+    _require_taken(part, stateful, loaded_state)
 
 
 def _refusal(path: str, why: str) -> UnsavableState:
@@ -126,7 +126,9 @@ def _difference(live: Any, loaded: Any, path: str) -> str:
         return _difference_of_dicts(live, loaded, path)
     if isinstance(live, list | tuple) and len(live) == len(loaded):
         pairs = enumerate(zip(live, loaded, strict=True))
-        return next(filter(None, (_difference(*two, f"{path}/{at}") for at, two in pairs)), "")
+        return next(
+            filter(None, (_difference(*values, f"{path}/{at}") for at, values in pairs)), ""
+        )
     return "" if _is_equal(live, loaded) else path
 
 
@@ -143,12 +145,12 @@ def _is_tensor_alike(live: torch.Tensor, loaded: Any) -> bool:
 def _difference_of_dicts(live: Mapping[Any, Any], loaded: Mapping[Any, Any], path: str) -> str:
     if len(live) != len(loaded):
         return path
-    for key, other in zip(live, loaded, strict=True):
+    for key, loaded_key in zip(live, loaded, strict=True):
         inner = f"{path}/{escape(str(key))}"
         # Tensors are found by identity: a key that is one names nothing after a load.
-        if isinstance(key, torch.Tensor) or _difference(key, other, inner):
+        if isinstance(key, torch.Tensor) or _difference(key, loaded_key, inner):
             return inner
-        if differs := _difference(live[key], loaded[other], inner):
+        if differs := _difference(live[key], loaded[loaded_key], inner):
             return differs
     return ""
 
@@ -234,9 +236,9 @@ def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
         if type(module).set_extra_state is not nn.Module.set_extra_state:
             names.append("_extra_state")
         keys.update(f"{prefix}.{name}".removeprefix(".") for name in names)
-    strange = sorted(map(str, state.keys() - keys))
-    if strange:
-        raise ValueError(f"load_state_dict() of the module does not know `{strange[0]}`")
+    unknown_keys = sorted(map(str, state.keys() - keys))
+    if unknown_keys:
+        raise ValueError(f"load_state_dict() of the module does not know `{unknown_keys[0]}`")
 
 
 def _has_own_load(module: nn.Module) -> bool:

@@ -74,9 +74,9 @@ def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[
 
 
 def _spans(entry: TensorEntry, box: LocalShard) -> Iterator[tuple[str, int, int, torch.Tensor]]:
-    for stored in entry.regions:
-        for part, start, length in stored_spans(stored, box.region, ITEM_BYTES[entry.dtype]):
-            yield stored.file, start, length, box.part(part)
+    for stored_region in entry.regions:
+        for part, start, length in stored_spans(stored_region, box.region, ITEM_BYTES[entry.dtype]):
+            yield stored_region.file, start, length, box.part(part)
 
 
 def _bytes_of(data: torch.Tensor) -> memoryview:
@@ -207,11 +207,11 @@ def _flat_boxes(tensor: FlatShard) -> tuple[LocalShard, ...]:
 
 def _placed(runs: Runs) -> list[tuple[int, int, int]]:
     """Return (first, how many, place in local memory) of each run."""
-    place, placed = 0, []
+    place, placed_runs = 0, []
     for first, count in runs:
-        placed.append((first, count, place))
+        placed_runs.append((first, count, place))
         place += count
-    return placed
+    return placed_runs
 
 
 def _box(local: torch.Tensor, placement: Sequence[tuple[int, int, int]]) -> LocalShard:
@@ -252,16 +252,16 @@ def axis_runs(
 def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
     """Cut ``runs`` into ``pieces``, each over ``ranks``, and join the chunks of ``rank``."""
     length = sum(count for _, count in runs)
-    taken: Runs = []
+    own_runs: Runs = []
     for piece in range(pieces):
         begin, end = _chunk(length, pieces, piece)
         first, last = _chunk(end - begin, ranks, rank)
         for start, count in _cut(runs, begin + first, begin + last):
-            if taken and sum(taken[-1]) == start:
-                taken[-1] = (taken[-1][0], taken[-1][1] + count)
+            if own_runs and sum(own_runs[-1]) == start:
+                own_runs[-1] = (own_runs[-1][0], own_runs[-1][1] + count)
             else:
-                taken.append((start, count))
-    return taken
+                own_runs.append((start, count))
+    return own_runs
 
 
 def _chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
@@ -272,14 +272,14 @@ def _chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
 
 def _cut(runs: Runs, begin: int, end: int) -> Runs:
     """Return the positions from ``begin`` to ``end`` of runs that are laid end to end."""
-    taken: Runs = []
+    cut_runs: Runs = []
     place = 0
     for start, count in runs:
         first, last = max(begin - place, 0), min(end - place, count)
         if last > first:
-            taken.append((start + first, last - first))
+            cut_runs.append((start + first, last - first))
         place += count
-    return taken
+    return cut_runs
 
 
 def holders(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -135,8 +135,8 @@ def _capture_part(
             f"`{name}` cannot name a part: use letters, digits, `_` and `-`",
             hint="choose another name; a resume finds the part by its name",
         )
-    own = rank_part(name, rank) if part.scope == "rank" else name
-    tree, tensors = flatten_part(own, part.stateful)
+    stored_name = rank_part(name, rank) if part.scope == "rank" else name
+    tree, tensors = flatten_part(stored_name, part.stateful)
     if part.document and tensors:
         raise UnsavableState(
             f"`{next(iter(tensors))}` is a tensor in a part that is a document for people",
@@ -145,7 +145,7 @@ def _capture_part(
         )
     if part.scope == "rank":
         _refuse_shards(tensors)
-    return FlattenedPart(own, part.scope, part.document, tree, tensors)
+    return FlattenedPart(stored_name, part.scope, part.document, tree, tensors)
 
 
 def _flatten_part(part: str, stateful: Any) -> tuple[Any, Tensors]:

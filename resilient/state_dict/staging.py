@@ -67,8 +67,10 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
     its own parameters. Optimizer state that shares memory with a parameter is left out.
     """
     optimizers = [*filter(None, (_optimizer_of(part.stateful) for part in parts.values()))]
-    kept = _addresses(tensor for optimizer in optimizers for tensor in _state_tensors(optimizer))
-    return kept - _addresses(
+    state_addresses = _addresses(
+        tensor for optimizer in optimizers for tensor in _state_tensors(optimizer)
+    )
+    return state_addresses - _addresses(
         parameter for optimizer in optimizers for parameter in _parameters(optimizer)
     )
 
@@ -256,14 +258,14 @@ def stage(
             tuple(documents), parts, DeferredCopies(), tuple(file.streamed() for file in files)
         )
     buffers = [arena.buffer(file.name, file.layout.size_bytes) for file in files]
-    later: list[PendingCopy] = []
+    pending_copies: list[PendingCopy] = []
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
     for file, buffer in zip(files, buffers, strict=True):
         split = arena.splits.of(file, arena.targets(file, buffer), steady, small)
-        later += split.waiting
+        pending_copies += split.waiting
         if split.on_device:
-            later.append(_begin(split.on_device, file.name, arena))
+            pending_copies.append(_begin(split.on_device, file.name, arena))
         sources += split.sources
         targets += split.targets
     copy_all(sources, targets)
@@ -271,7 +273,7 @@ def stage(
         StagedFile(file.name, buffer, file.entries)
         for file, buffer in zip(files, buffers, strict=True)
     ]
-    return StagedSnapshot((*filled, *documents), parts, DeferredCopies(later))
+    return StagedSnapshot((*filled, *documents), parts, DeferredCopies(pending_copies))
 
 
 def draft(snapshot: Snapshot, world: World) -> list[PlannedFile]:
@@ -337,13 +339,13 @@ def to_safetensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, s
 
 def _documents(parts: Sequence[FlattenedPart]) -> list[StagedFile]:
     """Return ``state.json`` and the parts' own documents."""
-    shared = {part.name: part.tree for part in parts if not part.document}
-    own = [
+    shared_trees = {part.name: part.tree for part in parts if not part.document}
+    own_documents = [
         StagedFile(part.document, document_to_json(part.tree).encode())
         for part in parts
         if part.document
     ]
-    return [StagedFile(STATE_DOCUMENT, tree_to_json(shared).encode() + b"\n"), *own]
+    return [StagedFile(STATE_DOCUMENT, tree_to_json(shared_trees).encode() + b"\n"), *own_documents]
 
 
 _TOGETHER_BYTES = 1 << 20
@@ -378,20 +380,22 @@ class CopySchedule:
         small: Collection[int],
     ) -> CopySchedule:
         """Return the copies of a file; copies from ``steady`` storages wait."""
-        waiting: list[TensorCopy] = []
+        pending_copies: list[TensorCopy] = []
         sources: list[torch.Tensor] = []
         targets: list[torch.Tensor] = []
         for entry, source, target in zip(file.entries, file.sources, into, strict=True):
             if is_deferrable(source, steady, small):
-                waiting.append(TensorCopy(entry.name, source, target))
+                pending_copies.append(TensorCopy(entry.name, source, target))
             else:
                 sources.append(source)
                 targets.append(target)
-        together = [
-            *map(HostCopyBatch, _together(copy for copy in waiting if not copy.source.is_cuda))
+        batches = [
+            *map(
+                HostCopyBatch, _together(copy for copy in pending_copies if not copy.source.is_cuda)
+            )
         ]
-        on_device = [copy for copy in waiting if copy.source.is_cuda]
-        return cls(steady, small, together, on_device, sources, targets)
+        on_device = [copy for copy in pending_copies if copy.source.is_cuda]
+        return cls(steady, small, batches, on_device, sources, targets)
 
 
 def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:

@@ -51,18 +51,18 @@ class PlainValue:
         Raises:
             ValueError: The saved value is of another kind.
         """
-        saved, value = state_dict["value"], self.value
-        if isinstance(value, dict | list) and type(saved) is not type(value):
+        saved_value, value = state_dict["value"], self.value
+        if isinstance(value, dict | list) and type(saved_value) is not type(value):
             raise ValueError(
-                f"it was a {type(saved).__name__}, but is a {type(value).__name__} here"
+                f"it was a {type(saved_value).__name__}, but is a {type(value).__name__} here"
             )
         if isinstance(value, dict):
             value.clear()
-            value.update(saved)
+            value.update(saved_value)
         elif isinstance(value, list):
-            value[:] = saved
+            value[:] = saved_value
         else:
-            self.value = saved
+            self.value = saved_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +150,14 @@ class TrackedObjects:
 
     def left_out(self, stored_names: Iterable[str]) -> tuple[str, ...]:
         """Return the names in a checkpoint that match none of these parts."""
-        own = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
-        own |= {f"{name}_buffers" for name in self.parts}
-        left = (name for name in stored_names if name not in self.parts)
-        return tuple(sorted(name for name in left if _WITHOUT_RANK.sub("", name) not in own))
+        rank_names = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
+        rank_names |= {f"{name}_buffers" for name in self.parts}
+        unmatched_names = (name for name in stored_names if name not in self.parts)
+        return tuple(
+            sorted(
+                name for name in unmatched_names if _WITHOUT_RANK.sub("", name) not in rank_names
+            )
+        )
 
 
 def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> TrackedObjects:
@@ -170,15 +174,15 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
             taken, or the ranks train independently.
     """
     _require_together(tracked, ranks)
-    inside = {name: unwrap(value) for name, value in tracked.items()}
-    models = {name: value for name, value in inside.items() if isinstance(value, nn.Module)}
+    unwrapped = {name: unwrap(value) for name, value in tracked.items()}
+    models = {name: value for name, value in unwrapped.items() if isinstance(value, nn.Module)}
     parts: dict[str, Part] = {}
     for name, stateful in tracked.items():
         parts[name] = _part(name, stateful, models)
         if ranks > 1 and isinstance(stateful, nn.Module) and _replica(stateful) is None:
-            own = RankLocalBuffers(bare(stateful))
-            if own.state_dict():
-                parts[f"{name}_buffers"] = Part(own, "rank", optional=True)
+            local_buffers = RankLocalBuffers(bare(stateful))
+            if local_buffers.state_dict():
+                parts[f"{name}_buffers"] = Part(local_buffers, "rank", optional=True)
     if rng:
         if RNG in parts:
             raise ConfigError(f"`{RNG}` is reserved for the random state: choose another name")
@@ -312,17 +316,17 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
             f"`{name}` trains none of the modules passed",
             hint="also pass its model: the optimizer's state is stored by parameter names",
         )
-    whole = [
+    full_models = [
         m for m in owners.values() if members <= {id(parameter) for parameter in m.parameters()}
     ]
-    if not whole:
+    if not full_models:
         owner: nn.Module = nn.ModuleDict({n: bare(m) for n, m in owners.items()})
         return Part(NamedOptimizer(owner, optimizer))
-    if _is_flat(whole[0]):
+    if _is_flat(full_models[0]):
         from resilient.state_dict.fsdp1 import Fsdp1Optimizer
 
-        return Part(Fsdp1Optimizer(whole[0], optimizer))
-    return Part(NamedOptimizer(bare(whole[0]), optimizer))
+        return Part(Fsdp1Optimizer(full_models[0], optimizer))
+    return Part(NamedOptimizer(bare(full_models[0]), optimizer))
 
 
 def _is_engine(model: nn.Module) -> bool:
@@ -415,11 +419,11 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
     """
     plain = {name: plain_value(value) for name, value in logs.items()}
     for name, value in plain.items():
-        odd = _first_not_plain(value)
-        if odd is not None:
+        odd_value = _first_not_plain(value)
+        if odd_value is not None:
             raise UnsavableState(
-                f"cannot log `{name}`: {_described(odd)} is neither a number nor a text, and the "
-                "log is saved with each checkpoint; older checkpoints are intact",
+                f"cannot log `{name}`: {_described(odd_value)} is neither a number nor a text, and "
+                "the log is saved with each checkpoint; older checkpoints are intact",
                 path=f"log_history/{name}",
                 hint=f"log one number for each name, as `{name}_0`, or the mean as `{name}`",
             )
@@ -438,10 +442,15 @@ def _elements(value: Any) -> int:
 def _first_not_plain(value: Any) -> Any:
     """Return the first value inside that is not plain, None if there is none."""
     if isinstance(value, dict):
-        inside = [*value.values(), *(name for name in value if type(name) is not str)]
-        return next((odd for odd in map(_first_not_plain, inside) if odd is not None), None)
+        items = [*value.values(), *(name for name in value if type(name) is not str)]
+        return next(
+            (odd_value for odd_value in map(_first_not_plain, items) if odd_value is not None),
+            None,
+        )
     if isinstance(value, list):
-        return next((odd for odd in map(_first_not_plain, value) if odd is not None), None)
+        return next(
+            (odd_value for odd_value in map(_first_not_plain, value) if odd_value is not None), None
+        )
     return None if type(value) in _PLAIN else value
 
 

@@ -168,8 +168,8 @@ def is_missing(error: BaseException) -> bool:
     # The HTTP filesystem also raises FileNotFoundError if the server was unreachable or refused.
     if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _NO_ANSWER:
         return False
-    absent = FileNotFoundError | IsADirectoryError | NotADirectoryError
-    return isinstance(error, absent) or status_of(error) == 404  # noqa: PLR2004 - the HTTP status
+    absence_errors = FileNotFoundError | IsADirectoryError | NotADirectoryError
+    return isinstance(error, absence_errors) or status_of(error) == 404  # noqa: PLR2004 - the HTTP status
 
 
 def status_of(error: BaseException) -> int:

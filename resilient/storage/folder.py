@@ -144,16 +144,16 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
         StoreDenied: The path is not a regular file inside the folder, or the file is too large.
     """
     real = os.path.realpath(path)
-    why = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
-    why = why or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
-    if why:
-        raise _refused(root, path, why, real)
+    refusal_reason = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
+    refusal_reason = refusal_reason or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
+    if refusal_reason:
+        raise _refused(root, path, refusal_reason, real)
     # O_NONBLOCK: the open of a pipe that took the file's place would wait for a writer.
     handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    why = _why_unread(os.fstat(handle), bytes_max)
-    if why:
+    refusal_reason = _why_unread(os.fstat(handle), bytes_max)
+    if refusal_reason:
         os.close(handle)
-        raise _refused(root, path, why, real)
+        raise _refused(root, path, refusal_reason, real)
     return os.fdopen(handle, "rb")
 
 
@@ -192,25 +192,25 @@ class LocalFolder:
         """Return the current contents."""
         sizes: dict[str, int] = {}
         outside: dict[str, str] = {}
-        changed: dict[str, float] = {}
+        change_seconds: dict[str, float] = {}
         entries = iter([self._path.name]) if self._single else _names_below(self._root)
         try:
             for name in entries:
                 if len(sizes) >= FILES_MAX:
                     return DirectoryListing(
-                        sizes, tuple(outside), is_whole=False, kinds=outside, changed=changed
+                        sizes, tuple(outside), is_whole=False, kinds=outside, changed=change_seconds
                     )
                 status = self._stat(name)
                 if status is None:
                     outside[name] = self._kind(name)
                 else:
-                    sizes[name], changed[name] = status.st_size, status.st_mtime
+                    sizes[name], change_seconds[name] = status.st_size, status.st_mtime
         except FileNotFoundError as error:
             raise KeyNotFound(f"nothing is at {self.url}", key=self.url) from error
         except OSError as error:
             raise self._error("", error) from error
         return DirectoryListing(
-            sizes, tuple(outside), is_file=self._single, kinds=outside, changed=changed
+            sizes, tuple(outside), is_file=self._single, kinds=outside, changed=change_seconds
         )
 
     def read(self, name: str, start: int, length: int) -> bytes:
@@ -251,8 +251,8 @@ class LocalFolder:
         return next((label for is_it, label in _KINDS if is_it(mode)), LINK)
 
     def _error(self, name: str, error: OSError) -> StoreError:
-        where = f"`{name[:200]}` in {self.url}" if name else self.url
-        return kind_of(error)(f"cannot read {where}: {error.strerror}", key=name)
+        location = f"`{name[:200]}` in {self.url}" if name else self.url
+        return kind_of(error)(f"cannot read {location}: {error.strerror}", key=name)
 
 
 def _is_inside(root: Path, path: str) -> bool:
@@ -269,9 +269,9 @@ def _read_all(handle: int, start: int, length: int) -> bytes:
 
 def _names_below(root: Path) -> Iterator[str]:
     """Yield the names below a folder, except folders; links to folders are included."""
-    waiting = [("", 0)]
-    while waiting:
-        prefix, depth = waiting.pop()
+    pending_folders = [("", 0)]
+    while pending_folders:
+        prefix, depth = pending_folders.pop()
         try:
             with os.scandir(root / prefix) as entries:
                 sorted_entries = sorted(entries, key=lambda item: item.name)
@@ -284,7 +284,7 @@ def _names_below(root: Path) -> Iterator[str]:
             if not entry.is_dir(follow_symlinks=False):
                 yield name
             elif depth < DEPTH_MAX:
-                waiting.append((f"{name}/", depth + 1))
+                pending_folders.append((f"{name}/", depth + 1))
 
 
 _WHOLE_BYTES_MAX = 64 << 20
@@ -338,9 +338,9 @@ class FsspecFolder:
         self._sizes = sizes
         is_file = [path.rstrip("/") for path, _ in files] == [self._root]
         changes = {self._name(path): _changed(info) for path, info in files[:FILES_MAX]}
-        changed = {name: seconds for name, seconds in changes.items() if seconds is not None}
+        change_seconds = {name: seconds for name, seconds in changes.items() if seconds is not None}
         is_whole = len(files) <= FILES_MAX
-        return DirectoryListing(sizes, is_whole=is_whole, is_file=is_file, changed=changed)
+        return DirectoryListing(sizes, is_whole=is_whole, is_file=is_file, changed=change_seconds)
 
     def read(self, name: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes of a listed file from ``start``; fewer only at its end."""
@@ -351,9 +351,9 @@ class FsspecFolder:
         with self._errors(name):
             path = self._paths[name]
             if self._protocol in _ONE_FILE_ONLY:
-                whole = self._whole(name, path)
-                if whole is not None:
-                    return whole[start : start + length]
+                full_content = self._whole(name, path)
+                if full_content is not None:
+                    return full_content[start : start + length]
             return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
 
     def _whole(self, name: str, path: str) -> bytes | None:
@@ -390,12 +390,12 @@ class FsspecFolder:
             # A ConfigError is also a ValueError, which file systems raise as their own error.
             raise
         except self._caught as error:
-            where = f"`{name[:200]}` in {self.url}" if name else self.url
+            location = f"`{name[:200]}` in {self.url}" if name else self.url
             if is_missing(error):
-                raise KeyNotFound(f"nothing is at {where}", key=name) from error
+                raise KeyNotFound(f"nothing is at {location}", key=name) from error
             cause = (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error
             raise kind_of_foreign(error)(
-                f"cannot read {where}: {type(cause).__name__}: {redacted_text(str(cause))}",
+                f"cannot read {location}: {type(cause).__name__}: {redacted_text(str(cause))}",
                 key=name,
                 hint=f"curl -IL {shell_quote(self.url)}"
                 if self._protocol in _ONE_FILE_ONLY

@@ -61,7 +61,7 @@ class TempFileSweeper:
             return path.relative_to(self._root).as_posix()
 
         try:
-            swept = sweep_temporaries(
+            removed_paths = sweep_temporaries(
                 self._root, older_than_seconds, clock, lambda path: is_ours(key_of(path))
             )
         except OSError as error:
@@ -69,11 +69,11 @@ class TempFileSweeper:
                 f"cannot sweep {self.url}: {error.strerror or error}",
                 hint=f"ls -ld {shell_quote(self._root)}",
             ) from error
-        for folder in {path.parent for path in swept}:
+        for folder in {path.parent for path in removed_paths}:
             # The folder still has entries.
             with suppress(OSError):
                 folder.rmdir()
-        return tuple(map(key_of, swept))
+        return tuple(map(key_of, removed_paths))
 
 
 def sweep_temporaries(
@@ -98,7 +98,7 @@ def sweep_temporaries(
         The deleted files.
     """
     oldest = datetime.fromisoformat(clock.now_iso()).timestamp() - older_than_seconds
-    removed = []
+    removed_paths = []
     for folder, _, names in os.walk(root, followlinks=False):
         for name in names:
             path = Path(folder, name)
@@ -106,8 +106,8 @@ def sweep_temporaries(
                 # A slow writer may have renamed its file just now.
                 with suppress(FileNotFoundError):
                     path.unlink()
-                    removed.append(path)
-    return sorted(removed)
+                    removed_paths.append(path)
+    return sorted(removed_paths)
 
 
 def _is_stale(path: Path, oldest: float) -> bool:
@@ -413,7 +413,7 @@ def _walk(files: FileSystem, folder: Path, at: str, prefix: str) -> Iterator[Obj
 
 def _write_all(handle: WritableFile, view: memoryview) -> None:
     while view.nbytes:
-        written = handle.write(view)
-        if written <= 0:
+        written_bytes = handle.write(view)
+        if written_bytes <= 0:
             raise OSError(errno.EIO, "the file accepts no more bytes, without a reason")
-        view = view[written:]
+        view = view[written_bytes:]

@@ -151,8 +151,8 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
         "request_checksum_calculation": "when_required",
         "s3": {"payload_signing_enabled": True},
     }
-    ours: dict[str, Any] = {**_drop_empty(**plain), "config_kwargs": config}
-    return merged(ours, options.for_s3fs)
+    own_arguments: dict[str, Any] = {**_drop_empty(**plain), "config_kwargs": config}
+    return merged(own_arguments, options.for_s3fs)
 
 
 def for_obstore(options: S3Options) -> dict[str, Any]:
@@ -209,11 +209,11 @@ def trusted(options: S3Options) -> bytes:
 
 def merged(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Merge both mappings one level deep; ``options`` wins over ``ours``."""
-    both = {**ours, **options}
+    merged_options = {**ours, **options}
     for name in ours.keys() & options.keys():
         if isinstance(ours[name], dict) and isinstance(options[name], dict):
-            both[name] = {**ours[name], **options[name]}
-    return both
+            merged_options[name] = {**ours[name], **options[name]}
+    return merged_options
 
 
 def _ca_path(options: S3Options) -> str:
@@ -265,8 +265,8 @@ def _check_limits(options: S3Options) -> None:
 
 
 def _did_you_mean(name: str) -> str:
-    near = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES, *_S3FS_ALONE], n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    close_names = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES, *_S3FS_ALONE], n=1)
+    return f"; did you mean `{close_names[0]}`?" if close_names else ""
 
 
 _DEFAULTS = S3Options()

@@ -53,9 +53,9 @@ class PosixWritableFile:
 
     def write(self, data: memoryview) -> int:
         """Write a first part of ``data`` with ``write(2)``."""
-        written = self._write_directly(data) or self._write_through_cache(data)
-        self._at += written
-        return written
+        written_bytes = self._write_directly(data) or self._write_through_cache(data)
+        self._at += written_bytes
+        return written_bytes
 
     def sync(self) -> None:
         """Sync the descriptor that wrote, as only this one is sure to report a write error."""
@@ -197,11 +197,11 @@ class PosixFileSystem:
             filled = 0
             while filled < len(room):
                 pieces = room.cut(filled, filled + _READ_PIECE_BYTES)
-                came = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
-                if not came:
+                read_bytes = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
+                if not read_bytes:
                     break
-                filled += came
-                arrived(filled - came, filled)
+                filled += read_bytes
+                arrived(filled - read_bytes, filled)
             return filled
 
     def size_bytes(self, path: Path) -> int:

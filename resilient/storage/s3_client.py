@@ -316,17 +316,17 @@ class HttpResponse:
         # Call the socket once, straight into a large ``view``. ``readinto`` would read again until
         # ``view``
         # is full, each time with the whole remaining time.
-        came = response.fp.readinto1(view[: response.length])
-        if not came:
+        read_bytes = response.fp.readinto1(view[: response.length])
+        if not read_bytes:
             raise IncompleteRead(b"", response.length)
-        response.length -= came
-        return int(came)
+        response.length -= read_bytes
+        return int(read_bytes)
 
     def text(self) -> bytes:
         """Return the body, of which at most 16 MiB are read."""
         content, view = bytearray(), memoryview(bytearray(1 << 16))
-        while len(content) < _TEXT_BYTES_MAX and (came := self.into(view)):
-            content += view[:came]
+        while len(content) < _TEXT_BYTES_MAX and (read_bytes := self.into(view)):
+            content += view[:read_bytes]
         return bytes(content)
 
     def is_read(self) -> bool:
@@ -430,8 +430,10 @@ class S3Connection:
         now = datetime.fromisoformat(self._clock.now_iso())
         target = url.removeprefix(self._origin)
         connection.putrequest(request.method, target, skip_host=True, skip_accept_encoding=True)
-        more = {**request.signed, **proof.headers}
-        headers = signed_headers(request.method, url, self._credentials, now, proof.digest, more)
+        extra_headers = {**request.signed, **proof.headers}
+        headers = signed_headers(
+            request.method, url, self._credentials, now, proof.digest, extra_headers
+        )
         headers |= request.headers
         if request.body or request.method in ("PUT", "POST"):
             headers["content-length"] = str(len(request.body))

@@ -79,14 +79,14 @@ def abort_uploads(
         StoreError: The server refused or did not answer.
     """
     latest = datetime.fromisoformat(clock.now_iso()) - timedelta(seconds=older_than_seconds)
-    doomed = [
+    old_uploads = [
         upload
         for upload in uploads.under(prefix)
         if upload.begun <= latest and is_ours(upload.key.removeprefix(prefix))
     ]
-    for upload in doomed:
+    for upload in old_uploads:
         uploads.abort(upload)
-    return tuple(upload.key.removeprefix(prefix) for upload in doomed)
+    return tuple(upload.key.removeprefix(prefix) for upload in old_uploads)
 
 
 def abort_through_s3fs(
@@ -241,8 +241,8 @@ class _Page:
         """Yield the uploads of the page."""
         for element in self._root.iter():
             if _name(element) == "Upload":
-                begun = datetime.fromisoformat(_field(element, "Initiated"))
-                yield Upload(_field(element, "Key"), _field(element, "UploadId"), begun)
+                initiated_at = datetime.fromisoformat(_field(element, "Initiated"))
+                yield Upload(_field(element, "Key"), _field(element, "UploadId"), initiated_at)
 
 
 def _name(element: ET.Element) -> str:

@@ -149,8 +149,8 @@ class ObstoreStore:
             began = response.bytes()
             if len(began) >= size_bytes:
                 return began.to_bytes()
-            read = partial(self._read_version, key, version)
-            return read_in_parts(read, size_bytes, self._parts, memoryview(began))
+            read_part = partial(self._read_version, key, version)
+            return read_in_parts(read_part, size_bytes, self._parts, memoryview(began))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
@@ -165,15 +165,15 @@ class ObstoreStore:
         if transfers := self._transfers:
             with self._or_library():
                 return transfers.fill(key, start, room, arrived)
-        came = 0
+        filled_bytes = 0
         with self._errors("get", key, reading=True):
             for piece in self._stream(key, start, len(room)):
                 # Copy and verify the piece while the next pieces are on their way.
-                stop = came + len(piece)
-                room.put(came, piece)
-                arrived(came, stop)
-                came = stop
-        return came
+                stop = filled_bytes + len(piece)
+                room.put(filled_bytes, piece)
+                arrived(filled_bytes, stop)
+                filled_bytes = stop
+        return filled_bytes
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
@@ -337,5 +337,7 @@ def _first_line(error: Exception) -> str:
     text, _, debug = str(error).partition("\n\nDebug source:")
     # Only the debug representation names a rejected certificate.
     reason = _REFUSED.search(debug)
-    why = f": the server's certificate is not trusted ({reason[1]})" if reason else ""
-    return redacted_text(text.strip()) + why
+    certificate_problem = (
+        f": the server's certificate is not trusted ({reason[1]})" if reason else ""
+    )
+    return redacted_text(text.strip()) + certificate_problem

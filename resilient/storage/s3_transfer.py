@@ -178,17 +178,17 @@ class S3Transfer:
     def _put_object(self, key: str, cut: PartPlan, *, is_summed: bool) -> bool:
         """Store an object and return whether the server verified checksums of every part."""
         if len(cut.view) <= cut.part_bytes:
-            whole = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
-            return bool(self._ask("put", key, whole).checksum)
+            request = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
+            return bool(self._ask("put", key, request).checksum)
         headers = {ALGORITHM_HEADER: ALGORITHM} if is_summed else {}
-        begun = self._ask(
+        response = self._ask(
             "put", key, HttpRequest("POST", self._prefix + key, {"uploads": ""}, signed=headers)
         )
-        number = field_of("UploadId", begun.text)
+        number = field_of("UploadId", response.text)
         if not number:
-            raise self._unsaid("put", key, "UploadId", begun.text)
+            raise self._unsaid("put", key, "UploadId", response.text)
         try:
-            is_held = begun.algorithm == ALGORITHM or not is_summed
+            is_held = response.algorithm == ALGORITHM or not is_summed
             if is_held and self._put_parts(key, number, cut, is_summed=is_summed):
                 return True
         except (StoreError, Redirected):
@@ -204,11 +204,13 @@ class S3Transfer:
 
     def _put_parts(self, key: str, number: str, cut: PartPlan, *, is_summed: bool) -> bool:
         """Put and join all parts; return False if a part's checksum was not verified."""
-        where = self._prefix + key
+        object_key = self._prefix + key
 
         def put(part: int) -> PutResponse:
             query = {"partNumber": str(part), "uploadId": number}
-            request = HttpRequest("PUT", where, query, body=cut.part(part), is_summed=is_summed)
+            request = HttpRequest(
+                "PUT", object_key, query, body=cut.part(part), is_summed=is_summed
+            )
             return self._ask("put", key, request)
 
         parts = map_parallel(put, range(1, cut.count + 1), cut.in_flight)
@@ -216,11 +218,11 @@ class S3Transfer:
             return False
         lines = "".join(uploaded.line(part) for part, uploaded in enumerate(parts, 1))
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
-        whole = HttpRequest("POST", where, {"uploadId": number}, body=memoryview(text))
-        ended = self._ask("put", key, whole).text
+        completion = HttpRequest("POST", object_key, {"uploadId": number}, body=memoryview(text))
+        response_text = self._ask("put", key, completion).text
         # Joining may take long: a server may answer 200 at once and report the failure later.
-        if _WHOLE not in ended:
-            raise self._unsaid("put", key, _WHOLE, ended)
+        if _WHOLE not in response_text:
+            raise self._unsaid("put", key, _WHOLE, response_text)
         return True
 
     def _ask(self, verb: str, key: str, request: HttpRequest) -> PutResponse:
@@ -278,17 +280,17 @@ class S3Transfer:
 
 def _received(answer: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
     """Read a body into ``room``, and report each piece while it is still in a cache."""
-    reported = came = 0
+    reported_bytes = received_bytes = 0
     for piece in room.cut(0, len(room)):
         at = 0
         while at < len(piece):
-            more = answer.into(piece[at : at + PIECE_BYTES])
-            if not more:
+            piece_bytes = answer.into(piece[at : at + PIECE_BYTES])
+            if not piece_bytes:
                 break
-            at, came = at + more, came + more
-            if came - reported >= PIECE_BYTES:
-                arrived(reported, came)
-                reported = came
-    if came > reported:
-        arrived(reported, came)
-    return came
+            at, received_bytes = at + piece_bytes, received_bytes + piece_bytes
+            if received_bytes - reported_bytes >= PIECE_BYTES:
+                arrived(reported_bytes, received_bytes)
+                reported_bytes = received_bytes
+    if received_bytes > reported_bytes:
+        arrived(reported_bytes, received_bytes)
+    return received_bytes

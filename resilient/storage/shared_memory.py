@@ -212,8 +212,8 @@ class SharedFolder:
 
     def is_marked_elsewhere(self, name: str) -> bool:
         """Return whether another living owner has marked ``name``."""
-        others = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
-        return any(_is_owned(path) for path in others - {self.path})
+        marking_folders = {mark.parent for mark in self._root.glob(f"{_PREFIX}*/{name}")}
+        return any(_is_owned(path) for path in marking_folders - {self.path})
 
     def close(self) -> None:
         """Delete the folder and release its lock."""
@@ -285,7 +285,7 @@ def sweep(root: Path = ROOT) -> list[Path]:
     locked yet may be deleted; its creator detects that and creates another. A foreign folder with
     such a name, such as a repository in memory, is not deleted.
     """
-    swept = []
+    removed_paths = []
     for path in sorted(root.glob(f"{_PREFIX}*")):
         if path.is_symlink() or not path.is_dir() or path.stat().st_uid != os.geteuid():
             continue
@@ -295,8 +295,8 @@ def sweep(root: Path = ROOT) -> list[Path]:
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
-            swept.append(path)
-    return swept
+            removed_paths.append(path)
+    return removed_paths
 
 
 def _is_shared_memory_folder(path: Path) -> bool:

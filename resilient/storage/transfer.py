@@ -52,15 +52,15 @@ def new_memory(size_bytes: int, head_bytes: int = 0) -> memoryview:
         head_bytes: Size of the file's header. The byte after the header is aligned to 64 bytes, as
             torch aligns memory.
     """
-    before = -head_bytes % MEMORY_ALIGNMENT
+    padding_bytes = -head_bytes % MEMORY_ALIGNMENT
     if size_bytes < _HUGE_BYTES_MIN:
         return memoryview(bytearray(size_bytes))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    memory = mmap.mmap(-1, before + size_bytes, flags=flags)
+    memory = mmap.mmap(-1, padding_bytes + size_bytes, flags=flags)
     # Some systems lack huge pages, and nothing depends on them.
     with suppress(AttributeError, OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)[before:]
+    return memoryview(memory)[padding_bytes:]
 
 
 class ScatterBuffer:
@@ -161,13 +161,13 @@ class TransferLimiter:
         size = min(size, self._most)
         with self._condition:
             self._condition.wait_for(lambda: self._free >= min(size, self._least))
-            taken = min(size, self._free)
-            self._free -= taken
+            taken_parts = min(size, self._free)
+            self._free -= taken_parts
         try:
-            yield taken
+            yield taken_parts
         finally:
             with self._condition:
-                self._free += taken
+                self._free += taken_parts
                 self._condition.notify_all()
 
 
@@ -229,12 +229,12 @@ def map_parallel(
     """
     lanes = _Lanes(work, items)
     count = min(at_once, len(items)) if isinstance(items, Sized) else at_once
-    others = [
+    threads = [
         threading.Thread(target=lanes.run, name=f"resilient-lane-{number}")
         for number in range(1, count)
     ]
     started = []
-    for thread in others:
+    for thread in threads:
         # A machine without free threads only makes the work slower.
         with suppress(RuntimeError):
             thread.start()

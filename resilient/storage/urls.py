@@ -82,7 +82,11 @@ def _messages_of_chain(error: BaseException) -> list[str]:
     """Return the messages of an error and of all its causes and contexts."""
     chain: list[BaseException] = [error]
     for cause in chain:
-        chain += [two for two in (cause.__cause__, cause.__context__) if two and two not in chain]
+        chain += [
+            linked_error
+            for linked_error in (cause.__cause__, cause.__context__)
+            if linked_error and linked_error not in chain
+        ]
     return [str(cause) for cause in chain]
 
 

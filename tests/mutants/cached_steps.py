@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "a value of another type counts as equal",
         "resilient/checkpoint/daemon/step_slots.py",
-        "all(map(is_, compress(values, is_other), others))",
-        "[*compress(values, is_other)] == others",
+        "all(map(is_, compress(values, is_other), other_values))",
+        "[*compress(values, is_other)] == other_values",
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",
     ),

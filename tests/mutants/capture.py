@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a copy of two different moments is committed",
         "resilient/state_dict/host_copy.py",
-        "        if changed:\n",
+        "        if changed_names:\n",
         "        if False:\n",
         "tests/unit/test_overlap.py -k promise",
     ),
@@ -261,7 +261,7 @@ MUTANTS = [
     Mutant(
         "state with tensors outside of known containers is cached",
         "resilient/state_dict/capture_cache.py",
-        "if rest is not None and flatten(part, rest)[1]:",
+        "if changing_state is not None and flatten(part, changing_state)[1]:",
         "if False:",
         "tests/unit/state_dict/test_glances_later.py",
         promise="P6",
@@ -277,7 +277,7 @@ MUTANTS = [
     Mutant(
         "draws from torch's generator are not noticed",
         "resilient/state_dict/capture_cache.py",
-        '        self._cpu.copy_(now["cpu"])\n',
+        '        self._cpu.copy_(live_state["cpu"])\n',
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -317,7 +317,7 @@ MUTANTS = [
     Mutant(
         "a tensor in a parameter group is left out",
         "resilient/state_dict/capture_cache.py",
-        "return None if more else (",
+        "return None if new_tensors else (",
         "return (",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -373,8 +373,8 @@ MUTANTS = [
     Mutant(
         "memory of a parameter counts as the optimizer's own",
         "resilient/state_dict/staging.py",
-        "    return kept - ",
-        "    return kept or ",
+        "    return state_addresses - ",
+        "    return state_addresses or ",
         "tests/unit/state_dict/test_steady.py",
         promise="P6",
     ),

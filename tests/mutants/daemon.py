@@ -31,7 +31,7 @@ MUTANTS = [
         "resilient/checkpoint/daemon/client.py",
         (
             "capture_failure(\n"
-            "                partial(resolve_outcome, context, job, kv_store, failed.message)\n"
+            "                partial(resolve_outcome, context, job, kv_store, outcome.message)\n"
             "            )"
         ),
         "None",
@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(
         "a save in a dead daemon is given up",
         "resilient/checkpoint/daemon/client.py",
-        "        if isinstance(failed, RankFailure) and not self._persist_here(context, job, failed):\n",
-        "        if isinstance(failed, RankFailure):\n            raise failed.cause\n",
+        "        if isinstance(outcome, RankFailure) and not self._persist_here(context, job, outcome):\n",
+        "        if isinstance(outcome, RankFailure):\n            raise outcome.cause\n",
         "tests/process/test_keeper_alone.py -k heard_of_at_once",
     ),
     Mutant(
@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "a save waits for the daemon's acknowledgement",
         "resilient/checkpoint/daemon/client.py",
-        'capture_failure(lambda: self._to().send("save", **_handover(context, shared, slots)))',
-        'capture_failure(lambda: self._to().request("save", **_handover(context, shared, slots)))',
+        'capture_failure(lambda: self._to().send("save", **_handover(context, shared_job, slots)))',
+        'capture_failure(lambda: self._to().request("save", **_handover(context, shared_job, slots)))',
         "tests/process/test_keeper_overlap.py -k steady_state",
     ),
     Mutant(
@@ -399,7 +399,7 @@ MUTANTS = [
     Mutant(
         "a cached step older than the newest commit is committed",
         "resilient/checkpoint/daemon/session.py",
-        " and (not there or there[0] < step)",
+        " and (not commits or commits[0] < step)",
         "",
         "tests/unit/checkpoint/test_choose_step.py",
         promise="Failures of processes",

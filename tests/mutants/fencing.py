@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "a store with several winners of a create counts as exclusive",
         "resilient/checkpoint/fencing.py",
-        "    return len(winners) == 1 and kept == winners[0]\n",
-        "    return bool(winners) and kept in winners\n",
+        "    return len(winners) == 1 and stored_content == winners[0]\n",
+        "    return bool(winners) and stored_content in winners\n",
         "tests/unit/checkpoint/test_abilities.py",
     ),
     Mutant(
@@ -162,8 +162,8 @@ MUTANTS = [
     Mutant(
         "a heartbeat that says the end is awaited",
         "resilient/checkpoint/writer_heartbeat.py",
-        "    return None if found.has_ended else found\n",
-        "    return found\n",
+        "    return None if heartbeat.has_ended else heartbeat\n",
+        "    return heartbeat\n",
         "tests/unit/checkpoint/test_writer_heartbeat.py -k right_to_delete",
     ),
     Mutant(
@@ -227,8 +227,8 @@ MUTANTS = [
     Mutant(
         "a save takes a name that exists in the near tier",
         "resilient/checkpoint/start_generation.py",
-        "        above = _highest(context.store)\n",
-        "        above = max((one.generation for one in folders_of(context.store)), default=0)\n",
+        "        highest_generation = _highest(context.store)\n",
+        "        highest_generation = max((one.generation for one in folders_of(context.store)), default=0)\n",
         "tests/unit/checkpoint/test_tiers.py -k nobody_knows",
     ),
     Mutant(

@@ -50,7 +50,7 @@ MUTANTS = [
     Mutant(
         "the audit does not compare links",
         "resilient/checkpoint/ledger_audit.py",
-        "stored[number - 1] != link[:CHECK_LENGTH]",
+        "stored_checks[number - 1] != link[:CHECK_LENGTH]",
         "False",
         "tests/cli/test_audit.py -k tampering",
     ),
@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "the audit does not check where an attempt began",
         "resilient/checkpoint/ledger_audit.py",
-        "parent is not None and parent != left:",
-        "parent is not None and False:",
+        "        and parent != older_checkpoint\n",
+        "        and False\n",
         "tests/cli/test_audit.py -k tampering",
     ),
     Mutant(
@@ -120,7 +120,7 @@ MUTANTS = [
     Mutant(
         "the audit accepts the missing record of an attempt without saves",
         "resilient/checkpoint/ledger_audit.py",
-        "    if missing > 0:\n",
+        "    if missing_count > 0:\n",
         "    if False:\n",
         "tests/cli/test_audited_lives.py -k missing",
     ),

@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "a manifest of another attempt with the same number is accepted",
         "resilient/checkpoint/repair.py",
-        "            if _same_life(store, other, checkpoint.generation):",
+        "            if _same_life(store, other_store, checkpoint.generation):",
         "            if True:",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),
@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a deep verify does not look for missing tensors",
         "resilient/checkpoint/verify.py",
-        "        if missing:\n",
+        "        if unknown_tensors:\n",
         "        if False:\n",
         "tests/unit/checkpoint/test_deep.py",
     ),
@@ -163,22 +163,22 @@ MUTANTS = [
     Mutant(
         "a damaged file is replaced before its copy is stored",
         "resilient/checkpoint/repair.py",
-        "        store.put(kept, damaged)\n    store.put(key, data)\n",
-        "    store.put(key, data)\n    if kept:\n        store.put(kept, damaged)\n",
+        "        store.put(aside_key, damaged_data)\n    store.put(key, data)\n",
+        "    store.put(key, data)\n    if aside_key:\n        store.put(aside_key, damaged_data)\n",
         "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair",
     ),
     Mutant(
         "a later damage replaces the copy of the first",
         "resilient/checkpoint/repair.py",
-        "digest_bytes(damaged)))",
+        "digest_bytes(damaged_data)))",
         "digest_bytes(data)))",
         "tests/unit/checkpoint/test_repair_from_copies.py -k goes_with_its",
     ),
     Mutant(
         "the copy of a shared damaged file is stored in the older folder",
         "resilient/checkpoint/repair.py",
-        'kept = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged)))',
-        'kept = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged))',
+        'aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))',
+        'aside_key = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged_data))',
         "tests/unit/checkpoint/test_repair_from_copies.py -k older_checkpoint",
     ),
     Mutant(
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "ckpt verify --sample reads the same chunks each time",
         "resilient/checkpoint/verify.py",
-        "selected = random.sample(chunks, min(len(chunks), int(chunk_count)))",
-        "selected = chunks[: min(len(chunks), int(chunk_count))]",
+        "sampled_chunks = random.sample(chunks, min(len(chunks), int(chunk_count)))",
+        "sampled_chunks = chunks[: min(len(chunks), int(chunk_count))]",
         "tests/unit/checkpoint/test_verify_sampling.py -k others_each_time",
     ),
     Mutant(

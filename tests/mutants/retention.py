@@ -18,8 +18,8 @@ MUTANTS = [
     Mutant(
         "keep_last keeps one checkpoint too few",
         "resilient/checkpoint/retention.py",
-        "if checkpoint not in placed and len(placed) >= retention.keep_last:",
-        "if checkpoint not in placed and len(placed) >= max(retention.keep_last - 1, 1):",
+        "if checkpoint not in last_checkpoints and len(last_checkpoints) >= retention.keep_last:",
+        "if checkpoint not in last_checkpoints and len(last_checkpoints) >= max(retention.keep_last - 1, 1):",
         "tests/crash/test_sweep.py -k one_crash",
     ),
     Mutant(
@@ -139,7 +139,7 @@ MUTANTS = [
     Mutant(
         "a damaged best checkpoint is not reported",
         "resilient/checkpoint/retention.py",
-        "            if problem and whole < policy.count:",
+        "            if problem and intact_count < policy.count:",
         "            if False:",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
@@ -179,29 +179,29 @@ MUTANTS = [
     Mutant(
         "retention deletes a tagged checkpoint",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=reason",
-        "pinned=_joined(own, left), reason=reason",
+        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_joined(parent_pins, undo_pins), reason=reason",
         "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere",
     ),
     Mutant(
         "an unreadable tag protects nothing",
         "resilient/checkpoint/garbage_collection.py",
-        "    reason = trouble or unsure or",
-        "    reason = unsure or",
+        "    reason = pins_problem or parent_problem or",
+        "    reason = parent_problem or",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
         "retention deletes the checkpoint that the attempt resumed from",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, own, left), held=reason",
-        "pinned=_joined(pins, left), reason=reason",
+        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_joined(pins, undo_pins), reason=reason",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
         "retention deletes although the newest checkpoint is damaged",
         "resilient/checkpoint/garbage_collection.py",
-        "unsure or evidence.doubt_newest(state)",
-        "unsure",
+        "parent_problem or evidence.doubt_newest(state)",
+        "parent_problem",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
@@ -294,7 +294,7 @@ MUTANTS = [
     Mutant(
         "retention deletes files of a checkpoint restored in the meantime",
         "resilient/checkpoint/garbage_collection.py",
-        "    if back:\n",
+        "    if restored_checkpoint:\n",
         "    if False:\n",
         "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
@@ -322,14 +322,14 @@ MUTANTS = [
     Mutant(
         "a restored checkpoint is not looked for in the trash again",
         "resilient/checkpoint/trash.py",
-        "    if not _is_there(store, where):\n",
+        "    if not _is_there(store, trash_key):\n",
         "    if False:\n",
         "tests/crash/test_trash_sweep.py -k while_it_is_freed",
     ),
     Mutant(
         "a checkpoint with a missing file is restored from the trash",
         "resilient/checkpoint/trash.py",
-        "        if absent:\n",
+        "        if problem:\n",
         "        if False:\n",
         "tests/unit/checkpoint/test_trash.py -k not_all_there",
     ),
@@ -398,8 +398,8 @@ MUTANTS = [
     Mutant(
         "files are deleted although the tags stopped retention",
         "resilient/checkpoint/garbage_collection.py",
-        "            return replace(plan, doomed=plan.doomed[:done],",
-        "            break\n            plan = replace(plan, doomed=plan.doomed[:done],",
+        "            return replace(plan, doomed=plan.doomed[:deleted_count],",
+        "            break\n            plan = replace(plan, doomed=plan.doomed[:deleted_count],",
         "tests/unit/checkpoint/test_rotate_references.py",
     ),
     Mutant(
@@ -436,18 +436,18 @@ MUTANTS = [
     Mutant(
         "retention deletes shared files before the manifests",
         "resilient/checkpoint/garbage_collection.py",
-        "    for done, checkpoint in enumerate(plan.doomed):\n",
+        "    for deleted_count, checkpoint in enumerate(plan.doomed):\n",
         (
             "    for checkpoint, name in scan.unneeded():\n"
             "        store.delete(checkpoint.key(name))\n"
-            "    for done, checkpoint in enumerate(plan.doomed):\n"
+            "    for deleted_count, checkpoint in enumerate(plan.doomed):\n"
         ),
         "tests/crash/test_keeping_sweep.py -k anywhere",
     ),
     Mutant(
         "lost parity stops retention",
         "resilient/checkpoint/repository_scan.py",
-        "        if file.name not in needed:\n            continue\n",
+        "        if file.name not in needed_names:\n            continue\n",
         "",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),

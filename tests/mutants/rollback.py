@@ -57,7 +57,7 @@ MUTANTS = [
     Mutant(
         "a rollback accepts a damaged target",
         "resilient/checkpoint/rollback.py",
-        "    if damaged:\n",
+        "    if damage_findings:\n",
         "    if False:\n",
         "tests/unit/checkpoint/test_going_back.py -k damaged_target",
     ),

@@ -38,7 +38,7 @@ MUTANTS = [
     Mutant(
         "an upload that failed after its status line counts as complete",
         "resilient/storage/s3_transfer.py",
-        "if _WHOLE not in ended:",
+        "if _WHOLE not in response_text:",
         "if False:",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k come_to_nothing",
         promise="S3",
@@ -54,8 +54,8 @@ MUTANTS = [
     Mutant(
         "an upload checksum that the server did not return is trusted",
         "resilient/storage/s3_transfer.py",
-        '            return bool(self._ask("put", key, whole).checksum)\n',
-        '            return bool(self._ask("put", key, whole)) and is_summed\n',
+        '            return bool(self._ask("put", key, request).checksum)\n',
+        '            return bool(self._ask("put", key, request)) and is_summed\n',
         "tests/unit/storage/test_s3_checksums.py --timeout 30 -k same_body_signed",
         promise="S3",
     ),
@@ -78,8 +78,8 @@ MUTANTS = [
     Mutant(
         "the checksum header is not signed",
         "resilient/storage/s3_client.py",
-        "        more = {**request.signed, **proof.headers}\n",
-        "        more = {**request.signed}\n",
+        "        extra_headers = {**request.signed, **proof.headers}\n",
+        "        extra_headers = {**request.signed}\n",
         "tests/unit/storage/test_s3_checksums.py --timeout 30 -k says_again",
         promise="S3",
     ),
@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         "a truncated response counts as complete",
         "resilient/storage/s3_client.py",
-        "        if not came:\n            raise IncompleteRead",
+        "        if not read_bytes:\n            raise IncompleteRead",
         "        if False:\n            raise IncompleteRead",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k no_range",
         promise="S3",

@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "each rank checks the free space for its own files only",
         "resilient/checkpoint/save/persist.py",
-        'sum(report["needs"] for report in here)',
-        'max(report["needs"] for report in here)',
+        'sum(report["needs"] for report in group_answers)',
+        'max(report["needs"] for report in group_answers)',
         "tests/gang/test_room_for_a_save.py",
     ),
     Mutant(
@@ -149,22 +149,22 @@ MUTANTS = [
     Mutant(
         "a checkpoint refers to a missing file",
         "resilient/checkpoint/save/dedup.py",
-        "for match in matches if match.place.file in there]",
+        "for match in matches if match.place.file in existing_keys]",
         "for match in matches]",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),
     Mutant(
         "an old file is kept for a small part of its bytes",
         "resilient/checkpoint/save/dedup.py",
-        "if match.file in worth and match.place.file in worth]",
-        "if match.file in worth]",
+        "if match.file in worth and match.place.file in worth\n",
+        "if match.file in worth\n",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),
     Mutant(
         "a checkpoint refers to any number of folders",
         "resilient/checkpoint/save/dedup.py",
-        "kept = [match for match in matches if origin_of(match.place.file) in largest]",
-        "kept = matches",
+        "kept_matches = [match for match in matches if origin_of(match.place.file) in largest]",
+        "kept_matches = matches",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),
     Mutant(
@@ -219,8 +219,8 @@ MUTANTS = [
     Mutant(
         "a failed second copy of the manifest fails the save",
         "resilient/checkpoint/save/persist.py",
-        "    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))",
-        "    copied = copy_manifest(context.store, checkpoint)",
+        "    copy_result = capture_failure(lambda: copy_manifest(context.store, checkpoint))",
+        "    copy_result = copy_manifest(context.store, checkpoint)",
         "tests/gang/test_mending.py",
     ),
     Mutant(

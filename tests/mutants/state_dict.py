@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "the round-trip check runs at every save, not once per structure",
         "resilient/state_dict/round_trip.py",
-        "        if seen is None or fresh:",
-        "        seen = None\n        if True:",
+        "        if seen_kinds is None or unseen_kinds:",
+        "        seen_kinds = None\n        if True:",
         "tests/unit/state_dict/test_round_trip.py -k once",
     ),
     Mutant(
@@ -125,7 +125,7 @@ MUTANTS = [
     Mutant(
         "an optimizer accepts the options of another class",
         "resilient/state_dict/optimizer.py",
-        "    if missing and strange:\n",
+        "    if missing_options and unknown_options:\n",
         "    if False:\n",
         "tests/unit/state_dict/test_optimizer.py",
     ),
@@ -134,10 +134,10 @@ MUTANTS = [
         "resilient/state_dict/optimizer.py",
         (
             "        if (\n"
-            "            needed\n"
+            "            needed_keys\n"
             "            and parameter in members\n"
             "            and parameter_state\n"
-            "            and not needed <= parameter_state.keys()\n"
+            "            and not needed_keys <= parameter_state.keys()\n"
             "        ):\n"
         ),
         "        if False:\n",
@@ -146,8 +146,8 @@ MUTANTS = [
     Mutant(
         "optional optimizer options count as another class",
         "resilient/state_dict/optimizer.py",
-        "    if missing and strange:\n",
-        "    if missing or strange:\n",
+        "    if missing_options and unknown_options:\n",
+        "    if missing_options or unknown_options:\n",
         "tests/unit/state_dict/test_optimizer.py",
     ),
     Mutant(
@@ -240,8 +240,8 @@ MUTANTS = [
     Mutant(
         "a loaded value replaces the object that the loop holds",
         "resilient/state_dict/statefuls.py",
-        "            value.clear()\n            value.update(saved)\n",
-        "            self.value = saved\n",
+        "            value.clear()\n            value.update(saved_value)\n",
+        "            self.value = saved_value\n",
         "tests/unit/test_loop.py",
     ),
     Mutant(
@@ -254,7 +254,7 @@ MUTANTS = [
     Mutant(
         "replicas load the buffers of another rank",
         "resilient/state_dict/statefuls.py",
-        'parts[f"{name}_buffers"] = Part(own, "rank", optional=True)',
+        'parts[f"{name}_buffers"] = Part(local_buffers, "rank", optional=True)',
         "pass",
         "tests/process/test_loop_killed.py -k layout",
     ),
@@ -279,12 +279,12 @@ MUTANTS = [
         (
             "    if check.examine is not None:\n"
             "        check.examine(manifest.config)\n"
-            "    absent = absent_parts(manifest, parts, rank)\n"
-            "    fresh = load(manifest, files, parts, rank, landing, check)\n"
+            "    absent_names = absent_parts(manifest, parts, rank)\n"
+            "    fresh_names = load(manifest, files, parts, rank, landing, check)\n"
         ),
         (
-            "    absent = absent_parts(manifest, parts, rank)\n"
-            "    fresh = load(manifest, files, parts, rank, landing, check)\n"
+            "    absent_names = absent_parts(manifest, parts, rank)\n"
+            "    fresh_names = load(manifest, files, parts, rank, landing, check)\n"
             "    if check.examine is not None:\n"
             "        check.examine(manifest.config)\n"
         ),
@@ -317,8 +317,8 @@ MUTANTS = [
     Mutant(
         "a part stored with another layout is read in place",
         "resilient/state_dict/load.py",
-        "        if stored[name]\n        == {",
-        "        if stored[name].keys()\n        >= {",
+        "        if stored_shapes[name]\n        == {",
+        "        if stored_shapes[name].keys()\n        >= {",
         "tests/unit/state_dict/test_berths.py",
     ),
     Mutant(

@@ -94,8 +94,8 @@ MUTANTS = [
     Mutant(
         "a short write is not continued",
         "resilient/storage/local.py",
-        "    while view.nbytes:\n        written = handle.write(view)\n",
-        "    if view.nbytes:\n        written = handle.write(view)\n",
+        "    while view.nbytes:\n        written_bytes = handle.write(view)\n",
+        "    if view.nbytes:\n        written_bytes = handle.write(view)\n",
         "tests/unit/storage/test_local_files.py",
         promise="P2",
     ),

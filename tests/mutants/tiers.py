@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "the near tier restores a checkpoint pruned there",
         "resilient/checkpoint/tiers/tiered_store.py",
-        " - whole - trash_of(folders).keys()",
-        " - whole",
+        " - committed_checkpoints - trash_of(folders).keys()",
+        " - committed_checkpoints",
         "tests/unit/checkpoint/test_trash.py -k near_tier",
     ),
     Mutant(
@@ -22,10 +22,10 @@ MUTANTS = [
     Mutant(
         "a promotion stores the manifest before the files (power loss)",
         "resilient/checkpoint/promotion.py",
-        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n",
         (
             "    put_manifest(tiers.durable, key, data)\n"
-            "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n"
+            "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n"
         ),
         "tests/crash/test_enumeration.py -k recorded_history",
     ),
@@ -39,18 +39,18 @@ MUTANTS = [
     Mutant(
         "a promotion stores the manifest before the files",
         "resilient/checkpoint/promotion.py",
-        "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n",
+        "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n",
         (
             "    put_manifest(tiers.durable, key, data)\n"
-            "    put_bytes = _carry_each(tiers, manifest, here, fence, beat)\n"
+            "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n"
         ),
         "tests/crash/test_tiers_sweep.py -k first",
     ),
     Mutant(
         "a promotion leaves out shared files",
         "resilient/checkpoint/promotion.py",
-        "put_bytes = _carry_each(tiers, manifest, here, fence, beat)",
-        "put_bytes = _carry_each(tiers, manifest, [x for x in here if not x.origin], fence, beat)",
+        "put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)",
+        "put_bytes = _carry_each(tiers, manifest, [x for x in near_files if not x.origin], fence, beat)",
         "tests/crash/test_tiers_sweep.py -k first",
     ),
     Mutant(
@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint in promotion is deleted from the near tier",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._pending_ids)",
-        "(*owed, *self._pending_ids[1:])",
+        "(*unpromoted, *self._pending_ids)",
+        "(*unpromoted, *self._pending_ids[1:])",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
@@ -215,14 +215,14 @@ MUTANTS = [
     Mutant(
         "one damaged checkpoint starts a promotion at each save",
         "resilient/checkpoint/promotion.py",
-        "if any(candidate not in self._errors for candidate in owed):",
-        "if owed:",
+        "if any(candidate not in self._errors for candidate in unpromoted):",
+        "if unpromoted:",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
         "a damaged checkpoint is deleted from the near tier before its repair",
         "resilient/checkpoint/promotion.py",
-        "(*owed, *self._pending_ids)",
+        "(*unpromoted, *self._pending_ids)",
         "tuple(self._pending_ids)",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),

@@ -242,10 +242,10 @@ def resolve_outcome(
     if isinstance(outcome, RankFailure) and outcome.code == Fenced.code:
         raise outcome.to_error(1)
     # The daemon may have put the manifest and died before the decision arrived.
-    landed = (
+    was_committed = (
         outcome is True or capture_failure(lambda: is_committed(context.store, checkpoint)) is True
     )
-    if not landed:
+    if not was_committed:
         raise SaveFailed(
             f"{checkpoint} was not saved: {loss}; older checkpoints are intact",
             hint=f"resilient ckpt ls {shell_quote(context.store.url)}",
@@ -326,9 +326,9 @@ class DaemonSaveExecutor:
 
         Collective: every rank, before it asks what to resume from.
         """
-        settled = capture_failure(lambda: self._settle(context))
-        self._why_not = settled.message if isinstance(settled, RankFailure) else ""
-        answer = None if isinstance(settled, RankFailure) else settled
+        settle_result = capture_failure(lambda: self._settle(context))
+        self._why_not = settle_result.message if isinstance(settle_result, RankFailure) else ""
+        answer = None if isinstance(settle_result, RankFailure) else settle_result
         within_seconds = context.limits.within_seconds
         kv_store = agree(context.comms, "keeper/board", answer, first_if_all, within_seconds)
         if kv_store is None:
@@ -343,8 +343,8 @@ class DaemonSaveExecutor:
         self._is_announced = True
         if self._talk is None:
             return
-        begun = capture_failure(lambda: self._to().send("begin", topic=topic))
-        self._why_not = begun.message if isinstance(begun, RankFailure) else ""
+        answer = capture_failure(lambda: self._to().send("begin", topic=topic))
+        self._why_not = answer.message if isinstance(answer, RankFailure) else ""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return shared memory, or private memory if an announced job cannot get shared memory.
@@ -382,25 +382,25 @@ class DaemonSaveExecutor:
         If a rank has no memory for its files, all ranks wait here for the end of the job.
         """
         self._is_announced = False
-        shared = capture_failure(lambda: self._all_shared(job))
-        why_not = shared.message if isinstance(shared, RankFailure) else self._why_not
-        shown: Any = {"why_not": why_not, "streams": bool(job.streamed)}
-        if isinstance(shared, RankFailure) and isinstance(shared.cause, ConfigError):
+        share_result = capture_failure(lambda: self._all_shared(job))
+        why_not = share_result.message if isinstance(share_result, RankFailure) else self._why_not
+        report: Any = {"why_not": why_not, "streams": bool(job.streamed)}
+        if isinstance(share_result, RankFailure) and isinstance(share_result.cause, ConfigError):
             # The user's limit is too small: there is no other way, on any rank.
-            shown = shared
+            report = share_result
         way = agree(
-            context.comms, f"{job.topic}/way", shown, choose_route, context.limits.within_seconds
+            context.comms, f"{job.topic}/way", report, choose_route, context.limits.within_seconds
         )
-        if way["why_not"] or isinstance(shared, RankFailure):
+        if way["why_not"] or isinstance(share_result, RankFailure):
             context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
             self._is_last_kept = False
             self._fallback.submit(context, job)
             return
-        shared, slots = shared
-        self._current_save = (context, shared)
+        shared_job, slots = share_result
+        self._current_save = (context, shared_job)
         # If the daemon is gone, the peers learn it from the key-value store, and this rank at
         # `wait`.
-        capture_failure(lambda: self._to().send("save", **_handover(context, shared, slots)))
+        capture_failure(lambda: self._to().send("save", **_handover(context, shared_job, slots)))
         self._listener = ResultListener(
             self._to, job, slots, self.address.left_seconds, context.clock
         )
@@ -418,9 +418,9 @@ class DaemonSaveExecutor:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
             Fenced: A newer generation exists, so nothing was committed.
         """
-        ended, self._result = self._result, None
-        if isinstance(ended, RankFailure):
-            raise ended.cause or ended.to_error(1)
+        result, self._result = self._result, None
+        if isinstance(result, RankFailure):
+            raise result.cause or result.to_error(1)
         self._see_to_its_end()
 
     def close(self) -> None:
@@ -430,33 +430,33 @@ class DaemonSaveExecutor:
         self._process.close()
 
     def _see_to_its_end(self) -> None:
-        handed, self._current_save = self._current_save, None
+        current_save, self._current_save = self._current_save, None
         listener = self._listener
-        if handed is None or listener is None:
+        if current_save is None or listener is None:
             self._fallback.wait()
             _remember(self, self._fallback)
             return
         self._is_last_kept = True
         if listener.is_listening:
             tell_once(self.address.path, "hurry", url=self._url)
-        context, job = handed
+        context, job = current_save
         if is_called := listener.join(partial(context.comms.is_called, _local_topic(job))):
             self._lose("another rank stopped using its saver daemon")
             listener.join()
         _remember(self, listener)
-        failed = listener.heard
-        if isinstance(failed, RankFailure) and isinstance(failed.cause, PeerFailed):
-            self._lose(failed.message)
+        outcome = listener.heard
+        if isinstance(outcome, RankFailure) and isinstance(outcome.cause, PeerFailed):
+            self._lose(outcome.message)
             # A suspended daemon is killed: then its part is over, and its peers learn of it.
             sleeps = self._is_mute and not self._process.end()
             if sleeps:
                 capture_failure(lambda: context.comms.call(_local_topic(job)))
             # The daemon may never show the others its part: then no decision is to be waited for.
             kv_store = None if sleeps or is_called else self.board
-            failed = capture_failure(
-                partial(resolve_outcome, context, job, kv_store, failed.message)
+            outcome = capture_failure(
+                partial(resolve_outcome, context, job, kv_store, outcome.message)
             )
-        if isinstance(failed, RankFailure) and not self._persist_here(context, job, failed):
+        if isinstance(outcome, RankFailure) and not self._persist_here(context, job, outcome):
             return
         if context.promoter and context.leads:
             context.promoter.note(job.about.checkpoint, job.keep)
@@ -536,12 +536,12 @@ class DaemonSaveExecutor:
             SaveFailed: The save could not be made durable this way either.
             Fenced: A newer generation exists.
         """
-        shown = failed if failed.code == Fenced.code else {"gone": self._talk is None}
+        report = failed if failed.code == Fenced.code else {"gone": self._talk is None}
         # A dead rank cannot answer, so its peers do not wait for it as for a slow store.
         within_seconds = min(context.limits.within_seconds, _ANSWER_SECONDS)
         topic = _local_topic(job)
         try:
-            is_gone = agree(context.comms, f"{topic}/why", shown, is_any_gone, within_seconds)
+            is_gone = agree(context.comms, f"{topic}/why", report, is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
             # A daemon that was only slow has reported to the ranks that still listened.
             if capture_failure(lambda: is_committed(context.store, job.about.checkpoint)) is True:

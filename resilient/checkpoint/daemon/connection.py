@@ -215,10 +215,10 @@ def feed(
         note = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]
-            done = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
+            outcome = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
             note = {"came": number}
-            if isinstance(done, RankFailure):
-                note = {"failed": done.to_json()["failure"]}
+            if isinstance(outcome, RankFailure):
+                note = {"failed": outcome.to_json()["failure"]}
     return answer
 
 
@@ -312,13 +312,13 @@ class DaemonConnection:
             ResilientError: The first answer that is a failure, as an error of its kind.
         """
         answer: dict[str, Any] = {}
-        failed: ResilientError | None = None
+        first_error: ResilientError | None = None
         while self._unread:
             answer = self._next()
-            if "failure" in answer and failed is None:
-                failed = RankFailure(**answer["failure"]).to_error(1)
-        if failed is not None:
-            raise failed
+            if "failure" in answer and first_error is None:
+                first_error = RankFailure(**answer["failure"]).to_error(1)
+        if first_error is not None:
+            raise first_error
         return answer
 
     def request(self, verb: str, **message: Any) -> dict[str, Any]:

@@ -218,8 +218,8 @@ class LeasedBuffers:
     def _makes_room(self, size_bytes: int) -> bool:
         if self.make_room is None:
             return False
-        missing = self._ask("missing", size_bytes=_rounded(size_bytes))
-        return self.make_room(int(missing["size_bytes"]))
+        reply = self._ask("missing", size_bytes=_rounded(size_bytes))
+        return self.make_room(int(reply["size_bytes"]))
 
 
 def _rounded(size_bytes: int) -> int:

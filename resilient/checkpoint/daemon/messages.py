@@ -190,9 +190,9 @@ class SessionTiers:
             generation: Generation number.
             parent: Checkpoint from which the generation began.
         """
-        before = self._context
-        if before is not None:
-            self._context = replace(before, emit=context.emit)
+        held_context = self._context
+        if held_context is not None:
+            self._context = replace(held_context, emit=context.emit)
             return self._context
         tiered = add_near_tier(context, self._near, self._guest.tiering)
         groups = tuple(tuple(int(rank) for rank in group) for group in request["groups"])
@@ -249,9 +249,9 @@ def encode_job(job: SaveJob, rank: int, slots: Iterable[str] = ()) -> dict[str, 
         slots: Names of the slots for its streamed files.
     """
     tensors = tuple(tensor for file in job.content for tensor in file.tensors)
-    about = job.about.checkpoint
+    description = job.about.checkpoint
     return {
-        "checkpoint": about.folder,
+        "checkpoint": description.folder,
         "about": encode(job.about).decode(),
         "files": [[file.name, file.size_bytes] for file in job.files],
         "streamed": [[file.name, file.size_bytes] for file in job.streamed],
@@ -303,10 +303,10 @@ def _job(
     checkpoint = _checkpoint(value["checkpoint"])
     receipt = Receipt.from_json(value["receipt"])
     _require(receipt.rank == rank, f"rank {receipt.rank} on the connection of rank {rank}")
-    staged, streamed = _sizes(value["files"]), _sizes(value["streamed"])
-    sizes = staged | streamed
-    _require(len(sizes) == len(staged) + len(streamed), "a file is named twice")
-    stream = _stream(value["slots"], memory_of, streamed, within_seconds)
+    staged_sizes, streamed_sizes = _sizes(value["files"]), _sizes(value["streamed"])
+    sizes = staged_sizes | streamed_sizes
+    _require(len(sizes) == len(staged_sizes) + len(streamed_sizes), "a file is named twice")
+    stream = _stream(value["slots"], memory_of, streamed_sizes, within_seconds)
     by_file: dict[str, list[TensorEntry]] = defaultdict(list)
     for tensor in receipt.tensors:
         for region in tensor.regions:
@@ -319,7 +319,7 @@ def _job(
         about=decode(str(value["about"]).encode(), checkpoint.manifest_key),
         files=tuple(
             StagedFile(_name(name), memory_of(name, size_bytes), tuple(by_file[name]))
-            for name, size_bytes in staged.items()
+            for name, size_bytes in staged_sizes.items()
         ),
         parts=receipt.parts,
         keep=tuple(_checkpoint(folder) for folder in value["keep"]),
@@ -332,10 +332,10 @@ def _job(
         segment=_segment(value["segment"], checkpoint),
         copies_bytes_max=_bound(value.get("copies_bytes_max")),
         token=str(value["token"]),
-        spoiled=RankFailure(**spoiled) if (spoiled := value["spoiled"]) else None,
+        spoiled=RankFailure(**failure_fields) if (failure_fields := value["spoiled"]) else None,
         streamed=tuple(
             RemoteFile(_name(name), size_bytes, tuple(by_file[name]), stream)
-            for name, size_bytes in streamed.items()
+            for name, size_bytes in streamed_sizes.items()
         ),
     )
     return job, stream

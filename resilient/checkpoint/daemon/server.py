@@ -163,8 +163,8 @@ class SaverDaemon:
         if verb == "hurry":
             self._hurry(str(request["url"]))
             return {}
-        others = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
-        answer = others.get(str(verb))
+        handlers = {"settle": self._settle, "recall": self._recall, "missing": self._missing}
+        answer = handlers.get(str(verb))
         return session.answer(request) if answer is None else answer(session, request)
 
     def _settle(self, session: RankSession, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,14 +265,16 @@ class SaverDaemon:
     def _vacate(self) -> None:
         """Release the memory of past attempts, because a new one begins to stage."""
         with self._lock:
-            past = [
+            ended_sessions = [
                 session for session in self._sessions if session.is_left and not session.is_busy
             ]
             self._sessions = [
-                session for session in self._sessions if session not in past or session.is_promoting
+                session
+                for session in self._sessions
+                if session not in ended_sessions or session.is_promoting
             ]
-        for past_session in past:
-            past_session.forget()
+        for ended_session in ended_sessions:
+            ended_session.forget()
 
 
 def main(arguments: list[str]) -> int:

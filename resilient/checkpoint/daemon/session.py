@@ -114,8 +114,8 @@ class RankSession:
         verb = self.verbs.get(str(request.get("verb")))
         if verb is None:
             return RankFailure(UsageError.code, f"no verb {request.get('verb')!r:.40}").to_json()
-        done = capture_failure(partial(verb, request))
-        return done.to_json() if isinstance(done, RankFailure) else done
+        outcome = capture_failure(partial(verb, request))
+        return outcome.to_json() if isinstance(outcome, RankFailure) else outcome
 
     def leave(self) -> None:
         """Release all memory that no job in flight needs, because the rank is gone."""
@@ -201,10 +201,12 @@ class RankSession:
     def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Start to promote the last commit; ``wait`` reports the end."""
         self._refuse_if_busy()
-        onwards, within_seconds = self._onwards, float(request["within_seconds"])
+        promoter, within_seconds = self._onwards, float(request["within_seconds"])
 
         def work() -> None:
-            self._end(capture_failure(lambda: onwards.finish(within_seconds) if onwards else None))
+            self._end(
+                capture_failure(lambda: promoter.finish(within_seconds) if promoter else None)
+            )
 
         self._start(work, FileStream((), 0.0))
         return {}
@@ -325,13 +327,13 @@ def _staged_records(
     receipt: Receipt, job: SaveJob, segments: Mapping[str, SharedBuffer]
 ) -> dict[str, StagedFileRecord]:
     """Return the files that were stored as they are here; reduced files are left out."""
-    staged = {file.name: len(file.data) for file in job.files}
+    staged_sizes = {file.name: len(file.data) for file in job.files}
     return {
         job.about.checkpoint.key(file.name): StagedFileRecord(
             str(segments[file.name].path), file.proof
         )
         for file in receipt.files
-        if staged.get(file.name) == file.size_bytes
+        if staged_sizes.get(file.name) == file.size_bytes
     }
 
 
@@ -414,9 +416,13 @@ class StepCacheSession(RankSession):
     def _choose(self) -> int | None:
         """Return the slot of the step to commit, which all ranks have, or None. Collective."""
         info, comms = self._at_work()
-        shown = {value.checkpoint.folder: value.after for value in self._whole.values()}
+        parent_by_folder = {value.checkpoint.folder: value.after for value in self._whole.values()}
         ruling = agree(
-            comms, _TOPIC, shown, lambda steps: choose_step(info.store, steps), LAND_SECONDS
+            comms,
+            _TOPIC,
+            parent_by_folder,
+            lambda steps: choose_step(info.store, steps),
+            LAND_SECONDS,
         )
         slots = [
             slot
@@ -426,13 +432,13 @@ class StepCacheSession(RankSession):
         return slots[0] if slots else None
 
     def _start_to_land(self, slot: int) -> None:
-        whole = self._whole[slot]
+        held_step = self._whole[slot]
         info, comms = self._at_work()
-        job = whole.job(info.world.rank, f"hold/{whole.checkpoint.step}")
+        job = held_step.job(info.world.rank, f"hold/{held_step.checkpoint.step}")
         assert self._kv_store is not None, "joined"  # noqa: S101
         register_disconnect_failure(self._kv_store, comms, job["topic"])
         self._keep_only(slot)
-        self._begin_to_save({"job": job, "context": whole.context, "tiers": {}})
+        self._begin_to_save({"job": job, "context": held_step.context, "tiers": {}})
 
     def _keep_only(self, slot: int) -> None:
         """Release all other memory; the files get their names in a save."""
@@ -473,11 +479,11 @@ def choose_step(store: Store, steps_by_rank: list[Mapping[str, str]]) -> dict[st
         steps_by_rank: For each rank, the checkpoint that the step's ledger continues, by the step's
             folder.
     """
-    common = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
-    steps = sorted(filter(None, map(parse_checkpoint, common)), reverse=True)
-    there = committed(store) if steps else []
-    roots = {"", *(checkpoint.folder for checkpoint in there)}
+    shared_folders = set.intersection(*(set(steps_of_rank) for steps_of_rank in steps_by_rank))
+    steps = sorted(filter(None, map(parse_checkpoint, shared_folders)), reverse=True)
+    commits = committed(store) if steps else []
+    roots = {"", *(checkpoint.folder for checkpoint in commits)}
     for step in steps:
-        if steps_by_rank[0][step.folder] in roots and (not there or there[0] < step):
+        if steps_by_rank[0][step.folder] in roots and (not commits or commits[0] < step):
             return {"folder": step.folder}
     return {"folder": ""}

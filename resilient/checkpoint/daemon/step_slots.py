@@ -178,11 +178,11 @@ class PlainConfigCache:
 
     def _knows(self, fields: Mapping[str, Any]) -> bool:
         values = [*fields.values()]
-        (is_text, texts), (is_other, others) = self._texts, self._other_values
+        (is_text, texts), (is_other, other_values) = self._texts, self._other_values
         return (
             [*fields] == self._names
             and [*compress(values, is_text)] == texts
-            and all(map(is_, compress(values, is_other), others))
+            and all(map(is_, compress(values, is_other), other_values))
         )
 
 
@@ -229,19 +229,21 @@ def message_of(
     Raises:
         ValueError: A value has no JSON form.
     """
-    about, segment = job.about, job.segment
+    description, segment = job.about, job.segment
     message = {
-        "checkpoint": about.checkpoint.folder,
+        "checkpoint": description.checkpoint.folder,
         "about": {
-            "run_id": about.run_id,
-            "parent": about.parent.folder if about.parent else None,
-            "created_at": about.created_at,
-            "world": dict(about.world),
+            "run_id": description.run_id,
+            "parent": description.parent.folder if description.parent else None,
+            "created_at": description.created_at,
+            "world": dict(description.world),
             "config": config,
-            "software": dict(about.software),
-            "data": dict(about.data),
-            "metrics": dict(about.metrics),
-            "protects": [protected.folder for protected in about.protects],
+            "software": dict(description.software),
+            "data": dict(description.data),
+            "metrics": dict(description.metrics),
+            "protects": [
+                protected_checkpoint.folder for protected_checkpoint in description.protects
+            ],
         },
         "files": [[file.name, len(file.data), *spots[file.name]] for file in job.files],
         "parts": [[part.name, part.scope, part.document] for part in job.parts],
@@ -283,11 +285,18 @@ def whole_of(
     """
     checkpoint = _parse_folder(message["checkpoint"])
     segment = _segment(message["segment"], checkpoint, rows_of) if message["segment"] else None
-    before = parse_segment(segment.previous) if segment and segment.previous else None
+    previous_checkpoint = parse_segment(segment.previous) if segment and segment.previous else None
     *layouts, bases, config = notes
-    after = before.folder if before else ""
+    previous_folder = previous_checkpoint.folder if previous_checkpoint else ""
     return StoredStep(
-        checkpoint, after, message["context"], message, tuple(layouts), bases, config, segment
+        checkpoint,
+        previous_folder,
+        message["context"],
+        message,
+        tuple(layouts),
+        bases,
+        config,
+        segment,
     )
 
 
@@ -379,14 +388,14 @@ class StepSlot:
             ValueError: A value has no JSON form.
         """
         self.invalidate()
-        loose = self._plain.loose(job.about.config)
+        loose_config = self._plain.loose(job.about.config)
         notes_by_file: dict[str, _Note] = {
             file.name: (file.tensors, note_of_layout) for file in job.files
         }
         notes_by_file |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
         spots = self._notes.put(notes_by_file)
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
-        message = message_of(job, spots, loose, rows_bytes, self._context)
+        message = message_of(job, spots, loose_config, rows_bytes, self._context)
         end = _HEAD_BYTES + len(message)
         if len(self._message) < end:
             self._message = self._roomier("said", end)
@@ -419,13 +428,13 @@ class _Notes:
 
     def put(self, notes_by_file: _Wanted) -> dict[str, NoteOffset]:
         """Return the places of the notes of these values, by name."""
-        new = self._differing(notes_by_file)
-        behind = [self._behind(name, note) for name, note in new.items()]
-        if self._used_bytes + sum(behind) > len(self._memory):
+        changed_notes = self._differing(notes_by_file)
+        appended_bytes = [self._behind(name, note) for name, note in changed_notes.items()]
+        if self._used_bytes + sum(appended_bytes) > len(self._memory):
             self._puts, self._used_bytes, self._memory = {}, 0, memoryview(b"")
-            new = self._differing(notes_by_file)
-            self._memory = self._reserve("notes", sum(map(_room_bytes, new.values())))
-        for name, note in new.items():
+            changed_notes = self._differing(notes_by_file)
+            self._memory = self._reserve("notes", sum(map(_room_bytes, changed_notes.values())))
+        for name, note in changed_notes.items():
             self._add(name, notes_by_file[name][0], note)
         return {name: self._puts[name].spot for name in notes_by_file}
 

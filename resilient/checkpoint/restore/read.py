@@ -82,8 +82,8 @@ def read_ranges(
     best = max_ranges(store)
     # Before memory is allocated for them. For files read in part, the remaining size is not
     # checked.
-    whole = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
-    map_parallel(lambda entry: _require_size(store, manifest, entry), whole, best.in_flight)
+    full_entries = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
+    map_parallel(lambda entry: _require_size(store, manifest, entry), full_entries, best.in_flight)
     heads = _heads(manifest)
     layouts = {
         entry: _lay_out(entry, chunks, heads.get(entry.name, 0), places.get(entry.name, ()))
@@ -166,9 +166,11 @@ def _lay_out(
     for first, count in runs(chunks):
         start = first * CHUNK_BYTES
         stop = min(start + count * CHUNK_BYTES, entry.size_bytes)
-        inside = places[bisect_left(begins, start) : bisect_left(begins, stop)]
+        run_places = places[bisect_left(begins, start) : bisect_left(begins, stop)]
         extents.append(
-            _filled_up([place for place in inside if place.stop <= stop], start, stop, head_bytes)
+            _filled_up(
+                [place for place in run_places if place.stop <= stop], start, stop, head_bytes
+            )
         )
     return extents
 
@@ -208,12 +210,12 @@ def _step(range_bytes: int) -> int:
 def _read(store: Store, manifest: Manifest, span: _Range) -> None:
     key, prove = manifest.key(span.entry.name), _Proving(manifest, span)
     with missing_is_damage(store, manifest, key):
-        came = fetch_into(store, key, span.start, span.room, prove)
-        if came < len(span.room):
+        read_bytes = fetch_into(store, key, span.start, span.room, prove)
+        if read_bytes < len(span.room):
             # Read again, as after a failed verification: the response may have been cut on the way.
-            came = fetch_into(store, key, span.start, span.room, prove)
-    if came < len(span.room):
-        raise _damaged(manifest, span, came, len(span.room))
+            read_bytes = fetch_into(store, key, span.start, span.room, prove)
+    if read_bytes < len(span.room):
+        raise _damaged(manifest, span, read_bytes, len(span.room))
 
 
 class _Proving:
@@ -241,10 +243,10 @@ class _Proving:
         """Digest bytes up to ``stop``, or up to the end of the current chunk."""
         span, first = self._span, self._at // CHUNK_BYTES * CHUNK_BYTES
         last = min(first + CHUNK_BYTES, len(span.room))
-        here = min(stop, last)
-        self._running.add(span.room.cut(self._at, here))
-        self._at = here
-        if here < last:
+        piece_end = min(stop, last)
+        self._running.add(span.room.cut(self._at, piece_end))
+        self._at = piece_end
+        if piece_end < last:
             return
         if self._running.take() != span.entry.chunks[(span.start + first) // CHUNK_BYTES]:
             raise _damaged(self._manifest, span, first, last)
@@ -252,9 +254,12 @@ class _Proving:
 
 def _damaged(manifest: Manifest, checkpoint: _Range, first: int, last: int) -> IntegrityError:
     span = (checkpoint.start + first, checkpoint.start + last)
-    where = f"between bytes {span[0]} and {span[1]} of {checkpoint.entry.size_bytes}"
+    range_text = f"between bytes {span[0]} and {span[1]} of {checkpoint.entry.size_bytes}"
     return damaged(
-        manifest, checkpoint.entry, where, names_in(manifest.tensors, checkpoint.entry.name, [span])
+        manifest,
+        checkpoint.entry,
+        range_text,
+        names_in(manifest.tensors, checkpoint.entry.name, [span]),
     )
 
 
@@ -370,14 +375,14 @@ def _read_from_nearest(
     )
     places = request.places(manifest) if request.places else NOWHERE
     try:
-        proved = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
+        verified = VerifiedCheckpoint(manifest, _read_all(store, manifest, chunks, places))
     except IntegrityError as damage:
         if not (request.reconstructs and manifest.parity):
             raise
-        proved = _reconstructed_or(damage, store, manifest, chunks)
+        verified = _reconstructed_or(damage, store, manifest, chunks)
     if signed is not None:
-        check_contents(manifest, signed, proved.files)
-    return replace(proved, reconstructed=(*reconstructed, *proved.reconstructed))
+        check_contents(manifest, signed, verified.files)
+    return replace(verified, reconstructed=(*reconstructed, *verified.reconstructed))
 
 
 def _reconstructed_or(
@@ -404,13 +409,15 @@ def _read_all(
     places: PlacesByFile,
 ) -> dict[str, Content]:
     files = [entry for entry in manifest.files if entry.name in chunks_by_file]
-    large = {
+    large_files = {
         file: chunks_by_file[file.name]
         for file in files
         if not _is_small(file, chunks_by_file[file.name])
     }
-    small = {file.name: _read_file(store, manifest, file) for file in files if file not in large}
-    return {**small, **read_ranges(store, manifest, large, places)}
+    small_files = {
+        file.name: _read_file(store, manifest, file) for file in files if file not in large_files
+    }
+    return {**small_files, **read_ranges(store, manifest, large_files, places)}
 
 
 def _is_small(entry: FileEntry, chunks: Collection[int]) -> bool:
@@ -462,11 +469,11 @@ def _wanted(
 ) -> dict[str, Collection[int]]:
     """Return the chunks to read by file name."""
     documents = _documents(manifest, parts)
-    touched = chunks_touched(_tensors(manifest, parts), boxes)
+    touched_chunks = chunks_touched(_tensors(manifest, parts), boxes)
     return {
-        name: chunks if name in documents else touched.get(name, chunks)
+        name: chunks if name in documents else touched_chunks.get(name, chunks)
         for name, chunks in _whole(manifest, parts).items()
-        if name in documents or touched.get(name, True)
+        if name in documents or touched_chunks.get(name, True)
     }
 
 
@@ -495,5 +502,5 @@ def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
 def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
     if digest_file(data) == entry.proof:
         return data
-    where = f"{len(data)} of {entry.size_bytes} bytes"
-    raise damaged(manifest, entry, where, tensors_hit(manifest, entry.name, data))
+    size_text = f"{len(data)} of {entry.size_bytes} bytes"
+    raise damaged(manifest, entry, size_text, tensors_hit(manifest, entry.name, data))

@@ -205,18 +205,18 @@ def _sum_up(
     longest = manifest.file(group.parity[0]).size_bytes
     length = min(CHUNK_BYTES, longest - number * CHUNK_BYTES)
     sums = tuple(bytearray(length) for _ in group.parity)
-    lost = []
+    lost_columns = []
     for column, name in enumerate(group.files):
         entry = manifest.file(name)
         if number >= len(entry.chunks):
             continue
         data = find_chunk(places, manifest, entry, number) if name != without else None
         if data is None:
-            lost.append(column)
+            lost_columns.append(column)
             continue
         for row, total in enumerate(sums):
             add(total, [(coefficient(row, column), data)])
-    return _Sums(group, sums, tuple(lost))
+    return _Sums(group, sums, tuple(lost_columns))
 
 
 def _solved(
@@ -241,9 +241,11 @@ def _solved(
     files = _files(sums, rows)
     if entry.name in group.files:
         return files[group.files.index(entry.name)]
-    own = group.parity.index(entry.name)
-    add(sums.rows[own], [(coefficient(own, column), data) for column, data in files.items()])
-    return sums.rows[own]
+    own_row = group.parity.index(entry.name)
+    add(
+        sums.rows[own_row], [(coefficient(own_row, column), data) for column, data in files.items()]
+    )
+    return sums.rows[own_row]
 
 
 def _files(sums: _Sums, rows: Sequence[int]) -> dict[int, bytearray]:

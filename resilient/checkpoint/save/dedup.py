@@ -101,8 +101,8 @@ def is_worth_referencing(
         lengths: Bytes of each file.
         share_min: Reciprocal of the smallest share that is worth a reference.
     """
-    needed = sum(bytes_by_folder.get(name, 0) for name in group.files)
-    return 0 < sum(lengths[name] for name in group.files) <= share_min * needed
+    needed_bytes = sum(bytes_by_folder.get(name, 0) for name in group.files)
+    return 0 < sum(lengths[name] for name in group.files) <= share_min * needed_bytes
 
 
 def is_there(store: Store, keys: Iterable[str], lengths: Mapping[str, int]) -> bool:
@@ -212,12 +212,14 @@ class DedupBase:
         Raises:
             ValueError: The value describes none.
         """
-        checkpoint, proved = parse_checkpoint(value["checkpoint"]), value["proved"]
+        checkpoint, proved_ranges = parse_checkpoint(value["checkpoint"]), value["proved"]
         if checkpoint is None:
             raise ValueError(f"{value['checkpoint']!r} is not a checkpoint")
-        if proved is not None:
-            proved = tuple((str(file), int(start), int(stop)) for file, start, stop in proved)
-        return DedupBase(checkpoint, proved)
+        if proved_ranges is not None:
+            proved_ranges = tuple(
+                (str(file), int(start), int(stop)) for file, start, stop in proved_ranges
+            )
+        return DedupBase(checkpoint, proved_ranges)
 
 
 def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
@@ -320,19 +322,27 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         on_progress: Callback with the length of each digested piece; it may block.
     """
     documents = {part.document for part in parts}
-    seen = glimpses or RegionFingerprints()
-    changed = {file.name: seen.changed(file) for file in files if file.name not in documents}
+    fingerprints = glimpses or RegionFingerprints()
+    changed_starts = {
+        file.name: fingerprints.changed(file) for file in files if file.name not in documents
+    }
     # The store is not asked if nothing can be referenced, which is the common case.
-    bases_of_save = None if _is_new(files, changed) else _first_committed(store, checkpoint, bases)
+    bases_of_save = (
+        None if _is_new(files, changed_starts) else _first_committed(store, checkpoint, bases)
+    )
     if bases_of_save is None:
         return DedupResult(tuple(files), parity=parity)
     manifest, base = bases_of_save
     files = [
-        digested(file, changed[file.name], on_progress) if file.name in changed else file
+        digested(file, changed_starts[file.name], on_progress)
+        if file.name in changed_starts
+        else file
         for file in files
     ]
     places = _places(manifest, base, checkpoint)
-    matches = [match for file in files if file.name in changed for match in _matches(file, places)]
+    matches = [
+        match for file in files if file.name in changed_starts for match in _matches(file, places)
+    ]
     entries = {manifest.key(file.name): file for file in manifest.files}
     lengths = {key: entry.size_bytes for key, entry in entries.items()}
     lengths |= {file.name: file.size_bytes for file in files}
@@ -414,9 +424,9 @@ def _places(
     manifest: Manifest, base: DedupBase, checkpoint: CheckpointId
 ) -> dict[_What, StoredRegion]:
     """Return the places of a checkpoint's regions that may be referenced, by region identity."""
-    proved: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    proved_ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for file, start, stop in base.proved or ():
-        proved[file].append((start, stop))
+        proved_ranges[file].append((start, stop))
     return {
         _what(tensor, region): replace(region, file=manifest.key(region.file))
         for tensor in manifest.tensors
@@ -427,7 +437,7 @@ def _places(
             base.proved is None
             or any(
                 start <= region.start and region.start + region.size_bytes <= stop
-                for start, stop in proved[region.file]
+                for start, stop in proved_ranges[region.file]
             )
         )
     }
@@ -451,25 +461,27 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
     for match in matches:
         folders[origin_of(match.place.file)] += match.place.size_bytes
     largest = {folder for folder, _ in folders.most_common(FOLDERS_MAX)}
-    kept = [match for match in matches if origin_of(match.place.file) in largest]
+    kept_matches = [match for match in matches if origin_of(match.place.file) in largest]
     while True:
         share, count = Counter[str](), Counter[str]()
-        for match in kept:
+        for match in kept_matches:
             for name in (match.file, match.place.file):
                 share[name] += match.place.size_bytes
                 count[name] += 1
         worth = {name for name, size in share.items() if bounds.allow(name, size, count[name])}
-        fewer = [match for match in kept if match.file in worth and match.place.file in worth]
-        if len(fewer) == len(kept):
-            return kept
-        kept = fewer
+        bounded_matches = [
+            match for match in kept_matches if match.file in worth and match.place.file in worth
+        ]
+        if len(bounded_matches) == len(kept_matches):
+            return kept_matches
+        kept_matches = bounded_matches
 
 
 def _drop_missing(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop matches in files that are missing or have another length."""
     files = {match.place.file for match in matches}
-    there = {key for key in files if is_there(store, [key], lengths)}
-    return [match for match in matches if match.place.file in there]
+    existing_keys = {key for key in files if is_there(store, [key], lengths)}
+    return [match for match in matches if match.place.file in existing_keys]
 
 
 def _remaining_parts(

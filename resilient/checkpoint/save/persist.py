@@ -116,11 +116,12 @@ def require_space(
     def rule(answers: list[Any]) -> None:
         ranks = range(len(answers))
         for group in context.places.groups or (tuple(ranks),):
-            here = [answers[rank] for rank in group]
+            group_answers = [answers[rank] for rank in group]
             free = min(
-                (report["free"] for report in here if report["free"] is not None), default=None
+                (report["free"] for report in group_answers if report["free"] is not None),
+                default=None,
             )
-            needs = with_margin(sum(report["needs"] for report in here))
+            needs = with_margin(sum(report["needs"] for report in group_answers))
             if free is not None and needs > free:
                 ranks_text = (
                     f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
@@ -200,8 +201,10 @@ def collect_garbage_after_commit(
 
 def _tell(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
-        kept = {candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()}
-        context.emit_once(events.RetentionPlanned(checkpoint.folder, kept))
+        reasons_by_folder = {
+            candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()
+        }
+        context.emit_once(events.RetentionPlanned(checkpoint.folder, reasons_by_folder))
     for candidate, reason in plan.damaged.items():
         context.emit_once(events.BestCheckpointDamaged(candidate.folder, reason))
     for delay_reason in (plan.held, plan.unsure):
@@ -266,13 +269,15 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 
     def write_one(file: FileContent) -> tuple[FileEntry, Sequence[TensorEntry]]:
         with file.lend() as data:
-            proof, proved = _prove(file.tensors, data, on_progress)
+            proof, proved_tensors = _prove(file.tensors, data, on_progress)
             put_fenced(place, checkpoint.key(file.name), data, fence)
-        return FileEntry(file.name, proof.size_bytes, proof.digest, proof.chunks, rank), proved
+        return FileEntry(
+            file.name, proof.size_bytes, proof.digest, proof.chunks, rank
+        ), proved_tensors
 
-    stored = map_parallel(write_one, all_files, at_once)
-    entries = tuple(entry for entry, _ in stored)
-    tensors = tuple(tensor for _, proved in stored for tensor in proved)
+    written_files = map_parallel(write_one, all_files, at_once)
+    entries = tuple(entry for entry, _ in written_files)
+    tensors = tuple(tensor for _, proved_tensors in written_files for tensor in proved_tensors)
     return Receipt(rank, entries, tensors, tuple(parts), tuple(groups))
 
 
@@ -479,8 +484,10 @@ def _write(
         "on_progress": pace.after_write,
         "token": context.token,
     }
-    written = write(context.store, checkpoint, rank, division.files, job.parts, parity, **bounds)
-    return division.complete(written)
+    write_result = write(
+        context.store, checkpoint, rank, division.files, job.parts, parity, **bounds
+    )
+    return division.complete(write_result)
 
 
 def _summary_for_peers(
@@ -529,16 +536,16 @@ def _settle_or_tell(
     context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
 ) -> None:
     """Run the cleanup after a commit; any error there is only an event."""
-    settled = capture_failure(lambda: _settle(context, job, memory, orders))
-    if isinstance(settled, RankFailure):
+    settle_result = capture_failure(lambda: _settle(context, job, memory, orders))
+    if isinstance(settle_result, RankFailure):
         memory.owes_mark = True
-        folder, cause = job.about.checkpoint.folder, settled.cause
+        folder, cause = job.about.checkpoint.folder, settle_result.cause
         if isinstance(cause, ResilientError):
-            context.emit(events.RetentionFailed(folder, settled.message))
+            context.emit(events.RetentionFailed(folder, settle_result.message))
         else:
             context.emit(
                 checkpoint_events.PostCommitCleanupFailed(
-                    folder, f"{settled.message}{_place_of(cause)}"
+                    folder, f"{settle_result.message}{_place_of(cause)}"
                 )
             )
 
@@ -570,9 +577,11 @@ def _copy(context: CheckpointContext, checkpoint: CheckpointId) -> None:
     """Store the second copy of the manifest if parity is on; an error is only an event."""
     if not context.limits.parity:
         return
-    copied = capture_failure(lambda: copy_manifest(context.store, checkpoint))
-    if isinstance(copied, RankFailure):
-        context.emit_once(checkpoint_events.ManifestCopyFailed(checkpoint.folder, copied.message))
+    copy_result = capture_failure(lambda: copy_manifest(context.store, checkpoint))
+    if isinstance(copy_result, RankFailure):
+        context.emit_once(
+            checkpoint_events.ManifestCopyFailed(checkpoint.folder, copy_result.message)
+        )
 
 
 def _abort(context: CheckpointContext, job: SaveJob, error: ResilientError) -> None:

@@ -130,26 +130,32 @@ class PeerStore:
         """Return the whole object."""
         size_bytes = self.stat(key).size_bytes
         data = bytearray(size_bytes)
-        came = self.fill(key, 0, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None)
-        return bytes(data[:came])
+        read_bytes = self.fill(
+            key, 0, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None
+        )
+        return bytes(data[:read_bytes])
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return part of an object; fewer bytes only at its end."""
         data = bytearray(length)
-        came = self.fill(key, start, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None)
-        return bytes(data[:came])
+        read_bytes = self.fill(
+            key, start, ScatterBuffer([memoryview(data)]), lambda _begin, _stop: None
+        )
+        return bytes(data[:read_bytes])
 
     def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
         """Fill ``room`` from offset ``start``, piece by piece."""
-        done = 0
-        while done < len(room):
-            piece = room.part(done, done + PIECE_BYTES_MAX)
-            came = self._ask(piece, verb="read", key=key, start=start + done, length=len(piece))
-            done += came["size_bytes"]
-            arrived(done - came["size_bytes"], done)
-            if came["size_bytes"] < len(piece):
+        filled_bytes = 0
+        while filled_bytes < len(room):
+            piece = room.part(filled_bytes, filled_bytes + PIECE_BYTES_MAX)
+            answer = self._ask(
+                piece, verb="read", key=key, start=start + filled_bytes, length=len(piece)
+            )
+            filled_bytes += answer["size_bytes"]
+            arrived(filled_bytes - answer["size_bytes"], filled_bytes)
+            if answer["size_bytes"] < len(piece):
                 break
-        return done
+        return filled_bytes
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the served objects under ``prefix``."""
@@ -239,8 +245,8 @@ class PeerStore:
         return lines
 
     def _silent(self, why: str) -> StoreUnavailable:
-        where = f"{self.address.host}:{self.address.port}"
-        return StoreUnavailable(f"{self.url} does not answer at {where}: {why}")
+        address_text = f"{self.address.host}:{self.address.port}"
+        return StoreUnavailable(f"{self.url} does not answer at {address_text}: {why}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,10 @@ class TieredStore:
         entries = {entry.key: entry for entry in self.durable.list(prefix)}
         if not prefix or prefix.startswith(CHECKPOINTS):
             for source in (*reversed(self.peers), self.near):
-                there = source.list(prefix or CHECKPOINTS)
-                entries |= {entry.key: entry for entry in there if self._counts(source, entry.key)}
+                source_entries = source.list(prefix or CHECKPOINTS)
+                entries |= {
+                    entry.key: entry for entry in source_entries if self._counts(source, entry.key)
+                }
         return [entries[key] for key in sorted(entries)]
 
     def delete(self, key: str) -> None:
@@ -311,8 +313,8 @@ def adopt_manifests(tiers: TieredStore) -> None:
     if not tiers.peers:
         return
     folders = folders_of(tiers.near)
-    whole = {candidate for candidate, names in folders.items() if MANIFEST in names}
-    for checkpoint in sorted(folders.keys() - whole - trash_of(folders).keys()):
+    committed_checkpoints = {candidate for candidate, names in folders.items() if MANIFEST in names}
+    for checkpoint in sorted(folders.keys() - committed_checkpoints - trash_of(folders).keys()):
         with suppress(KeyNotFound):
             tiers.near.put(checkpoint.manifest_key, tiers.get(checkpoint.manifest_key))
 
