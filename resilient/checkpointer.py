@@ -226,8 +226,8 @@ class Checkpointer:
         self.resumed = result.checkpoint
         if result.absent:
             emit(PartsMissing(result.absent))
-        if left := self._tracked.left_out(result.parts):
-            emit(PartsIgnored(result.checkpoint.folder, left))
+        if ignored_parts := self._tracked.left_out(result.parts):
+            emit(PartsIgnored(result.checkpoint.folder, ignored_parts))
         return result.step
 
     def save(

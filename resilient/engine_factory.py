@@ -111,9 +111,11 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     _require_common(url, world, board)
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` mean the same: use one of them")
-    kept = Retention(keep_last) if retention is None else _retention(retention)
+    retention_policy = Retention(keep_last) if retention is None else _retention(retention)
     bounds = (within_seconds, single_writer, save_unchanged)
-    limits = CheckpointOptions(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
+    limits = CheckpointOptions(
+        retention_policy, *bounds, parity, repair_on_restore, pace_seconds_max
+    )
     # A user's own loop has no other source of storage options.
     is_said = storage_options is not None
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
@@ -186,9 +188,9 @@ def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         ConfigError: A name is reserved, or a limit is given twice or invalid. Also raised if the
             name of a plain value resembles the name of an option or of a secret.
     """
-    taken = sorted(FOUND_BY_THE_LOOP & set(arguments))
-    if taken:
-        raise ConfigError(f"`{taken[0]}` is not allowed as a name: choose another name")
+    reserved_names = sorted(FOUND_BY_THE_LOOP & set(arguments))
+    if reserved_names:
+        raise ConfigError(f"`{reserved_names[0]}` is not allowed as a name: choose another name")
     options = {name: value for name, value in arguments.items() if name in _OPTIONS}
     objects = {
         name: value for name, value in arguments.items() if name not in _OPTIONS and name != _LIMIT

@@ -57,9 +57,9 @@ class AppendOnlyLog:
                 _append(self._path, f"{line}\n".encode())
             except OSError as error:
                 if self._dropped_count == 0:
-                    why = error.strerror or type(error).__name__
+                    reason = error.strerror or type(error).__name__
                     write_stderr(
-                        f"`{self._path}` cannot be written, and its lines are dropped: {why}; "
+                        f"`{self._path}` cannot be written, and its lines are dropped: {reason}; "
                         "training and checkpoints are not affected; free some space: df -h"
                     )
                 self._dropped_count += 1
@@ -193,10 +193,10 @@ class ResumeSettled(Event):
 
     def message(self) -> str:
         """Render the event as one line for people."""
-        taken = "the newest checkpoint" if self.reference == "auto" else self.reference
+        checkpoint_text = "the newest checkpoint" if self.reference == "auto" else self.reference
         return (
             f"`--resume {self.wish}` is fulfilled: {self.reason}, so this attempt continues from "
-            f"{taken}"
+            f"{checkpoint_text}"
         )
 
 

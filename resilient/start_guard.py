@@ -236,13 +236,20 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
     ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
     checkpoints = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
-    others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
-    if layout := _layout_of_root(others):
+    foreign_files = DirectoryListing(
+        {n: size for n, size in listing.sizes.items() if not _is_own_key(n)}
+    )
+    if layout := _layout_of_root(foreign_files):
         return [*checkpoints, FoundCheckpoint(url, layout)]
-    kept = [checkpoint for checkpoint in checkpoints_of(others) if _counts(checkpoint)]
+    foreign_checkpoints = [
+        checkpoint for checkpoint in checkpoints_of(foreign_files) if _counts(checkpoint)
+    ]
     return [
         *checkpoints,
-        *(FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout) for checkpoint in kept),
+        *(
+            FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout)
+            for checkpoint in foreign_checkpoints
+        ),
     ]
 
 

@@ -72,12 +72,12 @@ class JsonLineSocket:
             scanned_bytes = len(self._read)
             if scanned_bytes > self.line_bytes_max:
                 raise MalformedMessage(f"a line of more than {self.line_bytes_max} bytes")
-            more = self._connection.recv(_READ_BYTES)
-            if not more:
+            chunk = self._connection.recv(_READ_BYTES)
+            if not chunk:
                 if self._read:
                     raise MalformedMessage(f"a line cut off after {scanned_bytes} bytes")
                 return None
-            self._read += more
+            self._read += chunk
         line = bytes(self._read[:end])
         del self._read[: end + 1]
         return _parse(line)

@@ -320,11 +320,11 @@ def exited_without_save(notes: str) -> str:
 
 
 def _leave_word(launch: LaunchEnv, name: str, text: str) -> None:
-    fresh = Path(launch.notes, f"{name}-{launch.world.local_rank}")
+    temporary_path = Path(launch.notes, f"{name}-{launch.world.local_rank}")
     # If the write fails, the agent only loses a better message.
     with suppress(OSError):
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(Path(launch.notes, name))
+        temporary_path.write_text(text, encoding="utf-8")
+        temporary_path.replace(Path(launch.notes, name))
 
 
 def _read_word(notes: str, name: str) -> str:

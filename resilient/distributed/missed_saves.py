@@ -147,9 +147,9 @@ class MissedSaveDetector:
             self._published_call = save
             call = json.dumps({"save": save, "steps": steps}).encode()
             self._kv_store.post(self._comms.key("saves", self._comms.world.rank), call)
-        seen = self._kv_store.peek(self._comms.key("saves", self._peer))
+        peer_call = self._kv_store.peek(self._comms.key("saves", self._peer))
         missed = self._saves() + 1
-        evidence = "" if seen is None else self._evidence(json.loads(seen), missed)
+        evidence = "" if peer_call is None else self._evidence(json.loads(peer_call), missed)
         is_certain = bool(evidence) and self._suspicion == (missed, evidence)
         self._suspicion = (missed, evidence)
         if is_certain and not self._is_inside and self._saves() + 1 == missed:

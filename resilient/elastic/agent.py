@@ -173,8 +173,8 @@ class ElasticAgent(SimpleElasticAgent):
             if not isinstance(action, Restart):
                 return action
             self._cause = action.cause
-            left, took_seconds = self._judge.restarts_left, self._stop_seconds
-            self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
+            restarts_left, took_seconds = self._judge.restarts_left, self._stop_seconds
+            self._emit(GroupRestarted(action.cause, self._number + 1, restarts_left, took_seconds))
             if not self._stops.wait(action.delay_seconds):
                 reason = f"asked to stop during a wait: {self._judge.again} resumes"
                 return Finish(CODE_PREEMPTED, reason)
@@ -219,8 +219,8 @@ class ElasticAgent(SimpleElasticAgent):
             group.store, group.group_rank, nodes, attempt, clock, self._emit
         )
         tend = partial(_tend, self._fork_server, self._beats, self._folder)
-        seen = (stops, members, barrier, self._health, peer_hangs)
-        around = MonitorContext(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
+        sources = (stops, members, barrier, self._health, peer_hangs)
+        around = MonitorContext(*sources, patience, clock, self._emit, tend, notes, attempt, nodes)
         watch = AttemptMonitor(self._workers, around)
         members.start()
         peer_hangs.start()

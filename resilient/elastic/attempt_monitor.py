@@ -113,8 +113,14 @@ def _stack_lines(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
         lines, text = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
         lines, text = stacks.kernel.splitlines(), "no answer; state in the kernel:"
-    more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
-    return [f"  {ranks_text}: {text}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
+    omission_lines = (
+        [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
+    )
+    return [
+        f"  {ranks_text}: {text}",
+        *(f"    {line}" for line in lines[:_LINES_MAX]),
+        *omission_lines,
+    ]
 
 
 def end_hung(
@@ -305,14 +311,14 @@ class AttemptMonitor:
         return self._failed(stopping_at_seconds)
 
     def _failed(self, before_seconds: float) -> Outcome:
-        seen = self._health.evidence()
-        self.failures = find_failures(self._group.exits, before_seconds, seen)
+        evidence = self._health.evidence()
+        self.failures = find_failures(self._group.exits, before_seconds, evidence)
         first, asked_by = self.failures[0], self._stops.asked_by
         has_stepped = self._health.last_step() >= 0
         if self._nodes > 1 and first.is_mere_echo and not asked_by:
             self.failures = []
             return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
-        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._peer_hangs.is_to_blame)
+        outcome = _outcome_of(first, evidence, is_blame_elsewhere=self._peer_hangs.is_to_blame)
         outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
         return outcome.in_a_stop() if asked_by else outcome
 
@@ -327,10 +333,10 @@ class AttemptMonitor:
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
         # Publish the decision before the check of the other hosts: they may already wait for it.
-        left = self._members.part(self._stops.request) if is_saved else 0
+        hosts_left = self._members.part(self._stops.request) if is_saved else 0
         # Another node may have stopped its workers because of a change that this node has not seen.
         self._members.look_afresh()
-        if self._members.is_changed and not left:
+        if self._members.is_changed and not hosts_left:
             return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
         if outcome is not None:
             return outcome
@@ -338,7 +344,7 @@ class AttemptMonitor:
             return Outcome(OutcomeKind.KILLED, stop_signal=self._stops.asked_by)
         if not is_saved:
             return Outcome(OutcomeKind.STOPPED, status=status, stop_signal=self._stops.asked_by)
-        return Outcome(OutcomeKind.PREEMPTED, hosts_left=left)
+        return Outcome(OutcomeKind.PREEMPTED, hosts_left=hosts_left)
 
     def _has_failed(self) -> bool:
         """Return whether a worker failed by itself, and not because of a known request to stop."""
@@ -402,13 +408,13 @@ class AttemptMonitor:
                 # The request is new: less time is left, a stop follows a membership change, or
                 # the stop is now for all hosts.
                 self._tell()
-        late = self._group.running_ranks
-        if late:
+        running_ranks = self._group.running_ranks
+        if running_ranks:
             self._group.kill()
             self._group.wait_for_all(_KILL_SECONDS)
             reason = "asked twice" if self._stops.is_urgent else "the grace is over"
-            self._emit(WorkersKilled(ranks=late, reason=reason))
-        return not late
+            self._emit(WorkersKilled(ranks=running_ranks, reason=reason))
+        return not running_ranks
 
     def _left_seconds(self, request: StopRequest) -> float:
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())

@@ -369,13 +369,13 @@ class NoticeReceived(Event):
 
     def message(self) -> str:
         """Return the message: reason, time left, and the agent's reaction."""
-        left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
+        time_left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
         follows = (
             "stopping now"
             if not self.stops_in_seconds
             else f"training continues for {self.stops_in_seconds:.0f} s"
         )
-        return f"notice: {self.reason}, this host stops {left}: {follows}"
+        return f"notice: {self.reason}, this host stops {time_left}: {follows}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,15 +245,15 @@ def find_hang(
     ]
     fewest = min((rank_vitals.signs.step for rank_vitals in training), default=0)
     behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]
-    late = {
+    overdue_by_rank = {
         rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
         for rank_vitals in [*behind, *stopped]
     }
-    overdue = [value for value in late.values() if value is not None]
+    overdue = [value for value in overdue_by_rank.values() if value is not None]
     # A stopped rank delays all others at any step.
-    is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
+    is_stopped = any(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in stopped)
     if not overdue or not (
-        is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)
+        is_stopped or all(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in behind)
     ):
         return None
     return Hang(tuple(sorted(overdue, key=suspicion)), learned.median_seconds)
@@ -420,7 +420,7 @@ def _hang_of(
     from_seconds: float,
     now_seconds: float,
 ) -> Hang:
-    late = [
+    overdue_ranks = [
         OverdueRank(
             rank=rank.rank,
             step=rank.step,
@@ -432,7 +432,7 @@ def _hang_of(
         )
         for rank in ranks
     ]
-    return Hang(tuple(sorted(late, key=suspicion)))
+    return Hang(tuple(sorted(overdue_ranks, key=suspicion)))
 
 
 _ALONE = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})

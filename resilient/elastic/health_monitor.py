@@ -228,17 +228,21 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
     Args:
         signs: Heartbeats by rank; ranks with too few measured times are skipped.
     """
-    own = {
+    median_seconds_by_rank = {
         rank: statistics.median(progress.own_seconds)
         for rank, progress in signs.items()
         if len(progress.own_seconds) >= STEPS_MIN
     }
-    if len(own) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
+    if len(median_seconds_by_rank) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
         return []
     # The lower median, so that the slow rank of two is found.
-    median = statistics.median_low(own.values())
+    median = statistics.median_low(median_seconds_by_rank.values())
     limit = max(FACTOR * median, median + _SECONDS_MIN)
-    return [StragglerFound(rank, value, median) for rank, value in own.items() if value > limit]
+    return [
+        StragglerFound(rank, value, median)
+        for rank, value in median_seconds_by_rank.items()
+        if value > limit
+    ]
 
 
 _LOOK_SECONDS = 0.25
@@ -378,10 +382,12 @@ class HealthMonitor:
         self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
-        seen = self._observe_ranks(pids, vitals, running)
-        self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
+        observed_ranks = self._observe_ranks(pids, vitals, running)
+        self._look_for_an_end(observed_ranks, is_over_elsewhere, now_seconds)
         self._sight.close(self._clock.monotonic_seconds())
-        return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
+        return self._find(
+            [*vitals, *self._silent(pids, observed_ranks, now_seconds)], observed_ranks, now_seconds
+        )
 
     def count_hang(self) -> None:
         """Double all deadlines until there is progress, as a deadline may have been too short."""

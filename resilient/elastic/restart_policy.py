@@ -148,8 +148,8 @@ def _after_regrouping(outcome: Outcome, budget: RestartBudget) -> Action:
 
 def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
     if budget.losses_left <= 0:
-        why = "ranks of other hosts were lost too often without progress in between"
-        return GiveUp(PeerFailed.exit_code, why)
+        reason = "ranks of other hosts were lost too often without progress in between"
+        return GiveUp(PeerFailed.exit_code, reason)
     again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
     return _decide_crash_loop(outcome, budget) or again
 
@@ -195,8 +195,8 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
         return GiveUp(code, f"exit code {code} means that another try would fail the same way")
     # Only a start is refused: damage that arose in training may be gone at the next attempt.
     if outcome.is_refusal and not outcome.has_stepped and is_own:
-        why = "a rank rejected the checkpoint before its first step, and would reject it again"
-        return GiveUp(code, why)
+        reason = "a rank rejected the checkpoint before its first step, and would reject it again"
+        return GiveUp(code, reason)
     return (
         _decide_broken_host(outcome)
         # Crash loops come before worn hosts. A script that fails on every host fails here first
@@ -291,9 +291,11 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.is_taken:
         return _decide_outside_kill(outcome, budget)
     if outcome.is_deserted:
-        why = "other ranks were lost or stopped responding during the stop: at most the work since "
-        why += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
-        return Finish(CODE_PREEMPTED, why)
+        reason = (
+            "other ranks were lost or stopped responding during the stop: at most the work since "
+        )
+        reason += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
+        return Finish(CODE_PREEMPTED, reason)
     if not outcome.is_unsaved:
         return Finish(
             CODE_PREEMPTED,
@@ -302,22 +304,22 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
         )
     text = "stopped by SIGTERM without a save"
     if outcome.newest is None:
-        why = (
+        reason = (
             f"{text}: nothing was committed yet, so all work is lost and the run starts from "
             "scratch"
         )
     else:
         newest = outcome.newest or "the last checkpoint"
-        why = f"{text}: the work since {newest} is lost; it is intact and {budget.again} resumes"
-    return GiveUp(exit_code(outcome.status), why)
+        reason = f"{text}: the work since {newest} is lost; it is intact and {budget.again} resumes"
+    return GiveUp(exit_code(outcome.status), reason)
 
 
 def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle a rank killed from outside before all ranks saved, as on a lost host."""
     text = "a rank was killed from outside (SIGKILL) during the stop"
     if outcome.newest:
-        why = f"{text}: at most the work since {outcome.newest} is lost"
-        return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
+        reason = f"{text}: at most the work since {outcome.newest} is lost"
+        return Finish(CODE_PREEMPTED, f"{reason}; it is intact and {budget.again} resumes")
     progress_text = (
         "nothing was committed yet"
         if outcome.newest is None

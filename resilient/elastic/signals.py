@@ -65,19 +65,19 @@ class StopSignals:
         Args:
             signals: Signals that an earlier handler received; processed at the start.
         """
-        before = {
+        handlers_before = {
             number: signal.getsignal(number)
             for number in (*_ORDERS, *_NOTICES)
             if signal.getsignal(number) != signal.SIG_IGN or number in _NOTICES
         }
-        for number in before:
+        for number in handlers_before:
             signal.signal(number, self._handle_signal)
-        for early in signals or ():
-            self._handle_signal(early, None)
+        for pending_signal in signals or ():
+            self._handle_signal(pending_signal, None)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
     def tell(self, request: StopRequest) -> None:

@@ -81,20 +81,20 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[str]:
         """Return the texts of the lines that ``data`` completes."""
-        *whole, rest = (self._partial_line + data).split(b"\n")
-        if len(rest) > TEXT_BYTES_MAX:
+        *complete_lines, partial_line = (self._partial_line + data).split(b"\n")
+        if len(partial_line) > TEXT_BYTES_MAX:
             # Keep only the newest state of a progress bar that was redrawn.
-            rest = _final_text(rest)
-        while len(rest) > TEXT_BYTES_MAX:
-            whole.append(rest[:TEXT_BYTES_MAX])
-            rest = rest[TEXT_BYTES_MAX:]
-        self._partial_line = rest
-        return [text for line in whole for text in _texts(_final_text(line))]
+            partial_line = _final_text(partial_line)
+        while len(partial_line) > TEXT_BYTES_MAX:
+            complete_lines.append(partial_line[:TEXT_BYTES_MAX])
+            partial_line = partial_line[TEXT_BYTES_MAX:]
+        self._partial_line = partial_line
+        return [text for line in complete_lines for text in _texts(_final_text(line))]
 
     def last(self) -> list[str]:
         """Return the incomplete last line, if there is one."""
-        rest, self._partial_line = self._partial_line, b""
-        return _texts(_final_text(rest)) if rest else []
+        partial_line, self._partial_line = self._partial_line, b""
+        return _texts(_final_text(partial_line)) if partial_line else []
 
 
 def _final_text(line: bytes) -> bytes:
@@ -213,8 +213,8 @@ class _Tap:
     def finish(self) -> None:
         """Forward the remaining bytes, at most 2 MiB: a stray process may continue to print."""
         left_bytes = _LEFT_BYTES
-        while left_bytes > 0 and (taken := self.take()):
-            left_bytes -= taken
+        while left_bytes > 0 and (taken_bytes := self.take()):
+            left_bytes -= taken_bytes
         self._keep(self._splitter.last())
 
     def _keep(self, texts: list[str]) -> None:
@@ -353,17 +353,17 @@ def _opened(source: LogSource) -> BinaryIO:
 def offset_of_last(file: BinaryIO, lines: int) -> int:
     """Return the offset at which the last ``lines`` lines of a file begin."""
     end = file.seek(0, 2)
-    left = lines + 1  # The last line's own end counts as one.
+    lines_left = lines + 1  # The last line's own end counts as one.
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
         block = file.read(end - start)
         count = block.count(b"\n")
-        if count >= left:
-            for _ in range(left):
+        if count >= lines_left:
+            for _ in range(lines_left):
                 block = block[: block.rindex(b"\n")]
             return start + len(block) + 1
-        left, end = left - count, start
+        lines_left, end = lines_left - count, start
     return 0
 
 

@@ -271,12 +271,14 @@ def _return(
     if checkpoint is None or times in (past.times for past in returns):
         return None
     step = max(checkpoint.step, points[0].step)
-    done = max(step, step_of(record, step + 1) - 1)
+    last_step = max(step, step_of(record, step + 1) - 1)
     # By this time, all steps before the broken step had ended.
-    points_kept = [past for past in points if past.step < done] + [StepTime(done, record.at_ms)]
+    points_kept = [past for past in points if past.step < last_step] + [
+        StepTime(last_step, record.at_ms)
+    ]
     began_ms = when_done(points_kept, step)
     return Rewind(
-        began_ms, record.at_ms, step, done - step, record.text("reason"), record.host, times
+        began_ms, record.at_ms, step, last_step - step, record.text("reason"), record.host, times
     )
 
 

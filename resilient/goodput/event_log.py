@@ -240,10 +240,10 @@ def event_lines(folder: Path, path: Path) -> Iterator[str]:
     """
     with open_inside(folder, path, FILE_BYTES_MAX) as file:
         # Reading to the end of a file that grows as fast as it is read would never stop.
-        left = os.fstat(file.fileno()).st_size
+        bytes_left = os.fstat(file.fileno()).st_size
         is_cut = False
-        while left > 0 and (raw := file.readline(min(left, LINE_BYTES_MAX))):
-            left -= len(raw)
+        while bytes_left > 0 and (raw := file.readline(min(bytes_left, LINE_BYTES_MAX))):
+            bytes_left -= len(raw)
             is_rest, is_cut = is_cut, len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n")
             if not is_rest and not is_cut:
                 yield raw.decode("utf-8", errors="replace")

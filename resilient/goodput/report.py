@@ -208,11 +208,13 @@ def _go_on(launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], unti
 
 
 def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
-    lost = [span for fault in faults for span in fault.lost]
+    fault_spans = [span for fault in faults for span in fault.lost]
     losses = []
     for timeline in doings:
         lost_spans = [
-            (began, ended) for began, ended, attempt in lost if attempt == timeline.life.number
+            (began, ended)
+            for began, ended, attempt in fault_spans
+            if attempt == timeline.life.number
         ]
         for record in timeline.life.told("MetricsLogged"):
             value = _loss_of(record)

@@ -243,7 +243,7 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     is charged to the fault that ended the last attempt that trained, even if the work of earlier
     attempts is lost too.
     """
-    left = {launch.agent: launch.exit_code for launch in launches}
+    exit_codes = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
     faults: list[Fault] = []
     since = 0  # index of the first fault after the last training
@@ -255,10 +255,10 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
             faults.extend(_went_back(timeline))
             since = len(faults)
             useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
-        ended = _how_it_ended(timeline, left, is_last=nth == len(doings) - 1)
+        ended = _how_it_ended(timeline, exit_codes, is_last=nth == len(doings) - 1)
         if ended is not None:
-            done = (later.first_step_ms for later in doings[nth + 1 :])
-            done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
+            later_starts_ms = (later.first_step_ms for later in doings[nth + 1 :])
+            done_ms = next((at_ms for at_ms in later_starts_ms if at_ms is not None), None)
             at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
             faults.append(Fault(timeline.life.number, at_ms, *ended, down_ms, 0, ()))
@@ -272,11 +272,11 @@ def _went_back(timeline: AttemptTimeline) -> list[Fault]:
         later = (point.at_ms for point in timeline.points if point.step > back.step)
         done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
         down_ms = None if done_ms is None else done_ms - back.at_ms
-        lost = ((back.began_ms, back.at_ms, timeline.life.number),)
+        lost_spans = ((back.began_ms, back.at_ms, timeline.life.number),)
         returns.append(
             Fault(
                 *(timeline.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
-                *(down_ms, back.lost_steps, lost),
+                *(down_ms, back.lost_steps, lost_spans),
             )
         )
     return returns
@@ -360,8 +360,13 @@ def _how_it_ended(
         )
         lost_peer = _who_is_gone(attempt) if first.text("cause") == _ECHO else None
         detail = first.text("error") or _status(round(first.number("status")))
-        own = first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
-        return lost_peer or own
+        own_failure = (
+            first.text("cause"),
+            detail,
+            first.text("host"),
+            round(first.number("rank", -1)),
+        )
+        return lost_peer or own_failure
     kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
     if kind:
         lost_peer = _who_is_gone(attempt) if kind in _WITHOUT_A_WORD else None
@@ -378,9 +383,9 @@ def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank if the attempt lost nodes without a report."""
     losses = attempt.told("NodesLost")
     for cause, field, text in _LOSSES:
-        lost = [word for record in losses for word in record.words(field)]
-        if lost:
-            return cause, text.format(", ".join(dict.fromkeys(lost))), lost[0], -1
+        lost_nodes = [word for record in losses for word in record.words(field)]
+        if lost_nodes:
+            return cause, text.format(", ".join(dict.fromkeys(lost_nodes))), lost_nodes[0], -1
     return None
 
 

@@ -125,18 +125,20 @@ class ResilientCheckpoint(Checkpoint):
             )
         hooks, metrics, callbacks = HookState(trainer), LoggedMetrics(trainer), _Callbacks(trainer)
         resume = _Resume(trainer, metrics, was_iterated=trainer.fit_loop._data_fetcher is not None)  # noqa: SLF001
-        own = self._parts(trainer) | {
+        trainer_parts = self._parts(trainer) | {
             "callbacks": Part(callbacks),
             "progress": Part(StateField(resume.progress, resume.put_progress), optional=True),
             "metrics": Part(metrics, "rank", optional=True),
             **({"hooks": Part(hooks, optional=True)} if hooks.exists() else {}),
         }
-        if taken := sorted(set(own) & set(self._extra_objects)):
+        if duplicate_names := sorted(set(trainer_parts) & set(self._extra_objects)):
             raise ConfigError(
-                f"`{taken[0]}` is the name of a part that the trainer sets",
-                hint=f"give `{taken[0]}` another name",
+                f"`{duplicate_names[0]}` is the name of a part that the trainer sets",
+                hint=f"give `{duplicate_names[0]}` another name",
             )
-        self._checkpointer = Checkpointer(self._url, rng=False, **{**self._extra_objects, **own})
+        self._checkpointer = Checkpointer(
+            self._url, rng=False, **{**self._extra_objects, **trainer_parts}
+        )
         self._saved_step = self._checkpointer.resume() or 0
         if self._checkpointer.resumed is not None:
             hooks.restore(callbacks.loaded)

@@ -333,8 +333,10 @@ class ResilientCallback(TrainerCallback):
     def _retention_options(self) -> dict[str, Any]:
         """Return the options, with the trainer's own limit on the number of checkpoints."""
         limit = self._trainer.args.save_total_limit
-        own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)
-        return {**self._options, **({"keep_last": limit} if own else {})}
+        applies_limit = limit and not {"keep_last", "retention", "save_total_limit"} & set(
+            self._options
+        )
+        return {**self._options, **({"keep_last": limit} if applies_limit else {})}
 
     def _state(self) -> dict[str, Any]:
         state = dataclasses.asdict(self._trainer.state)
@@ -495,13 +497,13 @@ class _Place:
 
     def note(self, trainer: Any) -> None:
         """Note the progress of the epoch; none is left of an epoch that a callback ends early."""
-        done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
+        batches_done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
         if trainer.control.should_epoch_stop:
-            done = self._batches_per_epoch
+            batches_done = self._batches_per_epoch
         self._at = {
             "step": trainer.state.global_step,
             "epoch": self._epoch + self.is_ended,
-            "batches": 0 if self.is_ended else min(done, self._batches_per_epoch),
+            "batches": 0 if self.is_ended else min(batches_done, self._batches_per_epoch),
             "batches_per_epoch": self._batches_per_epoch,
         }
 

@@ -90,14 +90,14 @@ _ALIKE = 0.8
 def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the misspelt keys of a config, at its top level and in ``zero_optimization``."""
     for name in config:
-        near = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
-        if name not in TOP and near:
-            yield f"{name} is not a key of it; did you mean `{near[0]}`?"
+        similar_names = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
+        if name not in TOP and similar_names:
+            yield f"{name} is not a key of it; did you mean `{similar_names[0]}`?"
     zero = config.get("zero_optimization")
     for name in zero if isinstance(zero, dict) else ():
         if name not in ZERO:
-            near = get_close_matches(str(name), ZERO, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            similar_names = get_close_matches(str(name), ZERO, n=1)
+            hint = f"; did you mean `{similar_names[0]}`?" if similar_names else ""
             yield f"zero_optimization.{name} is not a key of it{hint}"
 
 
@@ -362,10 +362,10 @@ def _fill_zero(config: Config, hidden_size: int) -> None:
 
 
 def _unfit(config: Config) -> Iterator[str]:
-    for key, (accepted, why) in _FIXED.items():
+    for key, (accepted, reason) in _FIXED.items():
         value = _get(config, key)
         if value is not None and value not in accepted:
-            yield f"{key}={value!r} is not one of {accepted}: {why}"
+            yield f"{key}={value!r} is not one of {accepted}: {reason}"
 
 
 def _match(config: Config, key: str, value: Any, says: str) -> Iterator[str]:

@@ -170,14 +170,14 @@ def _check(options: FsdpOptions) -> None:
     refused: dict[str, tuple[Any, str]] = _not_in_2(options)
     if options.version == 1:
         refused = _not_in_1(options)
-    for name, (value, why) in refused.items():
-        raise _refused(name, value, why)
+    for name, (value, reason) in refused.items():
+        raise _refused(name, value, reason)
 
 
 def _not_in_1(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
     output = options.dtypes.output
-    why = "FSDP1 leaves outputs as they are: leave it out, or write version=2"
-    return {} if output is None else {"output_dtype": (output, why)}
+    reason = "FSDP1 leaves outputs as they are: leave it out, or write version=2"
+    return {} if output is None else {"output_dtype": (output, reason)}
 
 
 def _not_in_2(options: FsdpOptions) -> dict[str, tuple[Any, str]]:

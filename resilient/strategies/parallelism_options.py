@@ -121,8 +121,10 @@ def check_micro_batches(options: PipelineOptions, count: int) -> None:
     """
     if options.ranks == 1 or micro_batches_fit(options, count):
         return
-    near = [n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)]
-    fit = sorted(sorted(near, key=lambda n: abs(n - count))[:3])
+    fitting_counts = [
+        n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)
+    ]
+    fit = sorted(sorted(fitting_counts, key=lambda n: abs(n - count))[:3])
     raise ConfigError(
         f"`gradient_accumulation_steps`={count} is the number of micro-batches in a step, and "
         f"`{SCHEDULE}`={options.schedule!r} over {options.stages} stages does not allow it: use "

@@ -121,8 +121,8 @@ class TensorParallelStrategy:
     def _over_groups(self) -> FsdpStrategy:
         from resilient.strategies.fsdp_options import FsdpOptions
 
-        whole = FsdpOptions(reshard_after_forward=False)
-        return FsdpStrategy(self.device, self.options or whole)
+        default_options = FsdpOptions(reshard_after_forward=False)
+        return FsdpStrategy(self.device, self.options or default_options)
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the cut model and its stepper."""
@@ -164,8 +164,8 @@ def cut_layers(
     """
     inside = tuple(f"{name}." if name else "" for name in parameter_ids)
     styles = whole_plan(model, plan)
-    here = {name: style for name, style in styles.items() if f"{name}.".startswith(inside)}
-    parallelize_module(model, mesh, here)
+    own_styles = {name: style for name, style in styles.items() if f"{name}.".startswith(inside)}
+    parallelize_module(model, mesh, own_styles)
 
 
 def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:

@@ -545,22 +545,26 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
 
 def _contents_left(file: _File, draw: Random) -> list[bytes]:
     """Return possible contents of a file, from no unsynced byte to all of them."""
-    kept, whole = file.durable, file.content
-    size = len(whole) - len(kept)
-    starts = range(len(kept), len(whole), BLOCK_BYTES)
+    durable, full_content = file.durable, file.content
+    size = len(full_content) - len(durable)
+    starts = range(len(durable), len(full_content), BLOCK_BYTES)
     cuts = starts[1:] if len(starts) <= SUBSETS_OF_MAX else sorted(draw.sample(starts[1:], 4))
-    contents = [kept, *(whole[:cut] for cut in cuts), whole[: len(kept) + size // 2]]
-    contents += [kept + bytes(size), kept + _GARBAGE * size]
+    contents = [
+        durable,
+        *(full_content[:cut] for cut in cuts),
+        full_content[: len(durable) + size // 2],
+    ]
+    contents += [durable + bytes(size), durable + _GARBAGE * size]
     for _ in range(min(len(starts), SUBSETS_OF_MAX)):
         fill = draw.choice((b"\0", _GARBAGE))
         blocks = [
-            whole[at : at + BLOCK_BYTES]
+            full_content[at : at + BLOCK_BYTES]
             if draw.random() < 0.5  # noqa: PLR2004 - an even chance
-            else fill * len(whole[at : at + BLOCK_BYTES])
+            else fill * len(full_content[at : at + BLOCK_BYTES])
             for at in starts
         ]
-        contents.append(kept + b"".join(blocks))
-    return list(dict.fromkeys([*contents, whole]))
+        contents.append(durable + b"".join(blocks))
+    return list(dict.fromkeys([*contents, full_content]))
 
 
 def _choices(

@@ -82,7 +82,9 @@ class ObjectServer:
         self.uploads: dict[int, tuple[str, dict[int, bytes]]] = {}
         self.requests = 0
         self.trace: list[tuple[str, str]] = []
-        self._plan = {fault.at + more: fault for fault in mishaps for more in range(fault.lasting)}
+        self._plan = {
+            fault.at + offset: fault for fault in mishaps for offset in range(fault.lasting)
+        }
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._upload_count = 0
         self._lock = threading.RLock()

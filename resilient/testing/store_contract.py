@@ -299,15 +299,15 @@ class StoreContract:
         store.put("contested", contents[0])
 
         def put(content: bytes) -> set[bytes]:
-            seen = set()
+            read_contents = set()
             for _ in range(5):
                 store.put("contested", content)
-                seen.add(store.get("contested"))
-            return seen
+                read_contents.add(store.get("contested"))
+            return read_contents
 
         with ThreadPoolExecutor(len(contents)) as pool:
-            seen = set().union(*pool.map(put, contents), [store.get("contested")])
-        assert seen <= set(contents)
+            observed_contents = set().union(*pool.map(put, contents), [store.get("contested")])
+        assert observed_contents <= set(contents)
         assert [entry.key for entry in store.list()] == ["contested"]
 
     def test_concurrent_puts_and_deletes_in_one_folder_all_succeed(self, store: Store) -> None:

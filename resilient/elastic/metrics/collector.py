@@ -84,11 +84,11 @@ class EventFileTail:
                 offset = 0  # Another file has this name now.
             file.seek(offset)
             data = file.read(CHUNK_BYTES)
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) == CHUNK_BYTES:
-            whole = len(data)  # No valid event is that long.
-        self._offsets[path] = offset + whole
-        lines = data[:whole].decode("utf-8", errors="replace").splitlines()
+        complete_bytes = data.rfind(b"\n") + 1
+        if not complete_bytes and len(data) == CHUNK_BYTES:
+            complete_bytes = len(data)  # No valid event is that long.
+        self._offsets[path] = offset + complete_bytes
+        lines = data[:complete_bytes].decode("utf-8", errors="replace").splitlines()
         records = (parse_line(line, path.name) for line in lines)
         return [record for record in records if record is not None]
 

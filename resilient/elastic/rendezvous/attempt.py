@@ -141,9 +141,9 @@ class AttemptRegistry:
         planned = Attempt(**json.loads(self._wait(group.store, key)))
         if planned.nodes != group.group_world_size:
             # A node fell silent during the rendezvous, and only some nodes noticed.
-            here = group.group_world_size
+            own_nodes = group.group_world_size
             raise MemberSilent(
-                f"the first node has joined {planned.nodes} nodes, and this one {here}"
+                f"the first node has joined {planned.nodes} nodes, and this one {own_nodes}"
             )
         return planned
 

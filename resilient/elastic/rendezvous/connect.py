@@ -328,8 +328,8 @@ class SkewTolerantBackend(RendezvousBackend):
 
     def _raw(self, key: Any, moment: datetime) -> datetime:
         """Return a time as its node wrote it; a time just set by this node is unchanged."""
-        seen = self._last_state.get(key)
-        return seen.raw if seen and seen.ours == moment else moment
+        last_state = self._last_state.get(key)
+        return last_state.raw if last_state and last_state.ours == moment else moment
 
 
 def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:

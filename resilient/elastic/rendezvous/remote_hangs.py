@@ -209,9 +209,9 @@ class PeerHangExchange:
         """
         statuses = self._peer_statuses
         self._published += [
-            other
-            for other in self._peers
-            if other not in self._published and store.check([f"{self._key}/{other}"])
+            peer
+            for peer in self._peers
+            if peer not in self._published and store.check([f"{self._key}/{peer}"])
         ]
         keys = [f"{self._key}/{node}" for node in self._published]
         texts = store.multi_get(keys) if keys else []

@@ -69,12 +69,12 @@ def run_target(arguments: list[str]) -> None:
     if arguments[:1] == ["--exec"]:
         _become(arguments[1:])
     is_module = arguments[:1] == ["-m"]
-    target, *rest = arguments[1:] if is_module else arguments
+    target, *target_arguments = arguments[1:] if is_module else arguments
     if not sys.flags.safe_path:
         folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120 - pathlib costs 10 ms
         sys.path.insert(0, folder)
     code, attributes = _find_module(target) if is_module else _find_script(target)
-    sys.argv = [attributes["__file__"] if is_module else target, *rest]
+    sys.argv = [attributes["__file__"] if is_module else target, *target_arguments]
     program = ModuleType("__main__")
     program.__dict__.update(attributes)
     sys.modules["__main__"] = program

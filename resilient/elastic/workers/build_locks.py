@@ -336,9 +336,9 @@ def _mount_of(folder: str, mounts: str) -> tuple[str, str]:
 
 
 def _processes() -> Sequence[int]:
-    own = os.getpid()
+    own_pid = os.getpid()
     numbers = (int(path.name) for path in _readable(_PROC.iterdir()) if path.name.isdecimal())
-    return [number for number in numbers if number != own]
+    return [number for number in numbers if number != own_pid]
 
 
 def _readable(paths: Iterator[Path]) -> list[Path]:

@@ -124,8 +124,8 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
         owner, _, name = changed[0].rpartition(".")
         module = model.get_submodule(owner)
         if name in dict(module.named_parameters(recurse=False)):
-            why = f"its forward pass changes its parameter `{name}`"
-            raise _mixes(owner, module, why, _BETWEEN)
+            reason = f"its forward pass changes its parameter `{name}`"
+            raise _mixes(owner, module, reason, _BETWEEN)
         raise _mixes(owner, module, f"its forward pass changes its buffer `{name}`")
 
 

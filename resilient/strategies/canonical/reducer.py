@@ -134,20 +134,22 @@ class GradientReducer:
         if self.ranks == 1:
             self._scale_alone(partials[0])
             return loss, [None if partial is None else flat(partial) for partial in partials[0]]
-        whole = [self._filled(partial) for partial in partials]
+        full_gradients = [self._filled(partial) for partial in partials]
         for lane in self.lanes:
-            self._sum_up_own(lane, [lane.of(gradient) for gradient in whole])
-        own = [
+            self._sum_up_own(lane, [lane.of(gradient) for gradient in full_gradients])
+        own_gradients = [
             gradient if has else None for gradient, has in zip(self._own_runs, used, strict=True)
         ]
-        return loss, own
+        return loss, own_gradients
 
     def tell_own(self) -> None:
         """Send the elements that each rank has stepped to all ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
-            whole = lane.of([parameter.detach() for parameter in self.parameters])
+            full_parameters = lane.of([parameter.detach() for parameter in self.parameters])
             for window in lane.exchange.windows:
-                lane.exchange.tell(lane.exchange.mine(whole, window), whole, window)
+                lane.exchange.tell(
+                    lane.exchange.mine(full_parameters, window), full_parameters, window
+                )
 
     def run_of(self, number: int) -> TensorSlice:
         """Return the elements of a parameter, by its number, that this rank sums."""
@@ -159,9 +161,9 @@ class GradientReducer:
 
     def _scale_alone(self, gradients: Gradients) -> None:
         """Convert sums to means if no other rank took part."""
-        kept = [gradient for gradient in gradients if gradient is not None]
-        if self.ranks == 1 and kept:
-            torch._foreach_mul_(kept, 1 / self.plan.leaves)
+        present_gradients = [gradient for gradient in gradients if gradient is not None]
+        if self.ranks == 1 and present_gradients:
+            torch._foreach_mul_(present_gradients, 1 / self.plan.leaves)
 
     def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
         """Return this rank's partial sums, the mean loss, and the used parameters.
@@ -190,12 +192,12 @@ class GradientReducer:
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
         """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
-        whole = [self._filled(partial) for partial in partials]
-        room = whole[0] if whole else self._filled([None] * len(self.parameters))
+        full_gradients = [self._filled(partial) for partial in partials]
+        room = full_gradients[0] if full_gradients else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
             # Windows do not overlap, so overwritten memory has already been sent.
             exchange, into = lane.exchange, lane.of(room)
-            sent = [lane.of(gradient) for gradient in whole]
+            sent = [lane.of(gradient) for gradient in full_gradients]
             for window in exchange.windows:
                 exchange.tell(exchange.sum_up(sent, window), into, window)
         return [gradient if has else None for gradient, has in zip(room, used, strict=True)]
@@ -209,7 +211,7 @@ class GradientReducer:
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
         """Write this rank's runs of one group's means to ``_own``. Collective."""
-        exchange, own = lane.exchange, lane.of(self._own_runs)
+        exchange, own_runs = lane.exchange, lane.of(self._own_runs)
         for window in exchange.windows:
             own_sum, place = exchange.sum_up(partials, window), 0
             for segment in exchange.line.segments(*window.spans[self.rank]):
@@ -217,7 +219,7 @@ class GradientReducer:
                     segment.stop - segment.start,
                     exchange.line.run(segment.tensor, self.rank).start,
                 )
-                own[segment.tensor][segment.start - first : segment.stop - first] = own_sum[
+                own_runs[segment.tensor][segment.start - first : segment.stop - first] = own_sum[
                     place : place + count
                 ]
                 place += count

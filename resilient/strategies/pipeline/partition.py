@@ -327,21 +327,21 @@ class StageShapes:
         return self._shapes[key]
 
     def _plan(self, run: Callable[[nn.Module], Any]) -> Shapes:
-        seen: list[torch.Tensor] = []
+        entry_tensors: list[torch.Tensor] = []
         for entry in self._entries:
-            entry.seen = seen
+            entry.seen = entry_tensors
         try:
             with torch.no_grad(), without_noise():
                 run(self.tree)
         except StageComplete:
             pass
-        if len(seen) != len(self._entries):
+        if len(entry_tensors) != len(self._entries):
             names = ", ".join(f"`{entry._name_in_model}`" for entry in self._entries)  # noqa: SLF001
             raise ConfigError(
                 f"the model's forward pass does not call {names} once each, in this order: stages "
                 "of a pipeline cannot start there"
             )
-        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in seen)
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in entry_tensors)
 
 
 @contextmanager

@@ -236,9 +236,9 @@ class Stage(nn.Module):
         Raises:
             ConfigError: The model cannot be cut at these modules.
         """
-        entry, whole = self.__dict__["_entry"], self.__dict__["_whole"]
-        if self.tree.training != whole.training:
-            self.tree.train(whole.training)
+        entry, full_model = self.__dict__["_entry"], self.__dict__["_whole"]
+        if self.tree.training != full_model.training:
+            self.tree.train(full_model.training)
         if entry is not None:
             entry.waiting = tensors[0]
         try:
@@ -358,12 +358,12 @@ class PipelinedModel(nn.Module):
         stages = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
         source = self.place.holder(next(stages, 0))
         if tensor.is_meta:
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
+            full_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
         else:
             full: Any = tensor.detach()
-            whole = full.full_tensor() if hasattr(full, "full_tensor") else full.clone()
-        dist.broadcast(whole, source, group=self.place.pipeline_group)
-        return whole.cpu()
+            full_tensor = full.full_tensor() if hasattr(full, "full_tensor") else full.clone()
+        dist.broadcast(full_tensor, source, group=self.place.pipeline_group)
+        return full_tensor.cpu()
 
     def _evaluate(self, stage: Stage, run: Run, shapes: Shapes, before: Any) -> Any:
         """Receive a stage's input, run the stage, and send its output."""

@@ -125,11 +125,11 @@ class PipelineStrategy:
             )
         if self.sizes.data == 1:
             return
-        whole = FsdpOptions(reshard_after_forward=False)
-        over = FsdpStrategy(self.device, self.fsdp or whole)
+        default_options = FsdpOptions(reshard_after_forward=False)
+        fsdp_strategy = FsdpStrategy(self.device, self.fsdp or default_options)
         names = tuple(name for name in self.sizes.names if name != "tp")
         for stage in stages.values():
-            over.shard(stage, mesh[names])
+            fsdp_strategy.shard(stage, mesh[names])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the pipeline and its stepper. Collective.
@@ -138,12 +138,12 @@ class PipelineStrategy:
         """
         pipelined = cast("PipelinedModel", model)
         place = pipelined.place
-        kept = PipelineOptimizer(
+        stage_optimizer = PipelineOptimizer(
             pipelined.whole, optimizer, writes=place.writes, exchange=place.exchange
         )
         parts = {
             "model": pipelined.part(),
-            "optimizer": Part(kept),
+            "optimizer": Part(stage_optimizer),
             RANDOM: Part(pipelined.random, scope="rank"),
         }
         return BoundModel(pipelined, StagedUpdates(updates, place), parts)
@@ -168,12 +168,12 @@ def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> N
         if stage in own_units:
             continue
         for module in model.get_submodule(name).modules():
-            for kept in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
-                for key, value in kept.items():
+            for tensors_by_name in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
+                for key, value in tensors_by_name.items():
                     if value is not None and id(value) not in moved:
                         moved[id(value)] = (value, _on_meta(value))
                     if value is not None:
-                        kept[key] = moved[id(value)][1]
+                        tensors_by_name[key] = moved[id(value)][1]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -156,17 +156,17 @@ class JobEvents:
 
     def facts(self) -> list[dict[str, Any]]:
         """Return all events without an incomplete last line; earlier results keep their order."""
-        fresh: list[dict[str, Any]] = []
+        new_events: list[dict[str, Any]] = []
         for nth, path in enumerate(self._paths):
             if path.exists():
                 with path.open("rb") as file:
                     file.seek(self._read_bytes[nth])
-                    whole = file.read().rpartition(b"\n")[0]
-                self._read_bytes[nth] += len(whole) + bool(whole)
-                lines = whole.decode("utf-8", "replace").splitlines()
-                fresh += [json.loads(line) for line in lines if line.endswith("}")]
+                    complete_text = file.read().rpartition(b"\n")[0]
+                self._read_bytes[nth] += len(complete_text) + bool(complete_text)
+                lines = complete_text.decode("utf-8", "replace").splitlines()
+                new_events += [json.loads(line) for line in lines if line.endswith("}")]
         # Sort only the new events, so that a clock jump disturbs no more than these.
-        self._events += sorted(fresh, key=lambda event: str(event.get("at", "")))
+        self._events += sorted(new_events, key=lambda event: str(event.get("at", "")))
         return list(self._events)
 
     def worlds(self) -> tuple[int, ...]:
@@ -400,6 +400,6 @@ class Job:
             ours += ["--local-addr", network.address(number)]
         ours += [word.replace(HOST, name) for word in options]
         words = [word.replace(FOLDER, str(self.folder)).replace(HOST, name) for word in command]
-        whole = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
+        full_command = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
         environ = self.hands.environ if self.hands else {}
-        return Host(number, whole, output, network[number] if network else None, environ)
+        return Host(number, full_command, output, network[number] if network else None, environ)

@@ -97,16 +97,16 @@ class Namespace:
         Raises:
             ConfigError: The command failed.
         """
-        done = subprocess.run(  # noqa: S603 - programs of the system
+        process = subprocess.run(  # noqa: S603 - programs of the system
             (*self.inside, *command),
             check=False,
             capture_output=True,
             text=True,
             timeout=_COMMAND_SECONDS,
         )
-        if done.returncode:
-            raise _refused(command, done.stderr)
-        return done.stdout
+        if process.returncode:
+            raise _refused(command, process.stderr)
+        return process.stdout
 
     def processes(self) -> list[int]:
         """Return the processes started in the namespace."""

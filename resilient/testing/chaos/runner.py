@@ -290,8 +290,8 @@ def run_experiment(
         run = FaultedRun(struck, clock, experiment.within_seconds, patience_seconds)
         evidence = run.through(draw_injections(experiment.plan, experiment.seed), calmly, tell)
         tell("comparing")
-        left = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
-        return replace(evidence, ended=left)
+        final_result = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
+        return replace(evidence, ended=final_result)
 
 
 def clear(folder: Path) -> None:

@@ -342,23 +342,23 @@ def _ends_agent(result: InjectionResult) -> bool:
 def _once(evidence: ExperimentResult) -> GuaranteeResult:
     flaws = evidence.ended.flaws
     text = "no sample was lost, and no sample was trained twice"
-    why = "the script keeps no ledger: use resilient.Trainer"
-    return _judged("exactly_once", text, flaws or (), 0 if flaws is None else 1, why)
+    reason = "the script keeps no ledger: use resilient.Trainer"
+    return _judged("exactly_once", text, flaws or (), 0 if flaws is None else 1, reason)
 
 
 def _exact(evidence: ExperimentResult) -> GuaranteeResult:
     calm, ended = evidence.calm, evidence.ended
     text = "the end is that of the run without faults, bit for bit"
-    why = "the run did not reach its end"
+    reason = "the run did not reach its end"
     is_tested = not ended.code and not ended.problem
     if is_tested and not is_comparable(calm, ended):
         struck_by, calm_by = (", ".join(map(str, result.worlds)) for result in (ended, calm))
         is_tested = False
-        why = (
+        reason = (
             f"the ranks were {struck_by} under faults and {calm_by} without: only "
             'reduction="canonical" gives the same bits then'
         )
-    return _judged("exact", text, ended.differences, is_tested, why)
+    return _judged("exact", text, ended.differences, is_tested, reason)
 
 
 def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -> GuaranteeResult:
@@ -366,8 +366,10 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
         return GuaranteeResult(name, text, GuaranteeState.UNTESTED, why)
     if not wrong:
         return GuaranteeResult(name, text, GuaranteeState.KEPT)
-    more = len(wrong) - _SHOWN_MAX
-    text_shown = "; ".join(wrong[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+    hidden_count = len(wrong) - _SHOWN_MAX
+    text_shown = "; ".join(wrong[:_SHOWN_MAX]) + (
+        f"; and {hidden_count} more" if hidden_count > 0 else ""
+    )
     return GuaranteeResult(name, text, GuaranteeState.BROKEN, text_shown)
 
 
@@ -418,13 +420,13 @@ def examine(
     """Return a result with the state of the repository: damages, differences, ledger flaws."""
     store = job.store
     newest = job.newest()
-    done = not ended.code and not ended.problem
+    is_complete = not ended.code and not ended.problem
     ended = measure(job, ended)
     return replace(
         ended,
         step=newest.step if newest else 0,
         damages=_damages(store, {result.damaged for result in struck if result.damaged}),
-        differences=_differences(calm_store, store, calm, ended) if done else (),
+        differences=_differences(calm_store, store, calm, ended) if is_complete else (),
         flaws=_flaws(store),
     )
 
@@ -464,12 +466,14 @@ def _differences(
     # State that belongs to one rank differs for other ranks.
     with_own = is_same_world(calmly, ended)
     try:
-        left, right = (ending(store, with_own=with_own) for store in (calm, struck))
-        problems = differences(left, right)
+        calm_ending, struck_ending = (ending(store, with_own=with_own) for store in (calm, struck))
+        problems = differences(calm_ending, struck_ending)
     except ResilientError as error:
         return (f"the end cannot be read: {error.message}",)
-    more = len(problems) - _DIFFERENCES_MAX
-    return tuple(problems[:_DIFFERENCES_MAX] + ([f"and {more} more"] if more > 0 else []))
+    hidden_count = len(problems) - _DIFFERENCES_MAX
+    return tuple(
+        problems[:_DIFFERENCES_MAX] + ([f"and {hidden_count} more"] if hidden_count > 0 else [])
+    )
 
 
 def _flaws(store: Store) -> tuple[str, ...] | None:
@@ -507,9 +511,9 @@ def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int
     if struck is None or fault.kind in _OF_ALL:
         return _OF_ALL.get(fault.kind, ())
     # If the host served the rendezvous, the others cannot join again.
-    others = (UNREACHABLE,) if struck == MEETING_HOST else ()
+    other_host_codes = (UNREACHABLE,) if struck == MEETING_HOST else ()
     if fault.kind is FaultKind.CUT:
-        return (UNREACHABLE,) if host == struck else others
+        return (UNREACHABLE,) if host == struck else other_host_codes
     if fault.kind is FaultKind.KILL and fault.is_of_host:
-        return (KILLED,) if host == struck else others
+        return (KILLED,) if host == struck else other_host_codes
     return ()
