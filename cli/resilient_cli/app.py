@@ -163,8 +163,8 @@ def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
         )
     if words[:3] == ["resilient", *positional[:2]] and words[3:] and _are_options(words[3:]):
         # The hint adds options to the same command: keep all other words that the user typed.
-        more = words[3:]
-        better = [*_without(arguments, more), *more]
+        hint_options = words[3:]
+        better = [*_without(arguments, hint_options), *hint_options]
         is_same = sorted(better) == sorted(arguments)
         return _help_command(code) if is_same else shlex.join(["resilient", *better])
     return _help_command(code) if words == ["resilient", *arguments] else hint

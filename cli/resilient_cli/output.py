@@ -355,10 +355,10 @@ def _wrap(
 ) -> Iterator[str]:
     """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
     for *head, last in rows:
-        first, *more = _fold(last, width)
+        first, *other_lines = _fold(last, width)
         yield from _align([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
-        yield from (indent + line for line in more)
+        yield from (indent + line for line in other_lines)
 
 
 def _stack(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> Iterator[str]:

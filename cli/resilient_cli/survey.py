@@ -84,8 +84,8 @@ class Survey:
         if not wrong.keys() <= owners.keys() or set(wrong.values()) != {MISSING}:
             return ()
         absent = {owners[name] for name in wrong}
-        whole = {rank for name, rank in owners.items() if name not in wrong}
-        return () if absent & whole or not whole else tuple(sorted(absent))
+        intact_ranks = {rank for name, rank in owners.items() if name not in wrong}
+        return () if absent & intact_ranks or not intact_ranks else tuple(sorted(absent))
 
     @property
     def size_bytes(self) -> int:

@@ -276,10 +276,10 @@ def restore(
 ) -> None:
     """Load the last attempt's state, and plan the rest of the run. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
-    more = {name: run.saver.parts[name] for name in registered}
+    registered_parts = {name: run.saver.parts[name] for name in registered}
     launch = session.gang.launch
     settled = run.saver.settle(_wish(session, reference=resume_from), is_first=launch.is_first)
-    digest = import_hf_run(hooks, settled, more, session.next_topic())
+    digest = import_hf_run(hooks, settled, registered_parts, session.next_topic())
     reference = "auto" if digest else _reference(session, settled)
     requires = resume_from is True and launch.cause == "start"
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)

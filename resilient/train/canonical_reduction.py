@@ -143,7 +143,8 @@ def told(session: Session, problem: str) -> None:
 def _by_digest(shown: Sequence[str]) -> list[list[int]]:
     """Return the ranks in groups of equal digests."""
     return [
-        [rank for rank, other in enumerate(shown) if other == text] for text in dict.fromkeys(shown)
+        [rank for rank, digest in enumerate(shown) if digest == text]
+        for text in dict.fromkeys(shown)
     ]
 
 

@@ -191,9 +191,9 @@ class Ledger:
         if not self._is_kept:
             return
         digest = "" if order is None else order_digest(order.numpy())
-        seen = (cursor.epoch, cursor.size, digest)
-        if seen != self._order:
-            self._order = seen
+        current_order = (cursor.epoch, cursor.size, digest)
+        if current_order != self._order:
+            self._order = current_order
             self._entries.append(
                 row_of("order", cursor.epoch, cursor.size, cursor.seed, kind, digest)
             )

@@ -138,5 +138,5 @@ def used_share(device: torch.device) -> float:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return 1 - free / total
-    left, used = available_memory_bytes(), resident_bytes()
-    return 0.0 if left is None else used / (used + max(left, 0))
+    available_bytes, used_bytes = available_memory_bytes(), resident_bytes()
+    return 0.0 if available_bytes is None else used_bytes / (used_bytes + max(available_bytes, 0))

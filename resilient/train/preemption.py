@@ -297,8 +297,8 @@ class StopCoordinator:
             return
         if self._finished_steps() <= self._durable:
             # In the middle of a step: an exit loses no finished step.
-            why = f"{request.reason}: the time is over, and all finished steps are durable"
-            self._leave(why, Preempted.exit_code)
+            reason = f"{request.reason}: the time is over, and all finished steps are durable"
+            self._leave(reason, Preempted.exit_code)
         number = self._signal or signal.SIGTERM
         self._leave(f"the time of {request.reason} is over", 128 + number)
 

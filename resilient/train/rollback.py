@@ -38,10 +38,10 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     """
     try:
         yield
-    except LossDiverged as broken:
+    except LossDiverged as divergence:
         trainer.precision.zero_grad(run.optimizer)
-        trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
-        event = go_back(trainer, run, broken.reason)
+        trainer._tell(divergence.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
+        event = go_back(trainer, run, divergence.reason)
         # These lines belong to the trainer's loop: hence the access to its private members.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(event)  # noqa: SLF001

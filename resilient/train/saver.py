@@ -188,13 +188,13 @@ def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangeP
         changed = changes_between(config, args.to_dict()).values()
         return all(change.rule.kind == FREE for change in changed)
 
-    def lost(saved: Iterable[str]) -> tuple[str, ...]:
+    def unknown_parts(saved: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(name for name in saved if whose_part(name) not in known_names))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),
         compares_options,
-        lost,
+        unknown_parts,
         "pass the objects that were saved (trainer.register(name, thing) for your own part), or "
         "allow the difference: TrainingArguments(resume_changes=[{names}])",
         PART,
@@ -445,8 +445,10 @@ class CheckpointSaver:
         if step == self._saved_step:
             return SaveDestination.DURABLE
         self._measure()
-        near, daemon = bool(self._args.near_repo), self._has_daemon
-        own_tier = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=daemon)
+        has_near_repo, daemon = bool(self._args.near_repo), self._has_daemon
+        own_tier = choose_tier(
+            gate.left_seconds, self.took, has_near=has_near_repo, has_keeper=daemon
+        )
         tier = SaveDestination(gate.meet(own_tier))
         self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.took.land_p95))
         return tier
@@ -486,11 +488,11 @@ class CheckpointSaver:
             self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))
             return
         if step != best.step:
-            why = (
+            reason = (
                 f"the best model is of step {step}, which was not saved; these weights are of "
                 f"{best}"
             )
-            self.emit(BestModelMissing(str(best), why))
+            self.emit(BestModelMissing(str(best), reason))
 
     def close(self) -> None:
         """Close the repository; the daemon commits a cached step newer than the last save."""

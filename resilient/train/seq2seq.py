@@ -137,9 +137,9 @@ class Seq2SeqTrainer(Trainer):
         """Return tokens padded to the maximum length, so that all batches and ranks agree."""
         config = getattr(self.model, "generation_config", None)
         longest = options.get("max_length") or getattr(config, "max_length", None)
-        more = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
-        if more is not None and not options.get("max_length"):
-            longest = more + 1
+        new_tokens_max = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
+        if new_tokens_max is not None and not options.get("max_length"):
+            longest = new_tokens_max + 1
         missing = (longest or 0) - tokens.shape[-1]
         if missing <= 0:
             return tokens

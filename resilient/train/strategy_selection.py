@@ -268,9 +268,9 @@ def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in parameters)
-    kept = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
+    moment_bytes = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
     state = sum(parameter.nbytes for parameter in parameters)
-    state += sum(parameter.nbytes + int(kept * parameter.numel()) for parameter in trained)
+    state += sum(parameter.nbytes + int(moment_bytes * parameter.numel()) for parameter in trained)
     layers = layers_of(model, layer_classes(args))
     return ModelFacts(
         numbers,

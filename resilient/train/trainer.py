@@ -589,13 +589,13 @@ class Trainer(TrainerEvaluation):
         if run.pipeline is not None:
             pass_through(self, run, [inputs, *samples], counted)
             return
-        for left in reversed(range(group)):
-            with self._joining(run.model, left):
+        for batches_left in reversed(range(group)):
+            with self._joining(run.model, batches_left):
                 run.add_loss(self.training_step(model, inputs, *counted))
             if run.counter.is_on:
                 run.counter.add(inputs)
             run.cursor.advance(run.deal)
-            if left:
+            if batches_left:
                 self.callback_handler.fire("on_substep_end")
                 with pulse.during(Phase.LOADING):
                     inputs = next(samples)

@@ -257,9 +257,9 @@ class TrainerEvaluation(TrainerHooks):
     ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
         """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
         arguments = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
-        taken = inspect.signature(self.evaluation_step).parameters
+        parameters = inspect.signature(self.evaluation_step).parameters
         arguments_taken: dict[str, Any] = {
-            name: value for name, value in arguments.items() if name in taken
+            name: value for name, value in arguments.items() if name in parameters
         }
         step: Callable[..., Any] = partial(self.evaluation_step, **arguments_taken)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
@@ -267,8 +267,10 @@ class TrainerEvaluation(TrainerHooks):
         reduce = self.preprocess_logits_for_metrics
 
         def run(inputs: Any) -> tuple[torch.Tensor | None, Any, Any, Any]:
-            done = step(model, inputs)
-            loss, predictions, labels = done if isinstance(done, tuple) else (done, None, None)
+            outputs = step(model, inputs)
+            loss, predictions, labels = (
+                outputs if isinstance(outputs, tuple) else (outputs, None, None)
+            )
             if loss_only:
                 return loss, None, None, None
             if reduce is not None and predictions is not None:

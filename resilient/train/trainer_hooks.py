@@ -165,8 +165,8 @@ class TrainerHooks:
         if not (self.args.dataloader_persistent_workers and self.args.dataloader_num_workers):
             return self._loader_of_share(dataset)
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
-        for kept, options, loader in self._eval_loaders:
-            if kept is dataset and options == made_for:
+        for loader_dataset, options, loader in self._eval_loaders:
+            if loader_dataset is dataset and options == made_for:
                 # Draw as for a new loader: results must not depend on which attempt made it.
                 self._draw_for_loader()
                 return loader
@@ -257,15 +257,15 @@ class TrainerHooks:
         the other columns.
         """
         collate, name = self.data_collator, type(self.model).__name__
-        taken = taken_columns(self.model, self.label_names)
-        if not self.args.remove_unused_columns or taken is None:
+        accepted_columns = taken_columns(self.model, self.label_names)
+        if not self.args.remove_unused_columns or accepted_columns is None:
             return dataset, collate
-        dataset, unused = prune_dataset(dataset, taken, name)
+        dataset, unused = prune_dataset(dataset, accepted_columns, name)
         self._tell_unused(unused)
         steps = ("compute_loss", "training_step", "prediction_step", "evaluation_step")
         if any(getattr(type(self), step) is not getattr(TrainerHooks, step) for step in steps):
             return dataset, collate
-        return dataset, PruningCollator(collate, taken, name, self._tell_unused)
+        return dataset, PruningCollator(collate, accepted_columns, name, self._tell_unused)
 
     def _share_of(self, dataset: Any) -> EvalShard:
         streams = is_stream(dataset)
@@ -494,9 +494,9 @@ class TrainerHooks:
             ConfigError: A method lacks the parameter.
         """
         for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
-            taken = inspect.signature(method).parameters
-            if "num_items_in_batch" in taken or any(
-                value.kind is value.VAR_KEYWORD for value in taken.values()
+            parameters = inspect.signature(method).parameters
+            if "num_items_in_batch" in parameters or any(
+                value.kind is value.VAR_KEYWORD for value in parameters.values()
             ):
                 continue
             raise ConfigError(

@@ -283,9 +283,11 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
 def _not_found_error(side: CheckpointView, name: str) -> KeyNotFound:
     names = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
     names += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
-    near = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
+    similar_names = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
     similar_text = (
-        f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in near)}" if near else ""
+        f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in similar_names)}"
+        if similar_names
+        else ""
     )
     hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
     return KeyNotFound(f"no `{name[:200]}` in {side.url}{similar_text}", key=name, hint=hint)

@@ -154,22 +154,25 @@ def all_errors() -> CommandResult:
 
 def describe_error(code: str) -> CommandResult:
     """Build the explanation of one id of :func:`errors`."""
-    error, more = errors()[code], explanations()[code]
+    error, explanation = errors()[code], explanations()[code]
     facts = KeyValues(
         (
             ("id", code),
             ("exit code", str(error.exit_code)),
             ("meaning", _description_of(error)),
-            ("cause", more.cause),
-            ("safe", more.safe),
-            *(("next" if not nth else "or", remedy) for nth, remedy in enumerate(more.remedies)),
+            ("cause", explanation.cause),
+            ("safe", explanation.safe),
+            *(
+                ("next" if not nth else "or", remedy)
+                for nth, remedy in enumerate(explanation.remedies)
+            ),
         )
     )
     document = {
         "code": code,
         "exit": error.exit_code,
         "meaning": _description_of(error),
-        **asdict(more),
+        **asdict(explanation),
     }
     return CommandResult("help", "error", document, (facts,), (code,))
 

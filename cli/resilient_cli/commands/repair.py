@@ -98,8 +98,8 @@ def build_layout_repair_result(
 
 
 def _salvage_to_json(part: Any) -> dict[str, Any]:
-    whole = [tensor.name for tensor in part.saved]
-    return {"type": "salvaged", "file": part.file, "whole": whole, "lost": list(part.lost)}
+    intact_tensors = [tensor.name for tensor in part.saved]
+    return {"type": "salvaged", "file": part.file, "whole": intact_tensors, "lost": list(part.lost)}
 
 
 def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
@@ -124,12 +124,12 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
 
 
 def _loss_lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
-    whole = sum(len(part.saved) for part in plan.salvaged)
+    intact_count = sum(len(part.saved) for part in plan.salvaged)
     lost_names = [name for part in plan.salvaged for name in part.lost]
     names = ", ".join(lost_names[:_SHOWN_MAX]) + (", ..." if len(lost_names) > _SHOWN_MAX else "")
     verb = "are in" if is_done else "would be in"
     yield (
-        f"No tool can resume from it. {count(whole, 'tensor')} of the damaged files {verb} "
+        f"No tool can resume from it. {count(intact_count, 'tensor')} of the damaged files {verb} "
         f"{target}."
     )
     yield f"Lost: {count(len(lost_names), 'tensor')}{': ' + names if names else ''}."
@@ -229,7 +229,7 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
             "and each .safetensors file can be opened alone."
         )
         return
-    lost_tensors, whole = plan.lost_tensors, plan.whole_tensors
+    lost_tensors, intact_tensors = plan.lost_tensors, plan.whole_tensors
     names = f": {', '.join(lost_tensors)}" if lost_tensors else ""
     yield f"Lost: {count(len(lost_tensors), 'tensor')}{names}."
     if any(loss.file.startswith("rng_state_") for loss in plan.losses):
@@ -239,7 +239,7 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
         )
     damaged_parts = [name for name, is_whole in plan.parts.items() if not is_whole]
     whole_parts = [name for name, is_whole in plan.parts.items() if is_whole]
-    yield f"Intact: {count(len(whole), 'tensor')}. Intact parts: {', '.join(whole_parts) or NONE}."
+    yield f"Intact: {count(len(intact_tensors), 'tensor')}. Intact parts: {', '.join(whole_parts) or NONE}."
     yield f"Damaged parts: {', '.join(damaged_parts) or NONE}."
 
 

@@ -217,8 +217,8 @@ def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLin
             f"`{run.name}` has no {pod_text}{before}",
             hint=cluster.spell("resilient", "k8s", "status", run.name),
         )
-    for pod, more in containers:
-        yield from _Stream(cluster, pod, query.tail).lines(*more)
+    for pod, log_options in containers:
+        yield from _Stream(cluster, pod, query.tail).lines(*log_options)
 
 
 def follow(

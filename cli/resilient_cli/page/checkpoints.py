@@ -261,8 +261,8 @@ def _bars(manifests: list[Manifest]) -> str:
     for nth, manifest in enumerate(manifests_shown):
         parts += _bar(manifest, nth * _ROW + 3, scale)
     hidden_count = len(manifests) - len(manifests_shown)
-    more = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
-    return scroll("".join([*parts, "</svg>"])) + more
+    hidden_note = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
+    return scroll("".join([*parts, "</svg>"])) + hidden_note
 
 
 def _bar(manifest: Manifest, y: int, scale: Scale) -> Iterator[str]:
@@ -341,13 +341,15 @@ def _row(
         )
     state = f'<span class="s-{survey.state.lower()}">{contents.state(survey)}</span>'
     mark = ' <span class="badge">next</span>' if survey.checkpoint == contents.resume else ""
-    more = (_links(survey),) if is_served else (verdicts.get(name, NONE),) if verdicts else ()
+    extra_cells = (
+        (_links(survey),) if is_served else (verdicts.get(name, NONE),) if verdicts else ()
+    )
     return (
         f'<span class="one-line">{name}{mark}</span>',
         *about,
         state,
         text(note(contents, survey)),
-        *more,
+        *extra_cells,
     )
 
 

@@ -197,7 +197,7 @@ def page_of(
         version: Version of a served page, which checks for a newer one; empty for a page in a file.
         extras: Further parts of a page in a file.
     """
-    more = extras or Extras()
+    page_extras = extras or Extras()
     is_served, is_told = (
         bool(version),
         bool(goodput.doings or goodput.launches or repository is None),
@@ -205,7 +205,9 @@ def page_of(
     views = [
         PageSection("run", "Run", run_part(goodput) if is_told else _untold(), is_live=True),
         PageSection(
-            "checkpoints", "Checkpoints", _checkpoints_part(repository, more, is_served=is_served)
+            "checkpoints",
+            "Checkpoints",
+            _checkpoints_part(repository, page_extras, is_served=is_served),
         ),
     ]
     if repository and is_served:
@@ -214,8 +216,10 @@ def page_of(
             PageSection("compare", "Compare", _pair(repository)),
         ]
     elif repository:
-        tensors = more.tensors or _missing_part("resilient report RUN -o FILE --tensors latest")
-        comparison_html = more.compared or _missing_part(
+        tensors = page_extras.tensors or _missing_part(
+            "resilient report RUN -o FILE --tensors latest"
+        )
+        comparison_html = page_extras.compared or _missing_part(
             "resilient report RUN -o FILE --compare A B"
         )
         views += [

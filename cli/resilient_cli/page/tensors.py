@@ -292,9 +292,9 @@ def layers(changes: Sequence[TensorChange]) -> str:
     for nth, (name, layer) in enumerate(layers_shown.items()):
         parts += _draw_layer(name, layer, scale, _LAYERS_TOP + nth * _ROW)
     hidden_count = len(layer_by_name) - len(layers_shown)
-    more = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
+    hidden_note = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
-    return marks + scroll("".join([*parts, "</svg>"])) + more
+    return marks + scroll("".join([*parts, "</svg>"])) + hidden_note
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -359,7 +359,7 @@ def tensors(
     )
     head = ("tensor", "shape", "dtype", "elements", "size")
     hidden_count = len(side.tensors) - _ROWS_MAX
-    more = (
+    hidden_note = (
         f"<p>and {hidden_count} more: resilient ckpt inspect REF --tensors</p>"
         if hidden_count > 0
         else ""
@@ -367,7 +367,7 @@ def tensors(
     return (
         summary
         + searchable_table("tensor-list", head, rows, (3, 4), "tensors of the checkpoint")
-        + more
+        + hidden_note
     )
 
 

@@ -206,8 +206,10 @@ def summarize_part(comparison: Comparison, part: str) -> str:
         for tensor in differ
         if tensor.measures and tensor.measures.relative
     ]
-    far = f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
-    return text + f"{len(differ)} differ{far}"
+    largest_text = (
+        f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
+    )
+    return text + f"{len(differ)} differ{largest_text}"
 
 
 def _tensor_names(tensors: Sequence[Tensor]) -> str:

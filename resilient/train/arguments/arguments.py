@@ -354,11 +354,11 @@ def _own_names(kind: Any) -> tuple[str, ...]:
 @cache
 def _hidden_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a subclass's fields whose values may be credentials."""
-    own = _own_names(kind)
+    own_names = _own_names(kind)
     return tuple(
         field.name
         for field in fields(kind)
-        if field.init and field.name.endswith("_token") and field.name not in own
+        if field.init and field.name.endswith("_token") and field.name not in own_names
     )
 
 

@@ -66,8 +66,8 @@ _FROM_STAGE_3 = {
 
 def zero_of(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's ``zero_optimization`` for a stage, with the usual sizes."""
-    more = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
-    return {"stage": stage, **more}
+    stage_options = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
+    return {"stage": stage, **stage_options}
 
 
 def _warmup(ratio: Any) -> dict[str, Any]:
@@ -171,15 +171,15 @@ def rename_deprecated(
     Raises:
         ConfigError: A name is unknown, an old value has no equivalent, or old and new contradict.
     """
-    taken = {name: value for name, value in options.items() if name in field_names}
+    current_options = {name: value for name, value in options.items() if name in field_names}
     for name, value in options.items():
         if name in field_names:
             continue
         written = _written(name, value, field_names)
         warnings.warn(_deprecation_text(name, written), FutureWarning, stacklevel=depth)
         for new_name, new_value in written.items():
-            taken[new_name] = _joined(name, new_name, new_value, taken)
-    return taken
+            current_options[new_name] = _joined(name, new_name, new_value, current_options)
+    return current_options
 
 
 def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:

@@ -161,8 +161,8 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
     values: dict[str, Any] = {}
     for name, value in file.values.items():
         if name not in owner_by_name and name not in OLD_NAMES:
-            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-            hint = more or did_you_mean(name, [*owner_by_name, *OLD_NAMES])
+            elsewhere_hint = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            hint = elsewhere_hint or did_you_mean(name, [*owner_by_name, *OLD_NAMES])
             raise ConfigError(f"{file.place(name)}: `{name}` is not an argument{hint}")
         try:
             values[name] = _read(owner_by_name, name, value)
@@ -202,17 +202,19 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
     if missing:
         raise ConfigError(f"`{missing[0]}` is required: set it in a file or on the command line")
     hints = _hints(cls)
-    taken = {name: _special(name, value, hints.get(name)) for name, value in values.items()}
+    converted_values = {
+        name: _special(name, value, hints.get(name)) for name, value in values.items()
+    }
     try:
-        return cls(**taken)
+        return cls(**converted_values)
     except ConfigError as error:
         lines = [
             f"`{name}` is from {place}"
             for name, place in places.items()
             if f"`{name}`" in error.message
         ]
-        more = f" ({'; '.join(lines)})" if lines else ""
-        raise ConfigError(f"{error.message}{more}", hint=error.hint) from error
+        places_text = f" ({'; '.join(lines)})" if lines else ""
+        raise ConfigError(f"{error.message}{places_text}", hint=error.hint) from error
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -278,11 +280,11 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     """
     owners = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)
-    namespace, left = _parser(classes).parse_known_args(words)
-    if left:
+    namespace, unknown_words = _parser(classes).parse_known_args(words)
+    if unknown_words:
         options = ["--" + name.replace("_", "-") for name in (*owners, *OLD_NAMES, _CONFIG)]
-        hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
-        raise UsageError(f"`{left[0]}` is not an option{hint}; `--help` lists them")
+        hint = did_you_mean(unknown_words[0].partition("=")[0].replace("_", "-"), options)
+        raise UsageError(f"`{unknown_words[0]}` is not an option{hint}; `--help` lists them")
     parsed = vars(namespace)
     config = parsed.pop(_CONFIG, None)
     values, places = file_values(classes, config) if config else ({}, {})
@@ -291,8 +293,10 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     places |= {name: f"--{name.replace('_', '-')}" for name in renamed_values}
     instances = []
     for cls in classes:
-        own = names_of(cls)
-        instances.append(build(cls, {name: values[name] for name in own & values.keys()}, places))
+        field_names = names_of(cls)
+        instances.append(
+            build(cls, {name: values[name] for name in field_names & values.keys()}, places)
+        )
     return tuple(instances)
 
 
@@ -323,8 +327,8 @@ def _parser(classes: Sequence[type]) -> _Parser:
         for field in fields(cls):
             if field.init and not field.metadata.get("is_secret"):
                 _add(group, field, kinds.get(field.name, ()))
-    taken = {name for cls in classes for name in names_of(cls)}
-    for name in sorted(OLD_NAMES - taken):
+    field_names = {name for cls in classes for name in names_of(cls)}
+    for name in sorted(OLD_NAMES - field_names):
         parser.add_argument(
             *_spellings(name), dest=name, nargs="?", const="true", help=argparse.SUPPRESS
         )

@@ -123,9 +123,9 @@ def _whole(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    whole = _whole(text)
-    if whole is not None:
-        return whole
+    integer = _whole(text)
+    if integer is not None:
+        return integer
     try:
         return float(text)
     except ValueError:
@@ -176,15 +176,16 @@ def json_schema(cls: type) -> dict[str, Any]:
     only when the object is created. Secrets have no default in the schema.
     """
     kinds = kinds_of(cls)
-    taken = [field for field in fields(cls) if field.init]
+    init_fields = [field for field in fields(cls) if field.init]
     return {
         "$schema": DIALECT,
         "title": cls.__name__,
         "type": "object",
         "properties": {
-            argument.name: _property(argument, kinds.get(argument.name, ())) for argument in taken
+            argument.name: _property(argument, kinds.get(argument.name, ()))
+            for argument in init_fields
         },
-        "required": [argument.name for argument in taken if _has_no_default(argument)],
+        "required": [argument.name for argument in init_fields if _has_no_default(argument)],
         "additionalProperties": False,
     }
 

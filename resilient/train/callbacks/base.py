@@ -290,13 +290,15 @@ class CallbackHandler:
     def stateful(self) -> dict[str, Any]:
         """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
         callback_by_name: dict[str, Any] = {}
-        seen: dict[str, int] = {}
+        count_by_name: dict[str, int] = {}
         for callback in self.callbacks:
             if not has_state(callback):
                 continue
             name = type(callback).__name__
-            seen[name] = seen.get(name, 0) + 1
-            callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback
+            count_by_name[name] = count_by_name.get(name, 0) + 1
+            callback_by_name[
+                name if count_by_name[name] == 1 else f"{name}_{count_by_name[name]}"
+            ] = callback
         return callback_by_name
 
 

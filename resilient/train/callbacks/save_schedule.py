@@ -190,16 +190,18 @@ def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
         steps: Durations of the steps since the save, in order.
         land_seconds: Time until the save was committed.
     """
-    beside, passed_seconds = 0, 0.0
+    overlapping_steps, passed_seconds = 0, 0.0
     for step in steps:
         if passed_seconds >= land_seconds:
             break
         passed_seconds += step
-        beside += 1
-    taken = list(steps)
-    if not taken[:beside] or not taken[beside:]:
+        overlapping_steps += 1
+    step_seconds = list(steps)
+    if not step_seconds[:overlapping_steps] or not step_seconds[overlapping_steps:]:
         return 0.0
-    return beside * max(0.0, median(taken[:beside]) - median(taken[beside:]))
+    return overlapping_steps * max(
+        0.0, median(step_seconds[:overlapping_steps]) - median(step_seconds[overlapping_steps:])
+    )
 
 
 _FIRST_STEPS = 4
@@ -243,13 +245,13 @@ class SaveScheduleChosen(Event):
 
     def message(self) -> str:
         """Format the interval and its reason."""
-        why = "as requested, or until the first save is measured"
+        reason = "as requested, or until the first save is measured"
         if self.cost_seconds is not None and self.mtbf_seconds is not None:
-            why = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
-            why += f" {self.mtbf_seconds / 3600:.3g} h" + _BOUNDS[self.bound]
+            reason = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
+            reason += f" {self.mtbf_seconds / 3600:.3g} h" + _BOUNDS[self.bound]
         return (
             f"saving every {self.interval_seconds:.3g} s of steps of {self.step_seconds:.3g} s, "
-            f"next after step {self.next_step}: {why}"
+            f"next after step {self.next_step}: {reason}"
         )
 
 

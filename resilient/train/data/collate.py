@@ -28,11 +28,11 @@ def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | N
     """
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model
-    taken = inspect.signature(base.forward).parameters
-    takes_all = any(value.kind is value.VAR_KEYWORD for value in taken.values())
+    parameters = inspect.signature(base.forward).parameters
+    takes_all = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
     if takes_all and not hasattr(base, "main_input_name"):
         return None
-    return frozenset((*taken, *labels, *_LABELS))
+    return frozenset((*parameters, *labels, *_LABELS))
 
 
 class PruningCollator:
@@ -70,15 +70,15 @@ class PruningCollator:
             return self._collate(features)
         if self._accepted_columns.issuperset(chain.from_iterable(features)):
             return self._collate(features)
-        kept = [
+        pruned_features = [
             {name: value for name, value in feature.items() if name in self._accepted_columns}
             for feature in features
         ]
-        if not kept[0]:
+        if not pruned_features[0]:
             raise _nothing_left(features[0], self._accepted_columns, self._model)
         if self._tell is not None and get_worker_info() is None:
             self._tell(tuple(name for name in features[0] if name not in self._accepted_columns))
-        return self._collate(kept)
+        return self._collate(pruned_features)
 
 
 def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any, tuple[str, ...]]:

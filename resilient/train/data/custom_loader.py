@@ -61,8 +61,8 @@ def resumable_loader(
         ConfigError: The loader has its own sampler, batches or samples.
     """
     if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
-        kept: DataLoader[Any] | StreamLoader = loader
-        return kept
+        unchanged_loader: DataLoader[Any] | StreamLoader = loader
+        return unchanged_loader
     order = _require_plain(args, loader, sampler)
     if type(order) is not type(sampler.sampling):
         sampler.sampling = order

@@ -118,11 +118,11 @@ def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -
     is_proven = packed(generator.get_state()) == origin.get("stream")
     if is_proven or (epoch == 0 and streams.is_known):
         return state_text
-    why = "" if streams.is_known else ", and `model_init` drew from it before"
+    cause_text = "" if streams.is_known else ", and `model_init` drew from it before"
     raise IncompatibleCheckpoint(
         f"the checkpoint is in the middle of epoch {epoch} of samples grouped by length, and "
         "their order is unknown: Transformers draws it from torch's global stream, and does not "
-        f"save the position of that stream{why}; another order would skip samples and repeat "
+        f"save the position of that stream{cause_text}; another order would skip samples and repeat "
         "others",
         hint="take a checkpoint from the end of an epoch or from the first epoch, with the seed of "
         "the run, or start a new run from the weights with `trainer.load_model(...)`",
@@ -166,15 +166,15 @@ class Sampling:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
         batch_size = deal.round_samples
-        several = max(_SAMPLES_AT_ONCE // batch_size, 1)
-        whole = max(deal.samples - start, 0) // batch_size
-        for turn in range(0, whole, several):
-            low, count = start + turn * batch_size, min(several, whole - turn)
+        rounds_at_once = max(_SAMPLES_AT_ONCE // batch_size, 1)
+        full_rounds = max(deal.samples - start, 0) // batch_size
+        for turn in range(0, full_rounds, rounds_at_once):
+            low, count = start + turn * batch_size, min(rounds_at_once, full_rounds - turn)
             # Read the tensor once for many rounds: reading takes longer than slicing a list.
-            taken: list[int] = order[low : low + count * batch_size].tolist()
-            for first in range(rank * deal.batch, len(taken), batch_size):
-                yield taken[first : first + deal.batch]
-        for turn in range(whole, deal.rounds_after(start)):
+            indices: list[int] = order[low : low + count * batch_size].tolist()
+            for first in range(rank * deal.batch, len(indices), batch_size):
+                yield indices[first : first + deal.batch]
+        for turn in range(full_rounds, deal.rounds_after(start)):
             yield deal.micro_batch(order, start + turn * batch_size, rank)
 
 
@@ -242,9 +242,9 @@ class Rebalanced(Sampling):
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
         rounds = deal.rounds_after(start)
-        for done in range(0, rounds, self.accumulation):
-            slots = min(self.accumulation, rounds - done)
-            low, groups = start + done * deal.round_samples, slots * deal.ranks
+        for first_round in range(0, rounds, self.accumulation):
+            slots = min(self.accumulation, rounds - first_round)
+            low, groups = start + first_round * deal.round_samples, slots * deal.ranks
             high = min(low + slots * deal.round_samples, cursor.size)
             places = torch.arange(low, max(high, low + groups)) % cursor.size
             parts = split_by_cost(order[places].tolist(), self.lengths, groups)
@@ -287,8 +287,11 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
     parts = _cut(ordered, lengths, costs[low])
     while len(parts) < groups:
         largest = max(range(len(parts)), key=lambda place: len(parts[place]))
-        whole = parts[largest]
-        parts[largest : largest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+        largest_part = parts[largest]
+        parts[largest : largest + 1] = [
+            largest_part[: len(largest_part) // 2],
+            largest_part[len(largest_part) // 2 :],
+        ]
     return sorted(parts, key=lambda part: -cost_of(len(part), lengths[part[0]]))
 
 

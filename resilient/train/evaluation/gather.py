@@ -92,8 +92,10 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
             "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` of "
             "`train`, or return it per sample"
         )
-    rest = [max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)]
-    return torch.cat([pad_to(batch, [len(batch), *rest]) for batch in batches])
+    padded_lengths = [
+        max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)
+    ]
+    return torch.cat([pad_to(batch, [len(batch), *padded_lengths]) for batch in batches])
 
 
 def concatenate(batches: Sequence[Any]) -> Any:

@@ -195,8 +195,8 @@ class EvalPrediction:
 
     @property
     def _elements(self) -> tuple[Any, ...]:
-        more = (item for item in (self.inputs, self.losses) if item is not None)
-        return (self.predictions, self.label_ids, *more)
+        optional_elements = (item for item in (self.inputs, self.losses) if item is not None)
+        return (self.predictions, self.label_ids, *optional_elements)
 
 
 class PredictionOutput(NamedTuple):
@@ -242,8 +242,8 @@ class EvalShard:
     @property
     def weights(self) -> list[int]:
         """Number of samples of each batch of the dataset."""
-        whole, rest = divmod(self.samples, self.batch)
-        return [self.batch] * whole + ([rest] if rest else [])
+        full_batches, remainder = divmod(self.samples, self.batch)
+        return [self.batch] * full_batches + ([remainder] if remainder else [])
 
     def mean(self, losses: Sequence[float]) -> float:
         """Return the mean over samples of the batches' ``losses``.
@@ -269,9 +269,11 @@ class EvalShard:
 
     def mine(self) -> list[list[int]]:
         """Return the batches to run here, at least one; surplus batches give no result."""
-        own = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
-        missing = math.ceil(self.batches / self.world.size) - len(own) if self.in_step else 0
-        return own + own[-1:] * missing
+        own_batches = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
+        missing = (
+            math.ceil(self.batches / self.world.size) - len(own_batches) if self.in_step else 0
+        )
+        return own_batches + own_batches[-1:] * missing
 
 
 class EvalShardLoader(DataLoader[Any]):
@@ -481,10 +483,10 @@ class _Reader(IterableDataset[_Part]):
         source = StreamSource(self._dataset, DataCursor(0, self._seed))
         low, keeps_step = self._world.rank * self._batch, True
         while samples := source.take(self._batch * self._world.size):
-            own = samples[low : low + self._batch]
+            own_samples = samples[low : low + self._batch]
             # The first round runs on every rank, so that all know the shapes.
             stand_in = samples[: self._batch] if keeps_step else []
-            yield _Part(own or stand_in, len(samples), bool(own))
+            yield _Part(own_samples or stand_in, len(samples), bool(own_samples))
             keeps_step = self._in_step
 
 
@@ -501,9 +503,9 @@ class StreamEvaluation:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, taken, own in read_batches(self._loader):
+        for batch, sample_count, is_own in read_batches(self._loader):
             runs = batch is not None
-            self.share.saw(taken, runs=runs, own=own)
+            self.share.saw(sample_count, runs=runs, own=is_own)
             if runs:
                 yield batch
 

@@ -62,9 +62,9 @@ def entity_report(
     total = float(weights.sum())
     report["micro avg"] = _row(hits.total(), tried.total(), support.total())
     for name, shares in (("macro avg", np.ones(len(rows))), ("weighted avg", weights)):
-        whole = max(float(shares.sum()), 1.0)
+        total_share = max(float(shares.sum()), 1.0)
         means = {
-            metric: float(np.dot([row[metric] for row in rows], shares)) / whole
+            metric: float(np.dot([row[metric] for row in rows], shares)) / total_share
             for metric in ("precision", "recall", "f1-score")
         }
         report[name] = {**means, "support": total}

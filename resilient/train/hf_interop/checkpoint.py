@@ -120,9 +120,9 @@ class TransformersFiles:
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(set(places.values())):
             tensors |= self._tensors(file)
-        if lost := sorted(set(places) - set(tensors)):
+        if missing_tensors := sorted(set(places) - set(tensors)):
             raise IntegrityError(
-                f"{index} names {lost[:3]}, which are in no file",
+                f"{index} names {missing_tensors[:3]}, which are in no file",
                 key=str(self.folder / index),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )
@@ -151,8 +151,8 @@ class TransformersFiles:
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state; None without fp16."""
-        there = [name for name in (SCALER, SCALER_OF_CPU) if self.source.has(name)]
-        return self.load(there[0]) if there else None
+        scaler_files = [name for name in (SCALER, SCALER_OF_CPU) if self.source.has(name)]
+        return self.load(scaler_files[0]) if scaler_files else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
         """Return the random state of a rank in our form; None if none was saved."""

@@ -80,7 +80,7 @@ def parts_of(
     state = source.state
     is_best = state.get("best_global_step") == source.step
     scaler = source.scaler()
-    whole: dict[str, Mapping[str, Any]] = {
+    state_by_part: dict[str, Mapping[str, Any]] = {
         "model": weights,
         **_progress(source, naming, weights, fresh),
         **({"scaler": scaler} if scaler is not None else {}),
@@ -88,7 +88,7 @@ def parts_of(
         "callbacks": callback_states(state),
         "best": {"checkpoint": best if is_best else ""},
     }
-    parts = {name: Part(RawState(value)) for name, value in whole.items()}
+    parts = {name: Part(RawState(value)) for name, value in state_by_part.items()}
     parts |= documents_of(source)
     for rank in range(source.ranks):
         # Each rank finds its part by name, no matter which rank wrote it.
@@ -123,8 +123,8 @@ def _progress(
     """
     if fresh is not None and not source.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
-    optimizer, kept = named_optimizer(source, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), kept)}
+    optimizer, group_numbers = named_optimizer(source, naming, weights)
+    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), group_numbers)}
 
 
 def named_optimizer(
@@ -138,8 +138,8 @@ def named_optimizer(
     plain = source.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
         return _by_name(source, plain, naming, weights)
-    kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
-    groups = [plain["param_groups"][nth] for nth in kept]
+    group_numbers = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
+    groups = [plain["param_groups"][nth] for nth in group_numbers]
     counts = [len(group["params"]) for group in groups]
     if counts != [len(names) for names in naming.trained]:
         raise IncompatibleCheckpoint(
@@ -149,15 +149,16 @@ def named_optimizer(
         )
     names = {
         number: name
-        for group, own in zip(groups, naming.trained, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
+        for group, trained_names in zip(groups, naming.trained, strict=True)
+        for number, name in zip(group["params"], trained_names, strict=True)
     }
     state = {names[number]: dict(value) for number, value in plain["state"].items()}
     _require_fit(source, state, weights)
     renamed = [
-        {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
+        {**group, "params": list(trained_names)}
+        for group, trained_names in zip(groups, naming.trained, strict=True)
     ]
-    return {**plain, "state": state, "param_groups": renamed}, kept
+    return {**plain, "state": state, "param_groups": renamed}, group_numbers
 
 
 def _by_name(
@@ -191,12 +192,14 @@ def _by_name(
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
-    own = [frozenset(names) for names in naming.trained]
+    trained_groups = [frozenset(names) for names in naming.trained]
     # In the order of this model's groups, as required for a schedule's values by group.
-    kept = (
-        [places[members] for members in own] if set(own) == set(places) else list(places.values())
+    group_numbers = (
+        [places[members] for members in trained_groups]
+        if set(trained_groups) == set(places)
+        else list(places.values())
     )
-    return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
+    return {"state": state, "param_groups": [groups[nth] for nth in group_numbers]}, group_numbers
 
 
 def _require_fit(
@@ -245,9 +248,12 @@ def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
 def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields, with the best checkpoint's name without its folder."""
     field_names = {attribute.name for attribute in fields(TrainerState)}
-    taken = {name: value for name, value in state.items() if name in field_names}
-    best = taken.get("best_global_step")
-    return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
+    known_fields = {name: value for name, value in state.items() if name in field_names}
+    best = known_fields.get("best_global_step")
+    return {
+        **known_fields,
+        "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None,
+    }
 
 
 def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,8 +261,8 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
     states: dict[str, Any] = {}
     for name, saved in (state.get("stateful_callbacks") or {}).items():
         for nth, callback in enumerate(saved if isinstance(saved, list) else [saved], 1):
-            taken = dict(callback.get("attributes") or {})
-            states[name if nth == 1 else f"{name}_{nth}"] = taken
+            attributes = dict(callback.get("attributes") or {})
+            states[name if nth == 1 else f"{name}_{nth}"] = attributes
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
     control = {name: bool(flags.get(name)) for name in _FLAGS}
     # A save on SIGTERM sets this flag, and Transformers clears it when training starts.
@@ -369,9 +375,9 @@ def tie(
     tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors completed by the other names of tied tensors."""
-    whole = dict(tensors)
+    completed_tensors = dict(tensors)
     for names in tied:
         tensor = next((tensors[name] for name in names if name in tensors), None)
         if tensor is not None:
-            whole |= {name: tensor for name in names if name not in tensors}
-    return whole
+            completed_tensors |= {name: tensor for name in names if name not in tensors}
+    return completed_tensors

@@ -64,11 +64,11 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
     require_importable(verified, str(folder))
     contents = verified.contents
     source.world = contents.world
-    lost = (*verified.verdict.lost, *source.losses)
+    losses = (*verified.verdict.lost, *source.losses)
     if strict:
-        refuse_losses(str(folder), lost)
+        refuse_losses(str(folder), losses)
     odd = reasons([problem for problem in contents.problems if not problem.loses])
-    return ImportSource(source, lost, odd)
+    return ImportSource(source, losses, odd)
 
 
 def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:

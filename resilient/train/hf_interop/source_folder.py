@@ -101,8 +101,8 @@ class SourceFolder:
             IntegrityError: As for :meth:`open`, or the file ends before the range.
         """
         if start < 0 or length < 0 or start + length > self.listing.sizes.get(name, 0):
-            why = "it ends too early" if name in self.listing.sizes else ""
-            raise self._refused(name, why or self.listing.why_unread(name))
+            reason = "it ends too early" if name in self.listing.sizes else ""
+            raise self._refused(name, reason or self.listing.why_unread(name))
         with self.open(name) as opened:
             opened.seek(start)
             return opened.read(length)
@@ -128,12 +128,12 @@ class SourceFolder:
         Raises:
             IntegrityError: A file changed since the folder was listed.
         """
-        whole = hashlib.sha256()
+        folder_digest = hashlib.sha256()
         for name in sorted(self.listing.sizes):
             if name.endswith(_IMPORTED) and name != _REPORT:
                 entry = [name, self.listing.sizes[name], self._digest_of(name)]
-                whole.update(json.dumps(entry).encode() + b"\n")
-        return whole.hexdigest()
+                folder_digest.update(json.dumps(entry).encode() + b"\n")
+        return folder_digest.hexdigest()
 
     def require_unchanged(self) -> None:
         """Require that the folder has the listed files, unchanged.
@@ -142,13 +142,15 @@ class SourceFolder:
             IntegrityError: A file was added, removed or changed.
         """
         try:
-            now = self.folder.list()
-            other = set(now.sizes) ^ set(self.listing.sizes)
-            other |= {file for file in now.sizes if self._mark(file) != self._marks.get(file)}
+            listing = self.folder.list()
+            changed_files = set(listing.sizes) ^ set(self.listing.sizes)
+            changed_files |= {
+                file for file in listing.sizes if self._mark(file) != self._marks.get(file)
+            }
         except StoreError as error:
             raise self._changed(".") from error
-        if other:
-            raise self._changed(min(other))
+        if changed_files:
+            raise self._changed(min(changed_files))
 
     def _digest_of(self, name: str) -> str:
         hasher = hashlib.sha256()

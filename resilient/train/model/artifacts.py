@@ -43,11 +43,11 @@ def adapter_of(model: Any) -> dict[str, Any]:
     saved = peft.get_peft_model_state_dict(
         model, state_dict=dict(state), adapter_name=name, save_embedding_layers=False
     )
-    own = {id(value): key for key, value in state.items()}
+    name_by_id = {id(value): key for key, value in state.items()}
     with tempfile.TemporaryDirectory() as folder:
         model.peft_config[name].save_pretrained(folder)
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return {"config": config, "names": {key: own[id(value)] for key, value in saved.items()}}
+    return {"config": config, "names": {key: name_by_id[id(value)] for key, value in saved.items()}}
 
 
 # Part -> its file in a model's folder.
@@ -112,8 +112,14 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
 
 def saved_processing(processing_class: Any, collator: Any) -> Any:
     """Return the processing class to save beside the model: the given, or the collator's."""
-    own = getattr(collator, "tokenizer", None) if processing_class is None else processing_class
-    return own if processing_class is not None or hasattr(own, "save_pretrained") else None
+    processing = (
+        getattr(collator, "tokenizer", None) if processing_class is None else processing_class
+    )
+    return (
+        processing
+        if processing_class is not None or hasattr(processing, "save_pretrained")
+        else None
+    )
 
 
 def warn_of_tokenizer(level: int) -> None:
@@ -190,8 +196,8 @@ def _generates(model: Any) -> bool:
 def _config(model: Any) -> dict[str, Any]:
     """Return a model's configuration with the entries that ``save_pretrained`` would add."""
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    own = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
-    return {**_parsed(model.config), **own}
+    model_fields = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
+    return {**_parsed(model.config), **model_fields}
 
 
 def _parsed(config: Any) -> dict[str, Any]:
@@ -255,6 +261,6 @@ def _align(name: str, token: int, config: Any, generation: Any) -> bool:
         config, name, [token, *(number for number in ids if number != token)] if keeps else token
     )
     if generation is not None:
-        more = [stop for stop in stops if stop is not None and stop != token]
-        setattr(generation, name, [token, *more] if several else token)
+        other_stops = [stop for stop in stops if stop is not None and stop != token]
+        setattr(generation, name, [token, *other_stops] if several else token)
     return True

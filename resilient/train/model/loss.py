@@ -106,9 +106,9 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
     declared = getattr(base, "accepts_loss_kwargs", None)
     if declared is not None:
         return bool(declared)
-    taken = inspect.signature(base.forward).parameters
-    open_ended = any(value.kind is value.VAR_KEYWORD for value in taken.values())
-    return "num_items_in_batch" in taken or (open_ended and hasattr(base, "loss_function"))
+    parameters = inspect.signature(base.forward).parameters
+    open_ended = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
+    return "num_items_in_batch" in parameters or (open_ended and hasattr(base, "loss_function"))
 
 
 def label_smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:

@@ -52,10 +52,10 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
             continue
         if capability is None or capability < needed:
             text = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
-            here = "the CPU" if capability is None else f"a GPU of capability {capability}"
+            device_text = "the CPU" if capability is None else f"a GPU of capability {capability}"
             raise ConfigError(
                 f"{text} needs a GPU of the {generation} generation or newer, but this run trains "
-                f"on {here}",
+                f"on {device_text}",
                 hint=instead,
             )
 

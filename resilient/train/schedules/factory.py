@@ -351,11 +351,11 @@ class ScheduleState:
             ValueError: The number of groups differs and the saved groups are not equal.
         """
         groups = len(self.scheduler.optimizer.param_groups)
-        taken = {
+        fitted_state = {
             name: _for(groups, name, value) if name in BY_GROUP else value
             for name, value in state_dict.items()
         }
-        self.scheduler.load_state_dict(taken)
+        self.scheduler.load_state_dict(fitted_state)
 
 
 def _for(groups: int, name: str, values: Any) -> Any:

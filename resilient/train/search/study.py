@@ -41,11 +41,11 @@ def argument_values(
         ConfigError: There are others, and ``model_init`` does not take a trial.
     """
     names = [field.name for field in fields(args)]
-    others = [name for name in params if name not in names]
-    if others and not (model_init and takes_trial(model_init)):
+    unknown_names = [name for name in params if name not in names]
+    if unknown_names and not (model_init and takes_trial(model_init)):
         raise ConfigError(
-            f"`hp_space` returns `{others[0]}`, which is not a training "
-            f"argument{did_you_mean(others[0], names)}: `model_init(trial)` takes values for the "
+            f"`hp_space` returns `{unknown_names[0]}`, which is not a training "
+            f"argument{did_you_mean(unknown_names[0], names)}: `model_init(trial)` takes values for the "
             "model"
         )
     return {name: value for name, value in params.items() if name in names}
@@ -53,12 +53,12 @@ def argument_values(
 
 def default_objective(metrics: Mapping[str, Any]) -> float:
     """Return the sum of the metrics, or the loss if it is the only one (Transformers' rule)."""
-    others = [
+    measures = [
         value
         for name, value in metrics.items()
         if name not in ("epoch", "eval_loss") and not name.endswith(_NO_MEASURES)
     ]
-    value = sum(others) if others else metrics.get("eval_loss", math.nan)
+    value = sum(measures) if measures else metrics.get("eval_loss", math.nan)
     return float(value)
 
 
@@ -81,8 +81,10 @@ def params_of(trial: Any) -> dict[str, Any]:
 
 def takes_trial(model_init: Callable[..., Any]) -> bool:
     """Return whether ``model_init`` takes a trial: an argument ``trial``, or a required one."""
-    taken = inspect.signature(model_init).parameters
-    return any(name == "trial" or value.default is value.empty for name, value in taken.items())
+    parameters = inspect.signature(model_init).parameters
+    return any(
+        name == "trial" or value.default is value.empty for name, value in parameters.items()
+    )
 
 
 def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
@@ -259,8 +261,8 @@ def from_first(work: Callable[[], Any], ranks: int) -> Any:
     )
     answer = gather_objects(own_answer, ranks)[0]
     if isinstance(answer, RankFailure):
-        own = own_result.cause if isinstance(own_result, RankFailure) else None
-        raise own or answer.to_error(ranks)
+        own_error = own_result.cause if isinstance(own_result, RankFailure) else None
+        raise own_error or answer.to_error(ranks)
     return answer
 
 
@@ -349,10 +351,10 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
     args = replace(args, **{**argument_by_name, **places})
     another = type(trainer)(**{**trainer_arguments, "model": None, "args": args})
     _follow(trainer.callback_handler.callbacks, another)
-    lost = sorted(set(trainer.registered) - set(another.registered))
-    if lost:
+    missing_parts = sorted(set(trainer.registered) - set(another.registered))
+    if missing_parts:
         raise ConfigError(
-            f"`{lost[0]}` is registered with the trainer, but the search creates a trainer for "
+            f"`{missing_parts[0]}` is registered with the trainer, but the search creates a trainer for "
             "each trial: register it in the `__init__` of a subclass"
         )
     return another
@@ -360,11 +362,11 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
 
 def _follow(callbacks: Sequence[Any], another: Any) -> None:
     """Apply to a trial's trainer the callback changes made since the template was constructed."""
-    there = Counter(type(callback) for callback in another.callback_handler.callbacks)
+    count_by_class = Counter(type(callback) for callback in another.callback_handler.callbacks)
     for callback in callbacks:
-        if there[type(callback)]:
-            there[type(callback)] -= 1
+        if count_by_class[type(callback)]:
+            count_by_class[type(callback)] -= 1
         else:
             another.add_callback(copy.deepcopy(callback))
-    for kind in there.elements():
+    for kind in count_by_class.elements():
         another.pop_callback(kind)

@@ -70,14 +70,14 @@ class StepFilter:
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:
         """Return the points that are not drawn yet, and record them as drawn."""
-        fresh = {
+        new_points = {
             name: value
             for name, value in points.items()
             if not (self._logged_step is not None and self._logged_step.has(name, step))
             and not _same(self._last.get(name), (step, value))
         }
-        self._last |= {name: (step, value) for name, value in fresh.items()}
-        return fresh
+        self._last |= {name: (step, value) for name, value in new_points.items()}
+        return new_points
 
 
 def _same(left: tuple[int, float | str] | None, right: tuple[int, float | str]) -> bool:

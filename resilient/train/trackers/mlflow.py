@@ -136,10 +136,10 @@ class MLflow(Tracker):
         """Return the parameters as texts, at most ``MLFLOW_MAX_LOG_PARAMS``."""
         if self._is_flat:
             config = dict(_flat(config))
-        kept = list(config.items())
+        parameters = list(config.items())
         if self._params_max >= 0:
-            kept = kept[: self._params_max]
-        return {name: str(value) for name, value in kept}
+            parameters = parameters[: self._params_max]
+        return {name: str(value) for name, value in parameters}
 
 
 def _read_tags() -> dict[str, Any]:

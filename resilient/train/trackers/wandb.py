@@ -67,9 +67,9 @@ def _parsed(path: Path) -> Iterator[Any]:
 def _records(content: bytes) -> Iterator[bytes]:
     at, record = _FILE_HEAD, b""
     while at + _CHUNK.size <= len(content):
-        left = _BLOCK - at % _BLOCK
-        if left < _CHUNK.size:
-            at += left
+        block_bytes_left = _BLOCK - at % _BLOCK
+        if block_bytes_left < _CHUNK.size:
+            at += block_bytes_left
             continue
         _, length, kind = _CHUNK.unpack_from(content, at)
         at += _CHUNK.size
