@@ -101,8 +101,8 @@ MUTANTS = [
     Mutant(
         "a killed rank gives exit code 75 without a commit",
         "resilient/elastic/restart_policy.py",
-        '    if outcome.newest:\n        why = f"{text}: at most the work since',
-        '    if True:\n        why = f"{text}: at most the work since',
+        '    if outcome.newest:\n        reason = f"{text}: at most the work since',
+        '    if True:\n        reason = f"{text}: at most the work since',
         "tests/unit/elastic/test_decide.py",
         promise="Stops and hangs",
     ),
@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "signals before the agent's start are forgotten",
         "resilient/elastic/signals.py",
-        "            self._handle_signal(early, None)\n",
+        "            self._handle_signal(pending_signal, None)\n",
         "            pass\n",
         "tests/unit/elastic/test_stops.py",
         promise="Stops and hangs",
@@ -265,7 +265,7 @@ MUTANTS = [
     Mutant(
         "a stopped rank without progress reports is waited for without a limit",
         "resilient/elastic/health_monitor.py",
-        "[*vitals, *self._silent(pids, seen, now_seconds)]",
+        "[*vitals, *self._silent(pids, observed_ranks, now_seconds)]",
         "vitals",
         "tests/process/test_hangs_of_loops.py -k needs_no_sign",
     ),

@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(
         "a node that waits for the next round counts as lost",
         "resilient/elastic/rendezvous/roster.py",
-        "there = {*state.participants, *state.wait_list, *state.redundancy_list}",
-        "there = {*state.participants}",
+        "present_nodes = {*state.participants, *state.wait_list, *state.redundancy_list}",
+        "present_nodes = {*state.participants}",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
     ),
@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(
         "a node publishes heartbeats with its own times",
         "resilient/elastic/rendezvous/connect.py",
-        "return seen.raw if seen and seen.ours == moment else moment",
+        "return last_state.raw if last_state and last_state.ours == moment else moment",
         "return moment",
         "tests/unit/elastic/test_heartbeats_seen.py -k written",
         promise="Simulator",
@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "hosts continue with fewer than MIN hosts",
         "resilient/elastic/rendezvous/roster.py",
-        " and left >= nodes_min",
+        " and staying_nodes >= nodes_min",
         "",
         "tests/unit/elastic/test_parting.py",
     ),

@@ -143,8 +143,8 @@ MUTANTS = [
     Mutant(
         "a missing gradient is skipped instead of added as zero",
         "resilient/strategies/canonical/tree_reduce.py",
-        "        left.add_(0.0) if left is not None and right is None else left\n",
-        "        left\n",
+        "left_tensor.add_(0.0) if left_tensor is not None and right_tensor is None else left_tensor",
+        "left_tensor",
         "tests/unit/strategies/test_canonical_sums.py",
         promise="Parallelism and ranks",
     ),

@@ -185,8 +185,8 @@ MUTANTS = [
     Mutant(
         "two callbacks of one class share saved state",
         "resilient/train/callbacks/base.py",
-        'callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback',
-        "callback_by_name[name] = callback",
+        'name if count_by_name[name] == 1 else f"{name}_{count_by_name[name]}"',
+        "name",
         "tests/unit/train/test_callbacks.py -k of_one_class",
         promise="P6",
     ),
@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(
         "prefetched micro-batches are counted in reverse order",
         "resilient/train/data/streaming.py",
-        "self._handed_out.append((taken, state))",
-        "self._handed_out.appendleft((taken, state))",
+        "self._handed_out.append((sample_count, state))",
+        "self._handed_out.appendleft((sample_count, state))",
         "tests/process/test_tensor_streams.py -k killed_in_a_stream",
     ),
     Mutant(

@@ -239,7 +239,10 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
         )
     damaged_parts = [name for name, is_whole in plan.parts.items() if not is_whole]
     whole_parts = [name for name, is_whole in plan.parts.items() if is_whole]
-    yield f"Intact: {count(len(intact_tensors), 'tensor')}. Intact parts: {', '.join(whole_parts) or NONE}."
+    yield (
+        f"Intact: {count(len(intact_tensors), 'tensor')}. "
+        f"Intact parts: {', '.join(whole_parts) or NONE}."
+    )
     yield f"Damaged parts: {', '.join(damaged_parts) or NONE}."
 
 

@@ -189,14 +189,15 @@ def cut_optimizer(
     numbers = {id(parameter): number for number, parameter in enumerate(reducer.parameters)}
     runs: dict[int, ParameterSlice] = {}
     for nth, group in enumerate(optimizer.param_groups):
-        whole_parameters, pieces_by_owner = _whole(group["params"])
-        strange = sum(id(parameter) not in numbers for parameter in whole_parameters)
+        parameters, pieces_by_owner = _whole(group["params"])
+        strange = sum(id(parameter) not in numbers for parameter in parameters)
         if strange:
             raise ConfigError(
-                f"{strange} of the optimizer's {len(whole_parameters)} parameters are not trained here: with "
-                "`shard_optimizer_state` pass only parameters of the model that require gradients"
+                f"{strange} of the optimizer's {len(parameters)} parameters are not trained here: "
+                "with `shard_optimizer_state` pass only parameters of the model that require "
+                "gradients"
             )
-        for parameter in whole_parameters:
+        for parameter in parameters:
             number = numbers[id(parameter)]
             segment = reducer.run_of(number)
             memory = flat(parameter.detach())[segment.start : segment.stop]

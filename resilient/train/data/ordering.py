@@ -122,8 +122,8 @@ def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -
     raise IncompatibleCheckpoint(
         f"the checkpoint is in the middle of epoch {epoch} of samples grouped by length, and "
         "their order is unknown: Transformers draws it from torch's global stream, and does not "
-        f"save the position of that stream{cause_text}; another order would skip samples and repeat "
-        "others",
+        f"save the position of that stream{cause_text}; another order would skip samples and "
+        "repeat others",
         hint="take a checkpoint from the end of an epoch or from the first epoch, with the seed of "
         "the run, or start a new run from the weights with `trainer.load_model(...)`",
     )

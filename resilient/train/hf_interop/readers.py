@@ -377,8 +377,8 @@ class _Reader:
         missing_name = next((name for name in names if name not in paths), "")
         if missing_name or not paths:
             raise IncompatibleCheckpoint(
-                f"`{self._place}` has no path for `{missing_name[:80]}`: torch's own planner did not save "
-                "it",
+                f"`{self._place}` has no path for `{missing_name[:80]}`: torch's own planner "
+                "did not save it",
                 hint="save it once with torch.distributed.checkpoint and its default planner",
             )
         return {

@@ -45,8 +45,8 @@ def argument_values(
     if unknown_names and not (model_init and takes_trial(model_init)):
         raise ConfigError(
             f"`hp_space` returns `{unknown_names[0]}`, which is not a training "
-            f"argument{did_you_mean(unknown_names[0], names)}: `model_init(trial)` takes values for the "
-            "model"
+            f"argument{did_you_mean(unknown_names[0], names)}: `model_init(trial)` takes values "
+            "for the model"
         )
     return {name: value for name, value in params.items() if name in names}
 
@@ -354,8 +354,8 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
     missing_parts = sorted(set(trainer.registered) - set(another.registered))
     if missing_parts:
         raise ConfigError(
-            f"`{missing_parts[0]}` is registered with the trainer, but the search creates a trainer for "
-            "each trial: register it in the `__init__` of a subclass"
+            f"`{missing_parts[0]}` is registered with the trainer, but the search creates a "
+            "trainer for each trial: register it in the `__init__` of a subclass"
         )
     return another
 
