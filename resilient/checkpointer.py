@@ -143,8 +143,8 @@ class Checkpointer:
             return
         try:
             self._let_go()
-        except ResilientError as failed:
-            error.add_note(f"the save in flight failed too: {failed}")
+        except ResilientError as save_error:
+            error.add_note(f"the save in flight failed too: {save_error}")
 
     def __getitem__(self, name: str) -> Any:
         """Return the object given under ``name``; for a plain value, its current value."""
@@ -340,11 +340,11 @@ class Checkpointer:
     @contextmanager
     def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
         """Report a save to the agent and to the peers while the block runs."""
-        with ExitStack() as inside:
+        with ExitStack() as contexts:
             if self.beat is not None:
-                inside.enter_context(self.beat.saving())
+                contexts.enter_context(self.beat.saving())
             if self._detector is not None:
-                inside.enter_context(self._detector.inside(engine.saves + 1))
+                contexts.enter_context(self._detector.inside(engine.saves + 1))
             yield
 
     def _detect_missed_saves(
@@ -425,7 +425,7 @@ class Checkpointer:
         publish_repository(launch, url)
         # The launcher names the place, so its storage options take precedence.
         reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
-        alone = options.pop("single_writer", False) or launch.single_writer
+        is_single_writer = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
         opened = open_engine(
             url,
@@ -434,7 +434,7 @@ class Checkpointer:
             scope=self._topic,
             keeper=keeper_of(rank_group),
             storage_options=reach,
-            single_writer=alone,
+            single_writer=is_single_writer,
             require_signature=signed,
             **{"emit": emit, **options},
         )

@@ -234,8 +234,12 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 
 
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
-    ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
-    checkpoints = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
+    own_checkpoints = {
+        checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))
+    }
+    checkpoints = [
+        FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(own_checkpoints, reverse=True)
+    ]
     foreign_files = DirectoryListing(
         {n: size for n, size in listing.sizes.items() if not _is_own_key(n)}
     )
@@ -288,16 +292,16 @@ def _counts(checkpoint: RunCheckpoint) -> bool:
 
 def _files_of(root: Path) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that identify the checkpoints in a folder."""
-    waiting = [("", -1)]
-    while waiting:
-        prefix, depth = waiting.pop()
+    pending_folders = [("", -1)]
+    while pending_folders:
+        prefix, depth = pending_folders.pop()
         for entry in _entries(root / prefix):
             name = f"{prefix}{entry.name}"
             if entry.is_file():
                 yield name, entry.stat().st_size
             elif depth < _DEPTH_MAX and not entry.name.startswith("."):
                 is_holder = depth < 0 and _HOLDER.fullmatch(entry.name) is not None
-                waiting.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
+                pending_folders.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
 
 
 def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:

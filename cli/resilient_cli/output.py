@@ -329,11 +329,11 @@ def _human_lines(
         rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
         clean = [[_printable(cell) for cell in row] for row in rows]
         widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
-        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-        if not width or before + widths[-1] <= width:
+        indent_width = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        if not width or indent_width + widths[-1] <= width:
             yield from _align(clean, widths, is_colored=is_colored)
-        elif before + _LAST_MIN <= width or isinstance(block, KeyValues):
-            yield from _wrap(clean, widths, max(width - before, 1), is_colored=is_colored)
+        elif indent_width + _LAST_MIN <= width or isinstance(block, KeyValues):
+            yield from _wrap(clean, widths, max(width - indent_width, 1), is_colored=is_colored)
         else:
             yield from _stack(clean, width, is_colored=is_colored)
 
@@ -354,9 +354,9 @@ def _wrap(
     rows: Sequence[Sequence[str]], widths: Sequence[int], width: int, *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
-    for *head, last in rows:
-        first, *other_lines = _fold(last, width)
-        yield from _align([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
+    for *head, last_cell in rows:
+        first_line, *other_lines = _fold(last_cell, width)
+        yield from _align([[*head, first_line]], [*widths[:-1], 0], is_colored=is_colored)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
         yield from (indent + line for line in other_lines)
 
@@ -456,8 +456,8 @@ class Progress(_Line):
 
     def __call__(self, position: int, total: int) -> None:
         """Report that ``position`` of ``total`` bytes are done."""
-        now = self._clock.monotonic_seconds()
-        if now < self._next:
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds < self._next:
             return
         share = position / total if total else 1.0
         sizes = f"{human_size(position)} of {human_size(total)}"
@@ -470,7 +470,7 @@ class Progress(_Line):
             self._show(line if is_short else f"{self._activity} {100 * share:.0f} %")
         else:
             self._show(f"{self._activity} {100 * share:.0f} %, {sizes}")
-        self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
+        self._next = now_seconds + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
 
 
 class Waiting(_Line):

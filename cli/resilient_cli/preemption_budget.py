@@ -131,13 +131,15 @@ def judge(budget: PreemptionBudget) -> list[Check]:
             )
         )
     if notice is not None:
-        last, name = (termination, "the termination grace") if termination else (grace, "--grace")
-        fits = last <= notice
+        stop_seconds, name = (
+            (termination, "the termination grace") if termination else (grace, "--grace")
+        )
+        fits = stop_seconds <= notice
         checks.append(
             Check(
                 "notice",
                 fits,
-                f"{name} {last:g} s, notice {notice:g} s"
+                f"{name} {stop_seconds:g} s, notice {notice:g} s"
                 + ("" if fits else ": too late, the host is gone"),
                 "" if fits else f"resilient train --grace {notice / 2:g}",
             )
@@ -151,8 +153,8 @@ def _hint_for(budget: PreemptionBudget, termination_seconds: float) -> str:
     if needed_seconds < termination_seconds:
         return f"resilient train --grace {max(needed_seconds, termination_seconds / 2):g}"
     # No grace fits: the termination grace must be longer.
-    most = 2 * needed_seconds
-    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {most:d}"
+    kill_seconds = 2 * needed_seconds
+    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {kill_seconds:d}"
 
 
 def _needed_seconds(budget: PreemptionBudget) -> float:

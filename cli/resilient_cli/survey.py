@@ -75,16 +75,18 @@ class Survey:
         """
         if self.manifest is None or not self.damaged:
             return ()
-        wrong = {
+        problem_by_file = {
             finding.file: finding.problem
             for finding in self.findings
             if finding.severity == "damaged"
         }
         owners = {file.name: file.rank for file in self.manifest.files}
-        if not wrong.keys() <= owners.keys() or set(wrong.values()) != {MISSING}:
+        if not problem_by_file.keys() <= owners.keys() or set(problem_by_file.values()) != {
+            MISSING
+        }:
             return ()
-        absent = {owners[name] for name in wrong}
-        intact_ranks = {rank for name, rank in owners.items() if name not in wrong}
+        absent = {owners[name] for name in problem_by_file}
+        intact_ranks = {rank for name, rank in owners.items() if name not in problem_by_file}
         return () if absent & intact_ranks or not intact_ranks else tuple(sorted(absent))
 
     @property
@@ -252,12 +254,12 @@ def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleReque
 def _with(survey: Survey, sample: VerifySample) -> Survey:
     """Add the findings of the sample, except for files that already have a finding."""
     damaged_files = {finding.file for finding in survey.findings}
-    new = [
+    new_findings = [
         addition
         for addition in sample.findings.get(survey.checkpoint, ())
         if addition.file not in damaged_files
     ]
-    return replace(survey, findings=(*survey.findings, *new))
+    return replace(survey, findings=(*survey.findings, *new_findings))
 
 
 _OF_A_TRAINER = "trainer_state"
@@ -282,9 +284,11 @@ def assess_native(store: Store, manifest: Manifest, candidate: Survey) -> Resuma
     from resilient.layouts.model import Resumability
 
     checkpoint = manifest.checkpoint
-    wrong = [finding for finding in candidate.findings if finding.severity == "damaged"]
-    if wrong:
-        reasons = tuple(f"{finding.file}: {finding.problem}" for finding in wrong[:_NAMED_MAX])
+    damage_findings = [finding for finding in candidate.findings if finding.severity == "damaged"]
+    if damage_findings:
+        reasons = tuple(
+            f"{finding.file}: {finding.problem}" for finding in damage_findings[:_NAMED_MAX]
+        )
         return Resumability("no", reasons, repair_command(store, checkpoint))
     losses = _losses(manifest)
     command = f"resilient train SCRIPT --repo {shell_quote(store.url)} --resume {checkpoint}"

@@ -135,18 +135,18 @@ class ControlGroup:
         if not self.world.is_coordinator:
             return None
         keys = [self.key(topic, rank) for rank in range(self.world.size)]
-        before: dict[int, bytes] = {}
+        previous_beats: dict[int, bytes] = {}
         while (answers := self._kv_store.wait(keys, within_seconds)) is None:
             absent = [rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None]
             beats = self._beats_of(absent)
-            silent = [rank for rank in absent if beats.get(rank) == before.get(rank)]
+            silent = [rank for rank in absent if beats.get(rank) == previous_beats.get(rank)]
             if silent:
                 raise DeadlineExceeded(
                     f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            before = beats
+            previous_beats = beats
         return [json.loads(answer) for answer in answers]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
@@ -166,17 +166,17 @@ class ControlGroup:
             self._forget_older(key)
             self._forget_mine(topic)
             return ruling
-        before: dict[int, bytes] = {}
+        previous_beats: dict[int, bytes] = {}
         while (received := self._kv_store.wait([key], within_seconds)) is None:
             # The coordinator may be waiting for any of the ranks.
             beats = self._beats_of(range(self.world.size))
-            if beats == before:
+            if beats == previous_beats:
                 raise DeadlineExceeded(
                     f"`{topic}`: the coordinator did not decide within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            before = beats
+            previous_beats = beats
         self._forget_mine(topic)
         return json.loads(received[0])
 
@@ -234,8 +234,8 @@ class RankFailure:
     def to_error(self, size: int) -> ResilientError:
         """Return an error of the same kind, which names the rank if there are several."""
         kind = _KINDS.get(self.code, ResilientError)
-        where = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
-        return kind(f"{where}{self.message}", hint=self.hint)
+        rank_text = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
+        return kind(f"{rank_text}{self.message}", hint=self.hint)
 
 
 def _subclasses(kind: type[ResilientError]) -> list[type[ResilientError]]:

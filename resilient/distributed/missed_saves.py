@@ -157,13 +157,13 @@ class MissedSaveDetector:
 
     def _evidence(self, call: dict[str, Any], missed: int) -> str:
         """Return the reason why this rank cannot be about to save; empty if it may be."""
-        ahead = self._steps() - int(call["steps"])
-        if self._is_inside or int(call["save"]) < missed or ahead < 0:
+        steps_ahead = self._steps() - int(call["steps"])
+        if self._is_inside or int(call["save"]) < missed or steps_ahead < 0:
             return ""
-        if ahead:
+        if steps_ahead:
             return "it made more optimizer steps"
-        where = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
-        return f"it is in {where}" if where else ""
+        call_text = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
+        return f"it is in {call_text}" if call_text else ""
 
 
 def blocked_in(frame: FrameType | None, peer: int) -> str:

@@ -113,8 +113,10 @@ class ElasticAgent(SimpleElasticAgent):
         self._clock, self._emit = clock, emit
         self._stops = StopSignals(clock, patience.grace_seconds)
         self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
-        again = name_command(options.resume)
-        self._judge = RestartController(spec, patience.limits, progress, clock, emit, again)
+        resume_command = name_command(options.resume)
+        self._judge = RestartController(
+            spec, patience.limits, progress, clock, emit, resume_command
+        )
         self._directory = AgentDirectory(options.notes)
         self._folder = self._directory.path
         self._keeping = DaemonSupervisor(self._folder, options.keeper, patience.grace_seconds, emit)
@@ -142,8 +144,10 @@ class ElasticAgent(SimpleElasticAgent):
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
-                within = self._stops, self._clock, self._patience.grace_seconds
-                is_outlasted = leave_rendezvous(self._worker_group, self._roster, action, *within)
+                stop_arguments = self._stops, self._clock, self._patience.grace_seconds
+                is_outlasted = leave_rendezvous(
+                    self._worker_group, self._roster, action, *stop_arguments
+                )
         finally:
             self._shutdown()
             self._fork_server.stop()
@@ -151,8 +155,8 @@ class ElasticAgent(SimpleElasticAgent):
             self._directory.remove()
         if is_outlasted:
             leave_round(self._worker_group.spec.rdzv_handler)
-        ended = RunEnded if isinstance(action, Finish) else RunAborted
-        self._emit(ended(exit_code=action.code, reason=action.reason))
+        event_class = RunEnded if isinstance(action, Finish) else RunAborted
+        self._emit(event_class(exit_code=action.code, reason=action.reason))
         return action
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature

@@ -144,9 +144,9 @@ def end_hung(
         hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
     )
     failures = [
-        WorkerFailure(ended, error, Cause.HANG)
-        for ended in group.exits
-        if ended.command.rank == blamed
+        WorkerFailure(worker_exit, error, Cause.HANG)
+        for worker_exit in group.exits
+        if worker_exit.command.rank == blamed
     ]
     status = DeadlineExceeded.exit_code
     outcome = Outcome(
@@ -169,14 +169,14 @@ def _place(step: int) -> str:
 
 
 def _hang_event(hang: Hang, stacks: list[RankStacks]) -> HangFound:
-    first = hang.first
+    first_rank = hang.first
     return HangFound(
-        rank=first.rank,
-        step=first.step,
-        phase=first.doing,
-        state=_STATES.get(first.state, first.state or "silent"),
-        waited_seconds=first.waited_seconds,
-        deadline_seconds=first.deadline_seconds,
+        rank=first_rank.rank,
+        step=first_rank.step,
+        phase=first_rank.doing,
+        state=_STATES.get(first_rank.state, first_rank.state or "silent"),
+        waited_seconds=first_rank.waited_seconds,
+        deadline_seconds=first_rank.deadline_seconds,
         median_seconds=hang.median_seconds or 0.0,
         overdue=sorted(culprit.rank for culprit in hang.culprits),
         stacks=stacks,
@@ -265,9 +265,9 @@ class AttemptMonitor:
         return self._look_at_progress() or self._look_around()
 
     def _look_at_progress(self) -> Outcome | None:
-        running = set(self._group.running_ranks)
+        running_ranks = set(self._group.running_ranks)
         pids = self._group.pids
-        hang = self._health.look(pids, running, self._barrier.is_begun)
+        hang = self._health.look(pids, running_ranks, self._barrier.is_begun)
         self._peer_hangs.tell(self._health.standing)
         # The culprit's agent kills the culprit and then joins this agent in the next rendezvous.
         if hang is None or self._peer_hangs.has_culprit(hang):
@@ -313,12 +313,14 @@ class AttemptMonitor:
     def _failed(self, before_seconds: float) -> Outcome:
         evidence = self._health.evidence()
         self.failures = find_failures(self._group.exits, before_seconds, evidence)
-        first, asked_by = self.failures[0], self._stops.asked_by
+        first_failure, asked_by = self.failures[0], self._stops.asked_by
         has_stepped = self._health.last_step() >= 0
-        if self._nodes > 1 and first.is_mere_echo and not asked_by:
+        if self._nodes > 1 and first_failure.is_mere_echo and not asked_by:
             self.failures = []
-            return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
-        outcome = _outcome_of(first, evidence, is_blame_elsewhere=self._peer_hangs.is_to_blame)
+            return _lost_elsewhere(first_failure, self._emit, has_stepped=has_stepped)
+        outcome = _outcome_of(
+            first_failure, evidence, is_blame_elsewhere=self._peer_hangs.is_to_blame
+        )
         outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
         return outcome.in_a_stop() if asked_by else outcome
 
@@ -328,8 +330,8 @@ class AttemptMonitor:
         A rank that ends with a failure meanwhile did not agree to leave.
         """
         is_ended = self._end(is_told=False)
-        failed = self._has_failed()
-        outcome = self._failed(math.inf).in_a_stop() if failed else None
+        has_failed = self._has_failed()
+        outcome = self._failed(math.inf).in_a_stop() if has_failed else None
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
         # Publish the decision before the check of the other hosts: they may already wait for it.
@@ -351,7 +353,10 @@ class AttemptMonitor:
         fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
         if self._stops.asked_by:
             fine.add(-signal.SIGTERM)
-        return any(ended.status not in fine and not ended.is_killed for ended in self._group.exits)
+        return any(
+            worker_exit.status not in fine and not worker_exit.is_killed
+            for worker_exit in self._group.exits
+        )
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by
@@ -360,12 +365,12 @@ class AttemptMonitor:
         self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
         is_ended = self._end(is_told=True)
         self.failures = self._failures_of_stop()
-        first = self.failures[0] if self.failures else None
+        first_failure = self.failures[0] if self.failures else None
         outcome = Outcome(
             OutcomeKind.STOPPED,
-            status=first.status if first else self._status_of_stop(),
+            status=first_failure.status if first_failure else self._status_of_stop(),
             stop_signal=asked_by,
-            cause=first.cause if first else None,
+            cause=first_failure.cause if first_failure else None,
             is_unsaved=bool(self._attempt) and exited_without_save(self._notes) == self._attempt,
         )
         if is_ended and outcome.status == 0:
@@ -419,7 +424,8 @@ class AttemptMonitor:
     def _left_seconds(self, request: StopRequest) -> float:
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())
         if any(
-            ended.status == -signal.SIGKILL and not ended.is_killed for ended in self._group.exits
+            worker_exit.status == -signal.SIGKILL and not worker_exit.is_killed
+            for worker_exit in self._group.exits
         ):
             # No save that needs the killed rank can finish. Keep time to query the newest commit.
             left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
@@ -494,8 +500,8 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
 def _build_locks(ranks: list[int], locks: list[Path]) -> list[str]:
     waiting_ranks = _waiting_ranks(ranks)
     if not locks:
-        where = "a folder outside torch's extension cache (`build_directory`)"
-        return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {where}"]
+        folder_text = "a folder outside torch's extension cache (`build_directory`)"
+        return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {folder_text}"]
     return [
         f"{waiting_ranks} for the build lock {lock}: {_lock_owner(lock)}"
         for lock in locks[:_LOCKS_MAX]

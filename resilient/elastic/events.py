@@ -54,9 +54,9 @@ class WorkerGroupStarted(Event):
 
     def message(self) -> str:
         """Return the message: number of ranks and reason of the attempt."""
-        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        nodes_text = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"attempt {self.life}: {ranks}{where} ({self.cause})"
+        return f"attempt {self.life}: {ranks}{nodes_text} ({self.cause})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +118,19 @@ def tell_failure(
     failures: Sequence[WorkerFailure], attempt: int, safe: str, follows: str
 ) -> WorkerFailed:
     """Return the event for the first of ``failures``, with the number of the others."""
-    first = failures[0]
+    first_failure = failures[0]
     return WorkerFailed(
-        rank=first.exit.command.rank,
-        local_rank=first.exit.command.local_rank,
+        rank=first_failure.exit.command.rank,
+        local_rank=first_failure.exit.command.local_rank,
         host=socket.gethostname(),
-        pid=first.exit.pid,
+        pid=first_failure.exit.pid,
         life=attempt,
-        status=first.status,
-        cause=first.cause.value,
-        proof=first.proof,
-        error=first.error.message,
-        hint=first.error.hint,
-        traceback=first.error.traceback,
+        status=first_failure.status,
+        cause=first_failure.cause.value,
+        proof=first_failure.proof,
+        error=first_failure.error.message,
+        hint=first_failure.error.hint,
+        traceback=first_failure.error.traceback,
         others=len(failures) - 1,
         safe=safe,
         follows=follows,

@@ -243,17 +243,17 @@ def find_hang(
     stopped = [
         rank_vitals for rank_vitals in vitals if rank_vitals.stopped_since_seconds is not None
     ]
-    fewest = min((rank_vitals.signs.step for rank_vitals in training), default=0)
-    behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]
+    step_min = min((rank_vitals.signs.step for rank_vitals in training), default=0)
+    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]
     overdue_by_rank = {
         rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
-        for rank_vitals in [*behind, *stopped]
+        for rank_vitals in [*slowest, *stopped]
     }
     overdue = [value for value in overdue_by_rank.values() if value is not None]
     # A stopped rank delays all others at any step.
     is_stopped = any(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in stopped)
     if not overdue or not (
-        is_stopped or all(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in behind)
+        is_stopped or all(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in slowest)
     ):
         return None
     return Hang(tuple(sorted(overdue, key=suspicion)), learned.median_seconds)

@@ -150,8 +150,8 @@ def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
     if budget.losses_left <= 0:
         reason = "ranks of other hosts were lost too often without progress in between"
         return GiveUp(PeerFailed.exit_code, reason)
-    again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
-    return _decide_crash_loop(outcome, budget) or again
+    restart = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
+    return _decide_crash_loop(outcome, budget) or restart
 
 
 def _interrupted(budget: RestartBudget) -> Action | None:
@@ -496,20 +496,23 @@ class ReactionRow:
 def reaction_table() -> tuple[ReactionRow, ...]:
     """Return the decision table, with every row computed by :func:`decide`."""
     cases = [
-        (ended, detail, _name(outcome, decide(outcome, budget)))
-        for ended, detail, outcome, budget in _CASES
+        (end_kind, detail, _name(outcome, decide(outcome, budget)))
+        for end_kind, detail, outcome, budget in _CASES
     ]
     # The trainer does this by itself, before any worker fails.
-    inside = ReactionRow(
+    in_process_row = ReactionRow(
         "loss", "not finite, or a spike: rollback_on", "roll back and skip the data"
     )
-    return (*(ReactionRow(ended, detail, follows) for ended, detail, follows in cases), inside)
+    return (
+        *(ReactionRow(end_kind, detail, follows) for end_kind, detail, follows in cases),
+        in_process_row,
+    )
 
 
 def _name(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
-        saved = "" if outcome.status in (-_TERM, _KILL) else "save and "
-        return f"{saved}exit with {action.code}" if action.code else "finish with 0"
+        save_text = "" if outcome.status in (-_TERM, _KILL) else "save and "
+        return f"{save_text}exit with {action.code}" if action.code else "finish with 0"
     if isinstance(action, LeaveHost):
         return f"restart on another host: exit here with {action.code}"
     if not isinstance(action, Restart):
@@ -610,13 +613,15 @@ class FailureHistory:
         """
         recent = _within(self.failures, limits, at_seconds)
         losses = _within(self.losses, limits, at_seconds)
-        most = limits.preemptions_max
+        preemptions_max = limits.preemptions_max
         jitter = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
         return RestartBudget(
             restarts_left=limits.restarts_max - max(0, len(recent) - 1),
             no_progress_lives=self.no_progress_lives,
             no_progress_lives_max=limits.no_progress_lives_max,
-            preemptions_left=None if most is None else most - self.preemptions,
+            preemptions_left=None
+            if preemptions_max is None
+            else preemptions_max - self.preemptions,
             host_failures=len(_within(self.host_failures, limits, at_seconds)),
             host_failures_max=limits.host_failures_max,
             may_leave=may_leave,

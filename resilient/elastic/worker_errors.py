@@ -140,12 +140,12 @@ def find_failures(
             later exits, unless the error file shows an earlier failure.
         seen: Observations of the host.
     """
-    failed = [
+    failures = [
         WorkerFailure(exit_, read_error(exit_.command.error_file), seen=seen)
         for exit_ in exits
         if exit_.status not in (0, CODE_PREEMPTED)
     ]
-    return sorted((failure for failure in failed if _is_own(failure, before_seconds)), key=_order)
+    return sorted((failure for failure in failures if _is_own(failure, before_seconds)), key=_order)
 
 
 def _is_own(failure: WorkerFailure, before_seconds: float) -> bool:

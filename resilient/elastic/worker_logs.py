@@ -145,11 +145,11 @@ class WorkerLogCapture:
         if not self._folder:
             return
         folder = Path(self._folder, quote(attempt, safe=""))
-        begun = f"starts ({cause}) on {socket.gethostname()}"
+        start_text = f"starts ({cause}) on {socket.gethostname()}"
         try:
             for local_rank, rank in ranks.items():
                 file = AppendOnlyLog(folder / f"rank-{rank}.log")
-                file.append(LogLine(self._clock.now_iso(), RUN, begun).stored())
+                file.append(LogLine(self._clock.now_iso(), RUN, start_text).stored())
                 for stream, onward in ((OUT, 1), (ERR, 2)):
                     pipe = _open_pipe(self._pipe(local_rank, stream))
                     self._taps.append(_Tap(pipe, onward, stream, file, self._clock))
@@ -391,14 +391,17 @@ def _at(raw: bytes) -> str:
 
 
 def _numbered(root: Path, files: Sequence[Path]) -> list[LogSource]:
-    begun: dict[str, str] = {}
+    start_by_name: dict[str, str] = {}
     for entry in files:
         with open_inside(root, entry) as file:
             at = _at(file.readline(LINE_BYTES_MAX))
         name = entry.parent.name
-        begun[name] = min(at, begun.get(name, at))
+        start_by_name[name] = min(at, start_by_name.get(name, at))
     attempts = {
-        name: nth for nth, name in enumerate(sorted(begun, key=lambda entry: (begun[entry], entry)))
+        name: nth
+        for nth, name in enumerate(
+            sorted(start_by_name, key=lambda entry: (start_by_name[entry], entry))
+        )
     }
     sources = [
         LogSource(

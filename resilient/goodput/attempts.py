@@ -97,12 +97,12 @@ def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
 def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
     """Return the attempts in the order of their start, each with its events."""
     by_attempt: dict[str, AttemptRecord] = {}
-    now: dict[str, AttemptRecord] = {}  # the current attempt of each agent
+    attempt_by_agent: dict[str, AttemptRecord] = {}  # the current attempt of each agent
     for record in records:
         if record.event == "WorkerGroupStarted" and record.agent:
-            now[record.agent] = _begin(by_attempt, record)
-        elif record.event in _OF_AGENTS and record.agent in now:
-            _note(now[record.agent], record)
+            attempt_by_agent[record.agent] = _begin(by_attempt, record)
+        elif record.event in _OF_AGENTS and record.agent in attempt_by_agent:
+            _note(attempt_by_agent[record.agent], record)
     attempts = sorted(by_attempt.values(), key=lambda attempt: attempt.began_ms)
     _take_ranks(attempts, [record for record in records if not record.agent])
     attempts.sort(key=lambda attempt: attempt.began_ms)
@@ -225,10 +225,10 @@ def walk(
         if not began.at_ms <= at_ms <= ended_ms:
             continue
         if record.event == WENT_BACK:
-            if (back := _return(record, points, returns)) is not None:
-                returns.append(back)
-                points = [past for past in points if past.step < back.step]
-                points.append(StepTime(back.step, at_ms))
+            if (rewind := _return(record, points, returns)) is not None:
+                returns.append(rewind)
+                points = [point for point in points if point.step < rewind.step]
+                points.append(StepTime(rewind.step, at_ms))
         elif (step := step_of(record, -1)) > points[-1].step:
             points.append(StepTime(step, at_ms))
     return tuple(points), tuple(returns)
@@ -330,15 +330,17 @@ class AttemptTimeline:
     def when_done(self, step: int) -> int:
         """Return the time at which ``step`` ended, interpolated between known steps."""
         assert self.training is not None, "only called for an attempt that trained"  # noqa: S101
-        last = StepTime(self.last_step, self.training.ended_ms)
-        return when_done([*(point for point in self.points if point.step < last.step), last], step)
+        last_point = StepTime(self.last_step, self.training.ended_ms)
+        return when_done(
+            [*(point for point in self.points if point.step < last_point.step), last_point], step
+        )
 
 
 def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     """Return the timeline of an attempt, as far as its events show it."""
     failed_ms, hung_ms = _failed_ms(attempt), _hung_ms(attempt)
     until_ms = attempt.ended_ms if failed_ms is None else failed_ms
-    began, over = attempt.first("TrainingStarted"), attempt.told(*ENDS)
+    began, end_records = attempt.first("TrainingStarted"), attempt.told(*ENDS)
     signs = [
         record for record in attempt.told("ProgressReported") if record.number("step", -1) >= 0
     ]
@@ -347,7 +349,7 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
     training = None
     if begins_ms is not None:
-        stops_ms = over[-1].at_ms if over else until_ms
+        stops_ms = end_records[-1].at_ms if end_records else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
     points, returns = _walk(attempt, first_step, training)
     first_done = attempt.first("FirstStepEnded")
@@ -356,7 +358,7 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
         life=attempt,
         restore=_before(restored) if restored else None,
         training=training,
-        is_over=bool(over),
+        is_over=bool(end_records),
         failed_ms=failed_ms,
         hung_ms=hung_ms,
         first_step_ms=done_ms,
@@ -375,11 +377,12 @@ def _failed_ms(attempt: AttemptRecord) -> int | None:
     if not ends:
         failure = attempt.first("WorkerFailed")
         return failure.at_ms if failure else None
-    failed = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
-    if not failed:
+    failure_ends = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
+    if not failure_ends:
         return None
     return min(
-        attempt.ended_ms, *(record.at_ms - record.milliseconds("stop_seconds") for record in failed)
+        attempt.ended_ms,
+        *(record.at_ms - record.milliseconds("stop_seconds") for record in failure_ends),
     )
 
 
@@ -399,10 +402,12 @@ def _walk(
 
 def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
-    back = returns[-1] if returns else None
+    rewind = returns[-1] if returns else None
     records = attempt.told(*TELL_STEPS, "AttemptEnded", *ENDS)
-    since = [step_of(record, 0) for record in records if back is None or record.at_ms > back.at_ms]
-    return max([*since, back.step if back else 0], default=0)
+    since = [
+        step_of(record, 0) for record in records if rewind is None or record.at_ms > rewind.at_ms
+    ]
+    return max([*since, rewind.step if rewind else 0], default=0)
 
 
 def _phases(attempt: AttemptRecord, phase: str) -> list[EventRecord]:

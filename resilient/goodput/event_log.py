@@ -343,11 +343,11 @@ def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
             times_by_meeting[record.text("attempt")].setdefault(
                 record.host, record.at_ms - record.milliseconds("start_seconds")
             )
-    first = next((host for hosts in times_by_meeting.values() for host in hosts), "")
-    ahead: dict[str, list[int]] = defaultdict(list)
+    reference_host = next((host for hosts in times_by_meeting.values() for host in hosts), "")
+    offsets_by_host: dict[str, list[int]] = defaultdict(list)
     for hosts in times_by_meeting.values():
         for host, at_ms in hosts.items():
-            if first in hosts:
-                ahead[host].append(at_ms - hosts[first])
-    medians = {host: round(statistics.median(values)) for host, values in ahead.items()}
+            if reference_host in hosts:
+                offsets_by_host[host].append(at_ms - hosts[reference_host])
+    medians = {host: round(statistics.median(values)) for host, values in offsets_by_host.items()}
     return {host: median if abs(median) > TOLERANCE_MS else 0 for host, median in medians.items()}

@@ -266,13 +266,13 @@ def _now(
     trained = [timeline for timeline in doings if timeline.training is not None]
     newest = trained[-1] if trained else None
     began = newest.life.first("TrainingStarted") if newest else None
-    last = max(launches, key=lambda launch: launch.ended_ms, default=None)
+    last_launch = max(launches, key=lambda launch: launch.ended_ms, default=None)
     return RunStatus(
         step=newest.last_step if newest else 0,
         max_steps=round(began.number("max_steps")) if began else 0,
         steps_per_second=_rate(newest) if newest else 0.0,
         told_ms=told_ms,
-        exit_code=last.exit_code if last else None,
+        exit_code=last_launch.exit_code if last_launch else None,
         is_done=bool(newest and newest.life.told("TrainingEnded")),
     )
 

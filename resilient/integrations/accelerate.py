@@ -291,11 +291,11 @@ class Order:
 
     def restore_generators(self) -> list[str]:
         """Restore the generators of all prepared loaders; return the names of lost ones."""
-        saved = self._resumed.get("generators") if self._resumed is not None else None
+        saved_states = self._resumed.get("generators") if self._resumed is not None else None
         generators = self._generators()
-        if saved is None or len(saved) != len(generators):
-            return [] if saved is None else ["generators of data loaders"]
-        for generator, state in zip(generators, saved, strict=True):
+        if saved_states is None or len(saved_states) != len(generators):
+            return [] if saved_states is None else ["generators of data loaders"]
+        for generator, state in zip(generators, saved_states, strict=True):
             generator.set_state(state)
         return []
 

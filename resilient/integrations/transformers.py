@@ -166,9 +166,9 @@ class ResilientCallback(TrainerCallback):
         if trainer.args.restore_callback_states_from_checkpoint:
             trainer._load_callback_state()  # noqa: SLF001 - as the trainer does when it resumes
         else:
-            missing = self._callbacks.restore(trainer.state)
-            if missing and checkpointer is not None:
-                checkpointer.emit(StateNotKept(missing, "this run has no such callback"))
+            missing_callbacks = self._callbacks.restore(trainer.state)
+            if missing_callbacks and checkpointer is not None:
+                checkpointer.emit(StateNotKept(missing_callbacks, "this run has no such callback"))
         self._stopped_by = _stopping_callback(trainer) if had_stopped else ""
         if self._stopped_by and checkpointer is not None:
             checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))
@@ -361,10 +361,10 @@ class ResilientCallback(TrainerCallback):
 
 
 def _check(trainer: Any, url: str) -> None:
-    missing = [name for name in _STOOD_IN_FOR if not hasattr(trainer, name)]
-    if missing:
+    missing_methods = [name for name in _STOOD_IN_FOR if not hasattr(trainer, name)]
+    if missing_methods:
         raise ConfigError(
-            f"this release of Transformers has no Trainer.{missing[0]}",
+            f"this release of Transformers has no Trainer.{missing_methods[0]}",
             hint="the adapter is tested with transformers 5.23",
         )
     if trainer.is_deepspeed_enabled:

@@ -129,8 +129,10 @@ def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inside = {id(below) for module in modules for below in module.modules() if below is not module}
-    return [module for module in modules if id(module) not in inside]
+    inner_ids = {
+        id(inner) for module in modules for inner in module.modules() if inner is not module
+    }
+    return [module for module in modules if id(module) not in inner_ids]
 
 
 def _recomputed(

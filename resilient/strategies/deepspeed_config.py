@@ -294,11 +294,12 @@ def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     if unknown:
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
     full_config = deepcopy(dict(config))
-    wrong = [*_fill(full_config, inputs), *_unfit(full_config)]
-    wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(full_config)]
-    if wrong:
+    differences = [*_fill(full_config, inputs), *_unfit(full_config)]
+    differences += [f"{key}='auto' is not known how to fill" for key in _left_auto(full_config)]
+    if differences:
         raise ConfigError(
-            f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}",
+            f"the config of DeepSpeed and the arguments of the run differ: "
+            f"{'; '.join(differences)}",
             hint='write "auto" for these keys, or omit them',
         )
     full_config.pop("optimizer", None)
@@ -391,10 +392,10 @@ def _get(config: Config, key: str) -> Any:
 
 
 def _set(config: Config, key: str, value: Any) -> None:
-    *folders, last = key.split(".")
+    *folders, leaf_key = key.split(".")
     for name in folders:
         config = config.setdefault(name, {})
-    config[last] = value
+    config[leaf_key] = value
 
 
 def _left_auto(config: Any, path: str = "") -> Iterator[str]:

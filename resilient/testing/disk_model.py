@@ -249,10 +249,10 @@ class RecordingHandle:
                 if files.full_in < 0:
                     files.full_in = None
                     raise OSError(errno.ENOSPC, "No space left on device")
-            written = self._inner.write(data)
-            content = bytes(data[:written])
+            written_bytes = self._inner.write(data)
+            content = bytes(data[:written_bytes])
             files._did(FileOpKind.WRITE, None, file=self._number, data=content)  # noqa: SLF001
-        return written
+        return written_bytes
 
     def sync(self) -> None:
         """Make the content durable."""
@@ -383,12 +383,12 @@ class Disk:
         keys = [id(node) for node in unsettled]
         shapes: dict[int, _Shape] = {}
         fates_by_digest: dict[int, Mapping[int, Fate]] = {}
-        last = 0
+        last_digest = 0
         for choice in _choices(fates, draw, limit):
             fate_by_file: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
-            last = _digest(self._top, fate_by_file, settled, shapes)
-            fates_by_digest.setdefault(last, fate_by_file)
-        fates_by_digest[last] = fates_by_digest.pop(last)
+            last_digest = _digest(self._top, fate_by_file, settled, shapes)
+            fates_by_digest.setdefault(last_digest, fate_by_file)
+        fates_by_digest[last_digest] = fates_by_digest.pop(last_digest)
         for digest, fate_by_file in fates_by_digest.items():
             tree = None if digest in known_digests else _built(self._top, fate_by_file, settled)
             yield DiskState(digest, tree)

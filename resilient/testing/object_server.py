@@ -148,9 +148,9 @@ class ObjectServer:
         return self.uploads[upload]
 
     def _deliver(self, now: int) -> None:
-        due = [effect for at, effect in self._late if at <= now]
+        due_effects = [effect for at, effect in self._late if at <= now]
         self._late = [(at, effect) for at, effect in self._late if at > now]
-        for effect in due:
+        for effect in due_effects:
             _silently(effect)
 
 
@@ -222,13 +222,13 @@ class ObjectClient:
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the entries, page by page."""
-        after, entries = "", list[ObjectInfo]()
+        last_key, entries = "", list[ObjectInfo]()
         while True:
-            page = self._ask("list", prefix, lambda after=after: self._list(prefix, after))  # type: ignore[misc]
+            page = self._ask("list", prefix, lambda after=last_key: self._list(prefix, after))  # type: ignore[misc]
             entries += page
             if len(page) < self._page:
                 return entries
-            after = page[-1].key
+            last_key = page[-1].key
 
     def delete(self, key: str) -> None:
         """Remove an object."""

@@ -98,9 +98,9 @@ class StoreContract:
         pieces: list[tuple[int, int]] = []
         # In two pieces, like the memory of two tensors. The second one is empty for a short range.
         room = ScatterBuffer([memoryview(memory)[:3], memoryview(memory)[3:]])
-        came = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
-        assert came == len(expected)
-        assert [stop for _, stop in pieces][-1:] in ([came], [])
+        received_bytes = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
+        assert received_bytes == len(expected)
+        assert [stop for _, stop in pieces][-1:] in ([received_bytes], [])
         assert memory == expected + b"." * (length - len(expected))
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])

@@ -69,7 +69,7 @@ class AutoBatchSize:
         if self.ranks > 1:
             # Each step begins with rank 0's buffers, as in DDP's forward pass.
             run.strategy.align(run.model)
-        before = _Before.of(run, self.model)
+        saved_state = _Before.of(run, self.model)
         is_least, is_mine, problem = run.deal.batch == 1, False, None
         try:
             passes()
@@ -79,8 +79,8 @@ class AutoBatchSize:
             is_mine = True
             # A stored error keeps the surplus tensors alive through its frames.
             problem = error if is_least else None
-        failed, trained = self._agree(run.parameters, failed=is_mine)
-        if not failed:
+        has_failed, trained = self._agree(run.parameters, failed=is_mine)
+        if not has_failed:
             average_gradients(trained, self.ranks)
             return True
         if problem is not None:
@@ -88,7 +88,7 @@ class AutoBatchSize:
             raise problem
         if is_least:
             raise PeerFailed("another rank ran out of memory with a batch of one sample")
-        before.bring_back(run, self.model)
+        saved_state.bring_back(run, self.model)
         empty_cache(self.device, collect=True)
         return False
 

@@ -242,8 +242,13 @@ def _measured(
     losses = {"losses": Part(watch, optional=True)} if watch.is_on else {}
     if leaves is None:
         return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}
-    begun = Part(leaves.arithmetic, optional=True)
-    return {"meters": Part(meters, optional=True), **losses, "best": Part(best), REDUCTION: begun}
+    arithmetic_part = Part(leaves.arithmetic, optional=True)
+    return {
+        "meters": Part(meters, optional=True),
+        **losses,
+        "best": Part(best),
+        REDUCTION: arithmetic_part,
+    }
 
 
 def _ledger_for(hooks: TrainerHooks) -> Ledger:
@@ -351,9 +356,9 @@ def recompute_schedule(
     planned, epochs = cursor.planned["steps"], cursor.planned["epochs"]
     # The saved schedule's length, and that of the schedule made for this attempt's arguments.
     if {planned} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
-        old, hooks.lr_scheduler = run.scheduler, None
+        old_scheduler, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned, run.optimizer)
-        schedules.carry_over(old, run.scheduler, run.optimizer)
+        schedules.carry_over(old_scheduler, run.scheduler, run.optimizer)
         run.saver.parts["scheduler"] = Part(ScheduleState(run.scheduler))
     callbacks.context |= {
         "optimizer": run.optimizer,

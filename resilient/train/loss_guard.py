@@ -114,9 +114,9 @@ class BrokenLossEpisodes:
 
     def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
         """Return the events for the losses of all steps up to ``last_step``."""
-        first = last_step - len(losses) + 1
+        first_step = last_step - len(losses) + 1
         nonfinite_losses = [
-            (step, loss) for step, loss in enumerate(losses, first) if not math.isfinite(loss)
+            (step, loss) for step, loss in enumerate(losses, first_step) if not math.isfinite(loss)
         ]
         if not losses:
             return []

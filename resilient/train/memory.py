@@ -77,9 +77,9 @@ class MemoryMeter:
         empty_cache(self._device, collect=True)
         figures = dict(self._figures)
         self._figures = {}
-        for device, now in self._now().items():
-            figures[f"{stage}_mem_{device}_alloc_delta"] = now - self._before[device]
-            figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - now)
+        for device, allocated_bytes in self._now().items():
+            figures[f"{stage}_mem_{device}_alloc_delta"] = allocated_bytes - self._before[device]
+            figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - allocated_bytes)
         if stage == "init":
             self._figures, figures = figures, {}
         return figures
@@ -89,10 +89,10 @@ class MemoryMeter:
         self._stage = ""
 
     def _now(self) -> dict[str, int]:
-        now = {"cpu": resident_bytes()}
+        bytes_by_device = {"cpu": resident_bytes()}
         if self._module is not None:
-            now["gpu"] = self._module.memory_allocated(self._device)
-        return now
+            bytes_by_device["gpu"] = self._module.memory_allocated(self._device)
+        return bytes_by_device
 
 
 def resident_bytes() -> int:

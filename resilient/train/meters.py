@@ -130,10 +130,10 @@ class Meters:
         losses = self._step_losses
         total = self._sums([losses])
         if near is not None and self._is_number:
-            read = partial(near.total, near.give(total.item()))
+            read_sum = partial(near.total, near.give(total.item()))
         else:
-            read = partial(_reduced, total, dist.all_reduce(total, async_op=True))
-        self._pending_reads[id(losses)] = _Begun(losses, read)
+            read_sum = partial(_reduced, total, dist.all_reduce(total, async_op=True))
+        self._pending_reads[id(losses)] = _Begun(losses, read_sum)
 
     def means(self, steps: list[list[Any]]) -> list[float]:
         """Return each step's loss over all ranks, from ``take_step``'s results. Collective."""

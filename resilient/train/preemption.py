@@ -271,8 +271,8 @@ class StopCoordinator:
             return self._condition.wait_for(lambda: self._is_closed or is_reached(), _POLL_SECONDS)
 
     def _read_signals(self) -> None:
-        ready, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)
-        if not ready:
+        readable, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)
+        if not readable:
             return
         for number in os.read(self._wake_read, 64):
             if number in (*ORDERS, *NOTICES):
@@ -394,9 +394,9 @@ def _hold_signals() -> None:
 
 def _let_signals_go() -> None:
     """Deliver the blocked signals after a fork, in both processes."""
-    before, _held.before = _held.before, None
-    if before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal_mask, _held.before = _held.before, None
+    if signal_mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
 
 def _give_signals_back() -> None:

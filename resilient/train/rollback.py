@@ -68,7 +68,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     callbacks = trainer.callback_handler
     session.pulse.enter(Phase.FIRST)
     cursor, step = run.cursor, state.global_step + 1
-    behind = (cursor.epoch, cursor.samples, cursor.drawn)
+    data_position = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
     if times > limit:
         raise _rejected_step(step, broken, f"it already went back {limit} times (`rollback_limit`)")
@@ -81,8 +81,8 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     if resumed is None:
         raise _rejected_step(step, broken, "there is no checkpoint to go back to")
     run.ledger.begin(resumed, state.global_step, run.cursor)
-    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])
-    cursor.skip_to(*behind)
+    run.ledger.leave_out(run.cursor, REASON, until=data_position[:2])
+    cursor.skip_to(*data_position)
     callbacks.context["shelf"] = saved_models(session, run.saver)
     recompute_schedule(run, trainer, state, callbacks)
     run.turns_ahead += step - state.global_step

@@ -620,14 +620,14 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
     name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
         raise ConfigError(f"`metric_for_best_model` `{name}` is not one of {sorted(metrics)}")
-    up, value = bool(args.greater_is_better), plain_value(metrics[name])
+    greater_is_better, value = bool(args.greater_is_better), plain_value(metrics[name])
     if not isinstance(value, int | float):
         raise ConfigError(
             f"`metric_for_best_model` `{name}` is a value of the class `{type(value).__name__}`, "
             "which cannot be compared",
             hint=f"return one number as `{name}` from `compute_metrics`",
         )
-    if not improves(value, state.best_metric, greater_is_better=up):
+    if not improves(value, state.best_metric, greater_is_better=greater_is_better):
         return False
     state.best_metric = value
     if args.save_strategy != "no":

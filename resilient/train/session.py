@@ -63,15 +63,15 @@ def end_with_exit_codes() -> None:
 
     Other errors are passed to the previous hook. Further calls have no effect.
     """
-    before = sys.excepthook
-    if getattr(before, "is_ours", False):
+    previous_hook = sys.excepthook
+    if getattr(previous_hook, "is_ours", False):
         return
 
     def report(
         kind: type[BaseException], error: BaseException, frames: TracebackType | None
     ) -> None:
         if not isinstance(error, Preempted):
-            before(kind, error, frames)
+            previous_hook(kind, error, frames)
         if not isinstance(error, ResilientError):
             return
         say_error(error)
@@ -103,8 +103,8 @@ class Session:
     @property
     def computes_together(self) -> bool:
         """True if a forward pass needs all ranks, so all must run equally many passes."""
-        together = self.args.parallelism in ("fsdp", "deepspeed")
-        return self.world.size > 1 and (together or self._together > 1)
+        is_sharded = self.args.parallelism in ("fsdp", "deepspeed")
+        return self.world.size > 1 and (is_sharded or self._together > 1)
 
     @property
     def data_world(self) -> World:
@@ -192,11 +192,11 @@ class Session:
     def _claim_repository(self) -> None:
         """Refuse a second training that would resume the end of the first and do nothing."""
         place = place_of(self.args.output_dir)
-        first = self.gang.outputs.setdefault(place_of(self.repository), place)
-        if first != place:
+        first_output = self.gang.outputs.setdefault(place_of(self.repository), place)
+        if first_output != place:
             raise ConfigError(
                 f"cannot train into `{place}`: its repository `{self.repository}` already holds "
-                f"this script's training into `{first}`, and would resume that one; use one "
+                f"this script's training into `{first_output}`, and would resume that one; use one "
                 "repository for each training",
                 hint="set `repo` of TrainingArguments for each, and start without --repo",
             )

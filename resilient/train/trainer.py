@@ -134,8 +134,8 @@ class Trainer(TrainerEvaluation):
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
         # Ranks draw different dropout masks; replicas still begin with rank 0's weights.
-        alike = self.args.random_numbers == "transformers"
-        set_seed(self.args.seed + (0 if alike else self.session.data_world.rank))
+        has_transformers_seed = self.args.random_numbers == "transformers"
+        set_seed(self.args.seed + (0 if has_transformers_seed else self.session.data_world.rank))
         configure_process(self.args, self.session.device)
         self.model_init = model_init
         model = runner.first_model(model, model_init)
@@ -605,9 +605,9 @@ class Trainer(TrainerEvaluation):
     ) -> Iterator[Any]:
         """Retry the passes of a step with smaller batches until they fit (auto_find_batch_size)."""
         while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
-            old, new = run.deal.batch, run.deal.batch // 2
-            cut_batches(run, self, self.state, self.callback_handler, new)
-            self._tell(BatchSizeReduced(old, new))
+            old_batch, new_batch = run.deal.batch, run.deal.batch // 2
+            cut_batches(run, self, self.state, self.callback_handler, new_batch)
+            self._tell(BatchSizeReduced(old_batch, new_batch))
             batches = run.batches(begins=False)
         return batches
 

@@ -191,13 +191,13 @@ class TrainerEvaluation(TrainerHooks):
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
     ) -> dict[str, Any] | None:
         """Return metrics, or None if the ranks agreed to stop; that leaves no trace."""
-        before = RandomState().state_dict()
+        random_state = RandomState().state_dict()
         self._gate = gate
         try:
             with self._timing("evaluating"):
                 return self.evaluate(ignore_keys=ignore_keys)
         except EvaluationInterrupted:
-            RandomState().load_state_dict(before)
+            RandomState().load_state_dict(random_state)
             # The next attempt runs this evaluation.
             self.control.should_evaluate = True
             return None
@@ -306,11 +306,11 @@ def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
     if sampler is not None and sampler.cursor.origin:
         yield
         return
-    before = RandomState().state_dict()
+    random_state = RandomState().state_dict()
     try:
         yield
     finally:
-        RandomState().load_state_dict(before)
+        RandomState().load_state_dict(random_state)
 
 
 def speeds(
@@ -343,8 +343,8 @@ def save(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool
     _write(folder / f"{split}_results.json", metrics)
     if combined:
         path = folder / "all_results.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        _write(path, {**before, **metrics})
+        saved_metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write(path, {**saved_metrics, **metrics})
 
 
 def _write(path: Path, metrics: Mapping[str, Any]) -> None:

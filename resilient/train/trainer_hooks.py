@@ -585,9 +585,11 @@ class TrainerHooks:
         Raises:
             ConfigError: The override names decaying parameters, and the options have own groups.
         """
-        kind, ours = type(self), TrainerHooks
-        makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
-        if makes_groups or kind.get_decay_parameter_names is ours.get_decay_parameter_names:
+        kind, base_class = type(self), TrainerHooks
+        makes_groups = (
+            kind.get_optimizer_cls_and_kwargs is not base_class.get_optimizer_cls_and_kwargs
+        )
+        if makes_groups or kind.get_decay_parameter_names is base_class.get_decay_parameter_names:
             return
         if "params" in options and self.optimizer_cls_and_kwargs is None:
             raise ConfigError(
@@ -643,8 +645,8 @@ class TrainerHooks:
             raise ConfigError(
                 "`create_optimizer_and_scheduler` left `self.optimizer` or `self.lr_scheduler` None"
             )
-        both = TrainerHooks.create_optimizer_and_scheduler
-        if type(self).create_optimizer_and_scheduler is not both:
+        base_method = TrainerHooks.create_optimizer_and_scheduler
+        if type(self).create_optimizer_and_scheduler is not base_method:
             # Only the override can make its schedule for another length.
             self.makes_scheduler = False
         schedules.require_own(self.args, self.lr_scheduler)

@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "a rank that waits for other ranks is blamed",
         "resilient/elastic/hang_detection.py",
-        "    behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]\n",
-        "    behind = training\n",
+        "    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]\n",
+        "    slowest = training\n",
         "tests/unit/elastic/test_heartbeat.py",
         promise="Stops and hangs",
     ),
@@ -70,8 +70,8 @@ MUTANTS = [
     Mutant(
         "memory kills before the start count",
         "resilient/elastic/health_monitor.py",
-        "sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())",
-        "sum(now[path] or 0 for path in self._before)",
+        "max(0, (count_by_path[path] or 0) - count_before)",
+        "count_by_path[path] or 0",
         "tests/unit/elastic/test_causes.py",
         promise="Stops and hangs",
     ),
@@ -138,8 +138,8 @@ MUTANTS = [
     Mutant(
         "a rank killed beside a preempted one counts as a failure",
         "resilient/elastic/attempt_monitor.py",
-        "self._failed(math.inf).in_a_stop() if failed",
-        "self._failed(math.inf) if failed",
+        "self._failed(math.inf).in_a_stop() if has_failed",
+        "self._failed(math.inf) if has_failed",
         "tests/process/test_killed_while_stopping.py -k beside_one",
     ),
     Mutant(

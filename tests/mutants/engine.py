@@ -131,8 +131,8 @@ MUTANTS = [
     Mutant(
         "a failed save hides the error that ended the loop",
         "resilient/checkpointer.py",
-        '            error.add_note(f"the save in flight failed too: {failed}")\n',
-        "            raise failed from error\n",
+        '            error.add_note(f"the save in flight failed too: {save_error}")\n',
+        "            raise save_error from error\n",
         "tests/unit/test_loop.py",
     ),
     Mutant(

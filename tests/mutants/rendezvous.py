@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "a silent host never counts as lost",
         "resilient/elastic/rendezvous/connect.py",
-        "is_new = before is None or before.raw != moment",
+        "is_new = last_state is None or last_state.raw != moment",
         "is_new = True",
         "tests/unit/elastic/test_heartbeats_seen.py -k change",
         promise="Simulator",
@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "a surplus host restarts all others",
         "resilient/elastic/rendezvous/membership.py",
-        "waiting > 0 and has_room(self._handler)",
-        "waiting > 0",
+        "waiting_nodes > 0 and has_room(self._handler)",
+        "waiting_nodes > 0",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
     ),
@@ -338,7 +338,7 @@ MUTANTS = [
     Mutant(
         "a host without progress is awaited without a limit",
         "resilient/distributed/coordination.py",
-        "beats.get(rank) == before.get(rank)]",
+        "beats.get(rank) == previous_beats.get(rank)]",
         "rank not in beats]",
         "tests/contract/test_comms.py -k rests_there",
         promise="Near tier",

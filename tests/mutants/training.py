@@ -170,7 +170,7 @@ MUTANTS = [
     Mutant(
         "a running trial is given up after a kill",
         "resilient/train/search/optuna.py",
-        "            if trial.state == running:\n",
+        "            if trial.state == running_state:\n",
         "            if trial.state is None:\n",
         "tests/unit/train/test_search.py -k killed",
         promise="Failures of processes",

@@ -88,11 +88,11 @@ def _summary_lines(result: Audit) -> list[str]:
         for reason, samples in result.left_out.items()
     ]
     lines += _abandoned_step_lines(result)
-    again = sum(epoch.repeated for epoch in result.epochs)
+    repeated_samples = sum(epoch.repeated for epoch in result.epochs)
     but = ""
-    if again:
-        verb = "was" if again == 1 else "were"
-        repetitions = f"{count(again, 'sample')} {verb} repeated"
+    if repeated_samples:
+        verb = "was" if repeated_samples == 1 else "were"
+        repetitions = f"{count(repeated_samples, 'sample')} {verb} repeated"
         lines.append(f"{repetitions} to fill the last round of all ranks.")
         but = " except those"
     part = f"{len(result.lives)} of {result.claimed} generations are part of the result"

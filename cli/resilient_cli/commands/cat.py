@@ -276,8 +276,8 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     part, _, path = name.rpartition("/")
     matches = [tensor for tensor in side.tensors if tensor.part == part or not part]
     exact = [tensor for tensor in matches if tensor.name == path]
-    alike = exact or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
-    return alike[0] if len(alike) == 1 else None
+    candidates = exact or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _not_found_error(side: CheckpointView, name: str) -> KeyNotFound:

@@ -129,12 +129,12 @@ def check_clock() -> Check:
 
 def check_signals(proc: Path = _PROC) -> Check:
     """Check that SIGTERM reaches a process that is started here, and ends it as intended."""
-    first = _read(proc / "1" / "comm")
-    if first in _SHELLS:
+    init_name = _read(proc / "1" / "comm")
+    if init_name in _SHELLS:
         return Check(
             "signals",
             is_ok=False,
-            found=f"process 1 is `{first}`, which does not forward SIGTERM unless it ends with "
+            found=f"process 1 is `{init_name}`, which does not forward SIGTERM unless it ends with "
             "`exec`",
             hint="exec resilient train ...",
         )

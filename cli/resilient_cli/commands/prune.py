@@ -227,22 +227,22 @@ def build_undo_result(url: str, restoration: RestoredCheckpoint, *, is_done: boo
 
 
 def _undo_lines(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Iterator[str]:
-    back = count(len(restoration.back), "checkpoint")
+    restored_text = count(len(restoration.back), "checkpoint")
     if not (restoration.back or restoration.left):
         yield (
             f"Nothing of the prune {restoration.prune} is in the trash: it was already restored, "
             "or the trash was emptied."
         )
     elif is_done:
-        yield f"{back} of the prune {restoration.prune} restored from the trash."
+        yield f"{restored_text} of the prune {restoration.prune} restored from the trash."
     else:
-        yield f"{back} of the prune {restoration.prune} would be restored."
+        yield f"{restored_text} of the prune {restoration.prune} would be restored."
     if restoration.others:
         other_prunes = count(len(restoration.others), "other prune")
-        again = (
+        next_command = (
             f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(restoration.others[0])}"
         )
-        yield f"{other_prunes} in the trash; to restore the newest: {again}"
+        yield f"{other_prunes} in the trash; to restore the newest: {next_command}"
 
 
 def build_tag_result(url: str, tag: Tag) -> CommandResult:

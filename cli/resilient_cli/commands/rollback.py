@@ -71,10 +71,10 @@ def _note_blocks(journey: RollbackPlan, number: int | None, undo: str) -> Iterat
     if not journey.is_needed:
         yield f"latest is already {journey.after}. Nothing was changed."
         return
-    before = folder(journey.before) or "scratch"
+    previous_name = folder(journey.before) or "scratch"
     yield KeyValues(
         (
-            ("latest", f"{before} -> {journey.after}"),
+            ("latest", f"{previous_name} -> {journey.after}"),
             ("abandoned", _some_names(journey)),
             ("undo", undo),
         )

@@ -298,7 +298,7 @@ def _job(
             "--logs": options.logs,
         }
     )
-    fewest, most = parse_nodes(options.nodes)
+    nodes_min, nodes_max = parse_nodes(options.nodes)
     train_options = parse_train_options(words[1:])
     check_command(words[1:], set(train_options), place.array)
     if any("\n" in line for line in options.setup):
@@ -322,7 +322,7 @@ def _job(
     check_time(options.time, max(lead, math.ceil(leaves)))
     environment = parse_environment(options.env)
     return SlurmJob(
-        *(options.name, words[1:], fewest, most, options.time, place, options.logs, grace),
+        *(options.name, words[1:], nodes_min, nodes_max, options.time, place, options.logs, grace),
         says_grace="grace" in train_options,
         lead_seconds=lead,
         environment=environment,

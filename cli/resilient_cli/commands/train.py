@@ -383,7 +383,11 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
             "saves",
             f"every {options.wishes.every}" if options.wishes.every else "decided by the script",
         ),
-        *((("ends", f"after step {last}"),) if (last := options.wishes.until_step) else ()),
+        *(
+            (("ends", f"after step {until_step}"),)
+            if (until_step := options.wishes.until_step)
+            else ()
+        ),
         ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
         ("hang", options.patience.hang.describe()),
         (

@@ -202,8 +202,10 @@ def verify(  # noqa: PLR0913 - the options of a command
     ref, place = (None, ref or place) if verifies_all else ref_and_place(ref, place, repo)
     signing = signing_policy(is_required=require_signature)
     request = SampleRequest.of(sample, max_duration, level)
-    alone = ref is None and not verifies_all and not signing.is_required and not request.is_some
-    if alone and (
+    may_be_foreign = (
+        ref is None and not verifies_all and not signing.is_required and not request.is_some
+    )
+    if may_be_foreign and (
         foreign_checkpoint := inspect_if_known(
             place or repo, is_read=level is not VerifyLevel.QUICK
         )

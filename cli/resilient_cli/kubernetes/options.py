@@ -142,10 +142,10 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
     names = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
     words = tuple(command or ())
     train_options = _check(words, names, flavor, resources)
-    fewest, most = parse_pods(pods)
+    pods_min, pods_max = parse_pods(pods)
     took = _took(events)
     return KubeRun(
-        *(name, image, words[1:], fewest, most, namespace, resources),
+        *(name, image, words[1:], pods_min, pods_max, namespace, resources),
         times=fit_times(train_options.get("grace"), took, spot, int(deadline * 3600)),
         spot=spot,
         failures_max=max_failures,

@@ -124,17 +124,17 @@ def wait(
     began = last_answer = clock.monotonic_seconds()
     last_state, kinds = "", list[str]()
     while True:
-        now = clock.monotonic_seconds()
+        now_seconds = clock.monotonic_seconds()
         run, state, error = _try(cluster, name, kinds)
         if run and run.has_ended:
             return run
-        last_answer = now if run else last_answer
-        if error and now - last_answer > _SILENCE_SECONDS:
+        last_answer = now_seconds if run else last_answer
+        if error and now_seconds - last_answer > _SILENCE_SECONDS:
             raise error
         if state != last_state:
             tell(f"{name}: {state}")
         last_state = state
-        seconds_left = began + within - now if within else _POLL_SECONDS
+        seconds_left = began + within - now_seconds if within else _POLL_SECONDS
         if seconds_left <= 0:
             raise DeadlineExceeded(
                 f"`{name}` has not ended within {within:g} s: {state}",
@@ -212,9 +212,9 @@ def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLin
     containers = _select_containers(run, query)
     if not containers:
         pod_text = "pod" if query.index is None else f"pod of index {query.index}"
-        before = " before the newest" if query.previous else ""
+        attempt_text = " before the newest" if query.previous else ""
         raise NotRunning(
-            f"`{run.name}` has no {pod_text}{before}",
+            f"`{run.name}` has no {pod_text}{attempt_text}",
             hint=cluster.spell("resilient", "k8s", "status", run.name),
         )
     for pod, log_options in containers:
@@ -276,11 +276,11 @@ class _Stream:
             command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             self._process = process
-            before = self._last
+            last_time = self._last
             for raw in cast("IO[bytes]", process.stdout):
                 time, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
                 # The time in the request has no fractions of a second, so some lines come again.
-                if time > before:
+                if time > last_time:
                     self._last = time
                     yield PodLogLine(self._pod.index, self._pod.name, time, _clean(text))
             error_text = cast("IO[bytes]", process.stderr).read().decode(errors="replace")

@@ -130,18 +130,18 @@ def _draw(contents: Listing, axis: _Axis) -> str:
         | {checkpoint.generation for checkpoint in axis.checkpoints}
     )[-_LIVES_MAX:]
     lanes = {number: _TOP + nth * _LANE for nth, number in enumerate(numbers)}
-    below = _TOP + len(numbers) * _LANE - 14
+    axis_y = _TOP + len(numbers) * _LANE - 14
     places: Places = {
         checkpoint_id: (axis.scale(at), lanes[checkpoint_id.generation])
         for checkpoint_id, at in axis.checkpoints.items()
         if checkpoint_id.generation in lanes
     }
     generation_of = {generation.number: generation for generation in contents.generations}
-    parts = [opening_tag("tree", WIDTH, below + 22, axis.name)]
+    parts = [opening_tag("tree", WIDTH, axis_y + 22, axis.name)]
     for value in axis.scale.ticks():
         x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
-        parts.append(f'<path class="grid" d="M{x} 10V{below}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{below + 15}">{name}</text>')
+        parts.append(f'<path class="grid" d="M{x} 10V{axis_y}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{axis_y + 15}">{name}</text>')
     for number, y in lanes.items():
         parts += _lane(number, y, generation_of.get(number), axis, places)
     parts += _nodes(contents, places)
@@ -166,9 +166,11 @@ def _lane(
     if positions and positions[-1] > min(positions[0], start):
         yield f'<path class="line" d="M{min(positions[0], start)} {y}H{positions[-1]}"/>'
     if parent and parent[1] != y:
-        x, above = parent
-        bend = (above + y) / 2
-        yield f'<path class="line branch" d="M{x} {above}C{x} {bend} {start} {bend} {start} {y}"/>'
+        x, parent_y = parent
+        bend = (parent_y + y) / 2
+        yield (
+            f'<path class="line branch" d="M{x} {parent_y}C{x} {bend} {start} {bend} {start} {y}"/>'
+        )
     if not positions or axis.is_time or parent:
         yield f'<path class="begun" d="M{start} {y - 6}v12"/>'
 
@@ -298,9 +300,9 @@ def repository_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str
     """
     head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
     head += ["look"] if is_served else ["every byte"] if verdicts else []
-    alone = alone_bytes(contents)
+    unshared_bytes = alone_bytes(contents)
     rows = [
-        _row(contents, survey, alone, is_served=is_served, verdicts=verdicts)
+        _row(contents, survey, unshared_bytes, is_served=is_served, verdicts=verdicts)
         for survey in contents.surveys
     ]
     spots = [_LEGEND, scroll(tree(contents))] if contents.surveys else []

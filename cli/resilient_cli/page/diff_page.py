@@ -132,8 +132,8 @@ def _fields(result: Comparison) -> str:
 
 def _field(change: FieldChange) -> Row:
     before_cell = NONE if change.is_in == "b" else _value(change.before)
-    right = NONE if change.is_in == "a" else _value(change.after)
-    cells = (short(change.name), text(change.section.replace("_", " ")), before_cell, right)
+    after_cell = NONE if change.is_in == "a" else _value(change.after)
+    cells = (short(change.name), text(change.section.replace("_", " ")), before_cell, after_cell)
     return Row(cells, part=change.section)
 
 
@@ -193,13 +193,19 @@ def _measures(change: TensorChange, measures: Measures) -> Iterator[Cell]:
     if change.is_equal:
         yield Cell("same", 0.0)
     else:
-        wrong = measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]
+        is_broken = (
+            measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]
+        )
         relative_change = relative(measures)
         value = (
-            _FIRST if wrong else measures.relative if measures.relative is not None else _FIRST / 10
+            _FIRST
+            if is_broken
+            else measures.relative
+            if measures.relative is not None
+            else _FIRST / 10
         )
         yield Cell(
-            f'<span class="bad">{relative_change}</span>' if wrong else relative_change, value
+            f'<span class="bad">{relative_change}</span>' if is_broken else relative_change, value
         )
     share = measures.changed / measures.elements if measures.elements else 0.0
     yield Cell(f"{measures.max_abs:.2g}", _number(measures.max_abs))

@@ -108,8 +108,8 @@ class RenderQueue:
         """Refuse new parts, and wait up to 10 s for each one in work."""
         with self._lock:
             self._is_closed = True
-            waiting = list(self._jobs.values())
-        for job in waiting:
+            waiting_jobs = list(self._jobs.values())
+        for job in waiting_jobs:
             job.done.wait(_END_SECONDS)
 
     def _hand_out(self, key: Key) -> str:

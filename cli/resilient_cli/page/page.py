@@ -48,12 +48,12 @@ def run_part(goodput: GoodputReport) -> str:
 
 
 def _tiles(goodput: GoodputReport) -> str:
-    now = goodput.now
-    of = f" / {now.max_steps}" if now.max_steps else ""
+    run_progress = goodput.now
+    of = f" / {run_progress.max_steps}" if run_progress.max_steps else ""
     tiles = (
         (share(goodput.goodput, 1), "goodput"),
         (duration(goodput.wall_ms), "wall clock"),
-        (f"{now.step}{of}", "steps"),
+        (f"{run_progress.step}{of}", "steps"),
         (str(goodput.lost_steps), "steps lost"),
         (str(len(goodput.faults)), "faults"),
         (str(len(goodput.doings)), "lives"),
@@ -135,10 +135,10 @@ def _checkpoints(goodput: GoodputReport) -> str:
         )
         for save in goodput.saved[-_SAVED_SHOWN:]
     ]
-    last = f", the last {_SAVED_SHOWN} of them" if len(goodput.saved) > _SAVED_SHOWN else ""
+    limit_text = f", the last {_SAVED_SHOWN} of them" if len(goodput.saved) > _SAVED_SHOWN else ""
     summary = (
         f"<p>{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} "
-        f"written{last}.</p>"
+        f"written{limit_text}.</p>"
     )
     head = ("checkpoint", "after", "size", "written", "durable in", "training waited")
     return summary + table(head, rows, numbers=(1, 2, 3, 4, 5))
@@ -311,10 +311,10 @@ def _pair(repository: Listing) -> str:
     names = [survey.checkpoint.folder for survey in repository.surveys if survey.manifest]
     selected_name = repository.resume.folder if repository.resume else names[0] if names else ""
     place = names.index(selected_name) if selected_name in names else 0
-    before = names[min(place + 1, len(names) - 1)] if names else ""
+    older_name = names[min(place + 1, len(names) - 1)] if names else ""
     return (
         '<form class="tools"><label>A <select id="a" data-live>'
-        f"{_options(repository, before)}</select></label>"
+        f"{_options(repository, older_name)}</select></label>"
         f'<label>B <select id="b" data-live>{_options(repository, selected_name)}</select></label>'
         '<button class="act">Compare</button></form>'
         '<div id="compare-room" class="room"><p>Choose two checkpoints. Every tensor of both is '

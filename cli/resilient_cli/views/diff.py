@@ -179,7 +179,7 @@ def fate(change: RandomChange) -> str:
 def _count_changes(comparison: Comparison, section: str) -> str:
     changes = [field for field in comparison.fields if field.section == section]
     differ = sum(field.is_in == "both" for field in changes)
-    alone = [sum(field.is_in == side for field in changes) for side in "ab"]
+    counts_by_side = [sum(field.is_in == side for field in changes) for side in "ab"]
     parts = [
         *(
             (f"{comparison.same_fields[section]} the same",)
@@ -187,7 +187,7 @@ def _count_changes(comparison: Comparison, section: str) -> str:
             else ()
         ),
         *((f"{differ} differ",) if differ else ()),
-        *(f"{n} only in {side}" for n, side in zip(alone, "ab", strict=True) if n),
+        *(f"{n} only in {side}" for n, side in zip(counts_by_side, "ab", strict=True) if n),
     ]
     return ", ".join(parts)
 
@@ -265,9 +265,9 @@ def relative(measures: Measures) -> str:
 
 
 def _field_row(change: FieldChange) -> tuple[str, ...]:
-    before = NONE if change.is_in == "b" else _short(change.before)
-    right = NONE if change.is_in == "a" else _short(change.after)
-    return (f"{change.section}: {change.name}", before, right)
+    before_text = NONE if change.is_in == "b" else _short(change.before)
+    after_text = NONE if change.is_in == "a" else _short(change.after)
+    return (f"{change.section}: {change.name}", before_text, after_text)
 
 
 def _opaque(change: OpaqueChange) -> str:
@@ -288,9 +288,9 @@ def verdict(comparison: Comparison) -> str:
             f"{count(same_count, 'field')}, {count(len(comparison.random), 'generator')}."
         )
     differ = sum(tensor.is_equal is not True for tensor in comparison.tensors)
-    alone = sum(map(len, comparison.only))
+    unmatched_count = sum(map(len, comparison.only))
     texts = [f"{differ} of {count(len(comparison.tensors), 'tensor')}"] if differ else []
-    texts += [f"{count(alone, 'tensor')} on one side only"] if alone else []
+    texts += [f"{count(unmatched_count, 'tensor')} on one side only"] if unmatched_count else []
     fields = sum(field.is_in == "both" for field in comparison.fields)
     texts += [count(fields, "field")] if fields else []
     streams = sum(change.same is False for change in comparison.random)

@@ -192,8 +192,8 @@ def note(contents: Listing, survey: Survey) -> str:
     """Return the note on a checkpoint: its first finding, otherwise its tags."""
     if not survey.findings:
         return ", ".join(f"tag {name}" for name in contents.tags_on(survey.checkpoint))
-    first, *more_findings = survey.findings
-    return f"{first.file}: {first.problem}" + (
+    first_finding, *more_findings = survey.findings
+    return f"{first_finding.file}: {first_finding.problem}" + (
         f" (and {len(more_findings)} more)" if more_findings else ""
     )
 

@@ -179,14 +179,14 @@ def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float
 
 
 def _hear_reaction(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
-    ended = record.text("ended")
-    cause = record.text("cause") or ended
+    end_kind = record.text("ended")
+    cause = record.text("cause") or end_kind
     cause = cause if cause in _CAUSES else _OTHER
     if record.text("action") == "Restart":
         registry_of_metrics.add(registry.RESTARTS, 1, cause)
-    if ended == OutcomeKind.FAILED.value:
+    if end_kind == OutcomeKind.FAILED.value:
         registry_of_metrics.add(registry.FAILURES, 1, cause)
-    if ended in _ASKED:
+    if end_kind in _ASKED:
         registry_of_metrics.add(registry.PREEMPTIONS)
     registry_of_metrics.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
 
@@ -202,9 +202,10 @@ def _count_what_ranks_tell(record: EventRecord, registry_of_metrics: MetricsRegi
 
 def _count_save(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     registry_of_metrics.add(registry.CHECKPOINTS)
-    written = record.number("written_bytes", -1)
+    written_bytes = record.number("written_bytes", -1)
     registry_of_metrics.add(
-        registry.CHECKPOINT_WRITTEN, written if written >= 0 else record.number("size_bytes")
+        registry.CHECKPOINT_WRITTEN,
+        written_bytes if written_bytes >= 0 else record.number("size_bytes"),
     )
     registry_of_metrics.add(registry.COMMIT, record.milliseconds("commit_seconds") / 1000)
     registry_of_metrics.add(registry.STALL, record.milliseconds("stall_seconds") / 1000)

@@ -252,8 +252,8 @@ class MetricsRegistry:
         return render(samples)
 
     def _grow(self, metric: Metric, value: float, label: str, suffix: str) -> None:
-        before = self._samples.get((metric, label, suffix))
-        self._set(metric, value + (before.value if before else 0), label, suffix)
+        previous_sample = self._samples.get((metric, label, suffix))
+        self._set(metric, value + (previous_sample.value if previous_sample else 0), label, suffix)
 
     def _set(self, metric: Metric, value: float, label: str, suffix: str) -> None:
         key = (metric, label, suffix)

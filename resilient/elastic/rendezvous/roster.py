@@ -182,9 +182,9 @@ class HostsReleased(Event):
     def message(self) -> str:
         """Return the message: leaving hosts and remaining hosts."""
         verb = "leaves" if len(self.hosts) == 1 else "leave"
-        on = "host continues" if self.nodes_left == 1 else "hosts continue"
+        continue_text = "host continues" if self.nodes_left == 1 else "hosts continue"
         return (
-            f"{', '.join(self.hosts)} {verb}; {self.nodes_left} {on} "
+            f"{', '.join(self.hosts)} {verb}; {self.nodes_left} {continue_text} "
             f"(--nnodes {self.nodes_min}:{self.nodes_max})"
         )
 
@@ -276,9 +276,9 @@ class Roster:
         Raises:
             dist.DistError: The store does not answer.
         """
-        missing = self._missing()
+        missing_nodes = self._missing()
         since_seconds = {
-            node: self._missing_since_seconds.get(node, now_seconds) for node in missing
+            node: self._missing_since_seconds.get(node, now_seconds) for node in missing_nodes
         }
         self._missing_since_seconds = since_seconds
         return [
@@ -331,9 +331,9 @@ class Roster:
 
     def tell_missing(self) -> list[str]:
         """Report the nodes that are absent after another rendezvous, and return their addresses."""
-        missing = self.missing()
-        self.tell(missing)
-        return missing
+        missing_nodes = self.missing()
+        self.tell(missing_nodes)
+        return missing_nodes
 
     def tell(self, addresses: list[str]) -> None:
         """Report once the loss of these nodes, and which of their hosts answer."""
@@ -411,12 +411,16 @@ class Roster:
             scope_by_node = {
                 node: self._read(_leave_request_key(place)) for node, place in self._nodes.items()
             }
-            leaving = {node: scope.decode() for node, scope in scope_by_node.items() if scope}
-            staying_nodes = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
+            scope_by_leaver = {
+                node: scope.decode() for node, scope in scope_by_node.items() if scope
+            }
+            staying_nodes = hosts_that_stay(
+                [*scope_by_leaver.values()], self.nodes, settings.min_nodes
+            )
             if staying_nodes:
-                self._left_nodes = frozenset(leaving)
+                self._left_nodes = frozenset(scope_by_leaver)
                 self._store.set(_goodbye_key(self._place), _STAYS)
-                hosts = sorted(str(member.addr) for member in leaving)
+                hosts = sorted(str(member.addr) for member in scope_by_leaver)
                 self._emit(
                     HostsReleased(hosts, staying_nodes, settings.min_nodes, settings.max_nodes)
                 )

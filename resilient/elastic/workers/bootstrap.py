@@ -168,11 +168,11 @@ class _ImportLog:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Record a module that the fork server may import too, once its import succeeded."""
         del path, target
-        last, self._last = self._last, {}
-        if last.get("name") in sys.modules and os.getpid() == self._worker:
+        last_import, self._last = self._last, {}
+        if last_import.get("name") in sys.modules and os.getpid() == self._worker:
             import json
 
-            os.write(self._file, json.dumps(last).encode() + b"\n")
+            os.write(self._file, json.dumps(last_import).encode() + b"\n")
         package = name.partition(".")[0]
         if package in _WARMABLE:
             variables = {"variables": relevant_variables()} if name == package else {}

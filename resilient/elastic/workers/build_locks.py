@@ -133,7 +133,7 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
         emit: Listener for an event per lock without a live owner.
     """
     with ExitStack() as stack:
-        dead = []
+        dead_locks = []
         for path in find_locks(environ):
             identity = _identity(path)
             # Agents take turns at a folder: a second agent could remove the lock of a new build.
@@ -144,12 +144,12 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
             users = users_of(path)
             reason = _unsafe(path) or users.reason
             if not reason:
-                dead.append((path, identity))
+                dead_locks.append((path, identity))
             elif not users.holders:
                 emit(BuildLockLeft(str(path), reason))
-        if dead:
+        if dead_locks:
             clock.sleep(_BETWEEN_LOOKS_SECONDS)
-        for path, identity in dead:
+        for path, identity in dead_locks:
             _remove(path, identity, emit)
 
 

@@ -115,10 +115,10 @@ def set_variables(variables: Mapping[str, str]) -> None:
 def quiet() -> Iterator[None]:
     """Discard output inside the block, because the worker has already printed it."""
     saved_descriptors = [os.dup(number) for number in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         for number in (1, 2):
-            os.dup2(nowhere, number)
+            os.dup2(devnull, number)
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
@@ -127,7 +127,7 @@ def quiet() -> Iterator[None]:
         for number, copy in zip((1, 2), saved_descriptors, strict=True):
             os.dup2(copy, number)
             os.close(copy)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 def unfit() -> str:

@@ -102,9 +102,9 @@ class ImmutabilityCheck:
         Raises:
             ConfigError: The message names the module.
         """
-        now = ImmutabilityCheck.of(model).seen
+        checksums = ImmutabilityCheck.of(model).seen
         changed = sorted(
-            name for name in {*now, *self.seen} if now.get(name) != self.seen.get(name)
+            name for name in {*checksums, *self.seen} if checksums.get(name) != self.seen.get(name)
         )
         refuse_changed(model, changed)
 

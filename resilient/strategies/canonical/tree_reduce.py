@@ -159,8 +159,8 @@ def _counts(leaves: int, ranks: int) -> list[int]:
                 fits = extra_ranks + extra <= extra_leaves <= extra_ranks + extra + ranks - rank - 1
                 if not fits:
                     continue
-                sent = len(cover(Node(start, start + base_count + extra), leaves))
-                way = (cost + sent, (*counts, base_count + extra))
+                sent_nodes = len(cover(Node(start, start + base_count + extra), leaves))
+                way = (cost + sent_nodes, (*counts, base_count + extra))
                 best = best_by_extra.get(extra_ranks + extra)
                 if best is None or way[0] < best[0]:
                     best_by_extra[extra_ranks + extra] = way
@@ -225,7 +225,7 @@ class TreeReduce:
         """
         lengths = [stop - start for start, stop in window.spans]
         own_length, counts = lengths[self.rank], [len(nodes) for nodes in self.plan.nodes]
-        sent = self._buffer("sent", sum(lengths) * len(partials))
+        send_buffer = self._buffer("sent", sum(lengths) * len(partials))
         parts = [
             part
             for span in window.spans
@@ -233,11 +233,11 @@ class TreeReduce:
             for part in self._cut(tensors, span)
         ]
         if parts:
-            torch.cat(parts, out=sent)
+            torch.cat(parts, out=send_buffer)
         received = self._buffer("heard", own_length * sum(counts))
         dist.all_to_all_single(
             received,
-            sent,
+            send_buffer,
             [own_length * count for count in counts],
             [length * len(partials) for length in lengths],
         )
@@ -266,9 +266,9 @@ class TreeReduce:
         source: list[torch.Tensor] = []
         for rank, span in enumerate(window.spans):
             parts = self._cut(tensors, span)
-            first = all_results[rank * longest : rank * longest + span[1] - span[0]]
+            rank_results = all_results[rank * longest : rank * longest + span[1] - span[0]]
             into += parts
-            source += torch.split(first, [part.numel() for part in parts])
+            source += torch.split(rank_results, [part.numel() for part in parts])
         torch._foreach_copy_(into, source)
 
     def mine(self, tensors: Sequence[torch.Tensor], window: ExchangeWindow) -> torch.Tensor:
@@ -302,13 +302,13 @@ def add_gradients(
     A missing gradient counts as zeros, as if it came from another rank. The addition of zero turns
     -0.0 of the other gradient into +0.0.
     """
-    both = [
+    pairs = [
         (left_tensor, right_tensor)
         for left_tensor, right_tensor in zip(left, right, strict=True)
         if _has(left_tensor, right_tensor)
     ]
-    if both:
-        sums, addends = zip(*both, strict=True)
+    if pairs:
+        sums, addends = zip(*pairs, strict=True)
         torch._foreach_add_(list(sums), list(addends))
     return [
         left_tensor
@@ -409,7 +409,7 @@ class FlatBuffer:
         """Return all spans in windows of at most ``elements`` elements over all ranks."""
         ranks = len(self.cuts) - 1
         window_elements = max(1, elements // ranks)
-        most = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
+        span_max = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
         return [
             ExchangeWindow(
                 tuple(
@@ -417,7 +417,7 @@ class FlatBuffer:
                     for low, high in map(self.span, range(ranks))
                 )
             )
-            for offset in range(0, most, window_elements)
+            for offset in range(0, span_max, window_elements)
         ]
 
 
@@ -432,7 +432,9 @@ def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
     cuts = [0]
     for rank in range(1, ranks):
         target = offsets[-1] * rank / ranks
-        above = min(bisect_right(borders, target), len(borders) - 1)
-        nearest = min(borders[max(above - 1, 0)], borders[above], key=lambda at: abs(at - target))
+        upper_index = min(bisect_right(borders, target), len(borders) - 1)
+        nearest = min(
+            borders[max(upper_index - 1, 0)], borders[upper_index], key=lambda at: abs(at - target)
+        )
         cuts.append(max(cuts[-1], nearest))
     return FlatBuffer(tuple(sizes), offsets, (*cuts, offsets[-1]))

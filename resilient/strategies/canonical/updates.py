@@ -190,12 +190,12 @@ def cut_optimizer(
     runs: dict[int, ParameterSlice] = {}
     for nth, group in enumerate(optimizer.param_groups):
         parameters, pieces_by_owner = _whole(group["params"])
-        strange = sum(id(parameter) not in numbers for parameter in parameters)
-        if strange:
+        untrained_count = sum(id(parameter) not in numbers for parameter in parameters)
+        if untrained_count:
             raise ConfigError(
-                f"{strange} of the optimizer's {len(parameters)} parameters are not trained here: "
-                "with `shard_optimizer_state` pass only parameters of the model that require "
-                "gradients"
+                f"{untrained_count} of the optimizer's {len(parameters)} parameters are not "
+                "trained here: with `shard_optimizer_state` pass only parameters of the model that "
+                "require gradients"
             )
         for parameter in parameters:
             number = numbers[id(parameter)]
@@ -204,10 +204,16 @@ def cut_optimizer(
             pieces = pieces_by_owner.get(id(parameter)) or [
                 _piece(cut, parameter) for cut in torch.split(memory, BLOCK)
             ]
-            alone = reducer.ranks == 1
+            is_single_rank = reducer.ranks == 1
             shape = tuple(parameter.shape)
             run = ParameterSlice(
-                names[id(parameter)], nth, shape, segment.start, memory, tuple(pieces), alone
+                names[id(parameter)],
+                nth,
+                shape,
+                segment.start,
+                memory,
+                tuple(pieces),
+                is_single_rank,
             )
             _cut_state(optimizer, parameter, run)
             runs[number] = run

@@ -134,13 +134,13 @@ class StageEntry(_Stub):
         Raises:
             ConfigError: The module needs another tensor of an earlier stage.
         """
-        waiting, self.waiting = self.waiting, None
-        if waiting is None:
+        stage_input, self.waiting = self.waiting, None
+        if stage_input is None:
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, is called twice with one "
                 "micro-batch, but gets its tensor once: call the model once in `compute_loss`"
             )
-        new_inputs, kwargs = _replace_first(inputs, kwargs, waiting)
+        new_inputs, kwargs = _replace_first(inputs, kwargs, stage_input)
         if is_fake((new_inputs, kwargs)):
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, needs a second tensor of earlier "
@@ -236,12 +236,12 @@ def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = 
     """Return ``model`` with some modules replaced; both share the other modules."""
     if name in stand_ins:
         return stand_ins[name]
-    inside = f"{name}." if name else ""
-    if not any(tensor.startswith(inside) for tensor in stand_ins):
+    prefix = f"{name}." if name else ""
+    if not any(tensor.startswith(prefix) for tensor in stand_ins):
         return model
     tree = copy.copy(model)
     children = {
-        child: None if module is None else tree_with(module, stand_ins, f"{inside}{child}")
+        child: None if module is None else tree_with(module, stand_ins, f"{prefix}{child}")
         for child, module in model._modules.items()  # noqa: SLF001 - torch has no public way
     }
     tree.__dict__["_modules"] = children
@@ -397,8 +397,8 @@ def split_model(
 
 def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
     """Return the saved names outside all units, which every stage has."""
-    inside = tuple(f"{name}." for name in cut.units)
-    return tuple(name for name in model.state_dict() if not name.startswith(inside))
+    prefixes = tuple(f"{name}." for name in cut.units)
+    return tuple(name for name in model.state_dict() if not name.startswith(prefixes))
 
 
 def _own_points(model: nn.Module, stages: int) -> tuple[str, ...]:
@@ -492,16 +492,16 @@ def _units(
     name: str, module: nn.Module, places: dict[str, int], entries: set[str]
 ) -> Iterator[tuple[str, int]]:
     """Yield the outermost modules that belong to one stage, with their stage."""
-    inside = f"{name}." if name else ""
+    prefix = f"{name}." if name else ""
     stages = {
-        stage for tensor, stage in places.items() if tensor == name or tensor.startswith(inside)
+        stage for tensor, stage in places.items() if tensor == name or tensor.startswith(prefix)
     }
     is_whole = bool(name) and not isinstance(module, _LISTS)
-    if is_whole and len(stages) <= 1 and not any(entry.startswith(inside) for entry in entries):
+    if is_whole and len(stages) <= 1 and not any(entry.startswith(prefix) for entry in entries):
         if stages:
             yield name, stages.pop()
         elif name in entries:
             raise ConfigError(f"`pp_split_points`: `{name}` holds nothing that is trained")
         return
     for child, submodule in module.named_children():
-        yield from _units(f"{inside}{child}", submodule, places, entries)
+        yield from _units(f"{prefix}{child}", submodule, places, entries)

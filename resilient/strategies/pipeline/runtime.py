@@ -107,13 +107,13 @@ class StageRandom:
 
     @contextmanager
     def _swapped(self, states: dict[str, torch.Tensor] | None) -> Iterator[None]:
-        outside = self._read()
+        outer_state = self._read()
         if states is not None:
             self._write(states)
         try:
             yield
         finally:
-            self._write(outside)
+            self._write(outer_state)
 
     def _read(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}
@@ -243,8 +243,8 @@ class Stage(nn.Module):
             entry.waiting = tensors[0]
         try:
             output = self.runs[int(nth)](self.tree)
-        except StageComplete as over:
-            return self._checked(over.tensor)
+        except StageComplete as stage_end:
+            return self._checked(stage_end.tensor)
         if self.number < len(self.shapes):
             raise ConfigError(
                 f"the model's forward pass ended in stage {self.number} of the pipeline, before "
@@ -385,19 +385,19 @@ class PipelinedModel(nn.Module):
 
     def _broadcast_outputs(self, outputs: Any) -> Any:
         """Broadcast the last stage's outputs to every rank."""
-        place, last = self.place, self.options.stages - 1
-        leaves, spec = tree_flatten(outputs if last in self.stages else None)
+        place, last_stage = self.place, self.options.stages - 1
+        leaves, spec = tree_flatten(outputs if last_stage in self.stages else None)
         outline: list[Any] = [[_outline(leaf) for leaf in leaves], spec]
-        dist.broadcast_object_list(outline, place.holder(last), group=place.pipeline_group)
+        dist.broadcast_object_list(outline, place.holder(last_stage), group=place.pipeline_group)
         shapes = []
         for nth, leaf in enumerate(outline[0]):
             if not isinstance(leaf, _Outline):
                 shapes.append(leaf)
                 continue
             tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place.device)
-            if last in self.stages:
+            if last_stage in self.stages:
                 tensor = leaves[nth].contiguous()
-            dist.broadcast(tensor, place.holder(last), group=place.pipeline_group)
+            dist.broadcast(tensor, place.holder(last_stage), group=place.pipeline_group)
             shapes.append(tensor)
         return tree_unflatten(shapes, outline[1])
 
@@ -417,9 +417,9 @@ class PipelinedModel(nn.Module):
         self.align()
         with self.random.drawing():
             shapes = [self._shapes(*pair) for pair in zip(runs, batches, strict=True)]
-            together = self._agree(alike=len(set(shapes)) == 1)
+            has_one_shape = self._agree(alike=len(set(shapes)) == 1)
             count = len(runs)
-            groups = [range(count)] if together else [range(n, n + 1) for n in range(count)]
+            groups = [range(count)] if has_one_shape else [range(n, n + 1) for n in range(count)]
             losses: list[torch.Tensor] = []
             for group in groups:
                 losses += self._step([runs[nth] for nth in group], shapes[group[0]])
@@ -447,12 +447,12 @@ class PipelinedModel(nn.Module):
         schedule = self._schedule(count, shapes)
         for stage in self.stages.values():
             stage.shapes, stage.runs = shapes, runs
-        last = self.options.stages - 1 in self.stages
-        first = (torch.zeros(count, device=self.place.device),) if 0 in self.stages else ()
+        has_last_stage = self.options.stages - 1 in self.stages
+        stage_inputs = (torch.zeros(count, device=self.place.device),) if 0 in self.stages else ()
         try:
             schedule.step(
-                *first,
-                target=torch.zeros(count) if last else None,
+                *stage_inputs,
+                target=torch.zeros(count) if has_last_stage else None,
                 losses=losses,
                 return_outputs=False,
                 nth=torch.arange(count),

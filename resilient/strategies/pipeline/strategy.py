@@ -57,8 +57,8 @@ class PipelineStrategy:
     @property
     def name(self) -> str:
         """Name of the strategy in a checkpoint."""
-        inside = "tp+pp" if self.sizes.tensor > 1 else "pp"
-        return inside + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
+        base_name = "tp+pp" if self.sizes.tensor > 1 else "pp"
+        return base_name + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Cut the model, free the stages of other ranks, and return the trained model. Collective.

@@ -100,19 +100,21 @@ class FaultedRun:
             problem, code = str(error), error.code
             missed = tuple(strikes[len(self._injected) :])
         self._job.kill()
-        ended = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
-        return ExperimentResult(calm, ended, tuple(self._injected), missed)
+        result = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
+        return ExperimentResult(calm, result, tuple(self._injected), missed)
 
     def _reach(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
-        last = next((result for result in reversed(self._injected) if result.is_new_life), None)
+        last_injection = next(
+            (result for result in reversed(self._injected) if result.is_new_life), None
+        )
 
         def is_due() -> bool:
             return (
                 job.highest >= step
                 and bool(job.look())
-                and (last is None or job.newest() != last.after)
+                and (last_injection is None or job.newest() != last_injection.after)
                 and is_ready(strike, job)
             )
 
@@ -120,25 +122,29 @@ class FaultedRun:
 
     def _strike(self, strike: Injection) -> InjectionResult:
         job = self._job
-        old, events_before = {process.pid for process in job.look()}, len(job.facts())
-        ended, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
+        pids_before, events_before = {process.pid for process in job.look()}, len(job.facts())
+        end_counts, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
         struck = self._striker.strike(strike)
         struck = replace(struck, after=newest_whole(job.store))
         if struck.code == 0:
-            return self._with_ends(struck, ended)
+            return self._with_ends(struck, end_counts)
         began_seconds = self._clock.monotonic_seconds()
         if struck.code is not None:
             job.start()
         tend, problem = job.revive if len(job.hosts) > 1 else None, ""
         try:
-            job.until(lambda: self._goes_on(old, struck, began_seconds), self._within_seconds, tend)
+            job.until(
+                lambda: self._goes_on(pids_before, struck, began_seconds),
+                self._within_seconds,
+                tend,
+            )
         except JobFailed as error:
             problem = str(error)
         seconds = self._clock.monotonic_seconds() - began_seconds
         is_new_life = struck.is_new_life or bool(set(job.reached) - reached_steps)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
         struck = with_lives(struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1)
-        struck = self._with_ends(struck, ended)
+        struck = self._with_ends(struck, end_counts)
         # Read the code again, because ended hosts may be excused by now.
         code = job.code()
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
@@ -395,8 +401,8 @@ def obeying_orders() -> Iterator[None]:
     Raises:
         Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
-    before = {order: signal.getsignal(order) for order in _ORDERS}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    previous_handlers = {order: signal.getsignal(order) for order in _ORDERS}
+    handled = [number for number, handler in previous_handlers.items() if handler != signal.SIG_IGN]
 
     def obey(number: int, _frame: object) -> NoReturn:
         for item in handled:
@@ -414,4 +420,4 @@ def obeying_orders() -> Iterator[None]:
         raise
     finally:
         for item in handled:
-            signal.signal(item, before[item])
+            signal.signal(item, previous_handlers[item])

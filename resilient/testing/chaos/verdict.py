@@ -239,18 +239,20 @@ def bound_steps(struck: InjectionResult, interval: int) -> int:
 
 def _survival(evidence: ExperimentResult) -> GuaranteeResult:
     problems = [f"{result.what}: {result.problem}" for result in evidence.struck if result.problem]
-    ended = evidence.ended
-    if not problems and (ended.problem or ended.code):
-        problems.append(ended.problem or f"the run ended with {ended.code}")
+    run_result = evidence.ended
+    if not problems and (run_result.problem or run_result.code):
+        problems.append(run_result.problem or f"the run ended with {run_result.code}")
     text = "after every fault the run continues, and reaches its end"
     return _judged("survival", text, problems, 1, "")
 
 
 def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.code is not None or result.ends]
-    wrong = [f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)]
+    problems = [
+        f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)
+    ]
     text = "exit codes name the cause of each end"
-    return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
+    return _judged("exit_codes", text, problems, len(tested), "no fault ended the job")
 
 
 def _wrong_codes(result: InjectionResult) -> list[str]:
@@ -266,9 +268,9 @@ def _wrong_codes(result: InjectionResult) -> list[str]:
 
 
 def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
-    wrong = [f"{name}: {problem}" for name, problem in evidence.ended.damages.items()]
+    problems = [f"{name}: {problem}" for name, problem in evidence.ended.damages.items()]
     text = "every checkpoint is either complete or absent"
-    return _judged("atomic", text, wrong, 1, "")
+    return _judged("atomic", text, problems, 1, "")
 
 
 def _durable(evidence: ExperimentResult) -> GuaranteeResult:
@@ -277,7 +279,7 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
         for result in evidence.struck
         if result.before and not result.damaged and not result.problem
     ]
-    wrong = [
+    problems = [
         f"{result.what}: {result.before} was committed, but the newest was "
         f"{result.after or 'none'} afterwards"
         for result in tested
@@ -285,53 +287,55 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
     ]
     text = "committed checkpoints stay, and the newest never becomes older"
     return _judged(
-        "durable", text, wrong, len(tested), "no fault came after a save without damage to it"
+        "durable", text, problems, len(tested), "no fault came after a save without damage to it"
     )
 
 
 def _detection(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.damaged]
-    wrong = [f"{result.what}: the damage was not found" for result in tested if not result.is_found]
+    problems = [
+        f"{result.what}: the damage was not found" for result in tested if not result.is_found
+    ]
     text = "a flipped bit is found before its data is used"
-    return _judged("detection", text, wrong, len(tested), "no fault flipped a bit")
+    return _judged("detection", text, problems, len(tested), "no fault flipped a bit")
 
 
 def _available(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
-    wrong = [
-        f"{result.what}: started from {result.restored or 'scratch'}, but {due} was intact"
+    problems = [
+        f"{result.what}: started from {result.restored or 'scratch'}, but {due_name} was intact"
         for result in tested
-        for due in (result.due or result.after,)
-        if due
+        for due_name in (result.due or result.after,)
+        if due_name
         and not result.is_reconstructed
-        and (result.restored is None or result.restored < due)
+        and (result.restored is None or result.restored < due_name)
     ]
     text = "a new attempt starts from the newest intact checkpoint"
-    return _judged("available", text, wrong, len(tested), "no fault ended an attempt")
+    return _judged("available", text, problems, len(tested), "no fault ended an attempt")
 
 
 def _bounded(evidence: ExperimentResult) -> GuaranteeResult:
     interval = interval_steps(evidence)
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
-    wrong = [
+    problems = [
         f"{result.what}: {result.lost_steps} steps were lost, more than the limit of "
         f"{bound_steps(result, interval)}"
         for result in tested
         if result.lost_steps > bound_steps(result, interval)
     ]
     text = f"few steps are lost: saves are {interval} steps apart, and a stop loses none"
-    return _judged("bounded", text, wrong, len(tested), "no fault ended an attempt")
+    return _judged("bounded", text, problems, len(tested), "no fault ended an attempt")
 
 
 def _judge_single_writer(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if _ends_agent(result)]
-    wrong = [
+    problems = [
         f"{result.what}: {len(result.orphans)} ranks continued to train"
         for result in tested
         if result.orphans
     ]
     text = "no rank trains after its agent has ended"
-    return _judged("one_writer", text, wrong, len(tested), "no fault killed the agent")
+    return _judged("one_writer", text, problems, len(tested), "no fault killed the agent")
 
 
 def _ends_agent(result: InjectionResult) -> bool:

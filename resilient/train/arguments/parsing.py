@@ -168,10 +168,10 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
             values[name] = _read(owner_by_name, name, value)
         except ConfigError as error:
             raise ConfigError(f"{file.place(name)}: {error.message}") from error
-    written = rename_deprecated(values, set(owner_by_name), depth=6)
-    places = {name: file.place(name) for name in written}
+    renamed_values = rename_deprecated(values, set(owner_by_name), depth=6)
+    places = {name: file.place(name) for name in renamed_values}
     places |= {RENAMED[name]: file.place(name) for name in values if name in RENAMED}
-    return written, places
+    return renamed_values, places
 
 
 def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
@@ -191,7 +191,7 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
     Raises:
         ConfigError: A value is not accepted, or a value without default is missing.
     """
-    missing = [
+    missing_names = [
         field.name
         for field in fields(cls)
         if field.init
@@ -199,8 +199,10 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
         and field.default is MISSING
         and field.default_factory is MISSING
     ]
-    if missing:
-        raise ConfigError(f"`{missing[0]}` is required: set it in a file or on the command line")
+    if missing_names:
+        raise ConfigError(
+            f"`{missing_names[0]}` is required: set it in a file or on the command line"
+        )
     hints = _hints(cls)
     converted_values = {
         name: _special(name, value, hints.get(name)) for name, value in values.items()
@@ -231,18 +233,18 @@ def _special(name: str, value: Any, hint: Any) -> Any:
         ConfigError: The type has no such value.
     """
     parts = [part for part in typing.get_args(hint) or (hint,) if part is not NONE]
-    only = parts[0] if len(parts) == 1 else hint
+    kind = parts[0] if len(parts) == 1 else hint
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
         raise refused(name, value, f"use one of {', '.join(map(str, typing.get_args(hint)))}")
-    if isinstance(only, type) and issubclass(only, enum.Enum) and not isinstance(value, only):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and not isinstance(value, kind):
         try:
-            return only(value)
+            return kind(value)
         except ValueError as error:
-            spellings = ", ".join(str(part.value) for part in only)
+            spellings = ", ".join(str(part.value) for part in kind)
             raise refused(name, value, f"use one of {spellings}") from error
-    if typing.get_origin(hint) is list and isinstance(value, list) and only is not hint:
+    if typing.get_origin(hint) is list and isinstance(value, list) and kind is not hint:
         return [
-            from_text(name, part, (only,)) if isinstance(part, str) and only is not str else part
+            from_text(name, part, (kind,)) if isinstance(part, str) and kind is not str else part
             for part in value
         ]
     return value
@@ -367,8 +369,10 @@ def _metavar(kinds: tuple[Any, ...]) -> str:
 
 def _help(argument: Field[Any]) -> str:
     default = "" if argument.default is MISSING else f" [default: {argument.default}]"
-    several = f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
-    return f"{argument.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
+    choices_text = (
+        f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
+    )
+    return f"{argument.metadata.get('help', '')}{choices_text}{default}".strip().replace("%", "%%")
 
 
 def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> dict[str, Any]:

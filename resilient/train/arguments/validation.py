@@ -190,15 +190,17 @@ def _check_support(args: TrainingArguments) -> None:
 
 
 def _check_name(name: str, value: str) -> None:
-    missing, never = NAMES_NOT_YET.get(name, set()), NEVER.get(name, {})
-    if value in never:
-        raise refused(name, value, never[value])
-    if value in missing:
+    unsupported_names, reason_by_name = NAMES_NOT_YET.get(name, set()), NEVER.get(name, {})
+    if value in reason_by_name:
+        raise refused(name, value, reason_by_name[value])
+    if value in unsupported_names:
         supported_choices = [
-            choice for choice in CHOICES[name] if choice not in missing and choice not in never
+            choice
+            for choice in CHOICES[name]
+            if choice not in unsupported_names and choice not in reason_by_name
         ]
-        instead = f"use one of {', '.join(supported_choices)}" if supported_choices else "omit it"
-        raise _unsupported(name, value, instead)
+        advice = f"use one of {', '.join(supported_choices)}" if supported_choices else "omit it"
+        raise _unsupported(name, value, advice)
 
 
 def _unsupported(name: str, value: Any, instead: str) -> ConfigError:

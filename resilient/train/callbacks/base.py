@@ -316,21 +316,21 @@ class DefaultFlowCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
         """Request what is due at this step; the last step also evaluates and saves."""
         step = state.global_step
-        last = step >= state.max_steps
+        is_last = step >= state.max_steps
         if (step == 1 and args.logging_first_step) or (
             args.logging_strategy == "steps" and step % state.logging_steps == 0
         ):
             control.should_log = True
         if (
             args.eval_strategy == "steps"
-            and (last or step % state.eval_steps == 0)
+            and (is_last or step % state.eval_steps == 0)
             and step >= args.eval_delay
         ):
             control.should_evaluate = True
-        is_due = last or (step % state.save_steps == 0 and not is_planned(args))
+        is_due = is_last or (step % state.save_steps == 0 and not is_planned(args))
         if args.save_strategy == "steps" and is_due:
             control.should_save = True
-        if last:
+        if is_last:
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:

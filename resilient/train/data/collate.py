@@ -125,8 +125,8 @@ def default_data_collator(features: Sequence[Any]) -> Any:
     if not isinstance(features[0], Mapping):
         return default_collate(list(features))
     batch: dict[str, Any] = {}
-    for name, first in features[0].items():
-        if first is None or isinstance(first, str):
+    for name, first_value in features[0].items():
+        if first_value is None or isinstance(first_value, str):
             continue
         column = [feature[name] for feature in features]
         if name in {"label", "label_ids"}:

@@ -208,12 +208,12 @@ class LengthGrouped(Sampling):
         Transformers' draws, the random order was drawn at the start of the epoch.
         """
         lengths, group = self.lengths, cursor.group
-        several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
+        groups_at_once = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
         sample_order = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
         order: list[int] = sample_order.tolist()
-        cuts = range(0, cursor.size, several * group)
+        cuts = range(0, cursor.size, groups_at_once * group)
         groups = [
-            sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)
+            sorted(order[cut : cut + groups_at_once * group], key=lengths.__getitem__, reverse=True)
             for cut in cuts
         ]
         longest = max(groups, key=lambda batch: lengths[batch[0]])
@@ -338,10 +338,10 @@ def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
     """
     if column in (getattr(dataset, "column_names", None) or ()):
         return [int(length) for length in dataset[column]]
-    first = dataset[0]
-    if isinstance(first, Mapping) and column in first:
+    first_sample = dataset[0]
+    if isinstance(first_sample, Mapping) and column in first_sample:
         return [int(dataset[index][column]) for index in range(len(dataset))]
-    if not isinstance(first, Mapping) or not hasattr(first.get(name), "__len__"):
+    if not isinstance(first_sample, Mapping) or not hasattr(first_sample.get(name), "__len__"):
         raise ConfigError(
             f"the lengths of the samples of `{type(dataset).__name__}` are unknown: give them "
             f"`{column}` (`length_column_name`) or `{name}`, or use another "

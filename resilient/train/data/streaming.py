@@ -374,11 +374,11 @@ class StreamLoader:
     def __iter__(self) -> MicroBatchPrefetch:
         end_workers(self._rounds)
         self._rounds = iter(self.loader)
-        ahead = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
+        prefetch = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
         if not self._cursor.samples:
-            ahead.require_any()
-        self._deal.ahead = ahead
-        return ahead
+            prefetch.require_any()
+        self._deal.ahead = prefetch
+        return prefetch
 
 
 def place_in_stream(

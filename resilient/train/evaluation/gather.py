@@ -54,12 +54,12 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
 
     The result is None where the first batch has None.
     """
-    first = batches[0] if batches else None
-    if first is None:
+    first_batch = batches[0] if batches else None
+    if first_batch is None:
         return None
-    if isinstance(first, Mapping):
-        return {name: zipped([batch[name] for batch in batches], join) for name in first}
-    if isinstance(first, (list, tuple)) and not is_column(first):
+    if isinstance(first_batch, Mapping):
+        return {name: zipped([batch[name] for batch in batches], join) for name in first_batch}
+    if isinstance(first_batch, (list, tuple)) and not is_column(first_batch):
         return tuple(zipped(list(place), join) for place in zip(*batches, strict=True))
     return join(batches)
 

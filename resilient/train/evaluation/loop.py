@@ -99,8 +99,8 @@ class OutputColumn:
             return
         if batches:
             self._empty = zipped(batches[:1], _nothing_of)
-        if (together := zipped(batches or [self._empty], self._gathered)) is not None:
-            self._spilled_batches.append(together)
+        if (joined_batches := zipped(batches or [self._empty], self._gathered)) is not None:
+            self._spilled_batches.append(joined_batches)
 
     def result(self) -> Any:
         """Return the spilled values: arrays in the dataset's order, or a list of its batches.
@@ -270,10 +270,10 @@ class EvalShard:
     def mine(self) -> list[list[int]]:
         """Return the batches to run here, at least one; surplus batches give no result."""
         own_batches = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
-        missing = (
+        repeated_batches = (
             math.ceil(self.batches / self.world.size) - len(own_batches) if self.in_step else 0
         )
-        return own_batches + own_batches[-1:] * missing
+        return own_batches + own_batches[-1:] * repeated_batches
 
 
 class EvalShardLoader(DataLoader[Any]):
@@ -419,11 +419,11 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, option: str) -> 
     """
     name = f"eval_{metric.removeprefix('eval_')}"
     if sets and not any(name.startswith(f"eval_{group}_") for group in sets):
-        first = next(iter(sets))
+        set_name = next(iter(sets))
         raise ConfigError(
             f"{option} is `{name}`, but metrics of the datasets {sorted(sets)} of `eval_dataset` "
             "are named after them",
-            hint=f'set `metric_for_best_model`, for example to "{first}_loss"',
+            hint=f'set `metric_for_best_model`, for example to "{set_name}_loss"',
         )
 
 

@@ -170,13 +170,13 @@ def _by_name(
     """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
     # A tensor with several names may be trained under different names here and there.
     trained = {name for names in naming.trained for name in names}
-    ours = {
+    own_name_by_name = {
         name: next((alias for alias in names if alias in trained), name)
         for names in naming.tied
         for name in names
     }
     groups = [
-        {**group, "params": [ours.get(name, name) for name in group["params"]]}
+        {**group, "params": [own_name_by_name.get(name, name) for name in group["params"]]}
         for group in plain["param_groups"]
     ]
     parameter_names = {name for group in groups for name in group["params"]}
@@ -187,7 +187,9 @@ def _by_name(
             f"and {len(differ) - 1} more parameters",
             hint="train the same model, with the same parameters frozen",
         )
-    state = {ours.get(name, name): dict(value) for name, value in plain["state"].items()}
+    state = {
+        own_name_by_name.get(name, name): dict(value) for name, value in plain["state"].items()
+    }
     _require_fit(source, state, weights)
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
@@ -259,8 +261,10 @@ def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
 def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
     states: dict[str, Any] = {}
-    for name, saved in (state.get("stateful_callbacks") or {}).items():
-        for nth, callback in enumerate(saved if isinstance(saved, list) else [saved], 1):
+    for name, saved_states in (state.get("stateful_callbacks") or {}).items():
+        for nth, callback in enumerate(
+            saved_states if isinstance(saved_states, list) else [saved_states], 1
+        ):
             attributes = dict(callback.get("attributes") or {})
             states[name if nth == 1 else f"{name}_{nth}"] = attributes
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
@@ -273,8 +277,8 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
 def _has_ended(state: Mapping[str, Any]) -> bool:
     """Return whether early stopping ended the run, by the state of its callback."""
     counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
-    for saved in (state.get("stateful_callbacks") or {}).values():
-        for callback in saved if isinstance(saved, list) else [saved]:
+    for saved_states in (state.get("stateful_callbacks") or {}).values():
+        for callback in saved_states if isinstance(saved_states, list) else [saved_states]:
             waited = (callback.get("attributes") or {}).get(counter)
             if isinstance(waited, int) and waited >= (callback.get("args") or {}).get(patience, 1):
                 return True
@@ -283,18 +287,18 @@ def _has_ended(state: Mapping[str, Any]) -> bool:
 
 def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of the logged losses; losses not logged are not recorded."""
-    summed, steps, last = 0.0, 0, {}
+    summed, steps, last_entry = 0.0, 0, {}
     for entry in state["log_history"]:
         if "loss" in entry:
             summed += entry["loss"] * (entry["step"] - steps)
-            steps, last = entry["step"], entry
+            steps, last_entry = entry["step"], entry
     return {
         "recent": torch.zeros((), dtype=torch.float64),
         "logged": torch.tensor(summed, dtype=torch.float64),
-        "grad_norm": torch.tensor(float(last.get("grad_norm", 0.0))),
+        "grad_norm": torch.tensor(float(last_entry.get("grad_norm", 0.0))),
         "recent_steps": 0,
         "logged_steps": steps,
-        "learning_rate": float(last.get("learning_rate", 0.0)),
+        "learning_rate": float(last_entry.get("learning_rate", 0.0)),
     }
 
 

@@ -153,8 +153,8 @@ def trainer_state(
     stateful: dict[str, Any] = {"TrainerControl": {**control, "attributes": {}}}
     for name, state in callbacks.items():
         if name != "TrainerControl":
-            saved = ours.get("stateful_callbacks", {}).get(name, {})
-            stateful[name] = {"args": saved.get("args", {}), "attributes": dict(state)}
+            saved_state = ours.get("stateful_callbacks", {}).get(name, {})
+            stateful[name] = {"args": saved_state.get("args", {}), "attributes": dict(state)}
     fields = {name: ours[name] for name in _STATE if name in ours}
     return {**fields, "stateful_callbacks": stateful, "best_model_checkpoint": best}
 
@@ -341,10 +341,11 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
         return
     names = adapter["names"]
     trained = {name for group in optimizer["param_groups"] for name in group["params"]}
-    beside = sorted(trained - set(names.values()))
-    if beside:
+    unsaved_names = sorted(trained - set(names.values()))
+    if unsaved_names:
         raise IncompatibleCheckpoint(
-            f"`{beside[0]}` is trained but not part of the adapter, so PEFT would not save it",
+            f"`{unsaved_names[0]}` is trained but not part of the adapter, so PEFT would not "
+            "save it",
             hint="name its module in `modules_to_save` of the adapter's configuration",
         )
     tensors = {key: model[name] for key, name in names.items()}
@@ -363,9 +364,9 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
     states = [state for name, state in sorted(parts.items()) if name.startswith("rng_state_")]
     is_alone = len(states) == 1
     for rank in range(len(states)):
-        ours = parts[rank_part("rng_state", rank)]
+        own_state = parts[rank_part("rng_state", rank)]
         name = "rng_state.pth" if is_alone else f"rng_state_{rank}.pth"
-        torch.save(random_state(ours, is_alone=is_alone), draft / name)
+        torch.save(random_state(own_state, is_alone=is_alone), draft / name)
 
 
 def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
@@ -454,8 +455,8 @@ def _convert(
             # It warns that it assumes a single process.
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
-        for written in (draft / "dcp").iterdir():
-            written.rename(draft / written.name)
+        for file in (draft / "dcp").iterdir():
+            file.rename(draft / file.name)
         (draft / "dcp").rmdir()
     for path in files.values():
         path.unlink()

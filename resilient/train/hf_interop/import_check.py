@@ -116,11 +116,11 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
     Raises:
         IncompatibleCheckpoint: The checkpoint is of another optimizer.
     """
-    saved = parts["optimizer"].stateful.state_dict()["param_groups"]
-    saved_options = {name for group in saved for name in group} & _OPTIONS
-    ours = {name for group in groups for name in group} & _OPTIONS
-    if saved and groups and saved_options != ours:
-        differ = ", ".join(sorted(saved_options ^ ours))
+    saved_groups = parts["optimizer"].stateful.state_dict()["param_groups"]
+    saved_options = {name for group in saved_groups for name in group} & _OPTIONS
+    own_options = {name for group in groups for name in group} & _OPTIONS
+    if saved_groups and groups and saved_options != own_options:
+        differ = ", ".join(sorted(saved_options ^ own_options))
         raise _unfit(f"another optimizer saved it: only one of both has {differ}")
 
 

@@ -402,15 +402,15 @@ def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCh
     reasons = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped)
     lossy = next((skip for skip in skipped if skip.is_lossy), None)
     if lossy is not None:
-        first = (
+        inspect_hint = (
             f"to continue with that loss: resilient train --resume {shell_quote(lossy.path)} SCRIPT"
         )
     else:
-        first = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
+        inspect_hint = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
     return NoIntactCheckpoint(
         f"no checkpoint of Transformers in `{output}` is intact, and training does not start over "
         f"silently: {reasons}",
-        hint=f"{first}; to start at step 0: --resume never, or resume_from_checkpoint=False",
+        hint=f"{inspect_hint}; to start at step 0: --resume never, or resume_from_checkpoint=False",
     )
 
 

@@ -200,8 +200,8 @@ class ZeroFolder:
                 )
             return dict(saved_optimizer)
         states: dict[str, dict[str, Any]] = {}
-        first = self._states(self._parts[0])
-        for kind in dict.fromkeys(name for state in first for name in state):
+        first_states = self._states(self._parts[0])
+        for kind in dict.fromkeys(name for state in first_states for name in state):
             states = self._spread(kind, states)
         groups = [dict(saved_group) for saved_group in self._base(self._parts[0])["param_groups"]]
         for group, shapes in zip(groups, self._shapes, strict=True):

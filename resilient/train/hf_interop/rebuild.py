@@ -475,9 +475,9 @@ def _fill(draft: Path, parts: Mapping[str, Mapping[str, Any]], ranks: int) -> No
             groups = optimizer["param_groups"]
             torch.save(exporter.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
     for rank in range(ranks):
-        ours = parts[rank_part("rng_state", rank)]
+        own_state = parts[rank_part("rng_state", rank)]
         name = "rng_state.pth" if ranks == 1 else f"rng_state_{rank}.pth"
-        torch.save(exporter.random_state(ours, is_alone=ranks == 1), draft / name)
+        torch.save(exporter.random_state(own_state, is_alone=ranks == 1), draft / name)
 
 
 _PART = "rng_state"
@@ -538,7 +538,7 @@ def random_states_of(
     if config.get("reduction") != "canonical" or not (batch and micro and step):
         return None
     seed = _seed(url, manifest, storage_options)
-    before = RandomState().state_dict()
+    random_state = RandomState().state_dict()
     try:
         seed_between_steps(seed, step - 1, int(batch) // int(micro))
         ranks = int(manifest.world["size"])
@@ -547,7 +547,7 @@ def random_states_of(
             for rank in range(ranks)
         }
     finally:
-        RandomState().load_state_dict(before)
+        RandomState().load_state_dict(random_state)
     return cast("Store", DerivedSource("the run's seed and step", files))
 
 

@@ -121,8 +121,10 @@ def label_names_of(model: nn.Module) -> tuple[str, ...]:
     """
     parameters = inspect.signature(model.forward).parameters
     positions = ("start_positions", "end_positions")
-    also = positions if "QuestionAnswering" in type(model).__name__ else ()
-    return tuple(name for name in parameters if "label" in name or name in also) or ("labels",)
+    position_names = positions if "QuestionAnswering" in type(model).__name__ else ()
+    return tuple(name for name in parameters if "label" in name or name in position_names) or (
+        "labels",
+    )
 
 
 def returns_loss_alone(model: nn.Module) -> bool:

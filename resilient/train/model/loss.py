@@ -162,9 +162,9 @@ def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | Non
     counts = []
     for batch in batches:
         _, labels = take_labels(batch)
-        ready = batch.get("shift_labels") if isinstance(batch, Mapping) else None
-        if ready is not None:
-            labels = ready
+        shifted_labels = batch.get("shift_labels") if isinstance(batch, Mapping) else None
+        if shifted_labels is not None:
+            labels = shifted_labels
         elif shifted and isinstance(labels, torch.Tensor):
             labels = labels[..., 1:]
         if not isinstance(labels, torch.Tensor):
@@ -181,8 +181,8 @@ def count_over_ranks(
     Returns:
         None if a rank with batches has no labels to count.
     """
-    missing = count is None and has_batches
-    counts = torch.tensor([0 if count is None else int(count), missing], device=device)
+    is_missing = count is None and has_batches
+    counts = torch.tensor([0 if count is None else int(count), is_missing], device=device)
     dist.all_reduce(counts)
     return None if counts[1] else counts[0]
 

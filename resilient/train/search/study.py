@@ -287,10 +287,10 @@ def search(
             template but not by its class.
     """
     ranks = trainer.session.world.size
-    first = _First(study, hp_space)
-    while (trial_asked := from_first(first.ask, ranks)) is not None:
+    rank0_study = _First(study, hp_space)
+    while (trial_asked := from_first(rank0_study.ask, ranks)) is not None:
         number, values, params = trial_asked
-        trial = GivenTrial(params, number) if study is None else first.trial
+        trial = GivenTrial(params, number) if study is None else rank0_study.trial
         another = _trainer_of(trainer, number, values)
         another.hp_name = hp_name
         reporter = TrialReporter(trial, compute_objective, ranks, _last_of(another.eval_dataset))
@@ -298,8 +298,8 @@ def search(
         another.train(trial=trial)
         if not reporter.values:
             reporter.take(another.evaluate())
-        from_first(partial(first.tell, reporter), ranks)
-    best_runs: list[BestRun] = from_first(first.best, ranks)
+        from_first(partial(rank0_study.tell, reporter), ranks)
+    best_runs: list[BestRun] = from_first(rank0_study.best, ranks)
     return best_runs
 
 
@@ -331,8 +331,8 @@ class _First:
 
 def _last_of(datasets: Any) -> str | None:
     """Return the name of the last of several datasets; None for a single one."""
-    several = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
-    return str([*datasets][-1]) if several and datasets else None
+    has_several_sets = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
+    return str([*datasets][-1]) if has_several_sets and datasets else None
 
 
 def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:

@@ -251,6 +251,6 @@ class LocalStateTracker(Tracker):
         self.draw(metrics, step)
         self._steps |= dict.fromkeys(metrics, step)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._steps), encoding="utf-8")
-        os.replace(new, self._file)  # noqa: PTH105 - a kill leaves the old one or the new one
+        temporary_path = self._file.with_suffix(".new")
+        temporary_path.write_text(json.dumps(self._steps), encoding="utf-8")
+        os.replace(temporary_path, self._file)  # noqa: PTH105 - a kill leaves the old one or the new one

@@ -121,13 +121,13 @@ class MLflow(Tracker):
         """Log missing parameters only: MLflow rejects changes of a run's parameters."""
         entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
         params = self._params(opening.config())
-        new = [
+        new_parameters = [
             entities.Param(name, text)
             for name, text in params.items()
             if name not in there and len(text) <= checks.MAX_PARAM_VAL_LENGTH
         ]
-        for at in range(0, len(new), _BATCH):
-            self._client.log_batch(self.run_id, params=new[at : at + _BATCH])
+        for at in range(0, len(new_parameters), _BATCH):
+            self._client.log_batch(self.run_id, params=new_parameters[at : at + _BATCH])
 
     def _last_step(self, name: str) -> int:
         return max(int(point.step) for point in self._client.get_metric_history(self.run_id, name))

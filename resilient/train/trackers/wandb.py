@@ -43,12 +43,12 @@ def history_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_steps(files: Iterable[Path]) -> dict[str, int]:
     """Return the last step of each metric over several files."""
-    last: dict[str, int] = {}
+    last_step_by_name: dict[str, int] = {}
     for file in files:
         for row in history_rows(file):
             step = int(row["_step"])
-            last |= {name: max(step, last.get(name, -1)) for name in row}
-    return last
+            last_step_by_name |= {name: max(step, last_step_by_name.get(name, -1)) for name in row}
+    return last_step_by_name
 
 
 def has_ended(path: Path) -> bool:
@@ -142,9 +142,9 @@ class WeightsAndBiases(Tracker):
         """Add values to the row of this step; once-per-run values go to the summary."""
         row: dict[str, float | str] = {}
         for name, value in metrics.items():
-            short = name.removeprefix("train/")
-            if short in SINGLE_VALUES:
-                self._run.summary[short] = value
+            short_name = name.removeprefix("train/")
+            if short_name in SINGLE_VALUES:
+                self._run.summary[short_name] = value
             else:
                 row[name] = value
         if row:
