@@ -357,7 +357,7 @@ class CheckpointEngine:
             )
         self._setup = setup_of(parts)
         check = ResumeCheck(self._setup, policy or ChangePolicy(), self._context.emit_once, examine)
-        absent = self._load(choice, parts, landing, check)
+        absent_names = self._load(choice, parts, landing, check)
         process = self.claimant.process if self.claimant else None
         self._generation = start_generation(self._context, choice, cause, self.start, process)
         self._context = self._context.for_generation(self._generation)
@@ -368,12 +368,12 @@ class CheckpointEngine:
         self._context.report_reconstructed(choice.proved)
         self._bases = (make_dedup_base(choice.proved, store),)
         took_seconds = self._context.clock.monotonic_seconds() - began_seconds
-        resumed = ResumeResult.of(choice.proved.manifest, absent)
-        size_bytes, name = read_bytes(choice.proved.files), resumed.checkpoint.folder
+        resume_result = ResumeResult.of(choice.proved.manifest, absent_names)
+        size_bytes, name = read_bytes(choice.proved.files), resume_result.checkpoint.folder
         self._context.emit_once(
-            events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds)
+            events.CheckpointRestored(name, resume_result.step, size_bytes, took_seconds)
         )
-        return resumed
+        return resume_result
 
     def _load(
         self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck
@@ -566,16 +566,16 @@ class CheckpointEngine:
         topic, rank = f"load/{self._loads}", self._context.world.rank
         if isinstance(checkpoint, str):
             checkpoint = resolve_collectively(self._context, f"{topic}/name", checkpoint)
-        stored, landing = stored_name(name, part, rank), LoadPlan({name: part})
+        name_in_store, landing = stored_name(name, part, rank), LoadPlan({name: part})
 
         def prove() -> VerifiedCheckpoint:
             context = self._context
             proved = read_wanted(
-                context.store, checkpoint, context.read_request({stored}, landing.boxes)
+                context.store, checkpoint, context.read_request({name_in_store}, landing.boxes)
             )
             context.report_reconstructed(proved)
             if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
-                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
+                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{name_in_store}`")
             return proved
 
         proved: Any = capture_failure(prove)

@@ -265,14 +265,18 @@ class Checkpointer:
         """
         engine, tracked, step = self._require_engine("save()"), self._tracked, whole_step(step)
         self._report_unread_counters()
-        about = CheckpointInfo(strategy=tracked.strategy, metrics=plain_metrics(metrics or {}))
+        checkpoint_info = CheckpointInfo(
+            strategy=tracked.strategy, metrics=plain_metrics(metrics or {})
+        )
         with self._saving(engine):
             if tracked.is_collective:
                 # The save is collective in the training backend: a rank that saves alone would
                 # hang.
                 engine.meet()
                 tracked.align()
-            return engine.save(step, tracked.parts, about, keep=keep, overlap=self._overlap)
+            return engine.save(
+                step, tracked.parts, checkpoint_info, keep=keep, overlap=self._overlap
+            )
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
         """Load one thing from a checkpoint, given by the id from ``save`` or by a reference.
@@ -427,7 +431,7 @@ class Checkpointer:
         reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
         is_single_writer = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
-        opened = open_engine(
+        engine = open_engine(
             url,
             rank_group.world,
             rank_group.board,
@@ -438,16 +442,18 @@ class Checkpointer:
             require_signature=signed,
             **{"emit": emit, **options},
         )
-        opened.start, opened.claimant = rank_group.begin_training(), claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = rank_group.begin_training(), claimant_of(launch)
+        return engine
 
     def _emitter(self, rank_group: RankGroup) -> events.Emitter:
         """Return the emitter; on ranks above 0 the console shows only warnings and errors."""
         emitter: events.Emitter | None = self._options.get("emit")
         if emitter is not None:
             return emitter
-        shown = events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
-        sinks = [events.console(shown)]
+        console_level = (
+            events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
+        )
+        sinks = [events.console(console_level)]
         file = events_file(rank_group)
         if file:
             sinks.append(events.json_lines(file))

@@ -228,24 +228,26 @@ def _refuse_slip(name: str, value: Any) -> None:
     """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
     if value is not None and not isinstance(value, _PLAIN):
         return
-    anyway = f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
+    override_hint = (
+        f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
+    )
     if isinstance(value, str | bytes) and _SECRET.search(name):
         raise ConfigError(
             f"`{name}` would be saved in the checkpoint, in plain text for all its readers",
             hint="pass credentials in storage_options or RESILIENT_STORAGE_OPTIONS, and a signing "
-            f"key in RESILIENT_SIGNING_KEY; {anyway}",
+            f"key in RESILIENT_SIGNING_KEY; {override_hint}",
         )
     if name in _ELSEWHERE:
         raise ConfigError(
             f"`{name}` is not an option here, and would be saved as state: {_ELSEWHERE[name]}",
-            hint=anyway,
+            hint=override_hint,
         )
-    close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
-    if close:
+    similar_names = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
+    if similar_names:
         raise ConfigError(
             f"`{name}` is not an option, and would be saved as state: did you mean "
-            f"`{_MEANT[close[0]]}`?",
-            hint=anyway,
+            f"`{_MEANT[similar_names[0]]}`?",
+            hint=override_hint,
         )
 
 

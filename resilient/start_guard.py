@@ -199,7 +199,7 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     checkpoints = checkpoints_in_folder(root) if root is not None else []
     step_folders = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
     intact: list[str] = []
-    skipped: list[SkippedFolder] = []
+    skipped_folders: list[SkippedFolder] = []
     for checkpoint in sorted(
         step_folders, key=lambda candidate: _step_of(candidate.path), reverse=True
     ):
@@ -207,8 +207,8 @@ def plan_takeover(folder: str) -> TakeoverPlan:
         if flaw is None:
             intact.append(checkpoint.path)
         else:
-            skipped.append(flaw)
-    return TakeoverPlan(tuple(intact), tuple(skipped))
+            skipped_folders.append(flaw)
+    return TakeoverPlan(tuple(intact), tuple(skipped_folders))
 
 
 def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:

@@ -188,15 +188,15 @@ def read_events(folder: Path) -> SaveTimes:
         OSError: A file cannot be read.
         StoreDenied: A file leads out of the folder, or is no regular file.
     """
-    took = SaveTimes()
+    save_times = SaveTimes()
     for path in event_files(folder):
         for line in event_lines(folder, path):
             record = parse_fields(line)
             if record.get("event") == "CheckpointCommitted":
-                took.saves.append(_seconds(record.get("commit_seconds")))
+                save_times.saves.append(_seconds(record.get("commit_seconds")))
             elif record.get("event") == "CheckpointPromoted":
-                took.promotions.append(_seconds(record.get("took_seconds")))
-    return took
+                save_times.promotions.append(_seconds(record.get("took_seconds")))
+    return save_times
 
 
 def _seconds(value: Any) -> float:

@@ -85,9 +85,13 @@ class Survey:
             MISSING
         }:
             return ()
-        absent = {owners[name] for name in problem_by_file}
+        ranks_without_files = {owners[name] for name in problem_by_file}
         intact_ranks = {rank for name, rank in owners.items() if name not in problem_by_file}
-        return () if absent & intact_ranks or not intact_ranks else tuple(sorted(absent))
+        return (
+            ()
+            if ranks_without_files & intact_ranks or not intact_ranks
+            else tuple(sorted(ranks_without_files))
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -236,13 +240,13 @@ def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleReque
         request: Requested extent.
     """
     clock = SystemClock()
-    until = clock.monotonic_seconds() + request.seconds
+    deadline_seconds = clock.monotonic_seconds() + request.seconds
     over = []
     with Progress("reading", clock) as progress:
 
         def goes_on(read_bytes: int, of: int) -> bool:
             progress(read_bytes, of)
-            if request.seconds and clock.monotonic_seconds() >= until:
+            if request.seconds and clock.monotonic_seconds() >= deadline_seconds:
                 over.append(read_bytes)
             return not over
 

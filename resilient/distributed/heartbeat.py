@@ -260,10 +260,10 @@ def read_progress(path: Path) -> ProgressRecord | None:
 def _parse(data: bytes) -> ProgressRecord | None:
     heads = [_HEAD.unpack_from(data, at) for at in (0, _HEAD.size)]
     complete = [head for head in heads if head[0] == head[-1] and head[2] < len(Phase)]
-    signs, step, phase, since_seconds, timed, _ = max(complete, default=_EMPTY)
+    signs, step, phase, since_seconds, step_count, _ = max(complete, default=_EMPTY)
     if not signs:
         return None
-    count = min(timed, RECENT_STEPS)
+    count = min(step_count, RECENT_STEPS)
     own_seconds = _numbers(data, _OWN_AT, count)
     return ProgressRecord(
         step=step,

@@ -213,8 +213,8 @@ def read_signing_key(environ: Mapping[str, str]) -> str:
         return secret.strip()
     hint = f"openssl rand -hex 32 > {file} && chmod 600 {file}"
     try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(_SECRET_BYTES_MAX + 1)
+        with Path(file).open("rb") as key_file:
+            data = key_file.read(_SECRET_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
             f"{SIGNING_KEY_FILE}: cannot read `{file}`: {error.strerror}", hint=hint

@@ -148,12 +148,12 @@ class MissedSaveDetector:
             call = json.dumps({"save": save, "steps": steps}).encode()
             self._kv_store.post(self._comms.key("saves", self._comms.world.rank), call)
         peer_call = self._kv_store.peek(self._comms.key("saves", self._peer))
-        missed = self._saves() + 1
-        evidence = "" if peer_call is None else self._evidence(json.loads(peer_call), missed)
-        is_certain = bool(evidence) and self._suspicion == (missed, evidence)
-        self._suspicion = (missed, evidence)
-        if is_certain and not self._is_inside and self._saves() + 1 == missed:
-            decline_save(self._comms, missed, evidence)
+        next_save = self._saves() + 1
+        evidence = "" if peer_call is None else self._evidence(json.loads(peer_call), next_save)
+        is_certain = bool(evidence) and self._suspicion == (next_save, evidence)
+        self._suspicion = (next_save, evidence)
+        if is_certain and not self._is_inside and self._saves() + 1 == next_save:
+            decline_save(self._comms, next_save, evidence)
 
     def _evidence(self, call: dict[str, Any], missed: int) -> str:
         """Return the reason why this rank cannot be about to save; empty if it may be."""

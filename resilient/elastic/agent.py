@@ -224,8 +224,10 @@ class ElasticAgent(SimpleElasticAgent):
         )
         tend = partial(_tend, self._fork_server, self._beats, self._folder)
         sources = (stops, members, barrier, self._health, peer_hangs)
-        around = MonitorContext(*sources, patience, clock, self._emit, tend, notes, attempt, nodes)
-        watch = AttemptMonitor(self._workers, around)
+        monitor_context = MonitorContext(
+            *sources, patience, clock, self._emit, tend, notes, attempt, nodes
+        )
+        watch = AttemptMonitor(self._workers, monitor_context)
         members.start()
         peer_hangs.start()
         try:

@@ -94,10 +94,12 @@ class HangFound(Event):
 
     def message(self) -> str:
         """Return the message: the blamed rank, its phase, and the stacks of all ranks."""
-        learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
+        median_text = f", the median step takes {self.median_seconds:.3g} s" * bool(
+            self.median_seconds
+        )
         waited = f"{self.waited_seconds:.1f} s, and the deadline is {self.deadline_seconds:.1f} s"
         rows = [
-            f"hang: no progress for {waited}{learned}",
+            f"hang: no progress for {waited}{median_text}",
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
         for ranks, value in alike(self.stacks).items():
@@ -136,9 +138,9 @@ def end_hung(
     emit(_hang_event(hang, stacks))
     group.kill()
     is_unkillable = not group.wait_for_all(_KILL_SECONDS)
-    blamed = hang.first.rank
+    blamed_rank = hang.first.rank
     message = f"hang: {describe_overdue(hang.first)}"
-    inner = next((stack.innermost for stack in stacks if stack.rank == blamed), "")
+    inner = next((stack.innermost for stack in stacks if stack.rank == blamed_rank), "")
     error = WorkerError(
         message=f"{message}{f', in {inner}' * bool(inner)}",
         hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
@@ -146,7 +148,7 @@ def end_hung(
     failures = [
         WorkerFailure(worker_exit, error, Cause.HANG)
         for worker_exit in group.exits
-        if worker_exit.command.rank == blamed
+        if worker_exit.command.rank == blamed_rank
     ]
     status = DeadlineExceeded.exit_code
     outcome = Outcome(
@@ -350,11 +352,11 @@ class AttemptMonitor:
 
     def _has_failed(self) -> bool:
         """Return whether a worker failed by itself, and not because of a known request to stop."""
-        fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
+        accepted_codes = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
         if self._stops.asked_by:
-            fine.add(-signal.SIGTERM)
+            accepted_codes.add(-signal.SIGTERM)
         return any(
-            worker_exit.status not in fine and not worker_exit.is_killed
+            worker_exit.status not in accepted_codes and not worker_exit.is_killed
             for worker_exit in self._group.exits
         )
 

@@ -194,11 +194,13 @@ class ResumeOptionRepeated(Event):
 
     def message(self) -> str:
         """Return the message, which says how long the option applies."""
-        until = f"--resume {self.resume} holds until this run has saved a checkpoint"
+        scope_text = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
-            return f"{until}; restarts and requeues of {self.job} then continue from its newest"
+            return (
+                f"{scope_text}; restarts and requeues of {self.job} then continue from its newest"
+            )
         return (
-            f"{until}; restarts then continue from its newest. The next start of this command "
+            f"{scope_text}; restarts then continue from its newest. The next start of this command "
             "applies --resume again: omit it to continue"
         )
 

@@ -103,11 +103,11 @@ class WorkerFailure:
         """Best known time of the failure, monotonic seconds."""
         if self.error.at_seconds is not None:
             return self.error.at_seconds
-        died = self.exit.status < 0 and self.exit.status != -signal.SIGABRT
+        is_killed = self.exit.status < 0 and self.exit.status != -signal.SIGABRT
         # A peer may report the loss of a killed rank before this agent sees the kill. So a kill is
         # dated back to the last check. An abort is not: collective libraries report a loss with an
         # abort.
-        return self.exit.alive_at_seconds if died else self.exit.seen_at_seconds
+        return self.exit.alive_at_seconds if is_killed else self.exit.seen_at_seconds
 
 
 def read_error(path: Path) -> WorkerError:

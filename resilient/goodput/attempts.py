@@ -219,19 +219,19 @@ def walk(
         ended_ms: End of its training; later events are ignored.
     """
     points: list[StepTime] = [began]
-    returns: list[Rewind] = []
+    rewinds: list[Rewind] = []
     for record in sorted(records, key=done_ms):
         at_ms = done_ms(record)
         if not began.at_ms <= at_ms <= ended_ms:
             continue
         if record.event == WENT_BACK:
-            if (rewind := _return(record, points, returns)) is not None:
-                returns.append(rewind)
+            if (rewind := _return(record, points, rewinds)) is not None:
+                rewinds.append(rewind)
                 points = [point for point in points if point.step < rewind.step]
                 points.append(StepTime(rewind.step, at_ms))
         elif (step := step_of(record, -1)) > points[-1].step:
             points.append(StepTime(step, at_ms))
-    return tuple(points), tuple(returns)
+    return tuple(points), tuple(rewinds)
 
 
 def when_done(points: Sequence[StepTime], step: int) -> int:
@@ -239,9 +239,9 @@ def when_done(points: Sequence[StepTime], step: int) -> int:
     nth = bisect_left(points, step, key=lambda point: point.step)
     if nth in (0, len(points)):
         return points[0 if nth == 0 else -1].at_ms
-    later, earlier = points[nth], points[nth - 1]
-    share = (step - earlier.step) / (later.step - earlier.step)
-    return round(earlier.at_ms + (later.at_ms - earlier.at_ms) * share)
+    next_point, previous_point = points[nth], points[nth - 1]
+    share = (step - previous_point.step) / (next_point.step - previous_point.step)
+    return round(previous_point.at_ms + (next_point.at_ms - previous_point.at_ms) * share)
 
 
 def done_ms(record: EventRecord) -> int:
@@ -351,7 +351,7 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     if begins_ms is not None:
         stops_ms = end_records[-1].at_ms if end_records else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
-    points, returns = _walk(attempt, first_step, training)
+    points, rewinds = _walk(attempt, first_step, training)
     first_done = attempt.first("FirstStepEnded")
     done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
     return AttemptTimeline(
@@ -363,11 +363,11 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
         hung_ms=hung_ms,
         first_step_ms=done_ms,
         first_step=first_step,
-        last_step=max(first_step, _last_step(attempt, returns)) if training else first_step,
+        last_step=max(first_step, _last_step(attempt, rewinds)) if training else first_step,
         evaluations=tuple(map(_before, _phases(attempt, _EVALUATING))),
         stalls=_stalls(attempt),
         points=points,
-        returns=returns,
+        returns=rewinds,
     )
 
 
@@ -404,10 +404,10 @@ def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
     rewind = returns[-1] if returns else None
     records = attempt.told(*TELL_STEPS, "AttemptEnded", *ENDS)
-    since = [
+    steps_since = [
         step_of(record, 0) for record in records if rewind is None or record.at_ms > rewind.at_ms
     ]
-    return max([*since, rewind.step if rewind else 0], default=0)
+    return max([*steps_since, rewind.step if rewind else 0], default=0)
 
 
 def _phases(attempt: AttemptRecord, phase: str) -> list[EventRecord]:

@@ -329,10 +329,10 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
     offsets = offsets_ms(records)
     if not any(offsets.values()):
         return list(records)
-    moved = [
+    shifted_records = [
         replace(record, at_ms=record.at_ms - offsets.get(record.host, 0)) for record in records
     ]
-    return sorted(moved, key=lambda record: record.at_ms)
+    return sorted(shifted_records, key=lambda record: record.at_ms)
 
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:

@@ -246,18 +246,20 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     exit_codes = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
     faults: list[Fault] = []
-    since = 0  # index of the first fault after the last training
+    first_open_fault = 0  # index of the first fault after the last training
     for nth, timeline in enumerate(doings):
         if timeline.training is not None:
             steps, spans = _drop(useful, timeline.first_step)
-            if since < len(faults):
-                faults[since] = replace(faults[since], lost_steps=steps, lost=spans)
+            if first_open_fault < len(faults):
+                faults[first_open_fault] = replace(
+                    faults[first_open_fault], lost_steps=steps, lost=spans
+                )
             faults.extend(_went_back(timeline))
-            since = len(faults)
+            first_open_fault = len(faults)
             useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
         end_cause = _how_it_ended(timeline, exit_codes, is_last=nth == len(doings) - 1)
         if end_cause is not None:
-            later_starts_ms = (later.first_step_ms for later in doings[nth + 1 :])
+            later_starts_ms = (next_timeline.first_step_ms for next_timeline in doings[nth + 1 :])
             done_ms = next((at_ms for at_ms in later_starts_ms if at_ms is not None), None)
             at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
@@ -267,19 +269,19 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
 
 def _went_back(timeline: AttemptTimeline) -> list[Fault]:
     """Return the rewinds of an attempt as faults."""
-    returns = []
+    rewinds_as_faults = []
     for rewind in timeline.returns:
-        later = (point.at_ms for point in timeline.points if point.step > rewind.step)
-        done_ms = next((at_ms for at_ms in later if at_ms > rewind.at_ms), None)
+        later_times_ms = (point.at_ms for point in timeline.points if point.step > rewind.step)
+        done_ms = next((at_ms for at_ms in later_times_ms if at_ms > rewind.at_ms), None)
         down_ms = None if done_ms is None else done_ms - rewind.at_ms
         lost_spans = ((rewind.began_ms, rewind.at_ms, timeline.life.number),)
-        returns.append(
+        rewinds_as_faults.append(
             Fault(
                 *(timeline.life.number, rewind.at_ms, "numbers", rewind.reason, rewind.host, -1),
                 *(down_ms, rewind.lost_steps, lost_spans),
             )
         )
-    return returns
+    return rewinds_as_faults
 
 
 def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:

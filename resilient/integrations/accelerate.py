@@ -180,7 +180,7 @@ class AcceleratorCheckpointer(Checkpointer):
         Raises:
             ConfigError: The loader has no length, as with an IterableDataset without one.
         """
-        skipped = self._state_number
+        skipped_batches = self._state_number
         if not _has_length(loader):
             raise ConfigError(
                 "the loader has no length, so its data position cannot be restored",
@@ -188,13 +188,15 @@ class AcceleratorCheckpointer(Checkpointer):
             )
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
-        if skipped < len(loader):
-            self._order.begin(loader, is_new=not skipped)
+        if skipped_batches < len(loader):
+            self._order.begin(loader, is_new=not skipped_batches)
             remaining_batches = (
-                self._accelerator.skip_first_batches(loader, skipped) if skipped else loader
+                self._accelerator.skip_first_batches(loader, skipped_batches)
+                if skipped_batches
+                else loader
             )
             for number, batch in enumerate(remaining_batches):
-                if skipped and not number:
+                if skipped_batches and not number:
                     # Skipping batches set the streams back to the start of the epoch.
                     self._random_state.restore()
                 self._state_number += 1
@@ -275,13 +277,13 @@ class Order:
         """Note the random state of a new epoch, or restore that of a resumed epoch."""
         self._generator = getattr(loader, "synchronized_generator", None)
         self._sampler = _seedable_sampler(loader)
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and self._generator is not None:
-            state = resumed["now" if is_new else "drawn_from"]
+        resumed_state, self._resumed = self._resumed, None
+        if resumed_state is not None and self._generator is not None:
+            state = resumed_state["now" if is_new else "drawn_from"]
             if state is not None:
                 self._generator.set_state(state)
-        if resumed is not None and self._sampler is not None:
-            seed = resumed.get("seed")
+        if resumed_state is not None and self._sampler is not None:
+            seed = resumed_state.get("seed")
             self._sampler.initial_seed = self._sampler.initial_seed if seed is None else seed
         if not is_new and self._streams is not None:
             RandomState().load_state_dict(self._streams)

@@ -244,7 +244,7 @@ def _metric_state(metric: Any) -> dict[str, Any]:
 def _set_metric(metric: Any, saved: Mapping[str, Any]) -> None:
     for name, value in saved["states"].items():
         if name in metric._defaults:  # noqa: SLF001 - no public way
-            listed = isinstance(value, list)
-            moved = [item.to(metric.device) for item in (value if listed else [value])]
-            setattr(metric, name, moved if listed else moved[0])
+            is_list = isinstance(value, list)
+            moved_tensors = [item.to(metric.device) for item in (value if is_list else [value])]
+            setattr(metric, name, moved_tensors if is_list else moved_tensors[0])
     metric._update_count, metric._computed = saved["updates"], None  # noqa: SLF001 - no public way

@@ -183,13 +183,13 @@ class ResilientCallback(TrainerCallback):
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and options["epoch"] == options["epochs_trained"]
-        trained = options["steps_trained_in_current_epoch"] if is_first else 0
-        is_trained = trained >= options["steps_in_epoch"]
+        trained_steps = options["steps_trained_in_current_epoch"] if is_first else 0
+        is_trained = trained_steps >= options["steps_in_epoch"]
         is_done = trainer.state.global_step >= trainer.state.max_steps and not is_trained
         if is_done or self._stopped_by:
             trainer.control.should_training_stop = True
             return
-        self._place.begin(options, is_resumed=trained > 0)
+        self._place.begin(options, is_resumed=trained_steps > 0)
         if is_trained:
             self._end_epoch(options)
             return
@@ -271,9 +271,9 @@ class ResilientCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Restore the sums for the trainer's log, if more steps follow."""
         if self._gathered_state is not None and state.global_step < state.max_steps:
-            trainer, gathered = self._trainer, self._gathered_state
-            trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
-            trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
+            trainer, gathered_state = self._trainer, self._gathered_state
+            trainer._tr_loss = gathered_state["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
+            trainer._globalstep_last_logged = gathered_state["logged"]  # noqa: SLF001 - its log's
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Refuse a log entry that no checkpoint can store, before the next save.

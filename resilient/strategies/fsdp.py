@@ -106,8 +106,8 @@ class FsdpStrategy:
     def _prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Set the prefetching; ``modules`` are in the order of the forward pass."""
         if self.options.forward_prefetch:
-            for module, following in pairwise(cast("Sequence[FSDPModule]", modules)):
-                module.set_modules_to_forward_prefetch([following])
+            for module, next_module in pairwise(cast("Sequence[FSDPModule]", modules)):
+                module.set_modules_to_forward_prefetch([next_module])
         if self.options.backward_prefetch == "no_prefetch":
             for module in cast("Sequence[FSDPModule]", modules):
                 # The module itself is already gathered; an empty list would mean torch's default.

@@ -246,10 +246,10 @@ class ObjectClient:
         del older_than_seconds, clock
         uploads = self._server.uploads
         answer = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})
-        doomed = {number: key for number, key in answer.items() if is_ours(key)}
-        for number, key in doomed.items():
+        own_uploads = {number: key for number, key in answer.items() if is_ours(key)}
+        for number, key in own_uploads.items():
             self._ask("abort", key, lambda number=number: uploads.pop(number, None))  # type: ignore[misc]
-        return tuple(doomed.values())
+        return tuple(own_uploads.values())
 
     def _list(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
         objects = self._server.objects

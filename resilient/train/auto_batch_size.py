@@ -79,9 +79,9 @@ class AutoBatchSize:
             is_mine = True
             # A stored error keeps the surplus tensors alive through its frames.
             problem = error if is_least else None
-        has_failed, trained = self._agree(run.parameters, failed=is_mine)
+        has_failed, trained_parameters = self._agree(run.parameters, failed=is_mine)
         if not has_failed:
-            average_gradients(trained, self.ranks)
+            average_gradients(trained_parameters, self.ranks)
             return True
         if problem is not None:
             problem.add_note("a batch of one sample does not fit either")
@@ -101,9 +101,11 @@ class AutoBatchSize:
         flags = [failed, *(parameter.grad is not None for parameter in parameters)]
         flag_tensor = torch.tensor(flags, dtype=torch.int32, device=self.device)
         dist.all_reduce(flag_tensor, dist.ReduceOp.MAX)
-        any_failed, *trained = flag_tensor.tolist()
+        any_failed, *gradient_flags = flag_tensor.tolist()
         return bool(any_failed), [
-            parameter for parameter, has in zip(parameters, trained, strict=True) if has
+            parameter
+            for parameter, has_gradient in zip(parameters, gradient_flags, strict=True)
+            if has_gradient
         ]
 
 

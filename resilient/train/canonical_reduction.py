@@ -349,13 +349,13 @@ class CanonicalPasses:
             samples, count = trainer.get_batch_samples(
                 batches, len(own_leaves), trainer.session.device
             )
-        samples, counted = iter(samples), () if count is None else (count,)
+        samples, count_arguments = iter(samples), () if count is None else (count,)
         for leaf in own_leaves:
             with pulse.during(Phase.LOADING):
                 inputs = next(samples)
             immutability_check = ImmutabilityCheck.of(run.model)
             self._seed(step, leaf)
-            loss = trainer.training_step(run.model, inputs, *counted)
+            loss = trainer.training_step(run.model, inputs, *count_arguments)
             immutability_check.require_same(run.model)
             self.updates.reducer.take(leaf, loss)
             if run.counter.is_on:

@@ -226,12 +226,12 @@ class LossGuard:
             self._step[1] = (~torch.isfinite(grad_norm)).double()
         if self._ranks > 1:
             torch.distributed.all_reduce(self._step)
-        total, bad = self._step.tolist()
+        total, nonfinite_count = self._step.tolist()
         self.forget()
         loss = total / self._ranks
         if not math.isfinite(loss):
             raise LossDiverged(f"the loss is {loss}", kind_of(loss))
-        if bad:
+        if nonfinite_count:
             raise LossDiverged("the gradients are not finite", "nan", "grad_norm")
         limit = self.limit()
         if loss > limit:

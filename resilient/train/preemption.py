@@ -363,8 +363,8 @@ def _kills(number: int) -> bool:
         return False
     with suppress(OSError, ValueError, StopIteration):
         rows = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        caught = next(row for row in rows if row.startswith("SigCgt:")).split()[1]
-        return not int(caught, 16) >> (number - 1) & 1
+        caught_mask = next(row for row in rows if row.startswith("SigCgt:")).split()[1]
+        return not int(caught_mask, 16) >> (number - 1) & 1
     return True
 
 

@@ -74,13 +74,13 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
         raise _rejected_step(step, broken, f"it already went back {limit} times (`rollback_limit`)")
     # Counts not reported yet belong to steps that are given up.
     run.settle_counts()
-    resumed = None
+    resume_result = None
     if run.saver.has_saved:
         checkpointer = session.checkpointer(session.emit, session.next_topic(), run.gate)
-        resumed = run.saver.begin_again(checkpointer)
-    if resumed is None:
+        resume_result = run.saver.begin_again(checkpointer)
+    if resume_result is None:
         raise _rejected_step(step, broken, "there is no checkpoint to go back to")
-    run.ledger.begin(resumed, state.global_step, run.cursor)
+    run.ledger.begin(resume_result, state.global_step, run.cursor)
     run.ledger.leave_out(run.cursor, REASON, until=data_position[:2])
     cursor.skip_to(*data_position)
     callbacks.context["shelf"] = saved_models(session, run.saver)
@@ -88,7 +88,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     run.turns_ahead += step - state.global_step
     session.pulse.end_step(state.global_step)
     return TrainingRolledBack(
-        broken, step, resumed.checkpoint.folder, run.cursor.skipped[-1], times, limit
+        broken, step, resume_result.checkpoint.folder, run.cursor.skipped[-1], times, limit
     )
 
 

@@ -298,17 +298,17 @@ class CheckpointSaver:
             check_resumable(config, self._args, self.emit)
 
         policy = policy_for(self._args, {*self.reserved, *self.parts})
-        resumed = self._checkpointer.resume(
+        resume_result = self._checkpointer.resume(
             self.parts, ref=ref, cause=cause, examine=look, guard=guard, policy=policy
         )
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
-        if resumed is None:
+        if resume_result is None:
             return None
-        self._last_checkpoint, self._saved_step = resumed.checkpoint, resumed.step
-        self.begun = resumed.checkpoint
-        if resumed.absent:
-            self.emit(PartsMissing(resumed.absent))
-        return resumed
+        self._last_checkpoint, self._saved_step = resume_result.checkpoint, resume_result.step
+        self.begun = resume_result.checkpoint
+        if resume_result.absent:
+            self.emit(PartsMissing(resume_result.absent))
+        return resume_result
 
     @property
     def has_saved(self) -> bool:
@@ -335,9 +335,9 @@ class CheckpointSaver:
             self._go_on_without(error)
         self._checkpointer.close()
         self._checkpointer = checkpointer
-        resumed = self.resume("auto", "rollback")
+        resume_result = self.resume("auto", "rollback")
         self.outdate()
-        return resumed
+        return resume_result
 
     @property
     def generation(self) -> int:
@@ -410,9 +410,9 @@ class CheckpointSaver:
             self.near_sums = cache.near_sums if cache is not None else None
         if self._step_cache is None:
             return
-        about, overlap = self._describe(self.ledger.peek), self._args.save_overlap
+        checkpoint_info, overlap = self._describe(self.ledger.peek), self._args.save_overlap
         try:
-            self._step_cache.hold(self.step, self.parts, about, overlap=overlap)
+            self._step_cache.hold(self.step, self.parts, checkpoint_info, overlap=overlap)
         except ResilientError as error:
             self.emit(StepCacheDisabled(error.message))
             self._close_step_cache(drops=True)
@@ -545,9 +545,13 @@ class CheckpointSaver:
 
     def _save_now(self, step: int) -> CheckpointId:
         # `_measure` waited for the previous save, so its rows of the ledger are durable.
-        about = self._describe(self.ledger.close)
+        checkpoint_info = self._describe(self.ledger.close)
         return self._checkpointer.save(
-            step, self._saved_parts, about, keep=self.best.kept, overlap=self._args.save_overlap
+            step,
+            self._saved_parts,
+            checkpoint_info,
+            keep=self.best.kept,
+            overlap=self._args.save_overlap,
         )
 
     def _describe(

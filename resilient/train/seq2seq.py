@@ -125,12 +125,16 @@ class Seq2SeqTrainer(Trainer):
                 "`predict_with_generate` needs a model with `generate` and batches with names, "
                 f"but got `{type(self.model).__name__}` and `{type(inputs).__name__}`"
             )
-        used = {name: value for name, value in inputs.items() if name not in self.label_names}
+        model_inputs = {
+            name: value for name, value in inputs.items() if name not in self.label_names
+        }
         if find_labels(inputs, self.label_names) is not None:
-            used = {name: value for name, value in used.items() if name not in _DECODERS}
+            model_inputs = {
+                name: value for name, value in model_inputs.items() if name not in _DECODERS
+            }
         # Ranks that hold parts of one model must run as many decoding steps as the slowest rank.
         sync_options = {"synced_gpus": True} if self.session.computes_together else {}
-        tokens: torch.Tensor = generate(**used, **{**sync_options, **options})
+        tokens: torch.Tensor = generate(**model_inputs, **{**sync_options, **options})
         return tokens
 
     def _padded(self, tokens: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:

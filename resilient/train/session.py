@@ -130,9 +130,9 @@ class Session:
         args, launch = self.args, self.gang.launch
         self._claim_repository()
         # Python delivers signals only in the main thread.
-        hears = threading.current_thread() is threading.main_thread()
-        publish_repository(launch, self.repository, saves_when_stopped=hears)
-        opened = open_engine(
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        publish_repository(launch, self.repository, saves_when_stopped=is_main_thread)
+        engine = open_engine(
             self.repository,
             self.world,
             self.gang.board,
@@ -151,14 +151,14 @@ class Session:
             tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
-        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        return engine
 
     def checkpointer_alone(self, topic: str) -> CheckpointEngine:
         """Open the repository for this rank alone, which writes before the other ranks read."""
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        opened = open_engine(
+        engine = open_engine(
             self.repository,
             single_writer=launch.single_writer,
             parity=args.save_parity,
@@ -166,8 +166,8 @@ class Session:
             emit=self.emit,
             scope=f"{topic}/alone",
         )
-        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        return engine
 
     def comms(self, scope: str) -> ControlGroup:
         """Return a control group of all ranks; ``scope`` is new and the same on all."""
@@ -361,13 +361,13 @@ def allow_tf32(device: torch.device, *, is_allowed: bool) -> None:
     Raises:
         ConfigError: TF32 is wanted and the device has none.
     """
-    has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
-    if is_allowed and not has:
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
+    if is_allowed and not has_tf32:
         raise ConfigError(
             "`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, but this run "
             f"trains on `{device}`: omit it"
         )
-    if has:
+    if has_tf32:
         backends: Any = torch.backends  # missing in torch's stubs
         backends.fp32_precision = "tf32" if is_allowed else "ieee"
 

@@ -266,11 +266,13 @@ def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Modu
 def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
     """Return the properties of the model and its training that decide."""
     parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in parameters)
     moment_bytes = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
     state = sum(parameter.nbytes for parameter in parameters)
-    state += sum(parameter.nbytes + int(moment_bytes * parameter.numel()) for parameter in trained)
+    state += sum(
+        parameter.nbytes + int(moment_bytes * parameter.numel()) for parameter in trained_parameters
+    )
     layers = layers_of(model, layer_classes(args))
     return ModelFacts(
         numbers,

@@ -155,9 +155,9 @@ class Trainer(TrainerEvaluation):
             is_world_process_zero=self.session.world.is_coordinator,
         )
         self.control = TrainerControl()
-        hearing = [*cadence_callbacks(self.session), *require_list(callbacks)]
+        all_callbacks = [*cadence_callbacks(self.session), *require_list(callbacks)]
         self.callback_handler = CallbackHandler(
-            default_callbacks(self.args, hearing), self.args, self.state, self.control
+            default_callbacks(self.args, all_callbacks), self.args, self.state, self.control
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
@@ -371,8 +371,8 @@ class Trainer(TrainerEvaluation):
             StoreError: The folder cannot be written; an existing card is unchanged.
         """
         if self.state.is_world_process_zero:
-            about = (language, license, tags, model_name, finetuned_from, tasks)
-            info = ModelCardInfo(*about, dataset_tags, dataset, dataset_args)
+            card_fields = (language, license, tags, model_name, finetuned_from, tasks)
+            info = ModelCardInfo(*card_fields, dataset_tags, dataset, dataset_args)
             write_card(Path(self.args.output_dir), self.model, info, self.args, self.state)
 
     def save_state(self) -> None:
@@ -585,13 +585,13 @@ class Trainer(TrainerEvaluation):
             fetched, count = self.get_batch_samples(batches, group, self.session.device)
             samples = iter(fetched)
             inputs = next(samples)
-        counted = () if count is None else (count,)
+        count_arguments = () if count is None else (count,)
         if run.pipeline is not None:
-            pass_through(self, run, [inputs, *samples], counted)
+            pass_through(self, run, [inputs, *samples], count_arguments)
             return
         for batches_left in reversed(range(group)):
             with self._joining(run.model, batches_left):
-                run.add_loss(self.training_step(model, inputs, *counted))
+                run.add_loss(self.training_step(model, inputs, *count_arguments))
             if run.counter.is_on:
                 run.counter.add(inputs)
             run.cursor.advance(run.deal)

@@ -92,8 +92,10 @@ class TrainerEvaluation(TrainerHooks):
         if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
             metrics: dict[str, Any] = {}
             for name, value in dataset.items():
-                of = value if eval_dataset is not None else name
-                metrics |= self.evaluate(of, ignore_keys, f"{metric_key_prefix}_{name}")
+                dataset_or_name = value if eval_dataset is not None else name
+                metrics |= self.evaluate(
+                    dataset_or_name, ignore_keys, f"{metric_key_prefix}_{name}"
+                )
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
         with draws_given_back(self.train_sampler):
@@ -242,8 +244,10 @@ class TrainerEvaluation(TrainerHooks):
             metrics |= by_batch.result()
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
             losses_or_none = losses if "loss" in self.args.include_for_metrics else None
-            spread = None if losses_or_none is None else share.spread(losses_or_none)
-            metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
+            sample_losses = None if losses_or_none is None else share.spread(losses_or_none)
+            metrics |= self.compute_metrics(
+                EvalPrediction(predictions, labels, inputs, sample_losses)
+            )
         prefixed_metrics: dict[str, Any] = plain_value(prefixed(metrics, prefix))
         return PredictionOutput(predictions, labels, prefixed_metrics)
 

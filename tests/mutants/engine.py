@@ -45,8 +45,8 @@ MUTANTS = [
     Mutant(
         "a single part is loaded without a signature check",
         "resilient/checkpoint_engine.py",
-        "checkpoint, context.read_request({stored}, landing.boxes)\n            )",
-        "checkpoint, replace(context, signing=type(context.signing)()).read_request({stored}, landing.boxes))",
+        "checkpoint, context.read_request({name_in_store}, landing.boxes)\n            )",
+        "checkpoint, replace(context, signing=type(context.signing)()).read_request({name_in_store}, landing.boxes))",
         "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py",
     ),
     Mutant(
@@ -166,7 +166,7 @@ MUTANTS = [
     Mutant(
         "a misspelt option is saved as a part",
         "resilient/engine_factory.py",
-        "    if close:\n",
+        "    if similar_names:\n",
         "    if False:\n",
         "tests/unit/test_options.py -k slip",
     ),
@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "load_part reads in place",
         "resilient/checkpoint_engine.py",
-        "context.read_request({stored}, landing.boxes)",
-        "context.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
+        "context.read_request({name_in_store}, landing.boxes)",
+        "context.read_request({name_in_store}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(
@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "an older checkpoint is verified but not loaded",
         "resilient/checkpoint_engine.py",
-        "        absent = self._load(choice, parts, landing, check)\n",
-        "        absent = () if choice.skipped else self._load(choice, parts, landing, check)\n",
+        "        absent_names = self._load(choice, parts, landing, check)\n",
+        "        absent_names = () if choice.skipped else self._load(choice, parts, landing, check)\n",
         "tests/gang/test_loading_in_place.py",
     ),
 ]

@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "a host starts an attempt of another world size",
         "resilient/elastic/rendezvous/attempt.py",
-        "if planned.nodes != group.group_world_size:",
+        "if proposal.nodes != group.group_world_size:",
         "if False:",
         "tests/unit/elastic/test_member_silent.py",
         promise="Simulator",
@@ -338,8 +338,8 @@ MUTANTS = [
     Mutant(
         "a host without progress is awaited without a limit",
         "resilient/distributed/coordination.py",
-        "beats.get(rank) == previous_beats.get(rank)]",
-        "rank not in beats]",
+        "if beats.get(rank) == previous_beats.get(rank)",
+        "if rank not in beats",
         "tests/contract/test_comms.py -k rests_there",
         promise="Near tier",
     ),

@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant(
         "the optimizer steps with NaN gradients",
         "resilient/train/loss_guard.py",
-        "        if bad:\n",
+        "        if nonfinite_count:\n",
         "        if False:\n",
         "tests/unit/train/test_rollback.py -k unless_they_are_expected",
     ),

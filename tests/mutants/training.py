@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a resume accepts any changed argument",
         "resilient/train/arguments/resume_rules.py",
-        "    if not fixed and not refused:\n        return\n",
+        "    if not fixed and not refused_names:\n        return\n",
         "    return\n",
         "tests/unit/train/arguments/test_changes.py",
     ),

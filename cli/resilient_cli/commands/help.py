@@ -286,9 +286,9 @@ def _json(name: str) -> CommandResult:
     if not name:
         return all_schemas()
     if name not in schema_names():
-        close = get_close_matches(name, schema_names(), n=1)
+        similar_names = get_close_matches(name, schema_names(), n=1)
         raise UsageError(
-            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *close))
+            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *similar_names))
         )
     return describe_schema(name)
 
@@ -296,5 +296,9 @@ def _json(name: str) -> CommandResult:
 def _nearest(name: str) -> str:
     names = [*TOPICS, *COMMANDS, *errors()]
     by_fold = {topic.lower(): topic for topic in names}
-    close = get_close_matches(name.lower(), by_fold, n=1)
-    return f"resilient help {shell_quote(by_fold[close[0]])}" if close else "resilient help"
+    similar_names = get_close_matches(name.lower(), by_fold, n=1)
+    return (
+        f"resilient help {shell_quote(by_fold[similar_names[0]])}"
+        if similar_names
+        else "resilient help"
+    )

@@ -57,15 +57,15 @@ def changes(
         for field in change.fields
     )
     words = ("status", "wait", "logs") if is_applied else ()
-    following = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
+    next_commands = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
     document = {
         "changes": [_change_document(change) for change in object_changes],
-        "next": list(following),
+        "next": list(next_commands),
     }
     blocks: tuple[Table | str, ...] = (
         Table(("OBJECT", "DONE" if is_applied else "WOULD"), rows),
         Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
-        *(f"next: {next_command}" for next_command in following),
+        *(f"next: {next_command}" for next_command in next_commands),
     )
     ids = tuple(change.object for change in object_changes if change.action != "unchanged")
     return CommandResult(f"k8s.{command}", "changes", document, blocks, ids)

@@ -166,17 +166,19 @@ def _into_trash(
     url: str, scan: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, is_done: bool
 ) -> Iterator[str]:
     """Yield lines on the trash: number, size, time limit, and the command that restores it."""
-    checkpoints, later = count(len(plan.doomed), "checkpoint"), human_size(scan.later_bytes)
+    checkpoints, later_size = count(len(plan.doomed), "checkpoint"), human_size(scan.later_bytes)
     length = duration(grace.seconds * 1000)
     if not is_done:
-        yield f"{checkpoints} would go to the trash, {later} for {length}. Nothing was changed."
+        yield (
+            f"{checkpoints} would go to the trash, {later_size} for {length}. Nothing was changed."
+        )
         return
     if plan.held:
         yield f"{checkpoints} in the trash; the others and all files stay for now: {plan.held}."
     else:
         yield (
             f"{checkpoints} in the trash; a garbage collection or prune after {length} frees "
-            f"{later}."
+            f"{later_size}."
         )
     yield f"undo: {_undo_command(url, scan, plan)}"
 

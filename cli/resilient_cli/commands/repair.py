@@ -104,12 +104,15 @@ def _salvage_to_json(part: Any) -> dict[str, Any]:
 
 def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
-        lacks = "; ".join(plan.verdict.why)
-        if lacks and plan.is_damaged:
-            yield f"{plan.url} is damaged: a resume loses {lacks}. No repair is possible from here."
-        elif lacks:
+        loss_text = "; ".join(plan.verdict.why)
+        if loss_text and plan.is_damaged:
+            yield (
+                f"{plan.url} is damaged: a resume loses {loss_text}. "
+                "No repair is possible from here."
+            )
+        elif loss_text:
             yield f"Nothing of {plan.url} is damaged."
-            yield f"It lacks {lacks}, and no source has it."
+            yield f"It lacks {loss_text}, and no source has it."
         else:
             yield f"{plan.url} is intact: nothing to repair."
         return

@@ -80,7 +80,7 @@ def build_status_result(
         "wall_ms": goodput.wall_ms,
         "goodput": goodput.goodput,
     }
-    of = (
+    total_text = (
         f" of {run_progress.max_steps} ({share(run_progress.step, run_progress.max_steps)})"
         if run_progress.max_steps
         else ""
@@ -99,7 +99,7 @@ def build_status_result(
     )
     pairs = (
         ("state", f"{state}{_MEANING.get(state, '')}"),
-        ("step", f"{run_progress.step}{of}{speed}{eta}"),
+        ("step", f"{run_progress.step}{total_text}{speed}{eta}"),
         ("attempt", f"{len(goodput.doings)}{ranks}"),
         ("faults", f"{causes or NONE}; {count(goodput.lost_steps, 'step')} lost"),
         ("durable", durable),

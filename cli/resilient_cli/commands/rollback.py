@@ -123,11 +123,11 @@ def _ref(move: ReflogEntry) -> str:
 
 def _row(move: ReflogEntry, now: str) -> tuple[str, ...]:
     if move.life is None:
-        about: tuple[str, ...] = ("DAMAGED", NONE, NONE)
+        claim_cells: tuple[str, ...] = ("DAMAGED", NONE, NONE)
     else:
         began = folder(move.life.parent) or "scratch"
-        about = (move.life.cause, age(move.life.claimed_at, now), began)
-    return (_ref(move), str(move.number), *about, _head(move.head))
+        claim_cells = (move.life.cause, age(move.life.claimed_at, now), began)
+    return (_ref(move), str(move.number), *claim_cells, _head(move.head))
 
 
 def _head(head: ReflogHead) -> str:

@@ -339,14 +339,14 @@ def _grace_seconds(
     Raises:
         ConfigError: A save does not fit --grace, or --grace does not fit the notice.
     """
-    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
-    if events and not took.saves:
+    save_times = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
+    if events and not save_times.saves:
         raise ConfigError(f"--events {events}: no save is recorded there")
     grace = (
-        max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(took))
+        max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(save_times))
         if option_seconds is None
         else option_seconds
     )
     # The batch script always leaves more than --grace before the time limit.
-    preemption_budget.require(preemption_budget.budget_of(took, grace, notice, None))
+    preemption_budget.require(preemption_budget.budget_of(save_times, grace, notice, None))
     return grace

@@ -371,7 +371,9 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
         "grace_seconds": options.patience.grace_seconds,
         "reactions": [asdict(row) for row in rows],
     }
-    often = "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
+    preemptions_text = (
+        "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
+    )
     window = f"in {limits.window_seconds:g} s" if limits.window_seconds else "in all"
     pairs = (
         ("command", command),
@@ -388,7 +390,7 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
             if (until_step := options.wishes.until_step)
             else ()
         ),
-        ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
+        ("budget", f"{limits.restarts_max} restarts {window}, {preemptions_text} preemptions"),
         ("hang", options.patience.hang.describe()),
         (
             "notices",

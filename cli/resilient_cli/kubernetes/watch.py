@@ -269,9 +269,11 @@ class _Stream:
 
     def lines(self, *more: str) -> Iterator[PodLogLine]:
         """Yield the lines after those that were read before."""
-        since = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
+        range_options = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
         container = (self._pod.name, "-c", self._pod.container)
-        command_line = command(self._cluster, "logs", *container, "--timestamps", *since, *more)
+        command_line = command(
+            self._cluster, "logs", *container, "--timestamps", *range_options, *more
+        )
         with subprocess.Popen(  # noqa: S603 - the user's own kubectl, and checked words
             command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
@@ -340,10 +342,10 @@ def _hand_on(
     lines: SimpleQueue[PodLogLine], emit: Callable[[PodLogLine], None], clock: Clock, within: float
 ) -> None:
     """Emit the lines that are queued, and those that come within so many seconds."""
-    until = clock.monotonic_seconds() + within
+    deadline_seconds = clock.monotonic_seconds() + within
     while True:
         try:
-            emit(lines.get(timeout=max(0.001, until - clock.monotonic_seconds())))
+            emit(lines.get(timeout=max(0.001, deadline_seconds - clock.monotonic_seconds())))
         except Empty:
             return
 

@@ -241,7 +241,7 @@ def sizes(contents: Listing) -> str:
         (human_size(max(manifest.own_bytes for manifest in manifests)), "largest write"),
     )
     cells = "".join(
-        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+        f'<div class="tile"><b>{value}</b><span>{unit}</span></div>' for value, unit in tiles
     )
     return f'<div class="tiles">{cells}</div>{_legend()}{_bars(manifests)}'
 
@@ -331,10 +331,10 @@ def _row(
     is_served: bool,
     verdicts: Mapping[str, str],
 ) -> tuple[str, ...]:
-    about: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
+    manifest_cells: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
     name = survey.checkpoint.folder
     if survey.manifest:
-        about = (
+        manifest_cells = (
             at(survey.manifest.created_at),
             human_size(survey.manifest.size_bytes),
             human_size(survey.manifest.own_bytes),
@@ -348,7 +348,7 @@ def _row(
     )
     return (
         f'<span class="one-line">{name}{mark}</span>',
-        *about,
+        *manifest_cells,
         state,
         text(note(contents, survey)),
         *extra_cells,

@@ -82,7 +82,7 @@ def _tiles(result: Comparison) -> str:
         (f"{nans:,}", "NaN in the second"),
     )
     cells = "".join(
-        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+        f'<div class="tile"><b>{value}</b><span>{unit}</span></div>' for value, unit in tiles
     )
     return f'<div class="tiles">{cells}</div>'
 
@@ -174,14 +174,14 @@ def _tensor(
     change: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> Row:
     shapes = _before_and_after(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
-    about = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
+    name_cells = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
     is_same = change.is_equal is True
     if change.measures is None:
         reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
-        return Row((*about, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
+        return Row((*name_cells, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
     can_be_opened = load is not None and bool(change.measures.elements)
     return Row(
-        (*about, *_measures(change, change.measures)),
+        (*name_cells, *_measures(change, change.measures)),
         part=change.part,
         is_same=is_same,
         detail=details.get(change.name, ""),

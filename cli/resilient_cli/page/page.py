@@ -49,16 +49,18 @@ def run_part(goodput: GoodputReport) -> str:
 
 def _tiles(goodput: GoodputReport) -> str:
     run_progress = goodput.now
-    of = f" / {run_progress.max_steps}" if run_progress.max_steps else ""
+    unit = f" / {run_progress.max_steps}" if run_progress.max_steps else ""
     tiles = (
         (share(goodput.goodput, 1), "goodput"),
         (duration(goodput.wall_ms), "wall clock"),
-        (f"{run_progress.step}{of}", "steps"),
+        (f"{run_progress.step}{unit}", "steps"),
         (str(goodput.lost_steps), "steps lost"),
         (str(len(goodput.faults)), "faults"),
         (str(len(goodput.doings)), "lives"),
     )
-    cells = "".join(f'<div class="tile"><b>{text}</b><span>{of}</span></div>' for text, of in tiles)
+    cells = "".join(
+        f'<div class="tile"><b>{text}</b><span>{unit}</span></div>' for text, unit in tiles
+    )
     return f'<div class="tiles">{cells}</div>'
 
 

@@ -40,9 +40,9 @@ class Scale:
         """Return round values within the range."""
         if self.high <= self.low:
             return [self.low]
-        rough = (self.high - self.low) / tick_count
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = power * next((factor for factor in (1, 2, 5) if factor * power >= rough), 10)
+        step_min = (self.high - self.low) / tick_count
+        power = 10.0 ** math.floor(math.log10(step_min))
+        step = power * next((factor for factor in (1, 2, 5) if factor * power >= step_min), 10)
         nth = math.ceil(self.low / step)
         return [multiple * step for multiple in range(nth, math.floor(self.high / step) + 1)]
 

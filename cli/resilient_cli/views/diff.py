@@ -53,13 +53,13 @@ def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> C
     blocks += _truncate_rows(
         ("FIELD", "A", "B"), fields, None if lists_all else _FIELDS_MAX, "fields"
     )
-    opaque = [
+    opaque_lines = [
         f"differs, not understood: {escape_control_chars(_opaque(change), '')}"
         for change in comparison.opaque
     ]
-    blocks += opaque if lists_all else opaque[:_FIELDS_MAX]
-    if len(opaque) > _FIELDS_MAX and not lists_all:
-        blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
+    blocks += opaque_lines if lists_all else opaque_lines[:_FIELDS_MAX]
+    if len(opaque_lines) > _FIELDS_MAX and not lists_all:
+        blocks.append(f"... and {len(opaque_lines) - _FIELDS_MAX} more not understood (--all)")
     blocks += [f"not compared: {escape_control_chars(note, '')}" for note in comparison.notes]
     blocks.append(verdict(comparison))
     blocks += [f"page: {page}"] if page else []

@@ -173,15 +173,15 @@ def _generation(generation: Generation) -> dict[str, Any]:
 
 def _row(contents: Listing, survey: Survey, now: str) -> tuple[str, ...]:
     manifest = survey.manifest
-    about = (NONE, NONE, NONE, NONE)
+    manifest_cells = (NONE, NONE, NONE, NONE)
     if manifest:
         ranks = str(manifest.world.get("size", NONE))
         sizes = (human_size(manifest.size_bytes), human_size(manifest.own_bytes))
-        about = (age(manifest.created_at, now), *sizes, ranks)
+        manifest_cells = (age(manifest.created_at, now), *sizes, ranks)
     return (
         str(survey.checkpoint.step),
         str(survey.checkpoint.generation),
-        *about,
+        *manifest_cells,
         contents.state(survey),
         survey.checkpoint.folder,
         note(contents, survey),

@@ -378,18 +378,18 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     or end of an attempt.
     """
     joined_records: list[EventRecord] = []
-    since: dict[tuple[str, ...], tuple[int, int]] = {}
+    start_by_key: dict[tuple[str, ...], tuple[int, int]] = {}
     for record in sorted(records, key=lambda item: item.at_ms):
         if record.event not in _OFTEN:
-            since.clear()
+            start_by_key.clear()
             joined_records.append(record)
             continue
         key = (record.event, record.source, record.agent, record.text("phase"))
-        began_ms, nth = since.get(key, (record.at_ms - apart_ms, 0))
+        began_ms, nth = start_by_key.get(key, (record.at_ms - apart_ms, 0))
         if record.at_ms - began_ms < apart_ms:
             joined_records[nth] = _merge_records(joined_records[nth], record)
         else:
-            since[key] = (record.at_ms, len(joined_records))
+            start_by_key[key] = (record.at_ms, len(joined_records))
             joined_records.append(record)
     return joined_records
 

@@ -180,7 +180,7 @@ def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
 
 def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:
     """Import and fork until the agent is gone; return in each worker with its arguments."""
-    trouble = ""
+    problem = ""
     while True:
         is_busy = imports.is_due() or imports.is_to_settle
         if not is_asked(channel, 0.0 if is_busy else _LOOK_SECONDS):
@@ -188,10 +188,10 @@ def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:
             if imports.is_due():
                 imports.step()
             elif imports.is_to_settle:
-                trouble, imports.is_settled = unfit(), True
+                problem, imports.is_settled = unfit(), True
                 settle()
             continue
-        arguments = answer(channel, imports, trouble)
+        arguments = answer(channel, imports, problem)
         if arguments is not None:
             return arguments
 
@@ -203,10 +203,10 @@ def is_asked(channel: socket.socket, within_seconds: float) -> bool:
 
 def answer(channel: socket.socket, imports: PreloadedImports, trouble: str) -> list[str] | None:
     """Fork the workers of a request; return arguments only in each worker."""
-    received = receive(channel)
-    if received is None:
+    message = receive(channel)
+    if message is None:
         sys.exit(0)
-    request, fds = received
+    request, fds = message
     if imports.is_settled and not trouble:
         arguments = fork_workers(channel, request, fds, imports)
         if arguments is not None:

@@ -84,9 +84,9 @@ class GradientReducer:
     def _lane(self, numbers: list[int], window_bytes: int) -> DtypeGroup:
         parameters = [self.parameters[number] for number in numbers]
         line = line_of([gradient.numel() for gradient in parameters], self.ranks)
-        like = parameters[0].detach()
+        example_tensor = parameters[0].detach()
         return DtypeGroup(
-            tuple(numbers), TreeReduce(line, self.plan, self.rank, like, window_bytes)
+            tuple(numbers), TreeReduce(line, self.plan, self.rank, example_tensor, window_bytes)
         )
 
     def _begin(self) -> None:
@@ -138,7 +138,8 @@ class GradientReducer:
         for lane in self.lanes:
             self._sum_up_own(lane, [lane.of(gradient) for gradient in full_gradients])
         own_gradients = [
-            gradient if has else None for gradient, has in zip(self._own_runs, used, strict=True)
+            gradient if is_used else None
+            for gradient, is_used in zip(self._own_runs, used, strict=True)
         ]
         return loss, own_gradients
 
@@ -173,12 +174,12 @@ class GradientReducer:
         partials, losses = self._joining.values(), self._losses
         self._begin()
         leaves, device = self.plan.leaves, self.parameters[0].device
-        has = [
+        has_gradient = [
             any(partial[number] is not None for partial in partials)
             for number in range(len(self.parameters))
         ]
-        sums = torch.zeros(leaves + len(has), dtype=torch.float64)
-        sums[leaves:] = torch.tensor(has)
+        sums = torch.zeros(leaves + len(has_gradient), dtype=torch.float64)
+        sums[leaves:] = torch.tensor(has_gradient)
         sums = sums.to(device)
         if losses:
             sums[self.leaves.start : self.leaves.stop] = torch.stack(losses)
@@ -196,11 +197,11 @@ class GradientReducer:
         room = full_gradients[0] if full_gradients else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
             # Windows do not overlap, so overwritten memory has already been sent.
-            exchange, into = lane.exchange, lane.of(room)
-            sent = [lane.of(gradient) for gradient in full_gradients]
+            exchange, target_tensors = lane.exchange, lane.of(room)
+            flat_gradients = [lane.of(gradient) for gradient in full_gradients]
             for window in exchange.windows:
-                exchange.tell(exchange.sum_up(sent, window), into, window)
-        return [gradient if has else None for gradient, has in zip(room, used, strict=True)]
+                exchange.tell(exchange.sum_up(flat_gradients, window), target_tensors, window)
+        return [gradient if is_used else None for gradient, is_used in zip(room, used, strict=True)]
 
     def _filled(self, gradients: Gradients) -> list[torch.Tensor]:
         """Return gradients with zeros where one is missing."""

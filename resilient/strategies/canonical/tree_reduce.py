@@ -234,9 +234,9 @@ class TreeReduce:
         ]
         if parts:
             torch.cat(parts, out=send_buffer)
-        received = self._buffer("heard", own_length * sum(counts))
+        receive_buffer = self._buffer("heard", own_length * sum(counts))
         dist.all_to_all_single(
-            received,
+            receive_buffer,
             send_buffer,
             [own_length * count for count in counts],
             [length * len(partials) for length in lengths],
@@ -244,7 +244,7 @@ class TreeReduce:
         joining: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
         nodes = [node for nodes in self.plan.nodes for node in nodes]
         for nth, node in enumerate(nodes):
-            joining.take(node, received[nth * own_length : (nth + 1) * own_length])
+            joining.take(node, receive_buffer[nth * own_length : (nth + 1) * own_length])
         return joining.root().mul_(1 / self.plan.leaves)
 
     def tell(
@@ -262,14 +262,14 @@ class TreeReduce:
         message[: own_partial.numel()].copy_(own_partial)
         all_results = self._buffer("everything", longest * self.ranks)
         _all_gather(all_results, message)
-        into: list[torch.Tensor] = []
+        target_parts: list[torch.Tensor] = []
         source: list[torch.Tensor] = []
         for rank, span in enumerate(window.spans):
             parts = self._cut(tensors, span)
             rank_results = all_results[rank * longest : rank * longest + span[1] - span[0]]
-            into += parts
+            target_parts += parts
             source += torch.split(rank_results, [part.numel() for part in parts])
-        torch._foreach_copy_(into, source)
+        torch._foreach_copy_(target_parts, source)
 
     def mine(self, tensors: Sequence[torch.Tensor], window: ExchangeWindow) -> torch.Tensor:
         """Return this rank's span of a window of some flat tensors."""

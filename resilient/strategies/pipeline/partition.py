@@ -264,30 +264,30 @@ class StageModules:
     def stage(self, number: int) -> tuple[nn.Module, StageEntry | None]:
         """Return the tree of one stage, and its first module."""
         cut = self._stage_cut
-        stands: dict[str, nn.Module] = {}
+        stand_ins: dict[str, nn.Module] = {}
         for name, stage in cut.units.items():
             if stage < number:
-                stands[name] = EarlierStageStub(name, self._alike[name])
+                stand_ins[name] = EarlierStageStub(name, self._alike[name])
             elif stage > number:
                 kind = StageExit if name == cut.entries[number] else LaterStageStub
-                stands[name] = kind(name, self._alike[name])
+                stand_ins[name] = kind(name, self._alike[name])
         if number == 0:
-            return tree_with(self._model, stands), None
+            return tree_with(self._model, stand_ins), None
         name = cut.entries[number - 1]
-        stands[name] = entry = StageEntry(name, self._model.get_submodule(name))
-        return tree_with(self._model, stands), entry
+        stand_ins[name] = entry = StageEntry(name, self._model.get_submodule(name))
+        return tree_with(self._model, stand_ins), entry
 
     def planner(self) -> StageShapes:
         """Return the planner of the shapes between stages."""
-        stands: dict[str, nn.Module] = {
+        stand_ins: dict[str, nn.Module] = {
             name: EarlierStageStub(name, alike) for name, alike in self._alike.items()
         }
         entries: list[Planner] = []
         for name in self._stage_cut.entries:
             kind = LastPlanner if name == self._stage_cut.entries[-1] else Planner
-            entries.append(kind(name, stands[name]))
-            stands[name] = entries[-1]
-        return StageShapes(tree_with(self._model, stands), entries)
+            entries.append(kind(name, stand_ins[name]))
+            stand_ins[name] = entries[-1]
+        return StageShapes(tree_with(self._model, stand_ins), entries)
 
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -402,10 +402,10 @@ def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
 
 
 def _own_points(model: nn.Module, stages: int) -> tuple[str, ...]:
-    says = getattr(model, "pp_split_points", None)
-    if not callable(says):
+    split_points = getattr(model, "pp_split_points", None)
+    if not callable(split_points):
         return ()
-    points = tuple(says(stages))
+    points = tuple(split_points(stages))
     if len(points) != stages - 1:
         raise ConfigError(
             f"`{type(model).__name__}.pp_split_points({stages})` names {len(points)} modules, but "

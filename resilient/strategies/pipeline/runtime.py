@@ -74,9 +74,9 @@ class PipelineRank:
 
         Only for ranks of one job: received values are unpickled.
         """
-        shown: list[Any] = [None] * len(self.pipeline)
-        dist.all_gather_object(shown, value, group=self.pipeline_group)
-        return shown
+        values: list[Any] = [None] * len(self.pipeline)
+        dist.all_gather_object(values, value, group=self.pipeline_group)
+        return values
 
 
 class StageRandom:
@@ -257,12 +257,12 @@ class Stage(nn.Module):
     def _checked(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_fake(tensor):
             raise ConfigError(_NEEDS_MORE)
-        planned = self.shapes[self.number]
-        if (tuple(tensor.shape), tensor.dtype) != planned:
+        planned_output = self.shapes[self.number]
+        if (tuple(tensor.shape), tensor.dtype) != planned_output:
             raise ConfigError(
                 f"stage {self.number} of the pipeline made {tensor.dtype} {list(tensor.shape)}, "
-                f"but the shapes of its batch imply {planned[1]} {list(planned[0])}: shapes must "
-                "not depend on values"
+                f"but the shapes of its batch imply {planned_output[1]} {list(planned_output[0])}: "
+                "shapes must not depend on values"
             )
         return tensor.contiguous()
 
@@ -345,8 +345,8 @@ class PipelinedModel(nn.Module):
     def part(self) -> Part:
         """Return the part that is saved and loaded."""
         # Every stage has the tensors outside modules, and the first stage writes them.
-        but = self.beside if self.place.number else ()
-        return Part(PipelineModel(self.whole, writes=self.place.writes, but=but))
+        excluded_names = self.beside if self.place.number else ()
+        return Part(PipelineModel(self.whole, writes=self.place.writes, but=excluded_names))
 
     def gathered(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a whole tensor of the model on the CPU of every rank. Collective.
@@ -368,18 +368,18 @@ class PipelinedModel(nn.Module):
     def _evaluate(self, stage: Stage, run: Run, shapes: Shapes, before: Any) -> Any:
         """Receive a stage's input, run the stage, and send its output."""
         place, number = self.place, stage.number
-        me = place.holder(number)
+        own_holder = place.holder(number)
         tensors: tuple[torch.Tensor, ...] = ()
         if number:
             tensors = (before,)
-            if place.holder(number - 1) != me:
+            if place.holder(number - 1) != own_holder:
                 shape, dtype = shapes[number - 1]
                 tensors = (torch.empty(shape, dtype=dtype, device=place.device),)
                 dist.recv(tensors[0], place.holder(number - 1), group=place.pipeline_group)
         stage.shapes, stage.runs = shapes, (run,)
         output = stage(*tensors, nth=torch.zeros(1, dtype=torch.int64))
         stage.runs = ()
-        if number < len(shapes) and place.holder(number + 1) != me:
+        if number < len(shapes) and place.holder(number + 1) != own_holder:
             dist.send(output, place.holder(number + 1), group=place.pipeline_group)
         return output
 

@@ -163,17 +163,17 @@ class PipelineStrategy:
 
 def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
     """Free the memory of other ranks' parameters; names and shapes stay."""
-    moved: dict[int, Any] = {}
+    meta_by_id: dict[int, Any] = {}
     for name, stage in cut.units.items():
         if stage in own_units:
             continue
         for module in model.get_submodule(name).modules():
             for tensors_by_name in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
                 for key, value in tensors_by_name.items():
-                    if value is not None and id(value) not in moved:
-                        moved[id(value)] = (value, _on_meta(value))
+                    if value is not None and id(value) not in meta_by_id:
+                        meta_by_id[id(value)] = (value, _on_meta(value))
                     if value is not None:
-                        tensors_by_name[key] = moved[id(value)][1]
+                        tensors_by_name[key] = meta_by_id[id(value)][1]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

@@ -96,8 +96,8 @@ def require_capabilities(
     if hosts > 1:
         reasons += filter(None, (_why_not_nodes(str(options.get("nnodes", "")), hosts),))
         reasons += [f"--hosts {hosts}: {machine.hosts}"] * bool(machine.hosts)
-    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in options)
-    reasons += [f"`{kind}`: {reason}" for kind, reason in lacks.items()]
+    reason_by_kind = why_not(plan, machine, hosts=hosts, has_notice="notice" in options)
+    reasons += [f"`{kind}`: {reason}" for kind, reason in reason_by_kind.items()]
     if machine.processes:
         reasons.append(machine.processes)
     if reasons:

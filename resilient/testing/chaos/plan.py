@@ -233,8 +233,10 @@ def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
     kind_keys = ("target", "during") if kind is FaultKind.KILL else ()
     target = Target(_word(entry, "target", [member.value for member in Target], where, "rank"))
     seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
-    timed = () if seconds is None else ("seconds",)
-    _require_known_keys(entry, ("kind", "at", "count", *kind_keys, *timed), f"{where} (`{kind}`)")
+    time_keys = () if seconds is None else ("seconds",)
+    _require_known_keys(
+        entry, ("kind", "at", "count", *kind_keys, *time_keys), f"{where} (`{kind}`)"
+    )
     return PlannedFault(
         kind,
         target=target,

@@ -80,28 +80,28 @@ class FaultedRun:
             tell: Function that receives a line per injection.
         """
         self._job.start()
-        missed: tuple[Injection, ...] = ()
+        missed_injections: tuple[Injection, ...] = ()
         problem, code = "", None
         try:
             for number, strike in enumerate(strikes):
                 code = self._reach(strike, calm.step)
                 if code is not None:
-                    missed = tuple(strikes[number:])
+                    missed_injections = tuple(strikes[number:])
                     break
                 self._injected.append(self._strike(strike))
                 tell(f"{number + 1}/{len(strikes)}  {self._injected[-1].what}")
                 if self._injected[-1].problem:
                     problem = self._injected[-1].problem
-                    missed = tuple(strikes[number + 1 :])
+                    missed_injections = tuple(strikes[number + 1 :])
                     break
             if not problem and code is None:
                 code = self._job.wait(self._patience_seconds)
         except JobFailed as error:
             problem, code = str(error), error.code
-            missed = tuple(strikes[len(self._injected) :])
+            missed_injections = tuple(strikes[len(self._injected) :])
         self._job.kill()
         result = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
-        return ExperimentResult(calm, result, tuple(self._injected), missed)
+        return ExperimentResult(calm, result, tuple(self._injected), missed_injections)
 
     def _reach(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
@@ -272,8 +272,8 @@ def run_experiment(
     clear(experiment.folder)
     with ExitStack() as ends:
         network = ends.enter_context(Network(experiment.hosts)) if experiment.hosts > 1 else None
-        home, around = experiment.folder / CALM, JobEnvironment(network=network)
-        calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, around)
+        home, job_environment = experiment.folder / CALM, JobEnvironment(network=network)
+        calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, job_environment)
         ends.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
         tell("the run without faults")
@@ -286,10 +286,15 @@ def run_experiment(
             if experiment.plan.has(FaultKind.CLOCK_SKEW)
             else None
         )
-        around = JobEnvironment(hands, network)
+        job_environment = JobEnvironment(hands, network)
         options = _options(experiment)
         struck = Job(
-            experiment.folder / STRUCK, repository, options, experiment.command, clock, around
+            experiment.folder / STRUCK,
+            repository,
+            options,
+            experiment.command,
+            clock,
+            job_environment,
         )
         ends.callback(struck.kill)
         patience_seconds = max(experiment.within_seconds, _CALM_FACTOR * calm_seconds)
@@ -344,12 +349,12 @@ def _run_calm(job: Job) -> RunResult:
 
 def _options(experiment: ChaosExperiment) -> list[str]:
     """Return options for the faulted run; the same options of the user come later and win."""
-    often = str(sum(fault.count for fault in experiment.plan.faults) + 3)
+    restarts_max = str(sum(fault.count for fault in experiment.plan.faults) + 3)
     file = experiment.folder / STRUCK / NOTICE_FILE.format(host=HOST)
     notice = ["--notice", f"file:{file}"] if experiment.plan.has(FaultKind.NOTICE) else []
     # A host with many injected faults is not unhealthy, and the others must not leave it out.
-    healthy = ["--max-host-failures", often] if experiment.hosts > 1 else []
-    return ["--max-restarts", often, *healthy, *notice]
+    host_options = ["--max-host-failures", restarts_max] if experiment.hosts > 1 else []
+    return ["--max-restarts", restarts_max, *host_options, *notice]
 
 
 @contextmanager
@@ -361,9 +366,9 @@ def _place(experiment: ChaosExperiment, calm: Job) -> Iterator[Path]:
         return
     disk = experiment.folder / STRUCK / _DISK
     disk.mkdir()
-    used = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
+    used_bytes = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
     try:
-        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
+        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used_bytes))
         if problem:
             raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
         yield disk / _REPOSITORY

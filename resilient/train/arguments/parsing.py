@@ -84,8 +84,8 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
 
 
 def _text_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        data = opened.read(_BYTES_MAX + 1)
+    with file.open("rb") as text_file:
+        data = text_file.read(_BYTES_MAX + 1)
     if len(data) > _BYTES_MAX:
         raise ValueError(f"it is longer than {_BYTES_MAX} bytes")
     return data.decode("utf-8-sig")

@@ -70,8 +70,10 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
         ConfigError: The type is not accepted; a secret is not shown.
     """
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
-        accepted = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
-        raise ConfigError(f"`{name}`: {accepted}") if is_secret else refused(name, value, accepted)
+        kind_hint = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
+        raise (
+            ConfigError(f"`{name}`: {kind_hint}") if is_secret else refused(name, value, kind_hint)
+        )
 
 
 def _is_kind(value: Any, kind: Any) -> bool:

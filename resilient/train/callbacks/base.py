@@ -417,8 +417,11 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
 
     These values are only for display. A checkpoint part restores the callbacks, including tensors.
     """
-    shown = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
-    return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
+    json_by_name = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
+    return {
+        **json_by_name,
+        "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}},
+    }
 
 
 def _callback_to_json(callback: Any) -> dict[str, Any]:

@@ -134,13 +134,13 @@ class PrinterCallback(TrainerCallback):
 
 def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
     """Return logs for display: short numbers, no text longer than ``most`` characters."""
-    shown = {name: log for name, log in logs.items() if name != "total_flos"}
-    for name, value in shown.items():
+    shown_logs = {name: log for name, log in logs.items() if name != "total_flos"}
+    for name, value in shown_logs.items():
         if isinstance(value, float):
-            shown[name] = f"{value:.4g}"
+            shown_logs[name] = f"{value:.4g}"
         elif most is not None and isinstance(value, str) and len(value) > most:
-            shown[name] = f"[{len(value)} characters, more than max_str_len {most}]"
-    return shown
+            shown_logs[name] = f"[{len(value)} characters, more than max_str_len {most}]"
+    return shown_logs
 
 
 class EmptyCacheCallback(TrainerCallback):

@@ -141,11 +141,11 @@ class StepTimes:
 
     def end(self, now_seconds: float, stalled_seconds: float) -> None:
         """Record the end of a step."""
-        since, self._start = self._start, (now_seconds, stalled_seconds)
-        if self._is_first or since is None:
+        step_start, self._start = self._start, (now_seconds, stalled_seconds)
+        if self._is_first or step_start is None:
             self._is_first = False
             return
-        took_seconds = now_seconds - since[0] - (stalled_seconds - since[1])
+        took_seconds = now_seconds - step_start[0] - (stalled_seconds - step_start[1])
         self._recent.append(max(0.0, took_seconds))
         if len(self._after_save) < _STEPS_AFTER_SAVE:
             self._after_save.append(max(0.0, took_seconds))
@@ -325,15 +325,15 @@ class CadenceCallback(TrainerCallback):
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Record the end of a step, plan from new measurements, and request a save that is due."""
-        attempt, step, took = self._attempt, state.global_step, kwargs["took"]
+        attempt, step, step_times = self._attempt, state.global_step, kwargs["took"]
         if attempt is None:
             return
-        attempt.steps.end(self._session.clock.monotonic_seconds(), took.stalled_seconds)
+        attempt.steps.end(self._session.clock.monotonic_seconds(), step_times.stalled_seconds)
         if attempt.is_owing:
-            attempt.steps.settle(took.stalled_seconds)
+            attempt.steps.settle(step_times.stalled_seconds)
             attempt.is_owing = False
         if attempt.due is None and step >= attempt.plans_at:
-            measured = attempt.steps.measured(took.land_p95)
+            measured = attempt.steps.measured(step_times.land_p95)
             if measured is not None:
                 self._plan(attempt, measured, step, kwargs["emit"])
             attempt.steps.disturb()

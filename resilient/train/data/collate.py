@@ -92,10 +92,12 @@ def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any,
     columns = getattr(dataset, "column_names", None)
     if not columns or not hasattr(dataset, "remove_columns"):
         return dataset, ()
-    unused = tuple(name for name in columns if name not in taken)
-    if len(unused) == len(columns):
+    unused_columns = tuple(name for name in columns if name not in taken)
+    if len(unused_columns) == len(columns):
         raise _nothing_left(columns, taken, model)
-    return (dataset.remove_columns(list(unused)) if unused else dataset), unused
+    return (
+        dataset.remove_columns(list(unused_columns)) if unused_columns else dataset
+    ), unused_columns
 
 
 def _nothing_left(columns: Any, taken: frozenset[str], model: str) -> ConfigError:

@@ -268,23 +268,23 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
     """
     if len(indices) < groups:
         raise ValueError(f"{len(indices)} samples cannot fill {groups} micro-batches")
-    ordered = sorted(indices, key=lengths.__getitem__, reverse=True)
+    sorted_indices = sorted(indices, key=lengths.__getitem__, reverse=True)
     # A part begins with its longest sample, so these are all possible costs of a part.
     costs = sorted(
         {
             cost_of(count, lengths[first])
-            for place, first in enumerate(ordered)
-            for count in range(1, len(ordered) - place + 1)
+            for place, first in enumerate(sorted_indices)
+            for count in range(1, len(sorted_indices) - place + 1)
         }
     )
     low, high = 0, len(costs) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(ordered, lengths, costs[middle])) <= groups:
+        if len(_cut(sorted_indices, lengths, costs[middle])) <= groups:
             high = middle
         else:
             low = middle + 1
-    parts = _cut(ordered, lengths, costs[low])
+    parts = _cut(sorted_indices, lengths, costs[low])
     while len(parts) < groups:
         largest = max(range(len(parts)), key=lambda place: len(parts[place]))
         largest_part = parts[largest]

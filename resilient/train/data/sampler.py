@@ -176,8 +176,8 @@ class BatchLayout:
 
 
 def _indices(part: torch.Tensor) -> list[int]:
-    listed: list[int] = part.tolist()
-    return listed
+    indices: list[int] = part.tolist()
+    return indices
 
 
 @dataclass(slots=True)

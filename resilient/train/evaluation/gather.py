@@ -121,9 +121,9 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     dist.all_gather(shapes, shape)
     largest = torch.stack(shapes).amax(0).tolist()
     own_rows = pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(own_rows) for _ in range(rank_count)]
-    dist.all_gather(gathered, own_rows)
-    cut = [item[: int(shape[0])] for item, shape in zip(gathered, shapes, strict=True)]
+    gathered_rows = [torch.empty_like(own_rows) for _ in range(rank_count)]
+    dist.all_gather(gathered_rows, own_rows)
+    cut = [item[: int(shape[0])] for item, shape in zip(gathered_rows, shapes, strict=True)]
     return torch.cat(cut[:: rank_count // ranks])
 
 
@@ -134,6 +134,6 @@ def gather_objects(value: Any, ranks: int) -> list[Any]:
     """
     if ranks == 1:
         return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered[:: len(gathered) // ranks]
+    gathered_objects: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered_objects, value)
+    return gathered_objects[:: len(gathered_objects) // ranks]

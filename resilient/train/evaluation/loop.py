@@ -117,10 +117,12 @@ class OutputColumn:
         """Gather the batches of all ranks as objects and put them in order."""
         by_rank = gather_objects(self._spilled_batches, self._share.world.size)
         batch_numbers = range(self._share.batches)
-        ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers]
-        if any(item is None for item in ordered):
+        ordered_batches = [
+            by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers
+        ]
+        if any(item is None for item in ordered_batches):
             return None
-        return zipped(ordered, concatenate) if self._joining.concat else ordered
+        return zipped(ordered_batches, concatenate) if self._joining.concat else ordered_batches
 
     def _gathered(self, leaves: Sequence[Any]) -> Any:
         """Join the leaves of this rank's batches, and gather those of the other ranks."""

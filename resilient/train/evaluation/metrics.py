@@ -142,15 +142,18 @@ def regression(prediction: EvalPrediction) -> dict[str, float]:
 def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[str, float]:
     """Return precision, recall and f1 of entities, overall and as ``<type>_<metric>``."""
     labels, predictions = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
-    counted = labels != PADDING
+    label_mask = labels != PADDING
     truth, guess = (
-        [[tags[int(item)] for item in row[keep]] for row, keep in zip(rows, counted, strict=True)]
+        [
+            [tags[int(item)] for item in row[keep]]
+            for row, keep in zip(rows, label_mask, strict=True)
+        ]
         for rows in (labels, predictions)
     )
     report = entity_report(truth, guess)
     overall = report["micro avg"]
     metrics = {name: overall[f"{name}-score" if name == "f1" else name] for name in _OVERALL}
-    metrics["accuracy"] = float((labels == predictions)[counted].mean())
+    metrics["accuracy"] = float((labels == predictions)[label_mask].mean())
     for kind, row in report.items():
         if not kind.endswith(_AVERAGE):
             metrics |= {

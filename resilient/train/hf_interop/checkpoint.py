@@ -194,8 +194,8 @@ class TransformersFiles:
         Raises:
             IntegrityError: The file is damaged, or holds objects that are not data.
         """
-        with self.source.open(name) as opened:
-            return load_torch(opened, str(self.folder / name))
+        with self.source.open(name) as file:
+            return load_torch(file, str(self.folder / name))
 
     def known_step(self) -> int | None:
         """Return the trainer's number of finished steps; None if unknown."""
@@ -369,10 +369,12 @@ class TransformersCheckpoint(TransformersFiles):
 
     def _require_fields(self) -> None:
         """Raise if the state lacks a field that every resume needs."""
-        lacks = [name for name in ("global_step", "epoch", "log_history") if name not in self.state]
-        if lacks:
+        missing_fields = [
+            name for name in ("global_step", "epoch", "log_history") if name not in self.state
+        ]
+        if missing_fields:
             raise IntegrityError(
-                f"`{self.folder / STATE}` has no `{lacks[0]}`",
+                f"`{self.folder / STATE}` has no `{missing_fields[0]}`",
                 key=str(self.folder / STATE),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )

@@ -169,9 +169,9 @@ def _by_name(
 ) -> tuple[dict[str, Any], list[int]]:
     """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
     # A tensor with several names may be trained under different names here and there.
-    trained = {name for names in naming.trained for name in names}
+    trained_names = {name for names in naming.trained for name in names}
     own_name_by_name = {
-        name: next((alias for alias in names if alias in trained), name)
+        name: next((alias for alias in names if alias in trained_names), name)
         for names in naming.tied
         for name in names
     }
@@ -180,8 +180,8 @@ def _by_name(
         for group in plain["param_groups"]
     ]
     parameter_names = {name for group in groups for name in group["params"]}
-    if parameter_names != trained:
-        differ = sorted(parameter_names ^ trained)
+    if parameter_names != trained_names:
+        differ = sorted(parameter_names ^ trained_names)
         raise IncompatibleCheckpoint(
             f"the optimizer in `{source.folder}` and that of this model differ in `{differ[0]}` "
             f"and {len(differ) - 1} more parameters",
@@ -347,15 +347,17 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         if parameter.is_trained:
             firsts.setdefault(parameter.number, parameter.name)
     parameter_ids = [[id(parameter) for parameter in group["params"]] for group in groups]
-    trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
+    trained_names: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
     is_flat = (
         find_redirect(model) is not None
         and len(parameter_ids) == 1
         and names.keys().isdisjoint(parameter_ids[0])
     )
     if not is_flat:  # else flat vectors hold all trained parameters
-        trained = tuple(tuple(names[number] for number in numbers) for numbers in parameter_ids)
-    naming = Naming(trained, tied_names(model))
+        trained_names = tuple(
+            tuple(names[number] for number in numbers) for numbers in parameter_ids
+        )
+    naming = Naming(trained_names, tied_names(model))
     if not is_adapted(model):
         return naming
     if find_redirect(model) is not None:

@@ -137,11 +137,11 @@ def require_same_objects(
     Raises:
         IncompatibleCheckpoint: The resume would refuse a difference.
     """
-    refused = refused_changes(parts, live, policy)
-    if refused:
-        text = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
+    refused_parts = refused_changes(parts, live, policy)
+    if refused_parts:
+        text = "; ".join(f"`{change.part}`: {change.text}" for change in refused_parts)
         names = ", ".join(
-            f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused}
+            f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused_parts}
         )
         raise IncompatibleCheckpoint(
             f"cannot import the checkpoint: {text}. Nothing was committed",

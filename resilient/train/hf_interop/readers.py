@@ -95,11 +95,11 @@ def load_torch(source: BinaryIO, key: str) -> Any:
                 # torch warns each reader of an old file about its storages.
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
-        trouble = f"the checksum of `{spoiled}` in it is wrong"
+        problem = f"the checksum of `{spoiled}` in it is wrong"
     except (*_SPOILED, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
-        trouble = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
     raise IntegrityError(
-        f"`{key}` cannot be read: {trouble}", key=key, hint="take another checkpoint"
+        f"`{key}` cannot be read: {problem}", key=key, hint="take another checkpoint"
     )
 
 
@@ -117,8 +117,8 @@ def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
 def with_groups(state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with integer keys of groups turned back into a list."""
     groups = state["param_groups"]
-    listed = [groups[number] for number in sorted(groups)]
-    return {"state": state.get("state", {}), "param_groups": listed}
+    sorted_groups = [groups[number] for number in sorted(groups)]
+    return {"state": state.get("state", {}), "param_groups": sorted_groups}
 
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
@@ -322,8 +322,8 @@ class ZeroFolder:
 
     def _load(self, name: str) -> dict[str, Any]:
         path = f"{self._name}/{name}"
-        with self._source.open(path) as opened:
-            value = load_torch(opened, str(self._source.path / path))
+        with self._source.open(path) as file:
+            value = load_torch(file, str(self._source.path / path))
         if not isinstance(value, dict):
             raise self._damaged(f"`{name}` holds no dict")
         return value

@@ -143,11 +143,11 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
         {"weights": str(files.folder), "step": said_by, **sources},
         {name: CONSEQUENCES[name] for name in (*lost_files, *losses, "best model", "callbacks")},
     )
-    skipped = {STATE, UNFINISHED, *(name for names in lost_files.values() for name in names)}
+    skipped_names = {STATE, UNFINISHED, *(name for names in lost_files.values() for name in names)}
 
     def fill(draft: Path) -> None:
         for path in files.folder.iterdir():
-            if path.is_file() and path.name not in skipped:
+            if path.is_file() and path.name not in skipped_names:
                 shutil.copy2(path, draft / path.name)
 
     return write_rebuilt(target, plan, state, fill)
@@ -255,10 +255,10 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     if match := LAST.fullmatch(files.folder.name):
         steps["the folder's name"] = int(match[1])
     if SCHEDULER in whole:
-        counted = schedule_of(whole[SCHEDULER])
+        schedule_state = schedule_of(whole[SCHEDULER])
         # A schedule driven by a metric counts evaluations.
-        if counted is not None and counted.step is not None:
-            steps[SCHEDULER] = counted.step
+        if schedule_state is not None and schedule_state.step is not None:
+            steps[SCHEDULER] = schedule_state.step
     if optimizer_steps := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
         steps[OPTIMIZER] = max(optimizer_steps)
     if not steps:
@@ -321,9 +321,9 @@ def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
 def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
     """Return the intact sibling checkpoint that knows most about the same run."""
     siblings = list(_whole(path for path in folder.absolute().parent.glob("checkpoint-*")))
-    later = [sibling for sibling in siblings if sibling.step >= step]
-    if later:
-        return min(later, key=lambda sibling: sibling.step)
+    later_siblings = [sibling for sibling in siblings if sibling.step >= step]
+    if later_siblings:
+        return min(later_siblings, key=lambda sibling: sibling.step)
     return max(siblings, key=lambda sibling: sibling.step, default=None)
 
 

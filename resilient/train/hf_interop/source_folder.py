@@ -78,12 +78,12 @@ class SourceFolder:
             handle = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise self._refused(name, str(error.strerror)) from error
-        opened = os.fdopen(handle, "rb")
+        file = os.fdopen(handle, "rb")
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or _mark_of(status) != self._marks[name]:
-            opened.close()
+            file.close()
             raise self._changed(name)
-        return opened
+        return file
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file that was listed.
@@ -91,8 +91,8 @@ class SourceFolder:
         Raises:
             IntegrityError: As for :meth:`open`.
         """
-        with self.open(name) as opened:
-            return opened.read(self.listing.sizes[name])
+        with self.open(name) as file:
+            return file.read(self.listing.sizes[name])
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         """Return a range of a file that was listed.
@@ -103,9 +103,9 @@ class SourceFolder:
         if start < 0 or length < 0 or start + length > self.listing.sizes.get(name, 0):
             reason = "it ends too early" if name in self.listing.sizes else ""
             raise self._refused(name, reason or self.listing.why_unread(name))
-        with self.open(name) as opened:
-            opened.seek(start)
-            return opened.read(length)
+        with self.open(name) as file:
+            file.seek(start)
+            return file.read(length)
 
     def document(self, name: str) -> dict[str, Any]:
         """Return a JSON object, bounded in size and depth.
@@ -154,8 +154,8 @@ class SourceFolder:
 
     def _digest_of(self, name: str) -> str:
         hasher = hashlib.sha256()
-        with self.open(name) as opened:
-            for block in _blocks(opened):
+        with self.open(name) as file:
+            for block in _blocks(file):
                 hasher.update(block)
         return hasher.hexdigest()
 

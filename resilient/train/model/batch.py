@@ -54,8 +54,8 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
     accepted_names, takes_all = _taken_by(getattr(model.forward, "__func__", model.forward))
     if takes_all or inputs.keys() <= accepted_names:
         return inputs, ()
-    unused = tuple(name for name in inputs if name not in accepted_names)
-    return {name: value for name, value in inputs.items() if name in accepted_names}, unused
+    unused_names = tuple(name for name in inputs if name not in accepted_names)
+    return {name: value for name, value in inputs.items() if name in accepted_names}, unused_names
 
 
 @lru_cache(maxsize=16)

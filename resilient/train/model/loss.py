@@ -64,14 +64,16 @@ class LabelSmoother:
             labels = labels.unsqueeze(-1)
         ignored = labels.eq(self.ignore_index)
         nll = surprise.gather(dim=-1, index=torch.clamp(labels, min=0)).masked_fill(ignored, 0.0)
-        spread = surprise.sum(dim=-1, keepdim=True, dtype=_wide(surprise)).masked_fill(ignored, 0.0)
+        class_sums = surprise.sum(dim=-1, keepdim=True, dtype=_wide(surprise)).masked_fill(
+            ignored, 0.0
+        )
         count: Any = num_items_in_batch
         if count is None:
             count = ignored.numel() - ignored.long().sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(nll.device)
         classes = surprise.shape[-1]
-        smoothed = self.epsilon * (spread.sum() / (count * classes))
+        smoothed = self.epsilon * (class_sums.sum() / (count * classes))
         loss: torch.Tensor = (1 - self.epsilon) * (nll.sum() / count) + smoothed
         return loss
 

@@ -277,8 +277,10 @@ def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module |
     given_model = given(args, model)
     targets = target_weights(args, given_model)
     if not args.weight_decay:
-        trained = [parameter for parameter in given_model.parameters() if parameter.requires_grad]
-        groups: Groups = [{"params": trained, "weight_decay": 0.0}]
+        trained_parameters = [
+            parameter for parameter in given_model.parameters() if parameter.requires_grad
+        ]
+        groups: Groups = [{"params": trained_parameters, "weight_decay": 0.0}]
     else:
         groups = parameter_groups(given_model, args.weight_decay)
     other_groups = [{**group, "params": _outside(group["params"], targets)} for group in groups]

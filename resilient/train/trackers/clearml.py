@@ -94,8 +94,8 @@ def session_steps(file: Path) -> dict[str, int]:
     content = file.read_bytes()
     complete_text = content[: content.rfind(b"\n") + 1]
     if len(complete_text) < len(content):
-        with file.open("r+b") as opened:
-            opened.truncate(len(complete_text))
+        with file.open("r+b") as log_file:
+            log_file.truncate(len(complete_text))
     last_step_by_name: dict[str, int] = {}
     for line in complete_text.splitlines():
         for request in json.loads(line):

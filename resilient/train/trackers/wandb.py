@@ -185,8 +185,8 @@ class WeightsAndBiases(Tracker):
 
     def _watch(self, opening: TrackerContext) -> None:
         if self._watches not in FALSE and opening.model is not None:
-            often = max(100, int(opening.args.logging_steps))
-            self._run.watch(opening.model, log=self._watches, log_freq=often)
+            interval_steps = max(100, int(opening.args.logging_steps))
+            self._run.watch(opening.model, log=self._watches, log_freq=interval_steps)
 
 
 def _run_name_option(opening: TrackerContext) -> dict[str, str]:
