@@ -153,9 +153,9 @@ class StepCache:
         """
         self._lull.set()
         self._overlap.settle()
-        unproved, self._unverified = self._unverified, None
-        if unproved is not None:
-            self._prove(*unproved)
+        unverified_copies, self._unverified = self._unverified, None
+        if unverified_copies is not None:
+            self._prove(*unverified_copies)
 
     def drop(self) -> None:
         """Discard the cached steps, because training goes back on purpose.

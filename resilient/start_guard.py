@@ -198,17 +198,17 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     root = local_root(folder)
     checkpoints = checkpoints_in_folder(root) if root is not None else []
     step_folders = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
-    intact: list[str] = []
+    intact_paths: list[str] = []
     skipped_folders: list[SkippedFolder] = []
     for checkpoint in sorted(
         step_folders, key=lambda candidate: _step_of(candidate.path), reverse=True
     ):
         flaw = _flaw_of(checkpoint.path)
         if flaw is None:
-            intact.append(checkpoint.path)
+            intact_paths.append(checkpoint.path)
         else:
             skipped_folders.append(flaw)
-    return TakeoverPlan(tuple(intact), tuple(skipped_folders))
+    return TakeoverPlan(tuple(intact_paths), tuple(skipped_folders))
 
 
 def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:

@@ -71,10 +71,10 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write the usage line of a command."""
         usage_prefix = f"{'Usage: ' if prefix is None else prefix}{prog} "
-        fits = len(usage_prefix) + 20 <= self.width
-        indent = " " * (len(usage_prefix) if fits else _BELOW)
+        is_short = len(usage_prefix) + 20 <= self.width
+        indent = " " * (len(usage_prefix) if is_short else _BELOW)
         lines = _fold(args, self.width, indent)
-        if fits and lines:
+        if is_short and lines:
             lines[0] = usage_prefix + lines[0].lstrip()
         else:
             lines = [*_fold(usage_prefix.strip(), self.width, "", _BELOW), *lines]

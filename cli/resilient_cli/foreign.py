@@ -254,14 +254,14 @@ def _sibling(url: str, *, is_read: bool) -> str:
         if name != own_name and name.startswith(stem) and name[len(stem) :].isascii()
         if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
     }
-    lossy = ""
+    lossy_path = ""
     for _, name in sorted(numbers.items(), reverse=True)[:_SIBLINGS_MAX]:
         path = f"{parent}/{name}" if parent else name
         answer = _answer(path, is_read=is_read)
         if answer == "yes":
             return path
-        lossy = lossy or (path if answer == "partly" else "")
-    return lossy
+        lossy_path = lossy_path or (path if answer == "partly" else "")
+    return lossy_path
 
 
 def _answer(path: str, *, is_read: bool) -> str:

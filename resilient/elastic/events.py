@@ -110,8 +110,10 @@ class WorkerFailed(Event):
             self.error or name_of(self.status)
         )
         body = [f"  {name:<7} {text}" for name, text in rows if text]
-        quoted = [f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]]
-        return "\n".join([head, *quoted, *body])
+        traceback_lines = [
+            f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]
+        ]
+        return "\n".join([head, *traceback_lines, *body])
 
 
 def tell_failure(

@@ -106,9 +106,9 @@ class GpuWatch:
                     | nvml.nvmlEventTypeDoubleBitEccError
                     | nvml.nvmlEventTypeSingleBitEccError
                 )
-                supported = nvml.nvmlDeviceGetSupportedEventTypes(device) & event_types
-                if supported:
-                    nvml.nvmlDeviceRegisterEvents(device, supported, self._events)
+                supported_types = nvml.nvmlDeviceGetSupportedEventTypes(device) & event_types
+                if supported_types:
+                    nvml.nvmlDeviceRegisterEvents(device, supported_types, self._events)
         except nvml.NVMLError:
             return False
         self._nvml = nvml

@@ -223,8 +223,8 @@ class RestartController:
         if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
             return outcome
         stops.wait(_NEWS_SECONDS)
-        updated = replace(outcome, stop_signal=stops.asked_by)
-        return updated.in_a_stop() if updated.stop_signal else outcome
+        updated_outcome = replace(outcome, stop_signal=stops.asked_by)
+        return updated_outcome.in_a_stop() if updated_outcome.stop_signal else outcome
 
     def _count(self, outcome: Outcome, *, is_brief: bool) -> bool | None:
         """Return whether a failed attempt made progress, None if unknown."""

@@ -582,8 +582,8 @@ class FailureHistory:
         if outcome.is_loss:
             return self._after_loss(at_seconds, progressed=progressed)
         if outcome.kind is not OutcomeKind.FAILED:
-            interrupted = outcome.is_interruption
-            return replace(self, preemptions=self.preemptions + 1) if interrupted else self
+            is_interrupted = outcome.is_interruption
+            return replace(self, preemptions=self.preemptions + 1) if is_interrupted else self
         own_failure = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
         attempts = self.no_progress_lives
         is_silent = progressed is None or (outcome.is_robbed and not progressed)

@@ -135,9 +135,9 @@ class StopSignals:
 
     def _request_of(self, number: int, now_seconds: float) -> StopRequest:
         """Return the request of a signal; a notice may come long before the end of the host."""
-        pending, self._pending_request = self._pending_request, None
-        if pending is not None:
-            return pending
+        pending_request, self._pending_request = self._pending_request, None
+        if pending_request is not None:
+            return pending_request
         reason = signal.Signals(number).name
         end_seconds = self.end_seconds
         if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:

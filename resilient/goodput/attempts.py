@@ -340,13 +340,13 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     """Return the timeline of an attempt, as far as its events show it."""
     failed_ms, hung_ms = _failed_ms(attempt), _hung_ms(attempt)
     until_ms = attempt.ended_ms if failed_ms is None else failed_ms
-    began, end_records = attempt.first("TrainingStarted"), attempt.told(*ENDS)
+    start_record, end_records = attempt.first("TrainingStarted"), attempt.told(*ENDS)
     signs = [
         record for record in attempt.told("ProgressReported") if record.number("step", -1) >= 0
     ]
     restored = attempt.first("CheckpointRestored")
-    first_step = step_of(began or restored, 0)
-    begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
+    first_step = step_of(start_record or restored, 0)
+    begins_ms = start_record.at_ms if start_record else (signs[0].at_ms if signs else None)
     training = None
     if begins_ms is not None:
         stops_ms = end_records[-1].at_ms if end_records else until_ms
@@ -396,8 +396,8 @@ def _walk(
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     if training is None:
         return (), ()
-    began = StepTime(first_step, training.began_ms)
-    return walk(attempt.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
+    start_point = StepTime(first_step, training.began_ms)
+    return walk(attempt.told(*TELL_STEPS, WENT_BACK), start_point, training.ended_ms)
 
 
 def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:

@@ -265,11 +265,11 @@ def _now(
 ) -> RunStatus:
     training_timelines = [timeline for timeline in doings if timeline.training is not None]
     newest = training_timelines[-1] if training_timelines else None
-    began = newest.life.first("TrainingStarted") if newest else None
+    start_record = newest.life.first("TrainingStarted") if newest else None
     last_launch = max(launches, key=lambda launch: launch.ended_ms, default=None)
     return RunStatus(
         step=newest.last_step if newest else 0,
-        max_steps=round(began.number("max_steps")) if began else 0,
+        max_steps=round(start_record.number("max_steps")) if start_record else 0,
         steps_per_second=_rate(newest) if newest else 0.0,
         told_ms=told_ms,
         exit_code=last_launch.exit_code if last_launch else None,

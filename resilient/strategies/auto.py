@@ -131,17 +131,17 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) 
     layer = 4.0 * model.layer_numbers * model.weight_bytes
     if layer <= spare or machine.ranks == 1:
         return 1
-    fits = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
+    sizes = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
     text = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
-    if not fits:
+    if not sizes:
         raise ConfigError(f"the model does not fit: {text}, on all ranks of a host as well")
     if not model.is_cut_by_plan:
         raise ConfigError(
-            f"{text}: it must be cut over {fits[0]} ranks, and the model does not define how",
+            f"{text}: it must be cut over {sizes[0]} ranks, and the model does not define how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
-    reasons.append(f"{text}: layers are cut over {fits[0]} ranks of a host")
-    return fits[0]
+    reasons.append(f"{text}: layers are cut over {sizes[0]} ranks of a host")
+    return sizes[0]
 
 
 def _over_groups(

@@ -75,8 +75,8 @@ def bind_plainly(
     strategy: Strategy, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper
 ) -> BoundModel:
     """Return a bound model whose parameters are the optimizer's own."""
-    plain = strategy.unwrap(model)
-    parts = {"model": Part(plain), "optimizer": Part(NamedOptimizer(plain, optimizer))}
+    plain_model = strategy.unwrap(model)
+    parts = {"model": Part(plain_model), "optimizer": Part(NamedOptimizer(plain_model, optimizer))}
     return BoundModel(model, updates, parts)
 
 

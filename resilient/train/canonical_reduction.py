@@ -280,12 +280,12 @@ def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
         loss = trainer.step_loss(run.model, trainer._prepare_inputs(_copied(inputs)), count)  # noqa: SLF001 - the field's name
         trainer.precision.backward(loss)
     unchanged.require_same(run.model)
-    changed = [
+    changed_names = [
         name
         for name, tensor in tensors_of(run.model)
         if checksum_of(tensor) != checksums_before[name]
     ]
-    refuse_changed(run.model, changed)
+    refuse_changed(run.model, changed_names)
     gradients = [parameter.grad for parameter in run.parameters if parameter.grad is not None]
     digest = digest_of([loss, *gradients])
     for parameter in run.parameters:

@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "the next save does not know a checkpoint that may be committed",
         "resilient/checkpoint_engine.py",
-        "self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]",
+        "self._bases = (DedupBase(pending_save), *self._bases)[:_BASES_MAX]",
         "pass",
         "tests/unit/test_failed_saves.py",
         promise="Deduplication",
@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant(
         "a cached step is not checked again before an update",
         "resilient/in_memory_steps.py",
-        "            self._prove(*unproved)\n",
+        "            self._prove(*unverified_copies)\n",
         "            pass\n",
         "tests/process/test_held_beside.py -k being_changed",
         promise="P6",

@@ -77,9 +77,11 @@ def bisect_sequence(
         judge: Test of one item. It also receives the number of untested items, this one included.
     """
     good_index, bad_index = 0, len(row) - 1
-    unknown: set[int] = set()
+    unknown_indices: set[int] = set()
     while candidates := [
-        candidate for candidate in range(good_index + 1, bad_index) if candidate not in unknown
+        candidate
+        for candidate in range(good_index + 1, bad_index)
+        if candidate not in unknown_indices
     ]:
         middle = (good_index + bad_index) / 2
         at = min(candidates, key=lambda candidate: abs(candidate - middle))
@@ -89,7 +91,7 @@ def bisect_sequence(
         elif verdict is Verdict.BAD:
             bad_index = at
         else:
-            unknown.add(at)
+            unknown_indices.add(at)
     return BisectResult(row[good_index], row[bad_index], tuple(row[good_index + 1 : bad_index]))
 
 

@@ -275,8 +275,8 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     """
     part, _, path = name.rpartition("/")
     matches = [tensor for tensor in side.tensors if tensor.part == part or not part]
-    exact = [tensor for tensor in matches if tensor.name == path]
-    candidates = exact or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
+    exact_matches = [tensor for tensor in matches if tensor.name == path]
+    candidates = exact_matches or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
     return candidates[0] if len(candidates) == 1 else None
 
 

@@ -165,11 +165,11 @@ def _injection_to_json(result: InjectionResult) -> dict[str, Any]:
 
 
 def _row(result: InjectionResult) -> tuple[str, ...]:
-    began = (str(result.restored or "scratch")) if result.is_new_life else NONE
+    start_text = (str(result.restored or "scratch")) if result.is_new_life else NONE
     outcome_text = result.problem or duration(1000 * result.seconds)
     ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in result.ends)
     code = ends or (NONE if result.code is None else str(result.code))
-    return str(result.step), result.what, code, str(result.lost_steps), began, outcome_text
+    return str(result.step), result.what, code, str(result.lost_steps), start_text, outcome_text
 
 
 def _sentence(promise: GuaranteeResult) -> str:

@@ -556,10 +556,10 @@ def _require_tags(retention: Retention, scan: RepositoryScan, url: str) -> None:
     Raises:
         UsageError: A tag does not exist.
     """
-    unknown = [name for name in retention.keep_tags if name not in (scan.tags or ())]
-    if unknown:
+    unknown_tags = [name for name in retention.keep_tags if name not in (scan.tags or ())]
+    if unknown_tags:
         raise UsageError(
-            f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
+            f"no tag `{unknown_tags[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
         )
 
 

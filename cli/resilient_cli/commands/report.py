@@ -55,21 +55,19 @@ def build_status_result(
         now_ms: Current time in milliseconds since 1970.
         is_dead: True if the agent of the run is known to have died.
     """
-    run_progress, last_save = goodput.now, goodput.saved[-1] if goodput.saved else None
-    steps_left = max(0, run_progress.max_steps - run_progress.step)
-    left_ms = (
-        1000 * steps_left / run_progress.steps_per_second if run_progress.steps_per_second else None
-    )
+    progress, last_save = goodput.now, goodput.saved[-1] if goodput.saved else None
+    steps_left = max(0, progress.max_steps - progress.step)
+    left_ms = 1000 * steps_left / progress.steps_per_second if progress.steps_per_second else None
     state = _state(goodput, now_ms, is_dead=is_dead)
-    is_moving = run_progress.exit_code is None and state not in (_SILENT, _DEAD)
+    is_moving = progress.exit_code is None and state not in (_SILENT, _DEAD)
     document = {
         "state": state,
-        "exit_code": run_progress.exit_code,
-        "step": run_progress.step,
-        "max_steps": run_progress.max_steps,
-        "steps_per_second": run_progress.steps_per_second,
+        "exit_code": progress.exit_code,
+        "step": progress.step,
+        "max_steps": progress.max_steps,
+        "steps_per_second": progress.steps_per_second,
         "left_ms": left_ms,
-        "told": moment(run_progress.told_ms),
+        "told": moment(progress.told_ms),
         "lives": len(goodput.doings),
         "ranks": _ranks(goodput),
         "faults": {cause: repair.count for cause, repair in goodput.repairs.items()},
@@ -80,14 +78,12 @@ def build_status_result(
         "wall_ms": goodput.wall_ms,
         "goodput": goodput.goodput,
     }
-    total_text = (
-        f" of {run_progress.max_steps} ({share(run_progress.step, run_progress.max_steps)})"
-        if run_progress.max_steps
+    total = (
+        f" of {progress.max_steps} ({share(progress.step, progress.max_steps)})"
+        if progress.max_steps
         else ""
     )
-    speed = (
-        f", {run_progress.steps_per_second:.3g} steps/s" if run_progress.steps_per_second else ""
-    )
+    speed = f", {progress.steps_per_second:.3g} steps/s" if progress.steps_per_second else ""
     eta = f", {duration(left_ms)} left" if steps_left and left_ms and is_moving else ""
     causes = ", ".join(f"{cause} {repair.count}" for cause, repair in goodput.repairs.items())
     ranks = f", {count(_ranks(goodput), 'rank')}" if _ranks(goodput) else ""
@@ -99,16 +95,14 @@ def build_status_result(
     )
     pairs = (
         ("state", f"{state}{_MEANING.get(state, '')}"),
-        ("step", f"{run_progress.step}{total_text}{speed}{eta}"),
+        ("step", f"{progress.step}{total}{speed}{eta}"),
         ("attempt", f"{len(goodput.doings)}{ranks}"),
         ("faults", f"{causes or NONE}; {count(goodput.lost_steps, 'step')} lost"),
         ("durable", durable),
         ("goodput", f"{share(goodput.goodput, 1)} of {duration(goodput.wall_ms)}"),
-        ("last event", f"{duration(max(0, now_ms - run_progress.told_ms))} ago"),
+        ("last event", f"{duration(max(0, now_ms - progress.told_ms))} ago"),
     )
-    return CommandResult(
-        "status", "status", document, (KeyValues(pairs),), (str(run_progress.step),)
-    )
+    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(progress.step),))
 
 
 def _ranks(goodput: GoodputReport) -> int:
@@ -117,18 +111,14 @@ def _ranks(goodput: GoodputReport) -> int:
 
 
 def _state(goodput: GoodputReport, now_ms: int, *, is_dead: bool) -> str:
-    run_progress = goodput.now
-    if run_progress.exit_code is not None:
-        return (
-            "done"
-            if run_progress.exit_code == 0
-            else f"left with exit code {run_progress.exit_code}"
-        )
-    if run_progress.is_done and not goodput.launches:
+    progress = goodput.now
+    if progress.exit_code is not None:
+        return "done" if progress.exit_code == 0 else f"left with exit code {progress.exit_code}"
+    if progress.is_done and not goodput.launches:
         return "done"
     if is_dead:
         return _DEAD
-    if now_ms - run_progress.told_ms > SILENT_MS:
+    if now_ms - progress.told_ms > SILENT_MS:
         return _SILENT
     return goodput.intervals[-1].spent.value if goodput.intervals else "starting"
 

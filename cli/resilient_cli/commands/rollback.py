@@ -125,8 +125,8 @@ def _row(move: ReflogEntry, now: str) -> tuple[str, ...]:
     if move.life is None:
         claim_cells: tuple[str, ...] = ("DAMAGED", NONE, NONE)
     else:
-        began = folder(move.life.parent) or "scratch"
-        claim_cells = (move.life.cause, age(move.life.claimed_at, now), began)
+        start_text = folder(move.life.parent) or "scratch"
+        claim_cells = (move.life.cause, age(move.life.claimed_at, now), start_text)
     return (_ref(move), str(move.number), *claim_cells, _head(move.head))
 
 

@@ -121,7 +121,7 @@ def wait(
         ClusterUnavailable: The cluster has not answered for 10 min.
         NotRunning: The run does not exist, or was deleted meanwhile.
     """
-    began = last_answer = clock.monotonic_seconds()
+    start_seconds = last_answer = clock.monotonic_seconds()
     last_state, kinds = "", list[str]()
     while True:
         now_seconds = clock.monotonic_seconds()
@@ -134,7 +134,7 @@ def wait(
         if state != last_state:
             tell(f"{name}: {state}")
         last_state = state
-        seconds_left = began + within - now_seconds if within else _POLL_SECONDS
+        seconds_left = start_seconds + within - now_seconds if within else _POLL_SECONDS
         if seconds_left <= 0:
             raise DeadlineExceeded(
                 f"`{name}` has not ended within {within:g} s: {state}",
@@ -279,8 +279,8 @@ class _Stream:
         ) as process:
             self._process = process
             last_time = self._last
-            for raw in cast("IO[bytes]", process.stdout):
-                time, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+            for raw_line in cast("IO[bytes]", process.stdout):
+                time, _, text = raw_line.decode(errors="replace").rstrip("\r\n").partition(" ")
                 # The time in the request has no fractions of a second, so some lines come again.
                 if time > last_time:
                     self._last = time

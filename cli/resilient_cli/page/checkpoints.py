@@ -76,10 +76,10 @@ def generations(contents: Listing) -> str:
         for survey in contents.surveys
         if survey.manifest
     }
-    began = {name: at for name, at in claim_times.items() if at is not None}
+    claim_time_by_name = {name: at for name, at in claim_times.items() if at is not None}
     times = {name: at for name, at in save_times.items() if at is not None}
-    moments = [*began.values(), *times.values()]
-    if not moments or not began:
+    moments = [*claim_time_by_name.values(), *times.values()]
+    if not moments or not claim_time_by_name:
         return ""
     first = min(moments)
     scale = Scale(0, max(1.0, max(moments) - first), _LEFT, WIDTH - _RIGHT)
@@ -87,7 +87,7 @@ def generations(contents: Listing) -> str:
         "timeline of generations",
         scale,
         {name: at - first for name, at in times.items()},
-        {name: at - first for name, at in began.items()},
+        {name: at - first for name, at in claim_time_by_name.items()},
         is_time=True,
     )
     return _draw(contents, axis)

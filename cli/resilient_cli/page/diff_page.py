@@ -63,7 +63,7 @@ def comparison(
 
 
 def _tiles(result: Comparison) -> str:
-    differ = sum(tensor.is_equal is not True for tensor in result.tensors)
+    differing_count = sum(tensor.is_equal is not True for tensor in result.tensors)
     changes = [
         tensor.measures.relative
         for tensor in result.tensors
@@ -72,7 +72,7 @@ def _tiles(result: Comparison) -> str:
     nans = sum(tensor.measures.nans[1] for tensor in result.tensors if tensor.measures)
     streams = [stream_change for stream_change in result.random if stream_change.is_in == "both"]
     tiles = (
-        (f"{differ} of {len(result.tensors)}", "tensors differ"),
+        (f"{differing_count} of {len(result.tensors)}", "tensors differ"),
         (f"{max(changes):.2g}" if changes else "0", "largest relative change"),
         (str(sum(field.is_in == "both" for field in result.fields)), "fields differ"),
         (

@@ -143,8 +143,8 @@ class RenderQueue:
         if is_once:
             self._once.add(key)
         while len(self._parts) > _KEPT_MAX:
-            oldest, _ = self._parts.popitem(last=False)
-            self._once.discard(oldest)
+            oldest_key, _ = self._parts.popitem(last=False)
+            self._once.discard(oldest_key)
 
     def _record_progress(self, job: _Job, position: int, total: int) -> None:
         job.said = f"reading: {100 * position // max(1, total)} %"

@@ -48,12 +48,12 @@ def run_part(goodput: GoodputReport) -> str:
 
 
 def _tiles(goodput: GoodputReport) -> str:
-    run_progress = goodput.now
-    unit = f" / {run_progress.max_steps}" if run_progress.max_steps else ""
+    progress = goodput.now
+    unit = f" / {progress.max_steps}" if progress.max_steps else ""
     tiles = (
         (share(goodput.goodput, 1), "goodput"),
         (duration(goodput.wall_ms), "wall clock"),
-        (f"{run_progress.step}{unit}", "steps"),
+        (f"{progress.step}{unit}", "steps"),
         (str(goodput.lost_steps), "steps lost"),
         (str(len(goodput.faults)), "faults"),
         (str(len(goodput.doings)), "lives"),
@@ -251,23 +251,23 @@ def whole_page(name: str, subtitle: str, views: Sequence[PageSection], version: 
     links = "".join(f'<a href="#{view.id}">{view.name}</a>' for view in views)
     nav = f'<nav aria-label="parts of the page">{links}</nav>' if len(views) > 1 else ""
     body = "".join(_section(view) for view in views)
-    live = ' id="when" data-live' if version else ""
+    live_attributes = ' id="when" data-live' if version else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"{head_of(version)}<title>{text(name)}</title><style>{style()}</style></head>"
         '<body><a class="skip" href="#main">To the content</a>'
-        f"<header><div><h1>{text(name)}</h1><p{live}>{subtitle}</p></div>{nav}</header>"
+        f"<header><div><h1>{text(name)}</h1><p{live_attributes}>{subtitle}</p></div>{nav}</header>"
         f'<main id="main" tabindex="-1">{body}</main>{foot_of(version)}</body></html>\n'
     )
 
 
 def _section(section: PageSection) -> str:
-    live = f' id="{section.id}-live" data-live' if section.is_live else ""
+    live_attributes = f' id="{section.id}-live" data-live' if section.is_live else ""
     return (
         f'<section class="view" id="{section.id}" aria-labelledby="{section.id}-name">'
         f'<h2 id="{section.id}-name" class="top" tabindex="-1">{section.name}</h2>'
-        f"<div{live}>{section.body}</div></section>"
+        f"<div{live_attributes}>{section.body}</div></section>"
     )
 
 

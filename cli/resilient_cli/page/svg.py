@@ -123,9 +123,12 @@ def _bars(
     bin_ms = max(1.0, goodput.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
     for interval in intervals:
-        began, end_ms = interval.began_ms - goodput.began_ms, interval.ended_ms - goodput.began_ms
-        for nth in range(int(began // bin_ms), min(_BINS, math.ceil(end_ms / bin_ms))):
-            overlap_ms = min(end_ms, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
+        begin_ms, end_ms = (
+            interval.began_ms - goodput.began_ms,
+            interval.ended_ms - goodput.began_ms,
+        )
+        for nth in range(int(begin_ms // bin_ms), min(_BINS, math.ceil(end_ms / bin_ms))):
+            overlap_ms = min(end_ms, (nth + 1) * bin_ms) - max(begin_ms, nth * bin_ms)
             share_by_class = bins.setdefault(nth, {})
             share_by_class[interval.spent.value] = (
                 share_by_class.get(interval.spent.value, 0.0) + overlap_ms

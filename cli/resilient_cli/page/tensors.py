@@ -448,8 +448,8 @@ def pair_pictures(comparison: Comparison, progress: Told) -> dict[str, str]:
     told_apart = [
         tensor for tensor in comparison.tensors if tensor.measures and not is_counter(tensor)
     ]
-    differ = [change.name for change in told_apart if not change.is_equal]
-    names = [name for name in differ if name in pairs][:PICTURES_MAX]
+    differing_names = [change.name for change in told_apart if not change.is_equal]
+    names = [name for name in differing_names if name in pairs][:PICTURES_MAX]
     pictures: dict[str, str] = {}
     for nth, name in enumerate(names, 1):
         tensor_before, tensor_after = pairs[name]

@@ -178,7 +178,7 @@ def fate(change: RandomChange) -> str:
 
 def _count_changes(comparison: Comparison, section: str) -> str:
     changes = [field for field in comparison.fields if field.section == section]
-    differ = sum(field.is_in == "both" for field in changes)
+    differing_count = sum(field.is_in == "both" for field in changes)
     counts_by_side = [sum(field.is_in == side for field in changes) for side in "ab"]
     parts = [
         *(
@@ -186,7 +186,7 @@ def _count_changes(comparison: Comparison, section: str) -> str:
             if comparison.same_fields[section]
             else ()
         ),
-        *((f"{differ} differ",) if differ else ()),
+        *((f"{differing_count} differ",) if differing_count else ()),
         *(f"{n} only in {side}" for n, side in zip(counts_by_side, "ab", strict=True) if n),
     ]
     return ", ".join(parts)
@@ -197,19 +197,19 @@ def summarize_part(comparison: Comparison, part: str) -> str:
     changes = _vectors(comparison, part)
     if not changes:
         return ""
-    differ = [tensor for tensor in changes if tensor.is_equal is not True]
+    differing_tensors = [tensor for tensor in changes if tensor.is_equal is not True]
     text = f"{count(len(changes), 'tensor')}, "
-    if not differ:
+    if not differing_tensors:
         return text + "bit for bit the same"
     relative_changes = [
         tensor.measures.relative
-        for tensor in differ
+        for tensor in differing_tensors
         if tensor.measures and tensor.measures.relative
     ]
     largest_text = (
         f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
     )
-    return text + f"{len(differ)} differ{largest_text}"
+    return text + f"{len(differing_tensors)} differ{largest_text}"
 
 
 def _tensor_names(tensors: Sequence[Tensor]) -> str:
@@ -287,9 +287,13 @@ def verdict(comparison: Comparison) -> str:
             f"No difference: {count(len(comparison.tensors), 'tensor')} bit for bit, "
             f"{count(same_count, 'field')}, {count(len(comparison.random), 'generator')}."
         )
-    differ = sum(tensor.is_equal is not True for tensor in comparison.tensors)
+    differing_count = sum(tensor.is_equal is not True for tensor in comparison.tensors)
     unmatched_count = sum(map(len, comparison.only))
-    texts = [f"{differ} of {count(len(comparison.tensors), 'tensor')}"] if differ else []
+    texts = (
+        [f"{differing_count} of {count(len(comparison.tensors), 'tensor')}"]
+        if differing_count
+        else []
+    )
     texts += [f"{count(unmatched_count, 'tensor')} on one side only"] if unmatched_count else []
     fields = sum(field.is_in == "both" for field in comparison.fields)
     texts += [count(fields, "field")] if fields else []

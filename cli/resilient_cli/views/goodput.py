@@ -227,13 +227,13 @@ def _fault_row(goodput: GoodputReport, fault: Fault) -> tuple[str, ...]:
 
 
 def _summary_lines(goodput: GoodputReport) -> list[str]:
-    written_bytes, run_progress = sum(save.written_bytes for save in goodput.saved), goodput.now
-    total_text = f" of {run_progress.max_steps}" if run_progress.max_steps else ""
+    written_bytes, progress = sum(save.written_bytes for save in goodput.saved), goodput.now
+    total_text = f" of {progress.max_steps}" if progress.max_steps else ""
     lines = [
         f"Clock of host {host}: corrected by {-ms} ms." for host, ms in goodput.skew_ms.items()
     ]
     lines.append(
-        f"Step {run_progress.step}{total_text}, {count(len(goodput.doings), 'attempt')}, "
+        f"Step {progress.step}{total_text}, {count(len(goodput.doings), 'attempt')}, "
         f"{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} written."
     )
     lines.append(

@@ -42,9 +42,10 @@ class Listing:
     @property
     def resume(self) -> CheckpointId | None:
         """First checkpoint of the line of descent in which no damage was found."""
-        intact = {survey.checkpoint for survey in self.surveys if survey.intact}
+        intact_checkpoints = {survey.checkpoint for survey in self.surveys if survey.intact}
         return next(
-            (candidate for candidate in self.lineage.candidates if candidate in intact), None
+            (candidate for candidate in self.lineage.candidates if candidate in intact_checkpoints),
+            None,
         )
 
     @property

@@ -353,8 +353,8 @@ class GoodputFigures:
         report = build_report(self._records, present_ms(self._records, self._clock, now_ms))
         took_seconds = self._clock.monotonic_seconds() - began_seconds
         self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
-        for spent, spent_ms in report.spent_ms.items():
-            self._registry.put(registry.SPENT, spent_ms / 1000, spent.value)
+        for time_class, spent_ms in report.spent_ms.items():
+            self._registry.put(registry.SPENT, spent_ms / 1000, time_class.value)
         self._registry.put(registry.GOODPUT, report.goodput)
         self._registry.put(registry.LOST_STEPS, report.lost_steps)
 

@@ -172,7 +172,7 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
 def users_of(path: Path) -> Users:
     """Return the processes of this host that use a lock or its folder."""
     status = _status(path)
-    holders, workers, unreadable = [], [], []
+    holders, workers, unreadable_pids = [], [], []
     folder = os.path.realpath(path.parent)
     for process in _processes():
         try:
@@ -183,10 +183,10 @@ def users_of(path: Path) -> Users:
                 workers.append(process)
         except PermissionError:
             if _may_build(process):
-                unreadable.append(process)
+                unreadable_pids.append(process)
         except OSError:
             continue  # The process has ended.
-    return Users(tuple(holders), tuple(workers), tuple(unreadable))
+    return Users(tuple(holders), tuple(workers), tuple(unreadable_pids))
 
 
 def held_files(suffix: str) -> dict[str, int]:
@@ -247,7 +247,7 @@ def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
     if reason := users_of(path).reason:
         emit(BuildLockLeft(str(path), reason))
         return
-    created = datetime.fromtimestamp(identity[2] / 1e9, UTC)
+    creation_time = datetime.fromtimestamp(identity[2] / 1e9, UTC)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
     except OSError as error:
         emit(BuildLockLeft(str(path), f"the removal failed ({error.strerror})"))
         return
-    emit(BuildLockRemoved(str(path), created.isoformat(timespec="seconds")))
+    emit(BuildLockRemoved(str(path), creation_time.isoformat(timespec="seconds")))
 
 
 def _is_lock_of_torch(path: Path) -> bool:

@@ -124,12 +124,12 @@ class WorkerGroup:
         self._selector = selectors.DefaultSelector()
         self._is_killing = False
         self._looked_at_seconds = clock.monotonic_seconds()
-        spawned = [_Spawned(pid) for pid in spawner.spawn(commands)] if spawner else []
-        self.is_warm = bool(spawned)
-        for command, process in zip(commands, spawned, strict=False):
+        spawned_processes = [_Spawned(pid) for pid in spawner.spawn(commands)] if spawner else []
+        self.is_warm = bool(spawned_processes)
+        for command, process in zip(commands, spawned_processes, strict=False):
             self._add(command, process)
         try:
-            for command in commands[len(spawned) :]:
+            for command in commands[len(spawned_processes) :]:
                 self._add(command, _start(command))
         except OSError:
             self.close()

@@ -103,10 +103,10 @@ class ImmutabilityCheck:
             ConfigError: The message names the module.
         """
         checksums = ImmutabilityCheck.of(model).seen
-        changed = sorted(
+        changed_names = sorted(
             name for name in {*checksums, *self.seen} if checksums.get(name) != self.seen.get(name)
         )
-        refuse_changed(model, changed)
+        refuse_changed(model, changed_names)
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -141,12 +141,12 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return a digest of the bits of some tensors, in hexadecimal."""
-    hashed = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for tensor in tensors:
         dense = tensor.detach().to("cpu").contiguous()
-        hashed.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
-        hashed.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
+        hasher.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
+        hasher.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def checksum_of(tensor: torch.Tensor) -> int:

@@ -186,10 +186,10 @@ class GradientReducer:
         if self.ranks > 1:
             dist.all_reduce(sums)
         counts = sums.tolist()
-        joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
+        accumulator: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
-            joining.take(Node(leaf, leaf + 1), counts[leaf])
-        return partials, joining.root() / leaves, [count > 0 for count in counts[leaves:]]
+            accumulator.take(Node(leaf, leaf + 1), counts[leaf])
+        return partials, accumulator.root() / leaves, [count > 0 for count in counts[leaves:]]
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
         """Return the mean of all ranks' gradients, in the memory of the first. Collective."""

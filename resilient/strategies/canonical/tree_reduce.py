@@ -106,10 +106,10 @@ class TreeAccumulator(Generic[T]):
 
 def cover(run: Node, leaves: int) -> tuple[Node, ...]:
     """Return the nodes that a rank with a run of leaves sends, from left to right."""
-    joining: TreeAccumulator[None] = TreeAccumulator(leaves, lambda _left, _right: None)
+    accumulator: TreeAccumulator[None] = TreeAccumulator(leaves, lambda _left, _right: None)
     for leaf in range(run.start, run.stop):
-        joining.take(Node(leaf, leaf + 1), None)
-    return joining.nodes()
+        accumulator.take(Node(leaf, leaf + 1), None)
+    return accumulator.nodes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +241,11 @@ class TreeReduce:
             [own_length * count for count in counts],
             [length * len(partials) for length in lengths],
         )
-        joining: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
+        accumulator: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
         nodes = [node for nodes in self.plan.nodes for node in nodes]
         for nth, node in enumerate(nodes):
-            joining.take(node, receive_buffer[nth * own_length : (nth + 1) * own_length])
-        return joining.root().mul_(1 / self.plan.leaves)
+            accumulator.take(node, receive_buffer[nth * own_length : (nth + 1) * own_length])
+        return accumulator.root().mul_(1 / self.plan.leaves)
 
     def tell(
         self, own_partial: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
