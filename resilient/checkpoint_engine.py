@@ -162,8 +162,8 @@ def _copy(
     if begin is not None:
         begin.wait()
     copies.make(modestly=True)
-    unchanged = capture_failure(copies.require_unchanged)
-    hand_over(unchanged if isinstance(unchanged, RankFailure) else None)
+    check_result = capture_failure(copies.require_unchanged)
+    hand_over(check_result if isinstance(check_result, RankFailure) else None)
 
 
 _BASES_MAX = 8
@@ -357,7 +357,7 @@ class CheckpointEngine:
             )
         self._setup = setup_of(parts)
         check = ResumeCheck(self._setup, policy or ChangePolicy(), self._context.emit_once, examine)
-        absent = self._load(choice, parts, landing, check)
+        absent_names = self._load(choice, parts, landing, check)
         process = self.claimant.process if self.claimant else None
         self._generation = start_generation(self._context, choice, cause, self.start, process)
         self._context = self._context.for_generation(self._generation)
@@ -368,21 +368,21 @@ class CheckpointEngine:
         self._context.report_reconstructed(choice.proved)
         self._bases = (make_dedup_base(choice.proved, store),)
         took_seconds = self._context.clock.monotonic_seconds() - began_seconds
-        resumed = ResumeResult.of(choice.proved.manifest, absent)
-        size_bytes, name = read_bytes(choice.proved.files), resumed.checkpoint.folder
+        resume_result = ResumeResult.of(choice.proved.manifest, absent_names)
+        size_bytes, name = read_bytes(choice.proved.files), resume_result.checkpoint.folder
         self._context.emit_once(
-            events.CheckpointRestored(name, resumed.step, size_bytes, took_seconds)
+            events.CheckpointRestored(name, resume_result.step, size_bytes, took_seconds)
         )
-        return resumed
+        return resume_result
 
     def _load(
         self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck
     ) -> tuple[str, ...]:
         """Load on every rank; continue only if all ranks succeeded."""
-        proved = choice.proved
-        if proved is None:
+        verified = choice.proved
+        if verified is None:
             return ()
-        inputs = (proved.manifest, proved.files, parts, self._context.world.rank, landing)
+        inputs = (verified.manifest, verified.files, parts, self._context.world.rank, landing)
         own_result = capture_failure(lambda: load_present_parts(*inputs, check))
         self._agree("resume/load", own_result)
         return own_result if isinstance(own_result, tuple) else ()
@@ -454,9 +454,9 @@ class CheckpointEngine:
             topic, world = f"save/{self._saves}", self._context.world
             about = self.with_setup(about)
             self._persister.begin(topic)
-            steady = stable_storages(parts) if overlap else ()
+            stable_tensors = stable_storages(parts) if overlap else ()
             snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
-            staged = stage(snapshot, world, self._arena, steady)
+            staged = stage(snapshot, world, self._arena, stable_tensors)
             job = SaveJob(
                 about=draft_manifest(self._context, generation, checkpoint.step, about, keep),
                 files=staged.files,
@@ -529,20 +529,20 @@ class CheckpointEngine:
             SaveFailed: The save could not be made durable; older checkpoints are intact.
             Fenced: A newer generation exists, so nothing was committed.
         """
-        pending, self._pending, stall = self._pending, None, self._stall
+        pending_save, self._pending, stall = self._pending, None, self._stall
         # The wait for this save counts as stall of the next save, whichever call waited first.
-        self._stall = stall if pending is None else Stopwatch(self._context.clock)
+        self._stall = stall if pending_save is None else Stopwatch(self._context.clock)
         try:
             with stall.running():
                 self._overlap.settle()
             with self._stall.running():
                 self._persister.wait()
         except ResilientError:
-            if pending is not None:  # It may be committed all the same: the next save asks.
-                self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]
+            if pending_save is not None:  # It may be committed all the same: the next save asks.
+                self._bases = (DedupBase(pending_save), *self._bases)[:_BASES_MAX]
             raise
-        if pending is not None:
-            self._has_saved, self._bases = True, (DedupBase(pending),)
+        if pending_save is not None:
+            self._has_saved, self._bases = True, (DedupBase(pending_save),)
         if in_every_tier:
             self._context.finish()
 
@@ -566,22 +566,22 @@ class CheckpointEngine:
         topic, rank = f"load/{self._loads}", self._context.world.rank
         if isinstance(checkpoint, str):
             checkpoint = resolve_collectively(self._context, f"{topic}/name", checkpoint)
-        stored, landing = stored_name(name, part, rank), LoadPlan({name: part})
+        name_in_store, landing = stored_name(name, part, rank), LoadPlan({name: part})
 
         def prove() -> VerifiedCheckpoint:
             context = self._context
-            proved = read_wanted(
-                context.store, checkpoint, context.read_request({stored}, landing.boxes)
+            read_checkpoint = read_wanted(
+                context.store, checkpoint, context.read_request({name_in_store}, landing.boxes)
             )
-            context.report_reconstructed(proved)
-            if absent_parts(proved.manifest, {name: replace(part, optional=False)}, rank):
-                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{stored}`")
-            return proved
+            context.report_reconstructed(read_checkpoint)
+            if absent_parts(read_checkpoint.manifest, {name: replace(part, optional=False)}, rank):
+                raise IncompatibleCheckpoint(f"{checkpoint} holds no `{name_in_store}`")
+            return read_checkpoint
 
-        proved: Any = capture_failure(prove)
-        self._agree(f"{topic}/read", proved)
+        verified: Any = capture_failure(prove)
+        self._agree(f"{topic}/read", verified)
         own_result = capture_failure(
-            lambda: load(proved.manifest, proved.files, {name: part}, rank, landing)
+            lambda: load(verified.manifest, verified.files, {name: part}, rank, landing)
         )
         self._agree(topic, own_result)
 

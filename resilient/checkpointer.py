@@ -143,8 +143,8 @@ class Checkpointer:
             return
         try:
             self._let_go()
-        except ResilientError as failed:
-            error.add_note(f"the save in flight failed too: {failed}")
+        except ResilientError as save_error:
+            error.add_note(f"the save in flight failed too: {save_error}")
 
     def __getitem__(self, name: str) -> Any:
         """Return the object given under ``name``; for a plain value, its current value."""
@@ -226,8 +226,8 @@ class Checkpointer:
         self.resumed = result.checkpoint
         if result.absent:
             emit(PartsMissing(result.absent))
-        if left := self._tracked.left_out(result.parts):
-            emit(PartsIgnored(result.checkpoint.folder, left))
+        if ignored_parts := self._tracked.left_out(result.parts):
+            emit(PartsIgnored(result.checkpoint.folder, ignored_parts))
         return result.step
 
     def save(
@@ -265,14 +265,18 @@ class Checkpointer:
         """
         engine, tracked, step = self._require_engine("save()"), self._tracked, whole_step(step)
         self._report_unread_counters()
-        about = CheckpointInfo(strategy=tracked.strategy, metrics=plain_metrics(metrics or {}))
+        checkpoint_info = CheckpointInfo(
+            strategy=tracked.strategy, metrics=plain_metrics(metrics or {})
+        )
         with self._saving(engine):
             if tracked.is_collective:
                 # The save is collective in the training backend: a rank that saves alone would
                 # hang.
                 engine.meet()
                 tracked.align()
-            return engine.save(step, tracked.parts, about, keep=keep, overlap=self._overlap)
+            return engine.save(
+                step, tracked.parts, checkpoint_info, keep=keep, overlap=self._overlap
+            )
 
     def load(self, checkpoint: CheckpointId | str, name: str) -> None:
         """Load one thing from a checkpoint, given by the id from ``save`` or by a reference.
@@ -340,11 +344,11 @@ class Checkpointer:
     @contextmanager
     def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
         """Report a save to the agent and to the peers while the block runs."""
-        with ExitStack() as inside:
+        with ExitStack() as contexts:
             if self.beat is not None:
-                inside.enter_context(self.beat.saving())
+                contexts.enter_context(self.beat.saving())
             if self._detector is not None:
-                inside.enter_context(self._detector.inside(engine.saves + 1))
+                contexts.enter_context(self._detector.inside(engine.saves + 1))
             yield
 
     def _detect_missed_saves(
@@ -425,29 +429,31 @@ class Checkpointer:
         publish_repository(launch, url)
         # The launcher names the place, so its storage options take precedence.
         reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
-        alone = options.pop("single_writer", False) or launch.single_writer
+        is_single_writer = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
-        opened = open_engine(
+        engine = open_engine(
             url,
             rank_group.world,
             rank_group.board,
             scope=self._topic,
             keeper=keeper_of(rank_group),
             storage_options=reach,
-            single_writer=alone,
+            single_writer=is_single_writer,
             require_signature=signed,
             **{"emit": emit, **options},
         )
-        opened.start, opened.claimant = rank_group.begin_training(), claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = rank_group.begin_training(), claimant_of(launch)
+        return engine
 
     def _emitter(self, rank_group: RankGroup) -> events.Emitter:
         """Return the emitter; on ranks above 0 the console shows only warnings and errors."""
         emitter: events.Emitter | None = self._options.get("emit")
         if emitter is not None:
             return emitter
-        shown = events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
-        sinks = [events.console(shown)]
+        console_level = (
+            events.Level.INFO if rank_group.world.is_coordinator else events.Level.WARNING
+        )
+        sinks = [events.console(console_level)]
         file = events_file(rank_group)
         if file:
             sinks.append(events.json_lines(file))

@@ -111,9 +111,11 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     _require_common(url, world, board)
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` mean the same: use one of them")
-    kept = Retention(keep_last) if retention is None else _retention(retention)
+    retention_policy = Retention(keep_last) if retention is None else _retention(retention)
     bounds = (within_seconds, single_writer, save_unchanged)
-    limits = CheckpointOptions(kept, *bounds, parity, repair_on_restore, pace_seconds_max)
+    limits = CheckpointOptions(
+        retention_policy, *bounds, parity, repair_on_restore, pace_seconds_max
+    )
     # A user's own loop has no other source of storage options.
     is_said = storage_options is not None
     options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
@@ -186,9 +188,9 @@ def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         ConfigError: A name is reserved, or a limit is given twice or invalid. Also raised if the
             name of a plain value resembles the name of an option or of a secret.
     """
-    taken = sorted(FOUND_BY_THE_LOOP & set(arguments))
-    if taken:
-        raise ConfigError(f"`{taken[0]}` is not allowed as a name: choose another name")
+    reserved_names = sorted(FOUND_BY_THE_LOOP & set(arguments))
+    if reserved_names:
+        raise ConfigError(f"`{reserved_names[0]}` is not allowed as a name: choose another name")
     options = {name: value for name, value in arguments.items() if name in _OPTIONS}
     objects = {
         name: value for name, value in arguments.items() if name not in _OPTIONS and name != _LIMIT
@@ -226,24 +228,26 @@ def _refuse_slip(name: str, value: Any) -> None:
     """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
     if value is not None and not isinstance(value, _PLAIN):
         return
-    anyway = f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
+    override_hint = (
+        f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
+    )
     if isinstance(value, str | bytes) and _SECRET.search(name):
         raise ConfigError(
             f"`{name}` would be saved in the checkpoint, in plain text for all its readers",
             hint="pass credentials in storage_options or RESILIENT_STORAGE_OPTIONS, and a signing "
-            f"key in RESILIENT_SIGNING_KEY; {anyway}",
+            f"key in RESILIENT_SIGNING_KEY; {override_hint}",
         )
     if name in _ELSEWHERE:
         raise ConfigError(
             f"`{name}` is not an option here, and would be saved as state: {_ELSEWHERE[name]}",
-            hint=anyway,
+            hint=override_hint,
         )
-    close = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
-    if close:
+    similar_names = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
+    if similar_names:
         raise ConfigError(
             f"`{name}` is not an option, and would be saved as state: did you mean "
-            f"`{_MEANT[close[0]]}`?",
-            hint=anyway,
+            f"`{_MEANT[similar_names[0]]}`?",
+            hint=override_hint,
         )
 
 

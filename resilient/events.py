@@ -57,9 +57,9 @@ class AppendOnlyLog:
                 _append(self._path, f"{line}\n".encode())
             except OSError as error:
                 if self._dropped_count == 0:
-                    why = error.strerror or type(error).__name__
+                    reason = error.strerror or type(error).__name__
                     write_stderr(
-                        f"`{self._path}` cannot be written, and its lines are dropped: {why}; "
+                        f"`{self._path}` cannot be written, and its lines are dropped: {reason}; "
                         "training and checkpoints are not affected; free some space: df -h"
                     )
                 self._dropped_count += 1
@@ -76,14 +76,14 @@ def _append(path: Path, line: bytes) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o666)
     try:
-        written = os.write(descriptor, line)
-        if written == len(line):
+        written_bytes = os.write(descriptor, line)
+        if written_bytes == len(line):
             return
         # A full disk takes a part of the line. Remove that part, or it would spoil the next line,
         # unless another process has already appended one.
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
         if os.fstat(descriptor).st_size == end:
-            os.ftruncate(descriptor, end - written)
+            os.ftruncate(descriptor, end - written_bytes)
     finally:
         os.close(descriptor)
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -193,10 +193,10 @@ class ResumeSettled(Event):
 
     def message(self) -> str:
         """Render the event as one line for people."""
-        taken = "the newest checkpoint" if self.reference == "auto" else self.reference
+        checkpoint_text = "the newest checkpoint" if self.reference == "auto" else self.reference
         return (
             f"`--resume {self.wish}` is fulfilled: {self.reason}, so this attempt continues from "
-            f"{taken}"
+            f"{checkpoint_text}"
         )
 
 
@@ -225,10 +225,12 @@ class CheckpointCommitted(Event):
 
     def message(self) -> str:
         """Render the event as one line for people."""
-        spared = 0 <= self.written_bytes < self.size_bytes
-        written = f" ({self.written_bytes / 2**20:.1f} MiB written)" if spared else ""
+        has_reused_bytes = 0 <= self.written_bytes < self.size_bytes
+        written_text = (
+            f" ({self.written_bytes / 2**20:.1f} MiB written)" if has_reused_bytes else ""
+        )
         return (
-            f"saved {self.checkpoint}, {self.size_bytes / 2**20:.1f} MiB{written} durable in "
+            f"saved {self.checkpoint}, {self.size_bytes / 2**20:.1f} MiB{written_text} durable in "
             f"{self.commit_seconds:.2f} s, training waited {self.stall_seconds:.3f} s"
         )
 

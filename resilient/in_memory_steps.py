@@ -153,9 +153,9 @@ class StepCache:
         """
         self._lull.set()
         self._overlap.settle()
-        unproved, self._unverified = self._unverified, None
-        if unproved is not None:
-            self._prove(*unproved)
+        unverified_copies, self._unverified = self._unverified, None
+        if unverified_copies is not None:
+            self._prove(*unverified_copies)
 
     def drop(self) -> None:
         """Discard the cached steps, because training goes back on purpose.
@@ -191,14 +191,14 @@ class StepCache:
         self._lull.wait()
         # torch counts a change after it is made: all changes of the forward pass are counted by
         # now.
-        late = spoiled or capture_failure(copies.require_unchanged)
-        self._say(slot, job, late if isinstance(late, RankFailure) else None)
+        outcome = spoiled or capture_failure(copies.require_unchanged)
+        self._say(slot, job, outcome if isinstance(outcome, RankFailure) else None)
 
     def _prove(self, slot: int, copies: DeferredCopies) -> None:
         """Void a slot whose sources had changed at the last check."""
-        late = capture_failure(copies.require_unchanged)
-        if isinstance(late, RankFailure):
-            self._failure = late
+        outcome = capture_failure(copies.require_unchanged)
+        if isinstance(outcome, RankFailure):
+            self._failure = outcome
             capture_failure(partial(self._holder.invalidate, slot))
 
     def _say(self, slot: int, job: SaveJob, spoiled: RankFailure | None) -> None:
@@ -247,14 +247,14 @@ def _near_sums(
         or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != context.world.size
     ):
         return None
-    own: Any = capture_failure(lambda: holder.page(PAGE_BYTES))
-    path = "" if isinstance(own, RankFailure) else str(own[0])
+    own_page: Any = capture_failure(lambda: holder.page(PAGE_BYTES))
+    path = "" if isinstance(own_page, RankFailure) else str(own_page[0])
     paths = settle("pages", path, lambda paths: paths if all(paths) else [])
     pages: Any = capture_failure(lambda: [_page(Path(page)) for page in paths])
     is_there = bool(paths) and not isinstance(pages, RankFailure)
     if not settle("mapped", is_there, all):
         return None
-    pages[context.world.rank] = own[1]
+    pages[context.world.rank] = own_page[1]
     return HostLocalSum(pages, context.world.rank)
 
 

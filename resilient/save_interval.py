@@ -134,9 +134,9 @@ def choose_interval(
     seconds, bound = best, ""
     if seconds > bounds.seconds_max:
         seconds, bound = bounds.seconds_max, "longest"
-    for least, name in ((overhead, "overhead"), (bounds.land_seconds, "landing")):
-        if seconds < least:
-            seconds, bound = least, name
+    for seconds_min, name in ((overhead, "overhead"), (bounds.land_seconds, "landing")):
+        if seconds < seconds_min:
+            seconds, bound = seconds_min, name
     return SaveInterval(seconds, cost_seconds, mtbf_seconds, best, bound)
 
 
@@ -166,13 +166,13 @@ def observe(
         starts: Cause and claim time (ISO 8601) of each attempt, in rising order.
         losses: Causes that count as failures.
     """
-    failures, observed_seconds, before = 0, 0.0, None
+    failures, observed_seconds, previous_time = 0, 0.0, None
     for cause, claimed_at in starts:
         at = _seconds(claimed_at)
         failures += cause in losses
-        if cause != "start" and before is not None and at is not None:
-            observed_seconds += max(0.0, at - before)
-        before = at
+        if cause != "start" and previous_time is not None and at is not None:
+            observed_seconds += max(0.0, at - previous_time)
+        previous_time = at
     return FailureObservations(failures, observed_seconds)
 
 

@@ -198,17 +198,17 @@ def plan_takeover(folder: str) -> TakeoverPlan:
     root = local_root(folder)
     checkpoints = checkpoints_in_folder(root) if root is not None else []
     step_folders = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
-    intact: list[str] = []
-    skipped: list[SkippedFolder] = []
+    intact_paths: list[str] = []
+    skipped_folders: list[SkippedFolder] = []
     for checkpoint in sorted(
         step_folders, key=lambda candidate: _step_of(candidate.path), reverse=True
     ):
         flaw = _flaw_of(checkpoint.path)
         if flaw is None:
-            intact.append(checkpoint.path)
+            intact_paths.append(checkpoint.path)
         else:
-            skipped.append(flaw)
-    return TakeoverPlan(tuple(intact), tuple(skipped))
+            skipped_folders.append(flaw)
+    return TakeoverPlan(tuple(intact_paths), tuple(skipped_folders))
 
 
 def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:
@@ -234,15 +234,26 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 
 
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
-    ours = {checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))}
-    checkpoints = [FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(ours, reverse=True)]
-    others = DirectoryListing({n: size for n, size in listing.sizes.items() if not _is_own_key(n)})
-    if layout := _layout_of_root(others):
+    own_checkpoints = {
+        checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))
+    }
+    checkpoints = [
+        FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(own_checkpoints, reverse=True)
+    ]
+    foreign_files = DirectoryListing(
+        {n: size for n, size in listing.sizes.items() if not _is_own_key(n)}
+    )
+    if layout := _layout_of_root(foreign_files):
         return [*checkpoints, FoundCheckpoint(url, layout)]
-    kept = [checkpoint for checkpoint in checkpoints_of(others) if _counts(checkpoint)]
+    foreign_checkpoints = [
+        checkpoint for checkpoint in checkpoints_of(foreign_files) if _counts(checkpoint)
+    ]
     return [
         *checkpoints,
-        *(FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout) for checkpoint in kept),
+        *(
+            FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout)
+            for checkpoint in foreign_checkpoints
+        ),
     ]
 
 
@@ -281,16 +292,16 @@ def _counts(checkpoint: RunCheckpoint) -> bool:
 
 def _files_of(root: Path) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that identify the checkpoints in a folder."""
-    waiting = [("", -1)]
-    while waiting:
-        prefix, depth = waiting.pop()
+    pending_folders = [("", -1)]
+    while pending_folders:
+        prefix, depth = pending_folders.pop()
         for entry in _entries(root / prefix):
             name = f"{prefix}{entry.name}"
             if entry.is_file():
                 yield name, entry.stat().st_size
             elif depth < _DEPTH_MAX and not entry.name.startswith("."):
                 is_holder = depth < 0 and _HOLDER.fullmatch(entry.name) is not None
-                waiting.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
+                pending_folders.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
 
 
 def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:

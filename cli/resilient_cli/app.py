@@ -70,14 +70,14 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write the usage line of a command."""
-        first = f"{'Usage: ' if prefix is None else prefix}{prog} "
-        fits = len(first) + 20 <= self.width
-        indent = " " * (len(first) if fits else _BELOW)
+        usage_prefix = f"{'Usage: ' if prefix is None else prefix}{prog} "
+        is_short = len(usage_prefix) + 20 <= self.width
+        indent = " " * (len(usage_prefix) if is_short else _BELOW)
         lines = _fold(args, self.width, indent)
-        if fits and lines:
-            lines[0] = first + lines[0].lstrip()
+        if is_short and lines:
+            lines[0] = usage_prefix + lines[0].lstrip()
         else:
-            lines = [*_fold(first.strip(), self.width, "", _BELOW), *lines]
+            lines = [*_fold(usage_prefix.strip(), self.width, "", _BELOW), *lines]
         self._write_lines(lines)
 
     def write_text(self, text: str) -> None:
@@ -89,15 +89,15 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
     ) -> None:
         """Write terms and their meanings: side by side, or one below the other if it is narrow."""
         rows = list(rows)
-        first = min(max((len(term) for term, _ in rows), default=0), col_max) + col_spacing
+        term_width = min(max((len(term) for term, _ in rows), default=0), col_max) + col_spacing
         is_narrow = self.width < _TWO_COLUMNS_MIN
-        start = self.current_indent + (_BELOW if is_narrow else first)
+        start = self.current_indent + (_BELOW if is_narrow else term_width)
         for term, meaning in rows:
             term_lines = _fold(
                 term, self.width if is_narrow else 0, " " * self.current_indent, _BELOW
             )
             lines = list(_paragraphs(meaning, self.width, " " * start))
-            is_beside = not is_narrow and len(term) <= first - col_spacing
+            is_beside = not is_narrow and len(term) <= term_width - col_spacing
             if is_beside and lines:
                 lines[0] = term_lines[0].ljust(start) + lines[0].lstrip()
                 term_lines = []
@@ -163,8 +163,8 @@ def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
         )
     if words[:3] == ["resilient", *positional[:2]] and words[3:] and _are_options(words[3:]):
         # The hint adds options to the same command: keep all other words that the user typed.
-        more = words[3:]
-        better = [*_without(arguments, more), *more]
+        hint_options = words[3:]
+        better = [*_without(arguments, hint_options), *hint_options]
         is_same = sorted(better) == sorted(arguments)
         return _help_command(code) if is_same else shlex.join(["resilient", *better])
     return _help_command(code) if words == ["resilient", *arguments] else hint
@@ -245,9 +245,9 @@ def load(name: str, lazy: LazyCommand) -> Any:
 def _command(name: str, target: Any, settings: frozenset[tuple[str, Any]]) -> Any:
     """Return the command of a function or of a Typer group."""
     if not isinstance(target, typer.Typer):
-        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name, context_settings=dict(settings))(target)
-        target = alone
+        single_command_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single_command_app.command(name, context_settings=dict(settings))(target)
+        target = single_command_app
     command = typer.main.get_command(target)
     command.name = name
     return _accept_global_options(command)
@@ -307,7 +307,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     output = Output()
     replace_closed_streams()
     escape_unencodable_text(sys.stdout, sys.stderr)
-    within = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
+    timeout_token = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
         status = build().main(arguments_given, prog_name=PROGRAM, obj=output, standalone_mode=False)
     except ResilientError as error:
@@ -327,7 +327,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(error, output, 1, "RES-ERROR", text, _write_traceback(error))
     finally:
-        WITHIN_SECONDS.reset(within)
+        WITHIN_SECONDS.reset(timeout_token)
     return status if isinstance(status, int) else 0
 
 
@@ -348,10 +348,12 @@ def _accept_global_options(command: Any) -> Any:
         if used_names.isdisjoint(parameter.opts) and not is_of_others:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
-        for below in getattr(command, "commands", {}).values():
+        for subcommand in getattr(command, "commands", {}).values():
             # Typer would truncate a short help that it takes from the docstring.
-            below.short_help = below.short_help or (below.help or "").partition("\n\n")[0]
-            _accept_global_options(below)
+            subcommand.short_help = (
+                subcommand.short_help or (subcommand.help or "").partition("\n\n")[0]
+            )
+            _accept_global_options(subcommand)
     return command
 
 

@@ -219,10 +219,14 @@ def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
 
 
 def _unknown(url: str, listing: DirectoryListing) -> UnknownLayout:
-    inside = checkpoints_in(listing)
-    newer = f"{url.rstrip('/')}/{inside[0]}" if inside else ""
-    hint = f"resilient ckpt inspect {shell_quote(newer)}" if inside else ""
-    newest = f"; its newest checkpoint seems to be `{inside[0][:80]}`" if inside else ""
+    checkpoint_names = checkpoints_in(listing)
+    newer = f"{url.rstrip('/')}/{checkpoint_names[0]}" if checkpoint_names else ""
+    hint = f"resilient ckpt inspect {shell_quote(newer)}" if checkpoint_names else ""
+    newest = (
+        f"; its newest checkpoint seems to be `{checkpoint_names[0][:80]}`"
+        if checkpoint_names
+        else ""
+    )
     hint_text = newest or "; docs/layouts.md lists the supported layouts"
     if protocol_of(url) in ("http", "https"):
         hint_text = "; over http a folder cannot be listed: give the URL of one file"
@@ -250,14 +254,14 @@ def _sibling(url: str, *, is_read: bool) -> str:
         if name != own_name and name.startswith(stem) and name[len(stem) :].isascii()
         if name[len(stem) :].isdigit() and len(name) < len(stem) + 12
     }
-    lossy = ""
+    lossy_path = ""
     for _, name in sorted(numbers.items(), reverse=True)[:_SIBLINGS_MAX]:
         path = f"{parent}/{name}" if parent else name
         answer = _answer(path, is_read=is_read)
         if answer == "yes":
             return path
-        lossy = lossy or (path if answer == "partly" else "")
-    return lossy
+        lossy_path = lossy_path or (path if answer == "partly" else "")
+    return lossy_path
 
 
 def _answer(path: str, *, is_read: bool) -> str:
@@ -350,11 +354,11 @@ def find_in_run(ref: str | None, url: str | None) -> str | None:
         return f"{url.rstrip('/')}/{matches[0].name}"
     if matches:
         names = ", ".join(checkpoint.name[:80] for checkpoint in matches[:_SHOWN_MAX])
-        first = f"{folder.url.rstrip('/')}/{matches[0].name}"
+        match_url = f"{folder.url.rstrip('/')}/{matches[0].name}"
         raise UsageError(
             f"`{ref}` matches {len(matches)} checkpoints in `{folder.url}`, of several runs: "
             f"{names}",
-            hint=f"resilient ckpt inspect {shell_quote(first)}",
+            hint=f"resilient ckpt inspect {shell_quote(match_url)}",
         )
     raise NothingToResume(
         f"`{ref}` matches no checkpoint in `{folder.url}`, a folder of another tool: use latest, "

@@ -90,6 +90,6 @@ def refuse_system_options(options: Collection[str], reason_by_option: Mapping[st
     Raises:
         ConfigError: An option is refused; the message names its replacement.
     """
-    for name, instead in reason_by_option.items():
+    for name, reason in reason_by_option.items():
         if name in options:
-            raise ConfigError(f"train --{name.replace('_', '-')}: {instead}")
+            raise ConfigError(f"train --{name.replace('_', '-')}: {reason}")

@@ -151,8 +151,10 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
     all_agents = agents(records)
     reports = [_check_agent(agent, records, now_ms) for agent in all_agents]
     # A live agent may claim a generation at any moment, even if another one wrote last.
-    alive = [process for process in reversed(reports) if process.state is LivenessState.ALIVE]
-    if proof := next(iter(alive), None) or _check_claim(writer, records):
+    living_processes = [
+        process for process in reversed(reports) if process.state is LivenessState.ALIVE
+    ]
+    if proof := next(iter(living_processes), None) or _check_claim(writer, records):
         return proof
     if writer.is_nobody:
         return LivenessReport(
@@ -189,11 +191,11 @@ def ask_heartbeat(
     is_alive = HeartbeatWatch(store, clock).wait(record.number, record.token)
     if is_alive is None:
         return found
-    who = f"pid {process.pid} of {process.host}"
+    process_text = f"pid {process.pid} of {process.host}"
     if is_alive:
-        return replace(found, state=LivenessState.ALIVE, why=f"{who} sent a heartbeat")
+        return replace(found, state=LivenessState.ALIVE, why=f"{process_text} sent a heartbeat")
     seconds = clock.monotonic_seconds() - began_seconds
-    return replace(found, why=f"{who} sent no heartbeat for {seconds:.0f} s")
+    return replace(found, why=f"{process_text} sent no heartbeat for {seconds:.0f} s")
 
 
 def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
@@ -264,18 +266,20 @@ def _check_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
         return LivenessReport(
             LivenessState.UNKNOWN, "no event files were found here; name them with --run FOLDER"
         )
-    last = records[-1]
-    if last.event in _ENDS:
-        return LivenessReport(LivenessState.ENDED, "training ended by itself", None, last.at_ms)
-    if now_ms - last.at_ms <= SILENT_MS:
+    last_record = records[-1]
+    if last_record.event in _ENDS:
         return LivenessReport(
-            LivenessState.ALIVE, "a rank wrote an event in the last minute", None, last.at_ms
+            LivenessState.ENDED, "training ended by itself", None, last_record.at_ms
+        )
+    if now_ms - last_record.at_ms <= SILENT_MS:
+        return LivenessReport(
+            LivenessState.ALIVE, "a rank wrote an event in the last minute", None, last_record.at_ms
         )
     return LivenessReport(
         LivenessState.UNKNOWN,
         "its ranks are silent, and their process is unknown",
         None,
-        last.at_ms,
+        last_record.at_ms,
     )
 
 

@@ -257,17 +257,17 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         fields: ``exit``, ``code``, ``message`` and ``hint``.
         output: Output settings.
     """
-    clean = redact_json(fields)
+    redacted_fields = redact_json(fields)
     if output.format is Format.JSON:
         head = {"schema": "resilient/error@1", "type": "error"}
-        put(_json({**head, **clean}) + "\n", sys.stderr)
+        put(_json({**head, **redacted_fields}) + "\n", sys.stderr)
         return
     label = _paint("error:", is_colored=_uses_color(output, sys.stderr))
     # Further lines of a message are indented more than a hint, so that none looks like a hint.
-    message = escape_control_chars(clean["message"]).replace("\n", "\n    ")
-    put(f"{label} {message}  [{clean['code']}]\n", sys.stderr, is_painted=True)
-    if clean["hint"]:
-        put(f"  hint: {escape_control_chars(clean['hint'], '')}\n", sys.stderr)
+    message = escape_control_chars(redacted_fields["message"]).replace("\n", "\n    ")
+    put(f"{label} {message}  [{redacted_fields['code']}]\n", sys.stderr, is_painted=True)
+    if redacted_fields["hint"]:
+        put(f"  hint: {escape_control_chars(redacted_fields['hint'], '')}\n", sys.stderr)
 
 
 def human_size(size_bytes: int) -> str:
@@ -327,15 +327,17 @@ def _human_lines(
         if number and isinstance(block, Table):
             yield ""
         rows = (block.columns, *block.rows) if isinstance(block, Table) else block.pairs
-        clean = [[_printable(cell) for cell in row] for row in rows]
-        widths = [max(map(len, column)) for column in zip(*clean, strict=True)]
-        before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-        if not width or before + widths[-1] <= width:
-            yield from _align(clean, widths, is_colored=is_colored)
-        elif before + _LAST_MIN <= width or isinstance(block, KeyValues):
-            yield from _wrap(clean, widths, max(width - before, 1), is_colored=is_colored)
+        printable_rows = [[_printable(cell) for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*printable_rows, strict=True)]
+        indent_width = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+        if not width or indent_width + widths[-1] <= width:
+            yield from _align(printable_rows, widths, is_colored=is_colored)
+        elif indent_width + _LAST_MIN <= width or isinstance(block, KeyValues):
+            yield from _wrap(
+                printable_rows, widths, max(width - indent_width, 1), is_colored=is_colored
+            )
         else:
-            yield from _stack(clean, width, is_colored=is_colored)
+            yield from _stack(printable_rows, width, is_colored=is_colored)
 
 
 def _align(
@@ -354,11 +356,11 @@ def _wrap(
     rows: Sequence[Sequence[str]], widths: Sequence[int], width: int, *, is_colored: bool
 ) -> Iterator[str]:
     """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
-    for *head, last in rows:
-        first, *more = _fold(last, width)
-        yield from _align([[*head, first]], [*widths[:-1], 0], is_colored=is_colored)
+    for *head, last_cell in rows:
+        first_line, *other_lines = _fold(last_cell, width)
+        yield from _align([[*head, first_line]], [*widths[:-1], 0], is_colored=is_colored)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
-        yield from (indent + line for line in more)
+        yield from (indent + line for line in other_lines)
 
 
 def _stack(rows: Sequence[Sequence[str]], width: int, *, is_colored: bool) -> Iterator[str]:
@@ -456,8 +458,8 @@ class Progress(_Line):
 
     def __call__(self, position: int, total: int) -> None:
         """Report that ``position`` of ``total`` bytes are done."""
-        now = self._clock.monotonic_seconds()
-        if now < self._next:
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds < self._next:
             return
         share = position / total if total else 1.0
         sizes = f"{human_size(position)} of {human_size(total)}"
@@ -470,7 +472,7 @@ class Progress(_Line):
             self._show(line if is_short else f"{self._activity} {100 * share:.0f} %")
         else:
             self._show(f"{self._activity} {100 * share:.0f} %, {sizes}")
-        self._next = now + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
+        self._next = now_seconds + (_BAR_SECONDS if self._is_terminal else _LINE_SECONDS)
 
 
 class Waiting(_Line):
@@ -501,8 +503,10 @@ class Waiting(_Line):
         self._clear()
 
     def _tell(self) -> None:
-        began = self._clock.monotonic_seconds()
+        start_seconds = self._clock.monotonic_seconds()
         wait_seconds = SILENT_SECONDS
         while not self._is_over.wait(wait_seconds):
-            self._show(f"{self._activity} for {human_age(self._clock.monotonic_seconds() - began)}")
+            self._show(
+                f"{self._activity} for {human_age(self._clock.monotonic_seconds() - start_seconds)}"
+            )
             wait_seconds = _TICK_SECONDS if self._is_terminal else _LINE_SECONDS

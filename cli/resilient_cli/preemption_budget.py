@@ -131,13 +131,15 @@ def judge(budget: PreemptionBudget) -> list[Check]:
             )
         )
     if notice is not None:
-        last, name = (termination, "the termination grace") if termination else (grace, "--grace")
-        fits = last <= notice
+        stop_seconds, name = (
+            (termination, "the termination grace") if termination else (grace, "--grace")
+        )
+        fits = stop_seconds <= notice
         checks.append(
             Check(
                 "notice",
                 fits,
-                f"{name} {last:g} s, notice {notice:g} s"
+                f"{name} {stop_seconds:g} s, notice {notice:g} s"
                 + ("" if fits else ": too late, the host is gone"),
                 "" if fits else f"resilient train --grace {notice / 2:g}",
             )
@@ -151,8 +153,8 @@ def _hint_for(budget: PreemptionBudget, termination_seconds: float) -> str:
     if needed_seconds < termination_seconds:
         return f"resilient train --grace {max(needed_seconds, termination_seconds / 2):g}"
     # No grace fits: the termination grace must be longer.
-    most = 2 * needed_seconds
-    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {most:d}"
+    kill_seconds = 2 * needed_seconds
+    return f"resilient doctor --grace {needed_seconds:d} --termination-grace {kill_seconds:d}"
 
 
 def _needed_seconds(budget: PreemptionBudget) -> float:
@@ -186,15 +188,15 @@ def read_events(folder: Path) -> SaveTimes:
         OSError: A file cannot be read.
         StoreDenied: A file leads out of the folder, or is no regular file.
     """
-    took = SaveTimes()
+    save_times = SaveTimes()
     for path in event_files(folder):
         for line in event_lines(folder, path):
             record = parse_fields(line)
             if record.get("event") == "CheckpointCommitted":
-                took.saves.append(_seconds(record.get("commit_seconds")))
+                save_times.saves.append(_seconds(record.get("commit_seconds")))
             elif record.get("event") == "CheckpointPromoted":
-                took.promotions.append(_seconds(record.get("took_seconds")))
-    return took
+                save_times.promotions.append(_seconds(record.get("took_seconds")))
+    return save_times
 
 
 def _seconds(value: Any) -> float:

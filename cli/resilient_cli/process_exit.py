@@ -34,9 +34,9 @@ def record_early_signals(arguments: Sequence[str]) -> None:
     if command_of(arguments) != "train":
         return
     for number in _NUMBERS:
-        before = signal.getsignal(number)
-        if before != signal.SIG_IGN:
-            _before[number] = before
+        previous_handler = signal.getsignal(number)
+        if previous_handler != signal.SIG_IGN:
+            _before[number] = previous_handler
             signal.signal(number, _remember)
 
 

@@ -157,7 +157,10 @@ class ProgressFolder:
 
 def _merge_span(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
     """Return the spans with one more, merged with those that touch it."""
-    apart = [span for span in spans if span[1] < start or span[0] > end]
-    touching = [span for span in spans if span[1] >= start and span[0] <= end]
-    touching.append((start, end))
-    return [*apart, (min(span[0] for span in touching), max(span[1] for span in touching))]
+    separate_spans = [span for span in spans if span[1] < start or span[0] > end]
+    touching_spans = [span for span in spans if span[1] >= start and span[0] <= end]
+    touching_spans.append((start, end))
+    return [
+        *separate_spans,
+        (min(span[0] for span in touching_spans), max(span[1] for span in touching_spans)),
+    ]

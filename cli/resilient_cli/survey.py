@@ -75,17 +75,23 @@ class Survey:
         """
         if self.manifest is None or not self.damaged:
             return ()
-        wrong = {
+        problem_by_file = {
             finding.file: finding.problem
             for finding in self.findings
             if finding.severity == "damaged"
         }
         owners = {file.name: file.rank for file in self.manifest.files}
-        if not wrong.keys() <= owners.keys() or set(wrong.values()) != {MISSING}:
+        if not problem_by_file.keys() <= owners.keys() or set(problem_by_file.values()) != {
+            MISSING
+        }:
             return ()
-        absent = {owners[name] for name in wrong}
-        whole = {rank for name, rank in owners.items() if name not in wrong}
-        return () if absent & whole or not whole else tuple(sorted(absent))
+        ranks_without_files = {owners[name] for name in problem_by_file}
+        intact_ranks = {rank for name, rank in owners.items() if name not in problem_by_file}
+        return (
+            ()
+            if ranks_without_files & intact_ranks or not intact_ranks
+            else tuple(sorted(ranks_without_files))
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -234,13 +240,13 @@ def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleReque
         request: Requested extent.
     """
     clock = SystemClock()
-    until = clock.monotonic_seconds() + request.seconds
+    deadline_seconds = clock.monotonic_seconds() + request.seconds
     over = []
     with Progress("reading", clock) as progress:
 
         def goes_on(read_bytes: int, of: int) -> bool:
             progress(read_bytes, of)
-            if request.seconds and clock.monotonic_seconds() >= until:
+            if request.seconds and clock.monotonic_seconds() >= deadline_seconds:
                 over.append(read_bytes)
             return not over
 
@@ -252,12 +258,12 @@ def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleReque
 def _with(survey: Survey, sample: VerifySample) -> Survey:
     """Add the findings of the sample, except for files that already have a finding."""
     damaged_files = {finding.file for finding in survey.findings}
-    new = [
+    new_findings = [
         addition
         for addition in sample.findings.get(survey.checkpoint, ())
         if addition.file not in damaged_files
     ]
-    return replace(survey, findings=(*survey.findings, *new))
+    return replace(survey, findings=(*survey.findings, *new_findings))
 
 
 _OF_A_TRAINER = "trainer_state"
@@ -282,9 +288,11 @@ def assess_native(store: Store, manifest: Manifest, candidate: Survey) -> Resuma
     from resilient.layouts.model import Resumability
 
     checkpoint = manifest.checkpoint
-    wrong = [finding for finding in candidate.findings if finding.severity == "damaged"]
-    if wrong:
-        reasons = tuple(f"{finding.file}: {finding.problem}" for finding in wrong[:_NAMED_MAX])
+    damage_findings = [finding for finding in candidate.findings if finding.severity == "damaged"]
+    if damage_findings:
+        reasons = tuple(
+            f"{finding.file}: {finding.problem}" for finding in damage_findings[:_NAMED_MAX]
+        )
         return Resumability("no", reasons, repair_command(store, checkpoint))
     losses = _losses(manifest)
     command = f"resilient train SCRIPT --repo {shell_quote(store.url)} --resume {checkpoint}"

@@ -93,10 +93,10 @@ class ControlGroup:
             PeerFailed: The key-value store is gone.
         """
         author = "ruling" if self.world.is_coordinator else self.world.rank
-        shown = {
+        answer_fields = {
             key: value for key, value in failure.items() if key != "rank" or author == "ruling"
         }
-        self._kv_store.post(self.key(topic, author), json.dumps(shown).encode())
+        self._kv_store.post(self.key(topic, author), json.dumps(answer_fields).encode())
 
     @contextmanager
     def at_work(self) -> Iterator[Callable[[], None]]:
@@ -135,18 +135,22 @@ class ControlGroup:
         if not self.world.is_coordinator:
             return None
         keys = [self.key(topic, rank) for rank in range(self.world.size)]
-        before: dict[int, bytes] = {}
+        previous_beats: dict[int, bytes] = {}
         while (answers := self._kv_store.wait(keys, within_seconds)) is None:
-            absent = [rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None]
-            beats = self._beats_of(absent)
-            silent = [rank for rank in absent if beats.get(rank) == before.get(rank)]
-            if silent:
+            absent_ranks = [
+                rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None
+            ]
+            beats = self._beats_of(absent_ranks)
+            silent_ranks = [
+                rank for rank in absent_ranks if beats.get(rank) == previous_beats.get(rank)
+            ]
+            if silent_ranks:
                 raise DeadlineExceeded(
-                    f"`{topic}`: ranks {silent} did not answer within {within_seconds:g} s",
+                    f"`{topic}`: ranks {silent_ranks} did not answer within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            before = beats
+            previous_beats = beats
         return [json.loads(answer) for answer in answers]
 
     def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
@@ -166,19 +170,19 @@ class ControlGroup:
             self._forget_older(key)
             self._forget_mine(topic)
             return ruling
-        before: dict[int, bytes] = {}
-        while (received := self._kv_store.wait([key], within_seconds)) is None:
+        previous_beats: dict[int, bytes] = {}
+        while (messages := self._kv_store.wait([key], within_seconds)) is None:
             # The coordinator may be waiting for any of the ranks.
             beats = self._beats_of(range(self.world.size))
-            if beats == before:
+            if beats == previous_beats:
                 raise DeadlineExceeded(
                     f"`{topic}`: the coordinator did not decide within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            before = beats
+            previous_beats = beats
         self._forget_mine(topic)
-        return json.loads(received[0])
+        return json.loads(messages[0])
 
     def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return the last heartbeats of the ranks that are in ``at_work``."""
@@ -234,14 +238,14 @@ class RankFailure:
     def to_error(self, size: int) -> ResilientError:
         """Return an error of the same kind, which names the rank if there are several."""
         kind = _KINDS.get(self.code, ResilientError)
-        where = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
-        return kind(f"{where}{self.message}", hint=self.hint)
+        rank_text = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
+        return kind(f"{rank_text}{self.message}", hint=self.hint)
 
 
 def _subclasses(kind: type[ResilientError]) -> list[type[ResilientError]]:
     return [
         kind,
-        *(deeper for subclass in kind.__subclasses__() for deeper in _subclasses(subclass)),
+        *(descendant for subclass in kind.__subclasses__() for descendant in _subclasses(subclass)),
     ]
 
 
@@ -286,17 +290,17 @@ def agree(
         own_result.to_json() if isinstance(own_result, RankFailure) else {"value": own_result}
     )
     ruling: Any = None
-    gathered = capture_failure(lambda: comms.gather(topic, own_answer, within_seconds))
+    gather_result = capture_failure(lambda: comms.gather(topic, own_answer, within_seconds))
     if comms.world.is_coordinator:
-        ruling = _conclude(gathered, rule)
+        ruling = _conclude(gather_result, rule)
         answer = (
             ruling.to_json() | {"rank": ruling.rank} if isinstance(ruling, RankFailure) else None
         )
         # Ranks that were silent until now may still come; they read the same decision.
         comms.broadcast(topic, answer or {"value": ruling}, within_seconds)
     else:
-        if isinstance(gathered, RankFailure):
-            raise gathered.to_error(comms.world.size) from gathered.cause
+        if isinstance(gather_result, RankFailure):
+            raise gather_result.to_error(comms.world.size) from gather_result.cause
         ruling = _hear(comms, topic, within_seconds)
     if isinstance(ruling, RankFailure):
         cause = ruling.cause or (own_result.cause if isinstance(own_result, RankFailure) else None)

@@ -148,14 +148,16 @@ class ProgressReporter:
         """Publish that a phase begins, or makes progress."""
         now_seconds = self._now_seconds()
         took_seconds = now_seconds - self._since_seconds
-        before = self._phase
-        if before is Phase.STEP:
+        previous_phase = self._phase
+        if previous_phase is Phase.STEP:
             self._in_step_seconds += took_seconds
-        elif before is Phase.LOADING:
+        elif previous_phase is Phase.LOADING:
             self._loaded_seconds += took_seconds
-        if took_seconds > self._longest[before]:
-            self._longest[before] = took_seconds
-            _NUMBER.pack_into(self._memory, _LONGEST_AT + before * _NUMBER.size, took_seconds)
+        if took_seconds > self._longest[previous_phase]:
+            self._longest[previous_phase] = took_seconds
+            _NUMBER.pack_into(
+                self._memory, _LONGEST_AT + previous_phase * _NUMBER.size, took_seconds
+            )
         self._phase, self._since_seconds = phase, now_seconds
         # This code runs six times per step and is repeated here, because a call would double its
         # cost.
@@ -246,11 +248,11 @@ def read_progress(path: Path) -> ProgressRecord | None:
     data = b""
     for _ in range(_READS_MAX):
         try:
-            before, data = data, path.read_bytes()
+            previous_data, data = data, path.read_bytes()
         except OSError:
             return None
         # Two equal reads mean that the file was not being written meanwhile.
-        if data == before:
+        if data == previous_data:
             break
     return _parse(data) if len(data) == _SIZE else None
 
@@ -258,10 +260,10 @@ def read_progress(path: Path) -> ProgressRecord | None:
 def _parse(data: bytes) -> ProgressRecord | None:
     heads = [_HEAD.unpack_from(data, at) for at in (0, _HEAD.size)]
     complete = [head for head in heads if head[0] == head[-1] and head[2] < len(Phase)]
-    signs, step, phase, since_seconds, timed, _ = max(complete, default=_EMPTY)
+    signs, step, phase, since_seconds, step_count, _ = max(complete, default=_EMPTY)
     if not signs:
         return None
-    count = min(timed, RECENT_STEPS)
+    count = min(step_count, RECENT_STEPS)
     own_seconds = _numbers(data, _OWN_AT, count)
     return ProgressRecord(
         step=step,
@@ -362,14 +364,14 @@ def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> I
     if module is None:
         yield
         return
-    before: list[Phase] = []
+    previous_phases: list[Phase] = []
 
     def begin(_: object) -> None:
-        before.append(pulse.phase)
+        previous_phases.append(pulse.phase)
         pulse.enter(Phase.COMPILING)
 
     def end(_: object) -> None:
-        pulse.enter(before.pop())
+        pulse.enter(previous_phases.pop())
 
     handler = module.callback_handler
     handler.register_start_callback(begin)

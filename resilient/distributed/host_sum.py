@@ -98,8 +98,8 @@ def _read(page: memoryview, turn: int) -> float | None:
     """Return the number of a turn; None if it is not there yet."""
     start = _start(turn)
     record = bytes(page[start : start + _RECORD_BYTES])
-    there, number = _SAID.unpack_from(record)
+    record_turn, number = _SAID.unpack_from(record)
     (check,) = _CHECK.unpack_from(record, _SAID.size)
-    if there != turn or check != zlib.crc32(record[: _SAID.size]):
+    if record_turn != turn or check != zlib.crc32(record[: _SAID.size]):
         return None
     return float(number)

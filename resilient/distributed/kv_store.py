@@ -72,12 +72,12 @@ class JsonLineSocket:
             scanned_bytes = len(self._read)
             if scanned_bytes > self.line_bytes_max:
                 raise MalformedMessage(f"a line of more than {self.line_bytes_max} bytes")
-            more = self._connection.recv(_READ_BYTES)
-            if not more:
+            chunk = self._connection.recv(_READ_BYTES)
+            if not chunk:
                 if self._read:
                     raise MalformedMessage(f"a line cut off after {scanned_bytes} bytes")
                 return None
-            self._read += more
+            self._read += chunk
         line = bytes(self._read[:end])
         del self._read[: end + 1]
         return _parse(line)
@@ -89,14 +89,14 @@ class JsonLineSocket:
             MalformedMessage: Fewer bytes came.
             OSError: As for ``receive``.
         """
-        ready = min(len(self._read), len(view))
-        view[:ready] = self._read[:ready]
-        del self._read[:ready]
-        while ready < len(view):
-            came = self._connection.recv_into(view[ready:])
-            if not came:
-                raise MalformedMessage(f"cut off after {ready} of {len(view)} bytes")
-            ready += came
+        filled_bytes = min(len(self._read), len(view))
+        view[:filled_bytes] = self._read[:filled_bytes]
+        del self._read[:filled_bytes]
+        while filled_bytes < len(view):
+            received_bytes = self._connection.recv_into(view[filled_bytes:])
+            if not received_bytes:
+                raise MalformedMessage(f"cut off after {filled_bytes} of {len(view)} bytes")
+            filled_bytes += received_bytes
 
     def send_bytes(self, data: bytes | memoryview) -> None:
         """Send raw bytes, whose number a previous line has announced.
@@ -250,12 +250,12 @@ def greeted(address: Address) -> socket.socket:
 
 def keep_alive(connection: socket.socket) -> None:
     """Make the kernel detect within 25 s that the other host vanished silently."""
-    idle, interval, count = _KEEPALIVE_SECONDS
+    idle_seconds, interval, count = _KEEPALIVE_SECONDS
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle_seconds)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-    limit_silence(connection, idle + interval * count)
+    limit_silence(connection, idle_seconds + interval * count)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
@@ -459,9 +459,10 @@ class SocketKVStore:
         return answer.get("value")
 
     def _unreachable_error(self, why: object) -> PeerFailed:
-        where = f"{self._address.host}:{self._address.port}"
+        address_text = f"{self._address.host}:{self._address.port}"
         return PeerFailed(
-            f"the key-value store of the saver daemons at {where} is unreachable: {why}", rank=0
+            f"the key-value store of the saver daemons at {address_text} is unreachable: {why}",
+            rank=0,
         )
 
 

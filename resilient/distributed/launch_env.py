@@ -213,8 +213,8 @@ def read_signing_key(environ: Mapping[str, str]) -> str:
         return secret.strip()
     hint = f"openssl rand -hex 32 > {file} && chmod 600 {file}"
     try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(_SECRET_BYTES_MAX + 1)
+        with Path(file).open("rb") as key_file:
+            data = key_file.read(_SECRET_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
             f"{SIGNING_KEY_FILE}: cannot read `{file}`: {error.strerror}", hint=hint
@@ -320,11 +320,11 @@ def exited_without_save(notes: str) -> str:
 
 
 def _leave_word(launch: LaunchEnv, name: str, text: str) -> None:
-    fresh = Path(launch.notes, f"{name}-{launch.world.local_rank}")
+    temporary_path = Path(launch.notes, f"{name}-{launch.world.local_rank}")
     # If the write fails, the agent only loses a better message.
     with suppress(OSError):
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(Path(launch.notes, name))
+        temporary_path.write_text(text, encoding="utf-8")
+        temporary_path.replace(Path(launch.notes, name))
 
 
 def _read_word(notes: str, name: str) -> str:

@@ -147,23 +147,23 @@ class MissedSaveDetector:
             self._published_call = save
             call = json.dumps({"save": save, "steps": steps}).encode()
             self._kv_store.post(self._comms.key("saves", self._comms.world.rank), call)
-        seen = self._kv_store.peek(self._comms.key("saves", self._peer))
-        missed = self._saves() + 1
-        evidence = "" if seen is None else self._evidence(json.loads(seen), missed)
-        is_certain = bool(evidence) and self._suspicion == (missed, evidence)
-        self._suspicion = (missed, evidence)
-        if is_certain and not self._is_inside and self._saves() + 1 == missed:
-            decline_save(self._comms, missed, evidence)
+        peer_call = self._kv_store.peek(self._comms.key("saves", self._peer))
+        next_save = self._saves() + 1
+        evidence = "" if peer_call is None else self._evidence(json.loads(peer_call), next_save)
+        is_certain = bool(evidence) and self._suspicion == (next_save, evidence)
+        self._suspicion = (next_save, evidence)
+        if is_certain and not self._is_inside and self._saves() + 1 == next_save:
+            decline_save(self._comms, next_save, evidence)
 
     def _evidence(self, call: dict[str, Any], missed: int) -> str:
         """Return the reason why this rank cannot be about to save; empty if it may be."""
-        ahead = self._steps() - int(call["steps"])
-        if self._is_inside or int(call["save"]) < missed or ahead < 0:
+        steps_ahead = self._steps() - int(call["steps"])
+        if self._is_inside or int(call["save"]) < missed or steps_ahead < 0:
             return ""
-        if ahead:
+        if steps_ahead:
             return "it made more optimizer steps"
-        where = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
-        return f"it is in {where}" if where else ""
+        call_text = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
+        return f"it is in {call_text}" if call_text else ""
 
 
 def blocked_in(frame: FrameType | None, peer: int) -> str:

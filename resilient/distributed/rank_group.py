@@ -167,13 +167,13 @@ def _adopt(launch: LaunchEnv) -> RankGroup:
     # The script may end its process group earlier; the threads must finish in time in any case.
     atexit.register(_leave_process_group)
     host = launch.host or "127.0.0.1"
-    served = _serve(host) if world.is_coordinator else None
+    server = _serve(host) if world.is_coordinator else None
     on_gpu = dist.get_backend() == "nccl"
-    port = torch.tensor([served.port if served else 0], device="cuda" if on_gpu else "cpu")
+    port = torch.tensor([server.port if server else 0], device="cuda" if on_gpu else "cpu")
     dist.broadcast(port, src=0)
     return RankGroup(
         world,
-        TorchKVStore(served) if served else connect(world, host, int(port), hosted=True),
+        TorchKVStore(server) if server else connect(world, host, int(port), hosted=True),
         launch,
     )
 

@@ -62,11 +62,11 @@ def write_stop_request(notes: str, request: StopRequest) -> None:
     """
     if not notes:
         return
-    fresh = Path(notes, f"{_WORD}-fresh")
+    temporary_path = Path(notes, f"{_WORD}-fresh")
     word = {"reason": request.reason, "deadline_seconds": request.deadline_seconds}
     with suppress(OSError):
-        fresh.write_text(json.dumps(word), encoding="utf-8")
-        fresh.replace(Path(notes, _WORD))
+        temporary_path.write_text(json.dumps(word), encoding="utf-8")
+        temporary_path.replace(Path(notes, _WORD))
 
 
 def read_stop_request(notes: str) -> StopRequest | None:

@@ -66,11 +66,11 @@ class TorchKVStore:
     def here(self) -> str:
         """Return this host's address toward the server; on the server's host, the server's name."""
         try:
-            here = address_toward(self.store.host, self.store.port)
+            own_address = address_toward(self.store.host, self.store.port)
         except OSError as error:
             raise _unreachable_error(error) from error
         # A host's own name may lead to its loopback, which no other host reaches.
-        return self.store.host if here.startswith("127.") else here
+        return self.store.host if own_address.startswith("127.") else own_address
 
     @staticmethod
     def _call(method: Any, *arguments: Any) -> Any:

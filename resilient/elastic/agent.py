@@ -113,8 +113,10 @@ class ElasticAgent(SimpleElasticAgent):
         self._clock, self._emit = clock, emit
         self._stops = StopSignals(clock, patience.grace_seconds)
         self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
-        again = name_command(options.resume)
-        self._judge = RestartController(spec, patience.limits, progress, clock, emit, again)
+        resume_command = name_command(options.resume)
+        self._judge = RestartController(
+            spec, patience.limits, progress, clock, emit, resume_command
+        )
         self._directory = AgentDirectory(options.notes)
         self._folder = self._directory.path
         self._keeping = DaemonSupervisor(self._folder, options.keeper, patience.grace_seconds, emit)
@@ -142,8 +144,10 @@ class ElasticAgent(SimpleElasticAgent):
         try:
             with self._stops.listening():
                 action = self._live_and_decide()
-                within = self._stops, self._clock, self._patience.grace_seconds
-                is_outlasted = leave_rendezvous(self._worker_group, self._roster, action, *within)
+                stop_arguments = self._stops, self._clock, self._patience.grace_seconds
+                is_outlasted = leave_rendezvous(
+                    self._worker_group, self._roster, action, *stop_arguments
+                )
         finally:
             self._shutdown()
             self._fork_server.stop()
@@ -151,8 +155,8 @@ class ElasticAgent(SimpleElasticAgent):
             self._directory.remove()
         if is_outlasted:
             leave_round(self._worker_group.spec.rdzv_handler)
-        ended = RunEnded if isinstance(action, Finish) else RunAborted
-        self._emit(ended(exit_code=action.code, reason=action.reason))
+        event_class = RunEnded if isinstance(action, Finish) else RunAborted
+        self._emit(event_class(exit_code=action.code, reason=action.reason))
         return action
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - torch's signature
@@ -173,8 +177,8 @@ class ElasticAgent(SimpleElasticAgent):
             if not isinstance(action, Restart):
                 return action
             self._cause = action.cause
-            left, took_seconds = self._judge.restarts_left, self._stop_seconds
-            self._emit(GroupRestarted(action.cause, self._number + 1, left, took_seconds))
+            restarts_left, took_seconds = self._judge.restarts_left, self._stop_seconds
+            self._emit(GroupRestarted(action.cause, self._number + 1, restarts_left, took_seconds))
             if not self._stops.wait(action.delay_seconds):
                 reason = f"asked to stop during a wait: {self._judge.again} resumes"
                 return Finish(CODE_PREEMPTED, reason)
@@ -219,9 +223,11 @@ class ElasticAgent(SimpleElasticAgent):
             group.store, group.group_rank, nodes, attempt, clock, self._emit
         )
         tend = partial(_tend, self._fork_server, self._beats, self._folder)
-        seen = (stops, members, barrier, self._health, peer_hangs)
-        around = MonitorContext(*seen, patience, clock, self._emit, tend, notes, attempt, nodes)
-        watch = AttemptMonitor(self._workers, around)
+        sources = (stops, members, barrier, self._health, peer_hangs)
+        monitor_context = MonitorContext(
+            *sources, patience, clock, self._emit, tend, notes, attempt, nodes
+        )
+        watch = AttemptMonitor(self._workers, monitor_context)
         members.start()
         peer_hangs.start()
         try:

@@ -94,10 +94,12 @@ class HangFound(Event):
 
     def message(self) -> str:
         """Return the message: the blamed rank, its phase, and the stacks of all ranks."""
-        learned = f", the median step takes {self.median_seconds:.3g} s" * bool(self.median_seconds)
+        median_text = f", the median step takes {self.median_seconds:.3g} s" * bool(
+            self.median_seconds
+        )
         waited = f"{self.waited_seconds:.1f} s, and the deadline is {self.deadline_seconds:.1f} s"
         rows = [
-            f"hang: no progress for {waited}{learned}",
+            f"hang: no progress for {waited}{median_text}",
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
         for ranks, value in alike(self.stacks).items():
@@ -113,8 +115,14 @@ def _stack_lines(ranks: tuple[int, ...], stacks: RankStacks) -> list[str]:
         lines, text = main_stack(stacks.stacks)[1:], "main thread, innermost call first"
     else:
         lines, text = stacks.kernel.splitlines(), "no answer; state in the kernel:"
-    more = [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
-    return [f"  {ranks_text}: {text}", *(f"    {line}" for line in lines[:_LINES_MAX]), *more]
+    omission_lines = (
+        [f"      ... {len(lines) - _LINES_MAX} more"] if len(lines) > _LINES_MAX else []
+    )
+    return [
+        f"  {ranks_text}: {text}",
+        *(f"    {line}" for line in lines[:_LINES_MAX]),
+        *omission_lines,
+    ]
 
 
 def end_hung(
@@ -130,17 +138,17 @@ def end_hung(
     emit(_hang_event(hang, stacks))
     group.kill()
     is_unkillable = not group.wait_for_all(_KILL_SECONDS)
-    blamed = hang.first.rank
+    blamed_rank = hang.first.rank
     message = f"hang: {describe_overdue(hang.first)}"
-    inner = next((stack.innermost for stack in stacks if stack.rank == blamed), "")
+    inner = next((stack.innermost for stack in stacks if stack.rank == blamed_rank), "")
     error = WorkerError(
         message=f"{message}{f', in {inner}' * bool(inner)}",
         hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
     )
     failures = [
-        WorkerFailure(ended, error, Cause.HANG)
-        for ended in group.exits
-        if ended.command.rank == blamed
+        WorkerFailure(worker_exit, error, Cause.HANG)
+        for worker_exit in group.exits
+        if worker_exit.command.rank == blamed_rank
     ]
     status = DeadlineExceeded.exit_code
     outcome = Outcome(
@@ -163,14 +171,14 @@ def _place(step: int) -> str:
 
 
 def _hang_event(hang: Hang, stacks: list[RankStacks]) -> HangFound:
-    first = hang.first
+    first_rank = hang.first
     return HangFound(
-        rank=first.rank,
-        step=first.step,
-        phase=first.doing,
-        state=_STATES.get(first.state, first.state or "silent"),
-        waited_seconds=first.waited_seconds,
-        deadline_seconds=first.deadline_seconds,
+        rank=first_rank.rank,
+        step=first_rank.step,
+        phase=first_rank.doing,
+        state=_STATES.get(first_rank.state, first_rank.state or "silent"),
+        waited_seconds=first_rank.waited_seconds,
+        deadline_seconds=first_rank.deadline_seconds,
         median_seconds=hang.median_seconds or 0.0,
         overdue=sorted(culprit.rank for culprit in hang.culprits),
         stacks=stacks,
@@ -259,9 +267,9 @@ class AttemptMonitor:
         return self._look_at_progress() or self._look_around()
 
     def _look_at_progress(self) -> Outcome | None:
-        running = set(self._group.running_ranks)
+        running_ranks = set(self._group.running_ranks)
         pids = self._group.pids
-        hang = self._health.look(pids, running, self._barrier.is_begun)
+        hang = self._health.look(pids, running_ranks, self._barrier.is_begun)
         self._peer_hangs.tell(self._health.standing)
         # The culprit's agent kills the culprit and then joins this agent in the next rendezvous.
         if hang is None or self._peer_hangs.has_culprit(hang):
@@ -305,14 +313,16 @@ class AttemptMonitor:
         return self._failed(stopping_at_seconds)
 
     def _failed(self, before_seconds: float) -> Outcome:
-        seen = self._health.evidence()
-        self.failures = find_failures(self._group.exits, before_seconds, seen)
-        first, asked_by = self.failures[0], self._stops.asked_by
+        evidence = self._health.evidence()
+        self.failures = find_failures(self._group.exits, before_seconds, evidence)
+        first_failure, asked_by = self.failures[0], self._stops.asked_by
         has_stepped = self._health.last_step() >= 0
-        if self._nodes > 1 and first.is_mere_echo and not asked_by:
+        if self._nodes > 1 and first_failure.is_mere_echo and not asked_by:
             self.failures = []
-            return _lost_elsewhere(first, self._emit, has_stepped=has_stepped)
-        outcome = _outcome_of(first, seen, is_blame_elsewhere=self._peer_hangs.is_to_blame)
+            return _lost_elsewhere(first_failure, self._emit, has_stepped=has_stepped)
+        outcome = _outcome_of(
+            first_failure, evidence, is_blame_elsewhere=self._peer_hangs.is_to_blame
+        )
         outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
         return outcome.in_a_stop() if asked_by else outcome
 
@@ -322,15 +332,15 @@ class AttemptMonitor:
         A rank that ends with a failure meanwhile did not agree to leave.
         """
         is_ended = self._end(is_told=False)
-        failed = self._has_failed()
-        outcome = self._failed(math.inf).in_a_stop() if failed else None
+        has_failed = self._has_failed()
+        outcome = self._failed(math.inf).in_a_stop() if has_failed else None
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
         # Publish the decision before the check of the other hosts: they may already wait for it.
-        left = self._members.part(self._stops.request) if is_saved else 0
+        hosts_left = self._members.part(self._stops.request) if is_saved else 0
         # Another node may have stopped its workers because of a change that this node has not seen.
         self._members.look_afresh()
-        if self._members.is_changed and not left:
+        if self._members.is_changed and not hosts_left:
             return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
         if outcome is not None:
             return outcome
@@ -338,14 +348,17 @@ class AttemptMonitor:
             return Outcome(OutcomeKind.KILLED, stop_signal=self._stops.asked_by)
         if not is_saved:
             return Outcome(OutcomeKind.STOPPED, status=status, stop_signal=self._stops.asked_by)
-        return Outcome(OutcomeKind.PREEMPTED, hosts_left=left)
+        return Outcome(OutcomeKind.PREEMPTED, hosts_left=hosts_left)
 
     def _has_failed(self) -> bool:
         """Return whether a worker failed by itself, and not because of a known request to stop."""
-        fine = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
+        accepted_codes = {0, CODE_PREEMPTED, *CODES_OF_LEAVING_AT_ONCE}
         if self._stops.asked_by:
-            fine.add(-signal.SIGTERM)
-        return any(ended.status not in fine and not ended.is_killed for ended in self._group.exits)
+            accepted_codes.add(-signal.SIGTERM)
+        return any(
+            worker_exit.status not in accepted_codes and not worker_exit.is_killed
+            for worker_exit in self._group.exits
+        )
 
     def _stop(self) -> Outcome:
         asked_by = self._stops.asked_by
@@ -354,12 +367,12 @@ class AttemptMonitor:
         self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
         is_ended = self._end(is_told=True)
         self.failures = self._failures_of_stop()
-        first = self.failures[0] if self.failures else None
+        first_failure = self.failures[0] if self.failures else None
         outcome = Outcome(
             OutcomeKind.STOPPED,
-            status=first.status if first else self._status_of_stop(),
+            status=first_failure.status if first_failure else self._status_of_stop(),
             stop_signal=asked_by,
-            cause=first.cause if first else None,
+            cause=first_failure.cause if first_failure else None,
             is_unsaved=bool(self._attempt) and exited_without_save(self._notes) == self._attempt,
         )
         if is_ended and outcome.status == 0:
@@ -402,18 +415,19 @@ class AttemptMonitor:
                 # The request is new: less time is left, a stop follows a membership change, or
                 # the stop is now for all hosts.
                 self._tell()
-        late = self._group.running_ranks
-        if late:
+        running_ranks = self._group.running_ranks
+        if running_ranks:
             self._group.kill()
             self._group.wait_for_all(_KILL_SECONDS)
             reason = "asked twice" if self._stops.is_urgent else "the grace is over"
-            self._emit(WorkersKilled(ranks=late, reason=reason))
-        return not late
+            self._emit(WorkersKilled(ranks=running_ranks, reason=reason))
+        return not running_ranks
 
     def _left_seconds(self, request: StopRequest) -> float:
         left_seconds = request.left_seconds(self._clock.monotonic_seconds())
         if any(
-            ended.status == -signal.SIGKILL and not ended.is_killed for ended in self._group.exits
+            worker_exit.status == -signal.SIGKILL and not worker_exit.is_killed
+            for worker_exit in self._group.exits
         ):
             # No save that needs the killed rank can finish. Keep time to query the newest commit.
             left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
@@ -488,8 +502,8 @@ def awaited_locks(stacks: Iterable[RankStacks], environ: Mapping[str, str]) -> l
 def _build_locks(ranks: list[int], locks: list[Path]) -> list[str]:
     waiting_ranks = _waiting_ranks(ranks)
     if not locks:
-        where = "a folder outside torch's extension cache (`build_directory`)"
-        return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {where}"]
+        folder_text = "a folder outside torch's extension cache (`build_directory`)"
+        return [f"{waiting_ranks} for a build lock of torch, the file `lock` in {folder_text}"]
     return [
         f"{waiting_ranks} for the build lock {lock}: {_lock_owner(lock)}"
         for lock in locks[:_LOCKS_MAX]

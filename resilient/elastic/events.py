@@ -54,9 +54,9 @@ class WorkerGroupStarted(Event):
 
     def message(self) -> str:
         """Return the message: number of ranks and reason of the attempt."""
-        where = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        nodes_text = f" on {self.nodes} nodes" if self.nodes > 1 else ""
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"attempt {self.life}: {ranks}{where} ({self.cause})"
+        return f"attempt {self.life}: {ranks}{nodes_text} ({self.cause})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +110,29 @@ class WorkerFailed(Event):
             self.error or name_of(self.status)
         )
         body = [f"  {name:<7} {text}" for name, text in rows if text]
-        quoted = [f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]]
-        return "\n".join([head, *quoted, *body])
+        traceback_lines = [
+            f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]
+        ]
+        return "\n".join([head, *traceback_lines, *body])
 
 
 def tell_failure(
     failures: Sequence[WorkerFailure], attempt: int, safe: str, follows: str
 ) -> WorkerFailed:
     """Return the event for the first of ``failures``, with the number of the others."""
-    first = failures[0]
+    first_failure = failures[0]
     return WorkerFailed(
-        rank=first.exit.command.rank,
-        local_rank=first.exit.command.local_rank,
+        rank=first_failure.exit.command.rank,
+        local_rank=first_failure.exit.command.local_rank,
         host=socket.gethostname(),
-        pid=first.exit.pid,
+        pid=first_failure.exit.pid,
         life=attempt,
-        status=first.status,
-        cause=first.cause.value,
-        proof=first.proof,
-        error=first.error.message,
-        hint=first.error.hint,
-        traceback=first.error.traceback,
+        status=first_failure.status,
+        cause=first_failure.cause.value,
+        proof=first_failure.proof,
+        error=first_failure.error.message,
+        hint=first_failure.error.hint,
+        traceback=first_failure.error.traceback,
         others=len(failures) - 1,
         safe=safe,
         follows=follows,
@@ -194,11 +196,13 @@ class ResumeOptionRepeated(Event):
 
     def message(self) -> str:
         """Return the message, which says how long the option applies."""
-        until = f"--resume {self.resume} holds until this run has saved a checkpoint"
+        scope_text = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
-            return f"{until}; restarts and requeues of {self.job} then continue from its newest"
+            return (
+                f"{scope_text}; restarts and requeues of {self.job} then continue from its newest"
+            )
         return (
-            f"{until}; restarts then continue from its newest. The next start of this command "
+            f"{scope_text}; restarts then continue from its newest. The next start of this command "
             "applies --resume again: omit it to continue"
         )
 
@@ -369,13 +373,13 @@ class NoticeReceived(Event):
 
     def message(self) -> str:
         """Return the message: reason, time left, and the agent's reaction."""
-        left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
+        time_left = "soon" if self.left_seconds is None else f"in {self.left_seconds:.0f} s"
         follows = (
             "stopping now"
             if not self.stops_in_seconds
             else f"training continues for {self.stops_in_seconds:.0f} s"
         )
-        return f"notice: {self.reason}, this host stops {left}: {follows}"
+        return f"notice: {self.reason}, this host stops {time_left}: {follows}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,23 +240,23 @@ def find_hang(
     training = [
         rank_vitals for rank_vitals in vitals if rank_vitals.signs.phase is not Phase.OUTSIDE
     ]
-    stopped = [
+    stopped_ranks = [
         rank_vitals for rank_vitals in vitals if rank_vitals.stopped_since_seconds is not None
     ]
-    fewest = min((rank_vitals.signs.step for rank_vitals in training), default=0)
-    behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]
-    late = {
+    step_min = min((rank_vitals.signs.step for rank_vitals in training), default=0)
+    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]
+    overdue_by_rank = {
         rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
-        for rank_vitals in [*behind, *stopped]
+        for rank_vitals in [*slowest, *stopped_ranks]
     }
-    overdue = [value for value in late.values() if value is not None]
+    overdue_ranks = [value for value in overdue_by_rank.values() if value is not None]
     # A stopped rank delays all others at any step.
-    is_stopped = any(late[rank_vitals.rank] is not None for rank_vitals in stopped)
-    if not overdue or not (
-        is_stopped or all(late[rank_vitals.rank] is not None for rank_vitals in behind)
+    is_stopped = any(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in stopped_ranks)
+    if not overdue_ranks or not (
+        is_stopped or all(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in slowest)
     ):
         return None
-    return Hang(tuple(sorted(overdue, key=suspicion)), learned.median_seconds)
+    return Hang(tuple(sorted(overdue_ranks, key=suspicion)), learned.median_seconds)
 
 
 def find_overdue(
@@ -420,7 +420,7 @@ def _hang_of(
     from_seconds: float,
     now_seconds: float,
 ) -> Hang:
-    late = [
+    overdue_ranks = [
         OverdueRank(
             rank=rank.rank,
             step=rank.step,
@@ -432,7 +432,7 @@ def _hang_of(
         )
         for rank in ranks
     ]
-    return Hang(tuple(sorted(late, key=suspicion)))
+    return Hang(tuple(sorted(overdue_ranks, key=suspicion)))
 
 
 _ALONE = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})
@@ -515,5 +515,5 @@ def standing_of(
 
 def find_culprit(ours: HostHangStatus, peers: Iterable[HostHangStatus]) -> HostHangStatus | None:
     """Return the blamed rank of another host; None if the rank of this host is to blame."""
-    worst = min(peers, key=HostHangStatus.order, default=ours)
-    return worst if worst.order() < ours.order() else None
+    slowest_host = min(peers, key=HostHangStatus.order, default=ours)
+    return slowest_host if slowest_host.order() < ours.order() else None

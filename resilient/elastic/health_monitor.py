@@ -106,9 +106,9 @@ class GpuWatch:
                     | nvml.nvmlEventTypeDoubleBitEccError
                     | nvml.nvmlEventTypeSingleBitEccError
                 )
-                supported = nvml.nvmlDeviceGetSupportedEventTypes(device) & event_types
-                if supported:
-                    nvml.nvmlDeviceRegisterEvents(device, supported, self._events)
+                supported_types = nvml.nvmlDeviceGetSupportedEventTypes(device) & event_types
+                if supported_types:
+                    nvml.nvmlDeviceRegisterEvents(device, supported_types, self._events)
         except nvml.NVMLError:
             return False
         self._nvml = nvml
@@ -169,25 +169,30 @@ class OomWatch:
         """Return the number of kills in those groups; None if no group reports it."""
         if not self._before:
             return None
-        now = {path: _count(path) for path in self._before}
-        return sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())
+        count_by_path = {path: _count(path) for path in self._before}
+        return sum(
+            max(0, (count_by_path[path] or 0) - count_before)
+            for path, count_before in self._before.items()
+        )
 
     def machine_kills(self) -> int | None:
         """Return the number of kills on this machine; None if the machine does not report it."""
-        now = _count(self._root / "proc/vmstat")
-        if now is None or self._machine_before is None:
+        kill_count = _count(self._root / "proc/vmstat")
+        if kill_count is None or self._machine_before is None:
             return None
-        return now - self._machine_before
+        return kill_count - self._machine_before
 
     def _counters_of(self, pid: int) -> list[Path]:
         counters = []
         for line in _lines(self._root / f"proc/{pid}/cgroup"):
             _, controllers, name = line.split(":", 2)
-            inside = name.strip("/")
+            relative_path = name.strip("/")
             if not controllers:
-                counters.append(self._root / "sys/fs/cgroup" / inside / "memory.events")
+                counters.append(self._root / "sys/fs/cgroup" / relative_path / "memory.events")
             elif "memory" in controllers.split(","):
-                counters.append(self._root / "sys/fs/cgroup/memory" / inside / "memory.oom_control")
+                counters.append(
+                    self._root / "sys/fs/cgroup/memory" / relative_path / "memory.oom_control"
+                )
         return counters
 
 
@@ -228,17 +233,21 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
     Args:
         signs: Heartbeats by rank; ranks with too few measured times are skipped.
     """
-    own = {
+    median_seconds_by_rank = {
         rank: statistics.median(progress.own_seconds)
         for rank, progress in signs.items()
         if len(progress.own_seconds) >= STEPS_MIN
     }
-    if len(own) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
+    if len(median_seconds_by_rank) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
         return []
     # The lower median, so that the slow rank of two is found.
-    median = statistics.median_low(own.values())
+    median = statistics.median_low(median_seconds_by_rank.values())
     limit = max(FACTOR * median, median + _SECONDS_MIN)
-    return [StragglerFound(rank, value, median) for rank, value in own.items() if value > limit]
+    return [
+        StragglerFound(rank, value, median)
+        for rank, value in median_seconds_by_rank.items()
+        if value > limit
+    ]
 
 
 _LOOK_SECONDS = 0.25
@@ -378,10 +387,12 @@ class HealthMonitor:
         self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
-        seen = self._observe_ranks(pids, vitals, running)
-        self._look_for_an_end(seen, is_over_elsewhere, now_seconds)
+        observed_ranks = self._observe_ranks(pids, vitals, running)
+        self._look_for_an_end(observed_ranks, is_over_elsewhere, now_seconds)
         self._sight.close(self._clock.monotonic_seconds())
-        return self._find([*vitals, *self._silent(pids, seen, now_seconds)], seen, now_seconds)
+        return self._find(
+            [*vitals, *self._silent(pids, observed_ranks, now_seconds)], observed_ranks, now_seconds
+        )
 
     def count_hang(self) -> None:
         """Double all deadlines until there is progress, as a deadline may have been too short."""
@@ -454,17 +465,17 @@ class HealthMonitor:
 
     def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
         """Report progress every 10 s and after the first finished step."""
-        last = min(vitals, key=lambda rank_vitals: rank_vitals.signs.step, default=None)
-        if last is None:
+        slowest = min(vitals, key=lambda rank_vitals: rank_vitals.signs.step, default=None)
+        if slowest is None:
             return
-        step, is_first = last.signs.step, last.signs.step >= 0 > self._told_step
+        step, is_first = slowest.signs.step, slowest.signs.step >= 0 > self._told_step
         if is_first or now_seconds - self._told_at_seconds >= _TELL_SECONDS:
             self._told_at_seconds, self._told_step = now_seconds, step
             phase, median_seconds = (
-                last.signs.phase.name.lower(),
+                slowest.signs.phase.name.lower(),
                 self._learned_deadlines.median_seconds,
             )
-            self._emit(ProgressReported(step, last.rank, phase, median_seconds or 0.0))
+            self._emit(ProgressReported(step, slowest.rank, phase, median_seconds or 0.0))
 
     def _observe_ranks(
         self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]

@@ -195,8 +195,10 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
     from resilient.elastic.rendezvous.connect import RendezvousReconnect
 
     plan = resolve(options)
-    alone = "127.0.0.1" if plan.nodes_max == 1 else ""
-    daemon = resolve_memory_limit(DaemonOptions(options.host_bytes_max, alone, plan.nproc))
+    loopback_address = "127.0.0.1" if plan.nodes_max == 1 else ""
+    daemon = resolve_memory_limit(
+        DaemonOptions(options.host_bytes_max, loopback_address, plan.nproc)
+    )
     with stops.interrupting():
         handler = _connect_in_thread(plan)
     spec = WorkerSpec(

@@ -180,11 +180,13 @@ class RestartController:
             self._look(request, _DECIDING_SHARE if outcome.is_taken else _STOPPING_SHARE)
         progressed = self._count(outcome, is_brief=is_brief)
         outcome = replace(outcome, newest=self._newest(outcome))
-        before = self._history or FailureHistory(preemptions=self._progress.launches_before)
-        self._history = before.after(outcome, now_seconds, progressed=progressed)
+        previous_history = self._history or FailureHistory(
+            preemptions=self._progress.launches_before
+        )
+        self._history = previous_history.after(outcome, now_seconds, progressed=progressed)
         # If an attempt trained without new progress, a lost host explains the end.
         is_open = progressed is None or (outcome.has_stepped and not progressed)
-        self._before_loss = before if outcome.is_loss and is_open else None
+        self._before_loss = previous_history if outcome.is_loss and is_open else None
         self._excused_count = 0 if progressed else self._excused_count
         budget = self._history.budget(
             self._limits,
@@ -221,8 +223,8 @@ class RestartController:
         if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
             return outcome
         stops.wait(_NEWS_SECONDS)
-        updated = replace(outcome, stop_signal=stops.asked_by)
-        return updated.in_a_stop() if updated.stop_signal else outcome
+        updated_outcome = replace(outcome, stop_signal=stops.asked_by)
+        return updated_outcome.in_a_stop() if updated_outcome.stop_signal else outcome
 
     def _count(self, outcome: Outcome, *, is_brief: bool) -> bool | None:
         """Return whether a failed attempt made progress, None if unknown."""

@@ -148,10 +148,10 @@ def _after_regrouping(outcome: Outcome, budget: RestartBudget) -> Action:
 
 def _after_loss(outcome: Outcome, budget: RestartBudget) -> Action:
     if budget.losses_left <= 0:
-        why = "ranks of other hosts were lost too often without progress in between"
-        return GiveUp(PeerFailed.exit_code, why)
-    again = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
-    return _decide_crash_loop(outcome, budget) or again
+        reason = "ranks of other hosts were lost too often without progress in between"
+        return GiveUp(PeerFailed.exit_code, reason)
+    restart = Restart("failure", is_paid=False, delay_seconds=_delay_seconds(outcome, budget))
+    return _decide_crash_loop(outcome, budget) or restart
 
 
 def _interrupted(budget: RestartBudget) -> Action | None:
@@ -195,8 +195,8 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
         return GiveUp(code, f"exit code {code} means that another try would fail the same way")
     # Only a start is refused: damage that arose in training may be gone at the next attempt.
     if outcome.is_refusal and not outcome.has_stepped and is_own:
-        why = "a rank rejected the checkpoint before its first step, and would reject it again"
-        return GiveUp(code, why)
+        reason = "a rank rejected the checkpoint before its first step, and would reject it again"
+        return GiveUp(code, reason)
     return (
         _decide_broken_host(outcome)
         # Crash loops come before worn hosts. A script that fails on every host fails here first
@@ -291,9 +291,11 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     if outcome.is_taken:
         return _decide_outside_kill(outcome, budget)
     if outcome.is_deserted:
-        why = "other ranks were lost or stopped responding during the stop: at most the work since "
-        why += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
-        return Finish(CODE_PREEMPTED, why)
+        reason = (
+            "other ranks were lost or stopped responding during the stop: at most the work since "
+        )
+        reason += f"{outcome.newest} is lost; it is intact and {budget.again} resumes"
+        return Finish(CODE_PREEMPTED, reason)
     if not outcome.is_unsaved:
         return Finish(
             CODE_PREEMPTED,
@@ -302,22 +304,22 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
         )
     text = "stopped by SIGTERM without a save"
     if outcome.newest is None:
-        why = (
+        reason = (
             f"{text}: nothing was committed yet, so all work is lost and the run starts from "
             "scratch"
         )
     else:
         newest = outcome.newest or "the last checkpoint"
-        why = f"{text}: the work since {newest} is lost; it is intact and {budget.again} resumes"
-    return GiveUp(exit_code(outcome.status), why)
+        reason = f"{text}: the work since {newest} is lost; it is intact and {budget.again} resumes"
+    return GiveUp(exit_code(outcome.status), reason)
 
 
 def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle a rank killed from outside before all ranks saved, as on a lost host."""
     text = "a rank was killed from outside (SIGKILL) during the stop"
     if outcome.newest:
-        why = f"{text}: at most the work since {outcome.newest} is lost"
-        return Finish(CODE_PREEMPTED, f"{why}; it is intact and {budget.again} resumes")
+        reason = f"{text}: at most the work since {outcome.newest} is lost"
+        return Finish(CODE_PREEMPTED, f"{reason}; it is intact and {budget.again} resumes")
     progress_text = (
         "nothing was committed yet"
         if outcome.newest is None
@@ -494,20 +496,23 @@ class ReactionRow:
 def reaction_table() -> tuple[ReactionRow, ...]:
     """Return the decision table, with every row computed by :func:`decide`."""
     cases = [
-        (ended, detail, _name(outcome, decide(outcome, budget)))
-        for ended, detail, outcome, budget in _CASES
+        (end_kind, detail, _name(outcome, decide(outcome, budget)))
+        for end_kind, detail, outcome, budget in _CASES
     ]
     # The trainer does this by itself, before any worker fails.
-    inside = ReactionRow(
+    in_process_row = ReactionRow(
         "loss", "not finite, or a spike: rollback_on", "roll back and skip the data"
     )
-    return (*(ReactionRow(ended, detail, follows) for ended, detail, follows in cases), inside)
+    return (
+        *(ReactionRow(end_kind, detail, follows) for end_kind, detail, follows in cases),
+        in_process_row,
+    )
 
 
 def _name(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
-        saved = "" if outcome.status in (-_TERM, _KILL) else "save and "
-        return f"{saved}exit with {action.code}" if action.code else "finish with 0"
+        save_text = "" if outcome.status in (-_TERM, _KILL) else "save and "
+        return f"{save_text}exit with {action.code}" if action.code else "finish with 0"
     if isinstance(action, LeaveHost):
         return f"restart on another host: exit here with {action.code}"
     if not isinstance(action, Restart):
@@ -577,8 +582,8 @@ class FailureHistory:
         if outcome.is_loss:
             return self._after_loss(at_seconds, progressed=progressed)
         if outcome.kind is not OutcomeKind.FAILED:
-            interrupted = outcome.is_interruption
-            return replace(self, preemptions=self.preemptions + 1) if interrupted else self
+            is_interrupted = outcome.is_interruption
+            return replace(self, preemptions=self.preemptions + 1) if is_interrupted else self
         own_failure = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
         attempts = self.no_progress_lives
         is_silent = progressed is None or (outcome.is_robbed and not progressed)
@@ -608,13 +613,15 @@ class FailureHistory:
         """
         recent = _within(self.failures, limits, at_seconds)
         losses = _within(self.losses, limits, at_seconds)
-        most = limits.preemptions_max
+        preemptions_max = limits.preemptions_max
         jitter = random.Random(f"{seed}/{len(self.failures)}").random()  # noqa: S311 - no secret
         return RestartBudget(
             restarts_left=limits.restarts_max - max(0, len(recent) - 1),
             no_progress_lives=self.no_progress_lives,
             no_progress_lives_max=limits.no_progress_lives_max,
-            preemptions_left=None if most is None else most - self.preemptions,
+            preemptions_left=None
+            if preemptions_max is None
+            else preemptions_max - self.preemptions,
             host_failures=len(_within(self.host_failures, limits, at_seconds)),
             host_failures_max=limits.host_failures_max,
             may_leave=may_leave,

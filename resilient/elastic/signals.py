@@ -65,19 +65,19 @@ class StopSignals:
         Args:
             signals: Signals that an earlier handler received; processed at the start.
         """
-        before = {
+        handlers_before = {
             number: signal.getsignal(number)
             for number in (*_ORDERS, *_NOTICES)
             if signal.getsignal(number) != signal.SIG_IGN or number in _NOTICES
         }
-        for number in before:
+        for number in handlers_before:
             signal.signal(number, self._handle_signal)
-        for early in signals or ():
-            self._handle_signal(early, None)
+        for pending_signal in signals or ():
+            self._handle_signal(pending_signal, None)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
     def tell(self, request: StopRequest) -> None:
@@ -135,9 +135,9 @@ class StopSignals:
 
     def _request_of(self, number: int, now_seconds: float) -> StopRequest:
         """Return the request of a signal; a notice may come long before the end of the host."""
-        pending, self._pending_request = self._pending_request, None
-        if pending is not None:
-            return pending
+        pending_request, self._pending_request = self._pending_request, None
+        if pending_request is not None:
+            return pending_request
         reason = signal.Signals(number).name
         end_seconds = self.end_seconds
         if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:

@@ -100,8 +100,8 @@ def describe(pid: int, proc: Path = _PROC) -> str:
     for task in sorted(_tasks(folder), key=lambda path: int(path.name)):
         name, wait = _read(task / "comm").strip(), _read(task / "wchan").strip()
         # An empty wait channel reads as 0.
-        where = f" in {wait}" if wait not in ("", "0") else ""
-        lines.append(f"thread {task.name} {name}: {state_of(pid, task) or '?'}{where}")
+        wait_text = f" in {wait}" if wait not in ("", "0") else ""
+        lines.append(f"thread {task.name} {name}: {state_of(pid, task) or '?'}{wait_text}")
         # Only root can read the stack, and not in every container.
         lines += [f"    {line}" for line in _read(task / "stack").splitlines()]
     return "\n".join(line.replace("\t", " ") for line in lines)
@@ -151,13 +151,15 @@ def _wait_for_answers(requests: Mapping[int, _Asked], clock: Clock) -> dict[int,
     """
     deadline_seconds = clock.monotonic_seconds() + _ANSWER_SECONDS
     answers = dict.fromkeys(requests, "")
-    quiet, quiet_polls = 0, _QUIET_POLLS
-    while quiet < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
+    unchanged_polls, quiet_polls = 0, _QUIET_POLLS
+    while unchanged_polls < quiet_polls and clock.monotonic_seconds() < deadline_seconds:
         clock.sleep(_POLL_SECONDS)
-        now = {local: _answer(value) for local, value in requests.items()}
-        quiet = quiet + 1 if all(now.values()) and now == answers else 0
-        quiet_polls = _QUIET_POLLS if all(map(_is_whole, now.values())) else _STALLED_POLLS
-        answers = now
+        new_answers = {local: _answer(value) for local, value in requests.items()}
+        unchanged_polls = (
+            unchanged_polls + 1 if all(new_answers.values()) and new_answers == answers else 0
+        )
+        quiet_polls = _QUIET_POLLS if all(map(_is_whole, new_answers.values())) else _STALLED_POLLS
+        answers = new_answers
     return answers
 
 

@@ -54,8 +54,8 @@ class SuspendDetector:
 
     def shifted(self, since_seconds: float) -> float:
         """Return a time, moved later by the suspensions since then."""
-        away = (max(0.0, end - max(start, since_seconds)) for start, end in self._gaps)
-        return since_seconds + sum(away)
+        gap_seconds = (max(0.0, end - max(start, since_seconds)) for start, end in self._gaps)
+        return since_seconds + sum(gap_seconds)
 
 
 class SuspendCorrectedProgress:
@@ -105,9 +105,13 @@ class SuspendCorrectedProgress:
         """
         if rank not in self._away or record.since_seconds == self._away[rank][0].since_seconds:
             return
-        before, away_seconds = self._away.pop(rank)
+        previous_record, away_seconds = self._away.pop(rank)
         longest_seconds, now = (
-            progress.longest_seconds[before.phase] for progress in (before, record)
+            progress.longest_seconds[previous_record.phase]
+            for progress in (previous_record, record)
         )
         if now > longest_seconds and now >= away_seconds:
-            self._suspended[rank, before.phase] = now, max(longest_seconds, now - away_seconds)
+            self._suspended[rank, previous_record.phase] = (
+                now,
+                max(longest_seconds, now - away_seconds),
+            )

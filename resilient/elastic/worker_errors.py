@@ -103,11 +103,11 @@ class WorkerFailure:
         """Best known time of the failure, monotonic seconds."""
         if self.error.at_seconds is not None:
             return self.error.at_seconds
-        died = self.exit.status < 0 and self.exit.status != -signal.SIGABRT
+        is_killed = self.exit.status < 0 and self.exit.status != -signal.SIGABRT
         # A peer may report the loss of a killed rank before this agent sees the kill. So a kill is
         # dated back to the last check. An abort is not: collective libraries report a loss with an
         # abort.
-        return self.exit.alive_at_seconds if died else self.exit.seen_at_seconds
+        return self.exit.alive_at_seconds if is_killed else self.exit.seen_at_seconds
 
 
 def read_error(path: Path) -> WorkerError:
@@ -140,12 +140,12 @@ def find_failures(
             later exits, unless the error file shows an earlier failure.
         seen: Observations of the host.
     """
-    failed = [
+    failures = [
         WorkerFailure(exit_, read_error(exit_.command.error_file), seen=seen)
         for exit_ in exits
         if exit_.status not in (0, CODE_PREEMPTED)
     ]
-    return sorted((failure for failure in failed if _is_own(failure, before_seconds)), key=_order)
+    return sorted((failure for failure in failures if _is_own(failure, before_seconds)), key=_order)
 
 
 def _is_own(failure: WorkerFailure, before_seconds: float) -> bool:

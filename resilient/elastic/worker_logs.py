@@ -81,20 +81,20 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[str]:
         """Return the texts of the lines that ``data`` completes."""
-        *whole, rest = (self._partial_line + data).split(b"\n")
-        if len(rest) > TEXT_BYTES_MAX:
+        *complete_lines, partial_line = (self._partial_line + data).split(b"\n")
+        if len(partial_line) > TEXT_BYTES_MAX:
             # Keep only the newest state of a progress bar that was redrawn.
-            rest = _final_text(rest)
-        while len(rest) > TEXT_BYTES_MAX:
-            whole.append(rest[:TEXT_BYTES_MAX])
-            rest = rest[TEXT_BYTES_MAX:]
-        self._partial_line = rest
-        return [text for line in whole for text in _texts(_final_text(line))]
+            partial_line = _final_text(partial_line)
+        while len(partial_line) > TEXT_BYTES_MAX:
+            complete_lines.append(partial_line[:TEXT_BYTES_MAX])
+            partial_line = partial_line[TEXT_BYTES_MAX:]
+        self._partial_line = partial_line
+        return [text for line in complete_lines for text in _texts(_final_text(line))]
 
     def last(self) -> list[str]:
         """Return the incomplete last line, if there is one."""
-        rest, self._partial_line = self._partial_line, b""
-        return _texts(_final_text(rest)) if rest else []
+        partial_line, self._partial_line = self._partial_line, b""
+        return _texts(_final_text(partial_line)) if partial_line else []
 
 
 def _final_text(line: bytes) -> bytes:
@@ -145,11 +145,11 @@ class WorkerLogCapture:
         if not self._folder:
             return
         folder = Path(self._folder, quote(attempt, safe=""))
-        begun = f"starts ({cause}) on {socket.gethostname()}"
+        start_text = f"starts ({cause}) on {socket.gethostname()}"
         try:
             for local_rank, rank in ranks.items():
                 file = AppendOnlyLog(folder / f"rank-{rank}.log")
-                file.append(LogLine(self._clock.now_iso(), RUN, begun).stored())
+                file.append(LogLine(self._clock.now_iso(), RUN, start_text).stored())
                 for stream, onward in ((OUT, 1), (ERR, 2)):
                     pipe = _open_pipe(self._pipe(local_rank, stream))
                     self._taps.append(_Tap(pipe, onward, stream, file, self._clock))
@@ -213,8 +213,8 @@ class _Tap:
     def finish(self) -> None:
         """Forward the remaining bytes, at most 2 MiB: a stray process may continue to print."""
         left_bytes = _LEFT_BYTES
-        while left_bytes > 0 and (taken := self.take()):
-            left_bytes -= taken
+        while left_bytes > 0 and (taken_bytes := self.take()):
+            left_bytes -= taken_bytes
         self._keep(self._splitter.last())
 
     def _keep(self, texts: list[str]) -> None:
@@ -353,17 +353,17 @@ def _opened(source: LogSource) -> BinaryIO:
 def offset_of_last(file: BinaryIO, lines: int) -> int:
     """Return the offset at which the last ``lines`` lines of a file begin."""
     end = file.seek(0, 2)
-    left = lines + 1  # The last line's own end counts as one.
+    lines_left = lines + 1  # The last line's own end counts as one.
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
         block = file.read(end - start)
         count = block.count(b"\n")
-        if count >= left:
-            for _ in range(left):
+        if count >= lines_left:
+            for _ in range(lines_left):
                 block = block[: block.rindex(b"\n")]
             return start + len(block) + 1
-        left, end = left - count, start
+        lines_left, end = lines_left - count, start
     return 0
 
 
@@ -391,14 +391,17 @@ def _at(raw: bytes) -> str:
 
 
 def _numbered(root: Path, files: Sequence[Path]) -> list[LogSource]:
-    begun: dict[str, str] = {}
+    start_by_name: dict[str, str] = {}
     for entry in files:
         with open_inside(root, entry) as file:
             at = _at(file.readline(LINE_BYTES_MAX))
         name = entry.parent.name
-        begun[name] = min(at, begun.get(name, at))
+        start_by_name[name] = min(at, start_by_name.get(name, at))
     attempts = {
-        name: nth for nth, name in enumerate(sorted(begun, key=lambda entry: (begun[entry], entry)))
+        name: nth
+        for nth, name in enumerate(
+            sorted(start_by_name, key=lambda entry: (start_by_name[entry], entry))
+        )
     }
     sources = [
         LogSource(

@@ -97,12 +97,12 @@ def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
 def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
     """Return the attempts in the order of their start, each with its events."""
     by_attempt: dict[str, AttemptRecord] = {}
-    now: dict[str, AttemptRecord] = {}  # the current attempt of each agent
+    attempt_by_agent: dict[str, AttemptRecord] = {}  # the current attempt of each agent
     for record in records:
         if record.event == "WorkerGroupStarted" and record.agent:
-            now[record.agent] = _begin(by_attempt, record)
-        elif record.event in _OF_AGENTS and record.agent in now:
-            _note(now[record.agent], record)
+            attempt_by_agent[record.agent] = _begin(by_attempt, record)
+        elif record.event in _OF_AGENTS and record.agent in attempt_by_agent:
+            _note(attempt_by_agent[record.agent], record)
     attempts = sorted(by_attempt.values(), key=lambda attempt: attempt.began_ms)
     _take_ranks(attempts, [record for record in records if not record.agent])
     attempts.sort(key=lambda attempt: attempt.began_ms)
@@ -219,19 +219,19 @@ def walk(
         ended_ms: End of its training; later events are ignored.
     """
     points: list[StepTime] = [began]
-    returns: list[Rewind] = []
+    rewinds: list[Rewind] = []
     for record in sorted(records, key=done_ms):
         at_ms = done_ms(record)
         if not began.at_ms <= at_ms <= ended_ms:
             continue
         if record.event == WENT_BACK:
-            if (back := _return(record, points, returns)) is not None:
-                returns.append(back)
-                points = [past for past in points if past.step < back.step]
-                points.append(StepTime(back.step, at_ms))
+            if (rewind := _return(record, points, rewinds)) is not None:
+                rewinds.append(rewind)
+                points = [point for point in points if point.step < rewind.step]
+                points.append(StepTime(rewind.step, at_ms))
         elif (step := step_of(record, -1)) > points[-1].step:
             points.append(StepTime(step, at_ms))
-    return tuple(points), tuple(returns)
+    return tuple(points), tuple(rewinds)
 
 
 def when_done(points: Sequence[StepTime], step: int) -> int:
@@ -239,9 +239,9 @@ def when_done(points: Sequence[StepTime], step: int) -> int:
     nth = bisect_left(points, step, key=lambda point: point.step)
     if nth in (0, len(points)):
         return points[0 if nth == 0 else -1].at_ms
-    later, earlier = points[nth], points[nth - 1]
-    share = (step - earlier.step) / (later.step - earlier.step)
-    return round(earlier.at_ms + (later.at_ms - earlier.at_ms) * share)
+    next_point, previous_point = points[nth], points[nth - 1]
+    share = (step - previous_point.step) / (next_point.step - previous_point.step)
+    return round(previous_point.at_ms + (next_point.at_ms - previous_point.at_ms) * share)
 
 
 def done_ms(record: EventRecord) -> int:
@@ -271,12 +271,14 @@ def _return(
     if checkpoint is None or times in (past.times for past in returns):
         return None
     step = max(checkpoint.step, points[0].step)
-    done = max(step, step_of(record, step + 1) - 1)
+    last_step = max(step, step_of(record, step + 1) - 1)
     # By this time, all steps before the broken step had ended.
-    points_kept = [past for past in points if past.step < done] + [StepTime(done, record.at_ms)]
+    points_kept = [past for past in points if past.step < last_step] + [
+        StepTime(last_step, record.at_ms)
+    ]
     began_ms = when_done(points_kept, step)
     return Rewind(
-        began_ms, record.at_ms, step, done - step, record.text("reason"), record.host, times
+        began_ms, record.at_ms, step, last_step - step, record.text("reason"), record.host, times
     )
 
 
@@ -328,42 +330,44 @@ class AttemptTimeline:
     def when_done(self, step: int) -> int:
         """Return the time at which ``step`` ended, interpolated between known steps."""
         assert self.training is not None, "only called for an attempt that trained"  # noqa: S101
-        last = StepTime(self.last_step, self.training.ended_ms)
-        return when_done([*(point for point in self.points if point.step < last.step), last], step)
+        last_point = StepTime(self.last_step, self.training.ended_ms)
+        return when_done(
+            [*(point for point in self.points if point.step < last_point.step), last_point], step
+        )
 
 
 def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     """Return the timeline of an attempt, as far as its events show it."""
     failed_ms, hung_ms = _failed_ms(attempt), _hung_ms(attempt)
     until_ms = attempt.ended_ms if failed_ms is None else failed_ms
-    began, over = attempt.first("TrainingStarted"), attempt.told(*ENDS)
+    start_record, end_records = attempt.first("TrainingStarted"), attempt.told(*ENDS)
     signs = [
         record for record in attempt.told("ProgressReported") if record.number("step", -1) >= 0
     ]
     restored = attempt.first("CheckpointRestored")
-    first_step = step_of(began or restored, 0)
-    begins_ms = began.at_ms if began else (signs[0].at_ms if signs else None)
+    first_step = step_of(start_record or restored, 0)
+    begins_ms = start_record.at_ms if start_record else (signs[0].at_ms if signs else None)
     training = None
     if begins_ms is not None:
-        stops_ms = over[-1].at_ms if over else until_ms
+        stops_ms = end_records[-1].at_ms if end_records else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
-    points, returns = _walk(attempt, first_step, training)
+    points, rewinds = _walk(attempt, first_step, training)
     first_done = attempt.first("FirstStepEnded")
     done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
     return AttemptTimeline(
         life=attempt,
         restore=_before(restored) if restored else None,
         training=training,
-        is_over=bool(over),
+        is_over=bool(end_records),
         failed_ms=failed_ms,
         hung_ms=hung_ms,
         first_step_ms=done_ms,
         first_step=first_step,
-        last_step=max(first_step, _last_step(attempt, returns)) if training else first_step,
+        last_step=max(first_step, _last_step(attempt, rewinds)) if training else first_step,
         evaluations=tuple(map(_before, _phases(attempt, _EVALUATING))),
         stalls=_stalls(attempt),
         points=points,
-        returns=returns,
+        returns=rewinds,
     )
 
 
@@ -373,11 +377,12 @@ def _failed_ms(attempt: AttemptRecord) -> int | None:
     if not ends:
         failure = attempt.first("WorkerFailed")
         return failure.at_ms if failure else None
-    failed = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
-    if not failed:
+    failure_ends = [end for end in ends if end.text("ended") in ("failed", "unreachable")]
+    if not failure_ends:
         return None
     return min(
-        attempt.ended_ms, *(record.at_ms - record.milliseconds("stop_seconds") for record in failed)
+        attempt.ended_ms,
+        *(record.at_ms - record.milliseconds("stop_seconds") for record in failure_ends),
     )
 
 
@@ -391,16 +396,18 @@ def _walk(
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     if training is None:
         return (), ()
-    began = StepTime(first_step, training.began_ms)
-    return walk(attempt.told(*TELL_STEPS, WENT_BACK), began, training.ended_ms)
+    start_point = StepTime(first_step, training.began_ms)
+    return walk(attempt.told(*TELL_STEPS, WENT_BACK), start_point, training.ended_ms)
 
 
 def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
-    back = returns[-1] if returns else None
+    rewind = returns[-1] if returns else None
     records = attempt.told(*TELL_STEPS, "AttemptEnded", *ENDS)
-    since = [step_of(record, 0) for record in records if back is None or record.at_ms > back.at_ms]
-    return max([*since, back.step if back else 0], default=0)
+    steps_since = [
+        step_of(record, 0) for record in records if rewind is None or record.at_ms > rewind.at_ms
+    ]
+    return max([*steps_since, rewind.step if rewind else 0], default=0)
 
 
 def _phases(attempt: AttemptRecord, phase: str) -> list[EventRecord]:

@@ -240,10 +240,10 @@ def event_lines(folder: Path, path: Path) -> Iterator[str]:
     """
     with open_inside(folder, path, FILE_BYTES_MAX) as file:
         # Reading to the end of a file that grows as fast as it is read would never stop.
-        left = os.fstat(file.fileno()).st_size
+        bytes_left = os.fstat(file.fileno()).st_size
         is_cut = False
-        while left > 0 and (raw := file.readline(min(left, LINE_BYTES_MAX))):
-            left -= len(raw)
+        while bytes_left > 0 and (raw := file.readline(min(bytes_left, LINE_BYTES_MAX))):
+            bytes_left -= len(raw)
             is_rest, is_cut = is_cut, len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n")
             if not is_rest and not is_cut:
                 yield raw.decode("utf-8", errors="replace")
@@ -329,10 +329,10 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
     offsets = offsets_ms(records)
     if not any(offsets.values()):
         return list(records)
-    moved = [
+    shifted_records = [
         replace(record, at_ms=record.at_ms - offsets.get(record.host, 0)) for record in records
     ]
-    return sorted(moved, key=lambda record: record.at_ms)
+    return sorted(shifted_records, key=lambda record: record.at_ms)
 
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
@@ -343,11 +343,11 @@ def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
             times_by_meeting[record.text("attempt")].setdefault(
                 record.host, record.at_ms - record.milliseconds("start_seconds")
             )
-    first = next((host for hosts in times_by_meeting.values() for host in hosts), "")
-    ahead: dict[str, list[int]] = defaultdict(list)
+    reference_host = next((host for hosts in times_by_meeting.values() for host in hosts), "")
+    offsets_by_host: dict[str, list[int]] = defaultdict(list)
     for hosts in times_by_meeting.values():
         for host, at_ms in hosts.items():
-            if first in hosts:
-                ahead[host].append(at_ms - hosts[first])
-    medians = {host: round(statistics.median(values)) for host, values in ahead.items()}
+            if reference_host in hosts:
+                offsets_by_host[host].append(at_ms - hosts[reference_host])
+    medians = {host: round(statistics.median(values)) for host, values in offsets_by_host.items()}
     return {host: median if abs(median) > TOLERANCE_MS else 0 for host, median in medians.items()}

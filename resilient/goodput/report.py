@@ -169,30 +169,30 @@ def build_report(
     launches, attempts = find_agent_runs(records), find_attempts(records)
     if goes_on and until_ms - last_ms <= SILENT_MS:
         _go_on(launches, attempts, until_ms)
-    doings = [build_attempt_timeline(attempt) for attempt in attempts]
-    faults = find_faults(doings, launches)
+    timelines = [build_attempt_timeline(attempt) for attempt in attempts]
+    faults = find_faults(timelines, launches)
     firsts = [
         *(record.at_ms for record in records[:1]),
         *(attempt.began_ms for attempt in attempts),
     ]
     began_ms = min(firsts, default=0)
     line = Timeline(began_ms, max(last_ms, until_ms))
-    paint_launches(line, launches, doings)
-    for timeline in doings:
+    paint_launches(line, launches, timelines)
+    for timeline in timelines:
         paint_life(line, timeline)
     paint_lost(line, faults)
     return GoodputReport(
         began_ms=began_ms,
         ended_ms=max(began_ms, last_ms, until_ms),
         intervals=line.intervals(),
-        doings=tuple(doings),
+        doings=tuple(timelines),
         launches=tuple(launches),
         faults=tuple(faults),
         repairs=recoveries_by_cause(faults),
-        losses=_losses(doings, faults),
-        saved=_saved(doings),
+        losses=_losses(timelines, faults),
+        saved=_saved(timelines),
         skew_ms={host: value for host, value in offsets_ms(by_time).items() if value},
-        now=_now(doings, launches, last_ms),
+        now=_now(timelines, launches, last_ms),
     )
 
 
@@ -208,11 +208,13 @@ def _go_on(launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], unti
 
 
 def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple[LoggedLoss, ...]:
-    lost = [span for fault in faults for span in fault.lost]
+    fault_spans = [span for fault in faults for span in fault.lost]
     losses = []
     for timeline in doings:
         lost_spans = [
-            (began, ended) for began, ended, attempt in lost if attempt == timeline.life.number
+            (began, ended)
+            for began, ended, attempt in fault_spans
+            if attempt == timeline.life.number
         ]
         for record in timeline.life.told("MetricsLogged"):
             value = _loss_of(record)
@@ -261,16 +263,16 @@ def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]
 def _now(
     doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun], told_ms: int
 ) -> RunStatus:
-    trained = [timeline for timeline in doings if timeline.training is not None]
-    newest = trained[-1] if trained else None
-    began = newest.life.first("TrainingStarted") if newest else None
-    last = max(launches, key=lambda launch: launch.ended_ms, default=None)
+    training_timelines = [timeline for timeline in doings if timeline.training is not None]
+    newest = training_timelines[-1] if training_timelines else None
+    start_record = newest.life.first("TrainingStarted") if newest else None
+    last_launch = max(launches, key=lambda launch: launch.ended_ms, default=None)
     return RunStatus(
         step=newest.last_step if newest else 0,
-        max_steps=round(began.number("max_steps")) if began else 0,
+        max_steps=round(start_record.number("max_steps")) if start_record else 0,
         steps_per_second=_rate(newest) if newest else 0.0,
         told_ms=told_ms,
-        exit_code=last.exit_code if last else None,
+        exit_code=last_launch.exit_code if last_launch else None,
         is_done=bool(newest and newest.life.told("TrainingEnded")),
     )
 

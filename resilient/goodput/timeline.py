@@ -95,8 +95,8 @@ class Timeline:
         ended_ms = min(ended_ms, self._ended_ms)
         if began_ms >= ended_ms:
             return
-        first, last = self._cut(began_ms), self._cut(ended_ms)
-        for nth in range(first, last):
+        first_cut, last_cut = self._cut(began_ms), self._cut(ended_ms)
+        for nth in range(first_cut, last_cut):
             if not only or self._colours[nth][0] in only:
                 self._colours[nth] = (spent, attempt)
 
@@ -155,9 +155,9 @@ def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
         paint(training.began_ms, training.ended_ms, TimeClass.TRAINING, number)
         for span in timeline.evaluations:
             paint(span.began_ms, span.ended_ms, TimeClass.EVALUATION, number, {TimeClass.TRAINING})
-        within = {TimeClass.TRAINING, TimeClass.EVALUATION}
+        covered_classes = {TimeClass.TRAINING, TimeClass.EVALUATION}
         for span in timeline.stalls:
-            paint(span.began_ms, span.ended_ms, TimeClass.SAVE_STALL, number, within)
+            paint(span.began_ms, span.ended_ms, TimeClass.SAVE_STALL, number, covered_classes)
         paint(training.ended_ms, ended_ms, TimeClass.FINISH, number)
     if timeline.failed_ms is None:
         return
@@ -243,43 +243,45 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     is charged to the fault that ended the last attempt that trained, even if the work of earlier
     attempts is lost too.
     """
-    left = {launch.agent: launch.exit_code for launch in launches}
+    exit_codes = {launch.agent: launch.exit_code for launch in launches}
     useful: list[_Piece] = []
     faults: list[Fault] = []
-    since = 0  # index of the first fault after the last training
+    first_open_fault = 0  # index of the first fault after the last training
     for nth, timeline in enumerate(doings):
         if timeline.training is not None:
             steps, spans = _drop(useful, timeline.first_step)
-            if since < len(faults):
-                faults[since] = replace(faults[since], lost_steps=steps, lost=spans)
+            if first_open_fault < len(faults):
+                faults[first_open_fault] = replace(
+                    faults[first_open_fault], lost_steps=steps, lost=spans
+                )
             faults.extend(_went_back(timeline))
-            since = len(faults)
+            first_open_fault = len(faults)
             useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
-        ended = _how_it_ended(timeline, left, is_last=nth == len(doings) - 1)
-        if ended is not None:
-            done = (later.first_step_ms for later in doings[nth + 1 :])
-            done_ms = next((at_ms for at_ms in done if at_ms is not None), None)
+        end_cause = _how_it_ended(timeline, exit_codes, is_last=nth == len(doings) - 1)
+        if end_cause is not None:
+            later_starts_ms = (next_timeline.first_step_ms for next_timeline in doings[nth + 1 :])
+            done_ms = next((at_ms for at_ms in later_starts_ms if at_ms is not None), None)
             at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
-            faults.append(Fault(timeline.life.number, at_ms, *ended, down_ms, 0, ()))
+            faults.append(Fault(timeline.life.number, at_ms, *end_cause, down_ms, 0, ()))
     return faults
 
 
 def _went_back(timeline: AttemptTimeline) -> list[Fault]:
     """Return the rewinds of an attempt as faults."""
-    returns = []
-    for back in timeline.returns:
-        later = (point.at_ms for point in timeline.points if point.step > back.step)
-        done_ms = next((at_ms for at_ms in later if at_ms > back.at_ms), None)
-        down_ms = None if done_ms is None else done_ms - back.at_ms
-        lost = ((back.began_ms, back.at_ms, timeline.life.number),)
-        returns.append(
+    rewinds_as_faults = []
+    for rewind in timeline.returns:
+        later_times_ms = (point.at_ms for point in timeline.points if point.step > rewind.step)
+        done_ms = next((at_ms for at_ms in later_times_ms if at_ms > rewind.at_ms), None)
+        down_ms = None if done_ms is None else done_ms - rewind.at_ms
+        lost_spans = ((rewind.began_ms, rewind.at_ms, timeline.life.number),)
+        rewinds_as_faults.append(
             Fault(
-                *(timeline.life.number, back.at_ms, "numbers", back.reason, back.host, -1),
-                *(down_ms, back.lost_steps, lost),
+                *(timeline.life.number, rewind.at_ms, "numbers", rewind.reason, rewind.host, -1),
+                *(down_ms, rewind.lost_steps, lost_spans),
             )
         )
-    return returns
+    return rewinds_as_faults
 
 
 def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary]:
@@ -327,14 +329,14 @@ def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, i
     steps, spans = 0, []
     while useful and (useful[-1].last > step or useful[-1].is_open):
         piece = useful[-1]
-        doing, training = piece.doing, piece.doing.training
+        timeline, training = piece.doing, piece.doing.training
         assert training is not None, "a piece has trained"  # noqa: S101
-        first = min(max(step, doing.first_step), piece.last)
-        ended_ms = training.ended_ms if piece.is_open else doing.when_done(piece.last)
-        steps += piece.last - first
-        spans.append((doing.when_done(first), ended_ms, doing.life.number))
-        piece.last, piece.is_open = first, False
-        if first > doing.first_step:
+        first_step = min(max(step, timeline.first_step), piece.last)
+        ended_ms = training.ended_ms if piece.is_open else timeline.when_done(piece.last)
+        steps += piece.last - first_step
+        spans.append((timeline.when_done(first_step), ended_ms, timeline.life.number))
+        piece.last, piece.is_open = first_step, False
+        if first_step > timeline.first_step:
             break
         useful.pop()
     return steps, tuple(spans)
@@ -355,13 +357,18 @@ def _how_it_ended(
     kinds = [end.text("ended") for end in ends]
     failures = attempt.told("WorkerFailed")
     if failures and ("failed" in kinds or not kinds):
-        first = next(
+        first_failure = next(
             (failure for failure in failures if failure.text("cause") != _ECHO), failures[0]
         )
-        lost_peer = _who_is_gone(attempt) if first.text("cause") == _ECHO else None
-        detail = first.text("error") or _status(round(first.number("status")))
-        own = first.text("cause"), detail, first.text("host"), round(first.number("rank", -1))
-        return lost_peer or own
+        lost_peer = _who_is_gone(attempt) if first_failure.text("cause") == _ECHO else None
+        detail = first_failure.text("error") or _status(round(first_failure.number("status")))
+        own_failure = (
+            first_failure.text("cause"),
+            detail,
+            first_failure.text("host"),
+            round(first_failure.number("rank", -1)),
+        )
+        return lost_peer or own_failure
     kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
     if kind:
         lost_peer = _who_is_gone(attempt) if kind in _WITHOUT_A_WORD else None
@@ -378,9 +385,9 @@ def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank if the attempt lost nodes without a report."""
     losses = attempt.told("NodesLost")
     for cause, field, text in _LOSSES:
-        lost = [word for record in losses for word in record.words(field)]
-        if lost:
-            return cause, text.format(", ".join(dict.fromkeys(lost))), lost[0], -1
+        lost_nodes = [word for record in losses for word in record.words(field)]
+        if lost_nodes:
+            return cause, text.format(", ".join(dict.fromkeys(lost_nodes))), lost_nodes[0], -1
     return None
 
 

@@ -91,7 +91,7 @@ class AcceleratorCheckpointer(Checkpointer):
         self._order = Order(self._accelerator)
         self._hook_files = HookFiles(self._accelerator)
         self._known_objects = _identities(self._accelerator)
-        own = {
+        accelerator_parts = {
             # Hooks come first: models and optimizers are loaded over the state that a hook has
             # loaded.
             **(
@@ -104,11 +104,13 @@ class AcceleratorCheckpointer(Checkpointer):
             "order": Part(self._order, "rank"),
             "rng_state": Part(self._random_state, "rank"),
         }
-        taken = sorted(set(own) & set(objects))
-        if taken:
-            raise ConfigError(f"`{taken[0]}` was prepared by the accelerator: choose another name")
+        duplicate_names = sorted(set(accelerator_parts) & set(objects))
+        if duplicate_names:
+            raise ConfigError(
+                f"`{duplicate_names[0]}` was prepared by the accelerator: choose another name"
+            )
         # Random state last, so that no other load can draw from the restored streams.
-        super().__init__(url, rng=False, **{**objects, **self._limit(objects), **own})
+        super().__init__(url, rng=False, **{**objects, **self._limit(objects), **accelerator_parts})
         if places := _own_saves(self._accelerator):
             self.guard = StartGuard(LOOP, places)
 
@@ -133,12 +135,14 @@ class AcceleratorCheckpointer(Checkpointer):
         self._require_known("resume()")
         step = super().resume(ref)
         self._random_state.restore()
-        lost = [] if step is None else self._order.restore_generators()
+        lost_states = [] if step is None else self._order.restore_generators()
         device = self._accelerator.device.type
         if device not in _RANDOM_DEVICES:
-            lost.append(f"random state of {device}")
-        if lost:
-            self.emit(StateNotKept(tuple(lost), "draws of this run may differ after a resume"))
+            lost_states.append(f"random state of {device}")
+        if lost_states:
+            self.emit(
+                StateNotKept(tuple(lost_states), "draws of this run may differ after a resume")
+            )
         return step
 
     def save(
@@ -176,7 +180,7 @@ class AcceleratorCheckpointer(Checkpointer):
         Raises:
             ConfigError: The loader has no length, as with an IterableDataset without one.
         """
-        skipped = self._state_number
+        skipped_batches = self._state_number
         if not _has_length(loader):
             raise ConfigError(
                 "the loader has no length, so its data position cannot be restored",
@@ -184,11 +188,15 @@ class AcceleratorCheckpointer(Checkpointer):
             )
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(self.epoch)
-        if skipped < len(loader):
-            self._order.begin(loader, is_new=not skipped)
-            left = self._accelerator.skip_first_batches(loader, skipped) if skipped else loader
-            for number, batch in enumerate(left):
-                if skipped and not number:
+        if skipped_batches < len(loader):
+            self._order.begin(loader, is_new=not skipped_batches)
+            remaining_batches = (
+                self._accelerator.skip_first_batches(loader, skipped_batches)
+                if skipped_batches
+                else loader
+            )
+            for number, batch in enumerate(remaining_batches):
+                if skipped_batches and not number:
                     # Skipping batches set the streams back to the start of the epoch.
                     self._random_state.restore()
                 self._state_number += 1
@@ -214,14 +222,14 @@ class AcceleratorCheckpointer(Checkpointer):
 
     def _require_known(self, call: str) -> None:
         """Raise if an object was prepared or registered after this checkpointer was made."""
-        late = [
+        unknown_names = [
             name
             for name, identity in _identities(self._accelerator).items()
             if identity not in self._known_objects.values()
         ]
-        if late:
+        if unknown_names:
             raise ConfigError(
-                f"{call} would miss `{late[0]}`: it was prepared or registered after the "
+                f"{call} would miss `{unknown_names[0]}`: it was prepared or registered after the "
                 "AcceleratorCheckpointer was created; nothing was saved or loaded",
                 hint="create the AcceleratorCheckpointer after prepare() and all register_ calls",
             )
@@ -269,13 +277,13 @@ class Order:
         """Note the random state of a new epoch, or restore that of a resumed epoch."""
         self._generator = getattr(loader, "synchronized_generator", None)
         self._sampler = _seedable_sampler(loader)
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None and self._generator is not None:
-            state = resumed["now" if is_new else "drawn_from"]
+        resumed_state, self._resumed = self._resumed, None
+        if resumed_state is not None and self._generator is not None:
+            state = resumed_state["now" if is_new else "drawn_from"]
             if state is not None:
                 self._generator.set_state(state)
-        if resumed is not None and self._sampler is not None:
-            seed = resumed.get("seed")
+        if resumed_state is not None and self._sampler is not None:
+            seed = resumed_state.get("seed")
             self._sampler.initial_seed = self._sampler.initial_seed if seed is None else seed
         if not is_new and self._streams is not None:
             RandomState().load_state_dict(self._streams)
@@ -285,11 +293,11 @@ class Order:
 
     def restore_generators(self) -> list[str]:
         """Restore the generators of all prepared loaders; return the names of lost ones."""
-        saved = self._resumed.get("generators") if self._resumed is not None else None
-        own = self._generators()
-        if saved is None or len(saved) != len(own):
-            return [] if saved is None else ["generators of data loaders"]
-        for generator, state in zip(own, saved, strict=True):
+        saved_states = self._resumed.get("generators") if self._resumed is not None else None
+        generators = self._generators()
+        if saved_states is None or len(saved_states) != len(generators):
+            return [] if saved_states is None else ["generators of data loaders"]
+        for generator, state in zip(generators, saved_states, strict=True):
             generator.set_state(state)
         return []
 

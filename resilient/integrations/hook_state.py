@@ -89,8 +89,10 @@ def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[st
         return _copied(_at(base, shared[path])) if path in shared else leaf_value
 
     changed = {key: _rebuilt(value, (key,), leaf) for key, value in changes["changed"].items()}
-    kept = {key: value for key, value in base.items() if key not in set(changes["removed"])}
-    return {**kept, **changed}
+    remaining_items = {
+        key: value for key, value in base.items() if key not in set(changes["removed"])
+    }
+    return {**remaining_items, **changed}
 
 
 def _rebuilt(value: Any, path: Path, leaf: Callable[[Any, Path], Any]) -> Any:

@@ -125,18 +125,20 @@ class ResilientCheckpoint(Checkpoint):
             )
         hooks, metrics, callbacks = HookState(trainer), LoggedMetrics(trainer), _Callbacks(trainer)
         resume = _Resume(trainer, metrics, was_iterated=trainer.fit_loop._data_fetcher is not None)  # noqa: SLF001
-        own = self._parts(trainer) | {
+        trainer_parts = self._parts(trainer) | {
             "callbacks": Part(callbacks),
             "progress": Part(StateField(resume.progress, resume.put_progress), optional=True),
             "metrics": Part(metrics, "rank", optional=True),
             **({"hooks": Part(hooks, optional=True)} if hooks.exists() else {}),
         }
-        if taken := sorted(set(own) & set(self._extra_objects)):
+        if duplicate_names := sorted(set(trainer_parts) & set(self._extra_objects)):
             raise ConfigError(
-                f"`{taken[0]}` is the name of a part that the trainer sets",
-                hint=f"give `{taken[0]}` another name",
+                f"`{duplicate_names[0]}` is the name of a part that the trainer sets",
+                hint=f"give `{duplicate_names[0]}` another name",
             )
-        self._checkpointer = Checkpointer(self._url, rng=False, **{**self._extra_objects, **own})
+        self._checkpointer = Checkpointer(
+            self._url, rng=False, **{**self._extra_objects, **trainer_parts}
+        )
         self._saved_step = self._checkpointer.resume() or 0
         if self._checkpointer.resumed is not None:
             hooks.restore(callbacks.loaded)
@@ -213,15 +215,15 @@ class ResilientCheckpoint(Checkpoint):
     def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
         """Note the random state of a new iterator, or make a resumed epoch's iterator again."""
         loop, resume = trainer.fit_loop, self._resume
-        before = loop._data_fetcher  # noqa: SLF001 - no public way
-        if resume is not None and resume.is_within_epoch and before is None:
+        previous_fetcher = loop._data_fetcher  # noqa: SLF001 - no public way
+        if resume is not None and resume.is_within_epoch and previous_fetcher is None:
             self._order.iterated.restore_streams()
         point = RandomPoint()
         point.note(None)
         original()
         if resume is not None:
             resume.load_loaders()
-        elif loop._data_fetcher is not before:  # noqa: SLF001 - no public way
+        elif loop._data_fetcher is not previous_fetcher:  # noqa: SLF001 - no public way
             self._order.iterated = point
 
     def _begin_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
@@ -283,14 +285,14 @@ class ResilientCheckpoint(Checkpoint):
 
     def _save_if_due(self, trainer: Any, *, is_epoch_over: bool) -> None:
         """Save a new step; several optimizers can skip step numbers."""
-        step, saved = trainer.global_step, self._saved_step
+        step, saved_step = trainer.global_step, self._saved_step
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         is_due = (
             self._save_interval
             and not is_last
-            and step // self._save_interval > saved // self._save_interval
+            and step // self._save_interval > saved_step // self._save_interval
         )
-        if self._checkpointer is None or step == saved or not (is_epoch_over or is_due):
+        if self._checkpointer is None or step == saved_step or not (is_epoch_over or is_due):
             return
         metrics = {name: float(metric) for name, metric in trainer.callback_metrics.items()}
         self._checkpointer.save(step, metrics=metrics)
@@ -374,9 +376,9 @@ class _EpochOrder:
 
     def restore_generators(self, trainer: Any) -> None:
         """Restore the generators of all loaders to their state at the save."""
-        now, self._now = self._now, None
-        if now is not None:
-            set_generators(loaders_of(trainer, with_validation=True), now)
+        generator_states, self._now = self._now, None
+        if generator_states is not None:
+            set_generators(loaders_of(trainer, with_validation=True), generator_states)
 
 
 class _Callbacks:

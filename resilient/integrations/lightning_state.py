@@ -47,11 +47,11 @@ class HookState:
         """Call the hooks as Lightning does when it saves, and return their changes."""
         trainer = self._trainer
         checkpoint = _checkpoint_without_hooks(trainer)
-        before = outline(checkpoint)
+        outline_before = outline(checkpoint)
         trainer.precision_plugin.on_save_checkpoint(checkpoint)
         call._call_callbacks_on_save_checkpoint(trainer, checkpoint)  # noqa: SLF001 - no public way
         _call_module(trainer, "on_save_checkpoint", checkpoint)
-        return changes_of(before, checkpoint)
+        return changes_of(outline_before, checkpoint)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the changes until :meth:`restore`."""
@@ -167,9 +167,9 @@ class LoggedMetrics:
         """Return ``update`` wrapped to restore the saved sum of a key first."""
 
         def added(key: str, value: Any, batch_size: int) -> None:
-            saved, results = self._pending.pop(key, None), self._results()
-            if saved is not None and results[key].is_tensor:
-                for name, metric_value in saved.items():
+            saved_values, results = self._pending.pop(key, None), self._results()
+            if saved_values is not None and results[key].is_tensor:
+                for name, metric_value in saved_values.items():
                     setattr(results[key], name, metric_value.to(value.device))
             update(key, value, batch_size)
 
@@ -244,7 +244,7 @@ def _metric_state(metric: Any) -> dict[str, Any]:
 def _set_metric(metric: Any, saved: Mapping[str, Any]) -> None:
     for name, value in saved["states"].items():
         if name in metric._defaults:  # noqa: SLF001 - no public way
-            listed = isinstance(value, list)
-            moved = [item.to(metric.device) for item in (value if listed else [value])]
-            setattr(metric, name, moved if listed else moved[0])
+            is_list = isinstance(value, list)
+            moved_tensors = [item.to(metric.device) for item in (value if is_list else [value])]
+            setattr(metric, name, moved_tensors if is_list else moved_tensors[0])
     metric._update_count, metric._computed = saved["updates"], None  # noqa: SLF001 - no public way

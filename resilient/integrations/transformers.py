@@ -166,9 +166,9 @@ class ResilientCallback(TrainerCallback):
         if trainer.args.restore_callback_states_from_checkpoint:
             trainer._load_callback_state()  # noqa: SLF001 - as the trainer does when it resumes
         else:
-            missing = self._callbacks.restore(trainer.state)
-            if missing and checkpointer is not None:
-                checkpointer.emit(StateNotKept(missing, "this run has no such callback"))
+            missing_callbacks = self._callbacks.restore(trainer.state)
+            if missing_callbacks and checkpointer is not None:
+                checkpointer.emit(StateNotKept(missing_callbacks, "this run has no such callback"))
         self._stopped_by = _stopping_callback(trainer) if had_stopped else ""
         if self._stopped_by and checkpointer is not None:
             checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))
@@ -183,13 +183,13 @@ class ResilientCallback(TrainerCallback):
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and options["epoch"] == options["epochs_trained"]
-        trained = options["steps_trained_in_current_epoch"] if is_first else 0
-        is_trained = trained >= options["steps_in_epoch"]
+        trained_steps = options["steps_trained_in_current_epoch"] if is_first else 0
+        is_trained = trained_steps >= options["steps_in_epoch"]
         is_done = trainer.state.global_step >= trainer.state.max_steps and not is_trained
         if is_done or self._stopped_by:
             trainer.control.should_training_stop = True
             return
-        self._place.begin(options, is_resumed=trained > 0)
+        self._place.begin(options, is_resumed=trained_steps > 0)
         if is_trained:
             self._end_epoch(options)
             return
@@ -271,9 +271,9 @@ class ResilientCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Restore the sums for the trainer's log, if more steps follow."""
         if self._gathered_state is not None and state.global_step < state.max_steps:
-            trainer, gathered = self._trainer, self._gathered_state
-            trainer._tr_loss = gathered["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
-            trainer._globalstep_last_logged = gathered["logged"]  # noqa: SLF001 - its log's
+            trainer, gathered_state = self._trainer, self._gathered_state
+            trainer._tr_loss = gathered_state["loss"].to(trainer.args.device)  # noqa: SLF001 - its log's
+            trainer._globalstep_last_logged = gathered_state["logged"]  # noqa: SLF001 - its log's
 
     def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
         """Refuse a log entry that no checkpoint can store, before the next save.
@@ -333,8 +333,10 @@ class ResilientCallback(TrainerCallback):
     def _retention_options(self) -> dict[str, Any]:
         """Return the options, with the trainer's own limit on the number of checkpoints."""
         limit = self._trainer.args.save_total_limit
-        own = limit and not {"keep_last", "retention", "save_total_limit"} & set(self._options)
-        return {**self._options, **({"keep_last": limit} if own else {})}
+        applies_limit = limit and not {"keep_last", "retention", "save_total_limit"} & set(
+            self._options
+        )
+        return {**self._options, **({"keep_last": limit} if applies_limit else {})}
 
     def _state(self) -> dict[str, Any]:
         state = dataclasses.asdict(self._trainer.state)
@@ -359,10 +361,10 @@ class ResilientCallback(TrainerCallback):
 
 
 def _check(trainer: Any, url: str) -> None:
-    missing = [name for name in _STOOD_IN_FOR if not hasattr(trainer, name)]
-    if missing:
+    missing_methods = [name for name in _STOOD_IN_FOR if not hasattr(trainer, name)]
+    if missing_methods:
         raise ConfigError(
-            f"this release of Transformers has no Trainer.{missing[0]}",
+            f"this release of Transformers has no Trainer.{missing_methods[0]}",
             hint="the adapter is tested with transformers 5.23",
         )
     if trainer.is_deepspeed_enabled:
@@ -495,13 +497,13 @@ class _Place:
 
     def note(self, trainer: Any) -> None:
         """Note the progress of the epoch; none is left of an epoch that a callback ends early."""
-        done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
+        batches_done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
         if trainer.control.should_epoch_stop:
-            done = self._batches_per_epoch
+            batches_done = self._batches_per_epoch
         self._at = {
             "step": trainer.state.global_step,
             "epoch": self._epoch + self.is_ended,
-            "batches": 0 if self.is_ended else min(done, self._batches_per_epoch),
+            "batches": 0 if self.is_ended else min(batches_done, self._batches_per_epoch),
             "batches_per_epoch": self._batches_per_epoch,
         }
 

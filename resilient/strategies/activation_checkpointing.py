@@ -46,10 +46,10 @@ def read_recomputing(options_given: Mapping[str, Any] | None) -> ActivationCheck
     names = (*_OURS, *_TORCHS)
     for name in options:
         if name not in names:
-            close = get_close_matches(name, names, n=1)
+            similar_names = get_close_matches(name, names, n=1)
             raise ConfigError(
                 f"`activation_checkpointing_kwargs`: `{name}` is none of {', '.join(names)}"
-                + (f"; did you mean `{close[0]}`?" if close else "")
+                + (f"; did you mean `{similar_names[0]}`?" if similar_names else "")
             )
     layer_interval = options.pop("every_n_layers", 1)
     if not isinstance(layer_interval, int) or layer_interval < 1:
@@ -129,8 +129,10 @@ def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence
 
 
 def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
-    inside = {id(below) for module in modules for below in module.modules() if below is not module}
-    return [module for module in modules if id(module) not in inside]
+    inner_ids = {
+        id(inner) for module in modules for inner in module.modules() if inner is not module
+    }
+    return [module for module in modules if id(module) not in inner_ids]
 
 
 def _recomputed(

@@ -131,17 +131,17 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) 
     layer = 4.0 * model.layer_numbers * model.weight_bytes
     if layer <= spare or machine.ranks == 1:
         return 1
-    fits = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
+    sizes = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
     text = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
-    if not fits:
+    if not sizes:
         raise ConfigError(f"the model does not fit: {text}, on all ranks of a host as well")
     if not model.is_cut_by_plan:
         raise ConfigError(
-            f"{text}: it must be cut over {fits[0]} ranks, and the model does not define how",
+            f"{text}: it must be cut over {sizes[0]} ranks, and the model does not define how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
         )
-    reasons.append(f"{text}: layers are cut over {fits[0]} ranks of a host")
-    return fits[0]
+    reasons.append(f"{text}: layers are cut over {sizes[0]} ranks of a host")
+    return sizes[0]
 
 
 def _over_groups(
@@ -169,13 +169,13 @@ def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int
     ]
     if not sizes or not model.between_bytes:
         return 1
-    sent = 2.0 * count * model.between_bytes
+    sent_bytes = 2.0 * count * model.between_bytes
     weights = _sent_by_shards(model, count)
-    if sent * SAVED_TIMES > weights:
+    if sent_bytes * SAVED_TIMES > weights:
         return 1
     reasons.append(
         f"in a step of {count} micro-batches shards would send {_gib(weights)} of weights and "
-        f"gradients, and {sizes[0]} stages {_gib(sent)} of activations"
+        f"gradients, and {sizes[0]} stages {_gib(sent_bytes)} of activations"
     )
     reasons.append(
         f"it is cut into {sizes[0]} stages in a host"
@@ -198,8 +198,8 @@ def _shards(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> dic
         )
         config = {"shard_size": machine.ranks_per_host}
         return {"parallelism": "fsdp", "fsdp": "hybrid_shard", "fsdp_config": config}
-    where = "all ranks of all hosts" if is_several else "all ranks"
-    reasons.append(f"{where} hold a share of it each (FSDP)")
+    ranks_text = "all ranks of all hosts" if is_several else "all ranks"
+    reasons.append(f"{ranks_text} hold a share of it each (FSDP)")
     return {"parallelism": "fsdp", "fsdp": "full_shard"}
 
 

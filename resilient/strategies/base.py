@@ -75,8 +75,8 @@ def bind_plainly(
     strategy: Strategy, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper
 ) -> BoundModel:
     """Return a bound model whose parameters are the optimizer's own."""
-    plain = strategy.unwrap(model)
-    parts = {"model": Part(plain), "optimizer": Part(NamedOptimizer(plain, optimizer))}
+    plain_model = strategy.unwrap(model)
+    parts = {"model": Part(plain_model), "optimizer": Part(NamedOptimizer(plain_model, optimizer))}
     return BoundModel(model, updates, parts)
 
 
@@ -130,12 +130,12 @@ def buffers_of(model: nn.Module) -> list[torch.Tensor]:
 
     The step cache calls this function at each step, and most models have no buffers.
     """
-    modules, left = dict[int, nn.Module](), [model]
-    while left:
-        module = left.pop()
+    modules, pending_modules = dict[int, nn.Module](), [model]
+    while pending_modules:
+        module = pending_modules.pop()
         if id(module) not in modules:
             modules[id(module)] = module
-            left += [inner for inner in module._modules.values() if inner is not None]  # noqa: SLF001
+            pending_modules += [inner for inner in module._modules.values() if inner is not None]  # noqa: SLF001
     buffers = chain.from_iterable(module._buffers.values() for module in modules.values())  # noqa: SLF001
     return [*{id(buffer): buffer for buffer in buffers if buffer is not None}.values()]
 

@@ -176,7 +176,7 @@ def refusing_config() -> Iterator[None]:
     """
     # It is a ValueError, and so are other errors; DeepSpeed's own Exception is just as unspecific.
     invalid = import_module("pydantic").ValidationError
-    refused = import_module("deepspeed.runtime.config").DeepSpeedConfigError
+    config_error = import_module("deepspeed.runtime.config").DeepSpeedConfigError
     try:
         yield
     except invalid as error:
@@ -184,7 +184,7 @@ def refusing_config() -> Iterator[None]:
             f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
         ]
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(problems)}") from error
-    except refused as error:
+    except config_error as error:
         raise ConfigError(f"the config of DeepSpeed: {error}") from error
 
 

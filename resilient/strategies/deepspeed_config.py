@@ -90,14 +90,14 @@ _ALIKE = 0.8
 def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the misspelt keys of a config, at its top level and in ``zero_optimization``."""
     for name in config:
-        near = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
-        if name not in TOP and near:
-            yield f"{name} is not a key of it; did you mean `{near[0]}`?"
+        similar_names = get_close_matches(str(name), TOP, n=1, cutoff=_ALIKE)
+        if name not in TOP and similar_names:
+            yield f"{name} is not a key of it; did you mean `{similar_names[0]}`?"
     zero = config.get("zero_optimization")
     for name in zero if isinstance(zero, dict) else ():
         if name not in ZERO:
-            near = get_close_matches(str(name), ZERO, n=1)
-            hint = f"; did you mean `{near[0]}`?" if near else ""
+            similar_names = get_close_matches(str(name), ZERO, n=1)
+            hint = f"; did you mean `{similar_names[0]}`?" if similar_names else ""
             yield f"zero_optimization.{name} is not a key of it{hint}"
 
 
@@ -294,11 +294,12 @@ def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     if unknown:
         raise ConfigError(f"the config of DeepSpeed: {'; '.join(unknown)}")
     full_config = deepcopy(dict(config))
-    wrong = [*_fill(full_config, inputs), *_unfit(full_config)]
-    wrong += [f"{key}='auto' is not known how to fill" for key in _left_auto(full_config)]
-    if wrong:
+    differences = [*_fill(full_config, inputs), *_unfit(full_config)]
+    differences += [f"{key}='auto' is not known how to fill" for key in _left_auto(full_config)]
+    if differences:
         raise ConfigError(
-            f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}",
+            f"the config of DeepSpeed and the arguments of the run differ: "
+            f"{'; '.join(differences)}",
             hint='write "auto" for these keys, or omit them',
         )
     full_config.pop("optimizer", None)
@@ -362,10 +363,10 @@ def _fill_zero(config: Config, hidden_size: int) -> None:
 
 
 def _unfit(config: Config) -> Iterator[str]:
-    for key, (accepted, why) in _FIXED.items():
+    for key, (accepted, reason) in _FIXED.items():
         value = _get(config, key)
         if value is not None and value not in accepted:
-            yield f"{key}={value!r} is not one of {accepted}: {why}"
+            yield f"{key}={value!r} is not one of {accepted}: {reason}"
 
 
 def _match(config: Config, key: str, value: Any, says: str) -> Iterator[str]:
@@ -391,10 +392,10 @@ def _get(config: Config, key: str) -> Any:
 
 
 def _set(config: Config, key: str, value: Any) -> None:
-    *folders, last = key.split(".")
+    *folders, leaf_key = key.split(".")
     for name in folders:
         config = config.setdefault(name, {})
-    config[last] = value
+    config[leaf_key] = value
 
 
 def _left_auto(config: Any, path: str = "") -> Iterator[str]:

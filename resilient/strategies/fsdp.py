@@ -106,8 +106,8 @@ class FsdpStrategy:
     def _prefetch(self, modules: Sequence[nn.Module]) -> None:
         """Set the prefetching; ``modules`` are in the order of the forward pass."""
         if self.options.forward_prefetch:
-            for module, following in pairwise(cast("Sequence[FSDPModule]", modules)):
-                module.set_modules_to_forward_prefetch([following])
+            for module, next_module in pairwise(cast("Sequence[FSDPModule]", modules)):
+                module.set_modules_to_forward_prefetch([next_module])
         if self.options.backward_prefetch == "no_prefetch":
             for module in cast("Sequence[FSDPModule]", modules):
                 # The module itself is already gathered; an empty list would mean torch's default.
@@ -172,21 +172,26 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
     """
     classes = _classes_in(model, options)
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    taken: set[int] = set()
+    sharded_ids: set[int] = set()
     units = []
     for module in reversed(list(model.modules())):  # inner modules come after outer ones
-        own = {
+        sizes_by_id = {
             id(parameter): parameter.numel()
             for parameter in module.parameters()
-            if id(parameter) not in taken
+            if id(parameter) not in sharded_ids
         }
         by_class = type(module).__name__ in classes
-        by_size = 0 < options.min_num_params <= sum(own.values())
+        by_size = 0 < options.min_num_params <= sum(sizes_by_id.values())
         # Lists of modules are never called, so their parameters would never be gathered.
         by_size = by_size and not isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if module is not model and own and (by_class or by_size) and _is_alone(module, uses):
+        if (
+            module is not model
+            and sizes_by_id
+            and (by_class or by_size)
+            and _is_alone(module, uses)
+        ):
             units.append(module)
-            taken |= set(own)
+            sharded_ids |= set(sizes_by_id)
     if options.wrap and not units:
         raise ConfigError(
             "`auto_wrap` found no module to shard by itself",

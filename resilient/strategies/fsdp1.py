@@ -136,9 +136,9 @@ class Fsdp1Strategy:
         """
         detour = cast("ForwardRedirect", find_redirect(model))
         wrapper = cast("FullyShardedDataParallel", detour.wrapper)
-        own = {id(parameter) for parameter in model.parameters()}
+        parameter_ids = {id(parameter) for parameter in model.parameters()}
         if any(
-            id(parameter) not in own
+            id(parameter) not in parameter_ids
             for group in optimizer.param_groups
             for parameter in group["params"]
         ):
@@ -237,14 +237,16 @@ class FlatUpdates:
 
 def _refuse_frozen_parts(model: nn.Module, units: Collection[nn.Module]) -> None:
     """Raise if a vector would mix trained and frozen parameters."""
-    taken: set[int] = set()
+    assigned_ids: set[int] = set()
     for unit in [*units, model]:
-        own = {
-            n: parameter for n, parameter in unit.named_parameters() if id(parameter) not in taken
+        unit_parameters = {
+            n: parameter
+            for n, parameter in unit.named_parameters()
+            if id(parameter) not in assigned_ids
         }
-        taken |= {id(value) for value in own.values()}
-        frozen = [name for name, value in own.items() if not value.requires_grad]
-        if frozen and len(frozen) < len(own):
+        assigned_ids |= {id(value) for value in unit_parameters.values()}
+        frozen = [name for name, value in unit_parameters.items() if not value.requires_grad]
+        if frozen and len(frozen) < len(unit_parameters):
             raise ConfigError(
                 f"`use_orig_params`=False: `{frozen[0]}` is frozen and would lie in one vector "
                 "with parameters that are trained",

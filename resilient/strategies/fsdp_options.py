@@ -167,36 +167,36 @@ def _check(options: FsdpOptions) -> None:
     Raises:
         ConfigError: The message names the version that supports them.
     """
-    refused: dict[str, tuple[Any, str]] = _not_in_2(options)
+    refused_options: dict[str, tuple[Any, str]] = _not_in_2(options)
     if options.version == 1:
-        refused = _not_in_1(options)
-    for name, (value, why) in refused.items():
-        raise _refused(name, value, why)
+        refused_options = _not_in_1(options)
+    for name, (value, reason) in refused_options.items():
+        raise _refused(name, value, reason)
 
 
 def _not_in_1(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
     output = options.dtypes.output
-    why = "FSDP1 leaves outputs as they are: leave it out, or write version=2"
-    return {} if output is None else {"output_dtype": (output, why)}
+    reason = "FSDP1 leaves outputs as they are: leave it out, or write version=2"
+    return {} if output is None else {"output_dtype": (output, reason)}
 
 
 def _not_in_2(options: FsdpOptions) -> dict[str, tuple[Any, str]]:
-    refused: dict[str, tuple[Any, str]] = {}
+    refused_options: dict[str, tuple[Any, str]] = {}
     if not options.use_orig_params:
-        refused["use_orig_params"] = False, "FSDP2 flattens nothing: write version=1"
+        refused_options["use_orig_params"] = False, "FSDP2 flattens nothing: write version=1"
     if options.backward_prefetch == "backward_post":
-        refused["backward_prefetch"] = (
+        refused_options["backward_prefetch"] = (
             options.backward_prefetch,
             "FSDP2 gathers before or not at all: write backward_pre, no_prefetch or version=1",
         )
     if options.dtypes.buffer not in (None, "float32"):
-        refused["buffer_dtype"] = (
+        refused_options["buffer_dtype"] = (
             options.dtypes.buffer,
             "FSDP2 does not change buffers: convert them in the model, or write version=1",
         )
     if not options.limit_all_gathers:
-        refused["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"
-    return refused
+        refused_options["limit_all_gathers"] = False, "FSDP2 limits them always: write version=1"
+    return refused_options
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -327,8 +327,8 @@ _KEYS: dict[str, Callable[[str, Any], dict[str, Any]]] = {
 
 
 def _suggest(word: str, choices: Collection[str]) -> str:
-    close = get_close_matches(word, choices, n=1)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    similar_words = get_close_matches(word, choices, n=1)
+    return f"; did you mean `{similar_words[0]}`?" if similar_words else ""
 
 
 def _refused(name: str, value: Any, accepted: str) -> ConfigError:

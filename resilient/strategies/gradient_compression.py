@@ -99,10 +99,10 @@ def compress(
     model.register_comm_hook(state, _hook(compression))
     if state is None:
         return {}
-    shared, own = PowerSGDState(state, layout), ErrorFeedback(state, layout)
+    shared_state, error_feedback = PowerSGDState(state, layout), ErrorFeedback(state, layout)
     return {
-        PARTS[0]: Part(shared, optional=True),
-        PARTS[1]: Part(own, scope="rank", optional=True),
+        PARTS[0]: Part(shared_state, optional=True),
+        PARTS[1]: Part(error_feedback, scope="rank", optional=True),
     }
 
 

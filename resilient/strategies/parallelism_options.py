@@ -121,8 +121,10 @@ def check_micro_batches(options: PipelineOptions, count: int) -> None:
     """
     if options.ranks == 1 or micro_batches_fit(options, count):
         return
-    near = [n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)]
-    fit = sorted(sorted(near, key=lambda n: abs(n - count))[:3])
+    fitting_counts = [
+        n for n in range(1, 4 * count + options.stages + 1) if micro_batches_fit(options, n)
+    ]
+    fit = sorted(sorted(fitting_counts, key=lambda n: abs(n - count))[:3])
     raise ConfigError(
         f"`gradient_accumulation_steps`={count} is the number of micro-batches in a step, and "
         f"`{SCHEDULE}`={options.schedule!r} over {options.stages} stages does not allow it: use "
@@ -132,8 +134,10 @@ def check_micro_batches(options: PipelineOptions, count: int) -> None:
 
 def known_schedules(value: Any) -> str:
     """Return the message for an unknown schedule."""
-    close = get_close_matches(str(value).lower(), SCHEDULES, n=1)
-    return f"use {', '.join(SCHEDULES)}" + (f"; did you mean `{close[0]}`?" if close else "")
+    similar_names = get_close_matches(str(value).lower(), SCHEDULES, n=1)
+    return f"use {', '.join(SCHEDULES)}" + (
+        f"; did you mean `{similar_names[0]}`?" if similar_names else ""
+    )
 
 
 # Key -> check of a value, and description of accepted values.
@@ -221,8 +225,8 @@ def check_mesh(config: Mapping[str, Any] | None) -> None:
     for name, value in (config or {}).items():
         if name not in _KEYS:
             keys = (*MESH_KEYS, *_ONE)
-            close = get_close_matches(name, keys, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
+            similar_keys = get_close_matches(name, keys, n=1)
+            hint = f"; did you mean `{similar_keys[0]}`?" if similar_keys else ""
             raise _refused(name, value, f"use {', '.join(keys)}{hint}")
         accepts, accepted = _KEYS[name]
         if value is not None and not accepts(value):

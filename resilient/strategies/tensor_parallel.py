@@ -96,8 +96,8 @@ class TensorParallelStrategy:
     @property
     def name(self) -> str:
         """Name of the strategy over groups in a checkpoint."""
-        over = "" if self.sizes.data == 1 else "+fsdp" if self.options else "+ddp"
-        return f"tp{over}"
+        suffix = "" if self.sizes.data == 1 else "+fsdp" if self.options else "+ddp"
+        return f"tp{suffix}"
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Cut the layers in place and return the model. Collective.
@@ -121,8 +121,8 @@ class TensorParallelStrategy:
     def _over_groups(self) -> FsdpStrategy:
         from resilient.strategies.fsdp_options import FsdpOptions
 
-        whole = FsdpOptions(reshard_after_forward=False)
-        return FsdpStrategy(self.device, self.options or whole)
+        default_options = FsdpOptions(reshard_after_forward=False)
+        return FsdpStrategy(self.device, self.options or default_options)
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the cut model and its stepper."""
@@ -136,8 +136,8 @@ class TensorParallelStrategy:
     @contextmanager
     def no_sync(self, model: nn.Module) -> Iterator[None]:
         """Return a context in which gradients are not reduced over groups."""
-        over = self._over_groups().no_sync(model) if self.sizes.data > 1 else nullcontext()
-        with over:
+        group_context = self._over_groups().no_sync(model) if self.sizes.data > 1 else nullcontext()
+        with group_context:
             yield
 
     def align(self, model: nn.Module) -> None:
@@ -162,10 +162,10 @@ def cut_layers(
     Raises:
         ConfigError: As for :func:`whole_plan`.
     """
-    inside = tuple(f"{name}." if name else "" for name in parameter_ids)
+    prefixes = tuple(f"{name}." if name else "" for name in parameter_ids)
     styles = whole_plan(model, plan)
-    here = {name: style for name, style in styles.items() if f"{name}.".startswith(inside)}
-    parallelize_module(model, mesh, here)
+    own_styles = {name: style for name, style in styles.items() if f"{name}.".startswith(prefixes)}
+    parallelize_module(model, mesh, own_styles)
 
 
 def whole_plan(model: nn.Module, plan: Mapping[str, str]) -> dict[str, ParallelStyle]:

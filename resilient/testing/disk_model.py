@@ -249,10 +249,10 @@ class RecordingHandle:
                 if files.full_in < 0:
                     files.full_in = None
                     raise OSError(errno.ENOSPC, "No space left on device")
-            written = self._inner.write(data)
-            content = bytes(data[:written])
+            written_bytes = self._inner.write(data)
+            content = bytes(data[:written_bytes])
             files._did(FileOpKind.WRITE, None, file=self._number, data=content)  # noqa: SLF001
-        return written
+        return written_bytes
 
     def sync(self) -> None:
         """Make the content durable."""
@@ -383,12 +383,12 @@ class Disk:
         keys = [id(node) for node in unsettled]
         shapes: dict[int, _Shape] = {}
         fates_by_digest: dict[int, Mapping[int, Fate]] = {}
-        last = 0
+        last_digest = 0
         for choice in _choices(fates, draw, limit):
             fate_by_file: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
-            last = _digest(self._top, fate_by_file, settled, shapes)
-            fates_by_digest.setdefault(last, fate_by_file)
-        fates_by_digest[last] = fates_by_digest.pop(last)
+            last_digest = _digest(self._top, fate_by_file, settled, shapes)
+            fates_by_digest.setdefault(last_digest, fate_by_file)
+        fates_by_digest[last_digest] = fates_by_digest.pop(last_digest)
         for digest, fate_by_file in fates_by_digest.items():
             tree = None if digest in known_digests else _built(self._top, fate_by_file, settled)
             yield DiskState(digest, tree)
@@ -545,22 +545,26 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
 
 def _contents_left(file: _File, draw: Random) -> list[bytes]:
     """Return possible contents of a file, from no unsynced byte to all of them."""
-    kept, whole = file.durable, file.content
-    size = len(whole) - len(kept)
-    starts = range(len(kept), len(whole), BLOCK_BYTES)
+    durable, full_content = file.durable, file.content
+    size = len(full_content) - len(durable)
+    starts = range(len(durable), len(full_content), BLOCK_BYTES)
     cuts = starts[1:] if len(starts) <= SUBSETS_OF_MAX else sorted(draw.sample(starts[1:], 4))
-    contents = [kept, *(whole[:cut] for cut in cuts), whole[: len(kept) + size // 2]]
-    contents += [kept + bytes(size), kept + _GARBAGE * size]
+    contents = [
+        durable,
+        *(full_content[:cut] for cut in cuts),
+        full_content[: len(durable) + size // 2],
+    ]
+    contents += [durable + bytes(size), durable + _GARBAGE * size]
     for _ in range(min(len(starts), SUBSETS_OF_MAX)):
         fill = draw.choice((b"\0", _GARBAGE))
         blocks = [
-            whole[at : at + BLOCK_BYTES]
+            full_content[at : at + BLOCK_BYTES]
             if draw.random() < 0.5  # noqa: PLR2004 - an even chance
-            else fill * len(whole[at : at + BLOCK_BYTES])
+            else fill * len(full_content[at : at + BLOCK_BYTES])
             for at in starts
         ]
-        contents.append(kept + b"".join(blocks))
-    return list(dict.fromkeys([*contents, whole]))
+        contents.append(durable + b"".join(blocks))
+    return list(dict.fromkeys([*contents, full_content]))
 
 
 def _choices(

@@ -82,7 +82,9 @@ class ObjectServer:
         self.uploads: dict[int, tuple[str, dict[int, bytes]]] = {}
         self.requests = 0
         self.trace: list[tuple[str, str]] = []
-        self._plan = {fault.at + more: fault for fault in mishaps for more in range(fault.lasting)}
+        self._plan = {
+            fault.at + offset: fault for fault in mishaps for offset in range(fault.lasting)
+        }
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._upload_count = 0
         self._lock = threading.RLock()
@@ -146,9 +148,9 @@ class ObjectServer:
         return self.uploads[upload]
 
     def _deliver(self, now: int) -> None:
-        due = [effect for at, effect in self._late if at <= now]
+        due_effects = [effect for at, effect in self._late if at <= now]
         self._late = [(at, effect) for at, effect in self._late if at > now]
-        for effect in due:
+        for effect in due_effects:
             _silently(effect)
 
 
@@ -220,13 +222,13 @@ class ObjectClient:
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return the entries, page by page."""
-        after, entries = "", list[ObjectInfo]()
+        last_key, entries = "", list[ObjectInfo]()
         while True:
-            page = self._ask("list", prefix, lambda after=after: self._list(prefix, after))  # type: ignore[misc]
+            page = self._ask("list", prefix, lambda after=last_key: self._list(prefix, after))  # type: ignore[misc]
             entries += page
             if len(page) < self._page:
                 return entries
-            after = page[-1].key
+            last_key = page[-1].key
 
     def delete(self, key: str) -> None:
         """Remove an object."""
@@ -244,10 +246,10 @@ class ObjectClient:
         del older_than_seconds, clock
         uploads = self._server.uploads
         answer = self._ask("uploads", "", lambda: {n: key for n, (key, _) in uploads.items()})
-        doomed = {number: key for number, key in answer.items() if is_ours(key)}
-        for number, key in doomed.items():
+        own_uploads = {number: key for number, key in answer.items() if is_ours(key)}
+        for number, key in own_uploads.items():
             self._ask("abort", key, lambda number=number: uploads.pop(number, None))  # type: ignore[misc]
-        return tuple(doomed.values())
+        return tuple(own_uploads.values())
 
     def _list(self, prefix: str, after: str) -> tuple[ObjectInfo, ...]:
         objects = self._server.objects

@@ -67,9 +67,9 @@ class PowerLossFileSystem:
 
     def lose_power(self, keep: Keep) -> PowerLossFileSystem:
         """Return the file system as it is after a power loss; this object is unchanged."""
-        after = PowerLossFileSystem()
-        after._top = _revived_folder(self._top, keep, {})
-        return after
+        file_system = PowerLossFileSystem()
+        file_system._top = _revived_folder(self._top, keep, {})
+        return file_system
 
     def paths(self) -> list[str]:
         """Return the path of every file, temporary files included."""
@@ -248,13 +248,13 @@ def _surviving(folder: _Folder, keep: Keep) -> dict[str, _File | _Folder]:
 
 
 def _content(file: _File, keep: Keep) -> bytes:
-    written = bytes(file.content)
-    if written == file.synced or keep is Keep.EVERYTHING:
-        return written
+    written_content = bytes(file.content)
+    if written_content == file.synced or keep is Keep.EVERYTHING:
+        return written_content
     if keep is Keep.ZEROED:
-        return bytes(len(written))
+        return bytes(len(written_content))
     if keep in (Keep.TORN, Keep.ADDED_NAMES):
-        return written[: len(written) // 2]
+        return written_content[: len(written_content) // 2]
     return file.synced
 
 

@@ -98,9 +98,9 @@ class StoreContract:
         pieces: list[tuple[int, int]] = []
         # In two pieces, like the memory of two tensors. The second one is empty for a short range.
         room = ScatterBuffer([memoryview(memory)[:3], memoryview(memory)[3:]])
-        came = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
-        assert came == len(expected)
-        assert [stop for _, stop in pieces][-1:] in ([came], [])
+        received_bytes = read_into(store, "a/b", start, room, lambda *piece: pieces.append(piece))
+        assert received_bytes == len(expected)
+        assert [stop for _, stop in pieces][-1:] in ([received_bytes], [])
         assert memory == expected + b"." * (length - len(expected))
 
     @pytest.mark.parametrize(("start", "length"), [(-1, 5), (0, -1)])
@@ -299,15 +299,15 @@ class StoreContract:
         store.put("contested", contents[0])
 
         def put(content: bytes) -> set[bytes]:
-            seen = set()
+            read_contents = set()
             for _ in range(5):
                 store.put("contested", content)
-                seen.add(store.get("contested"))
-            return seen
+                read_contents.add(store.get("contested"))
+            return read_contents
 
         with ThreadPoolExecutor(len(contents)) as pool:
-            seen = set().union(*pool.map(put, contents), [store.get("contested")])
-        assert seen <= set(contents)
+            observed_contents = set().union(*pool.map(put, contents), [store.get("contested")])
+        assert observed_contents <= set(contents)
         assert [entry.key for entry in store.list()] == ["contested"]
 
     def test_concurrent_puts_and_deletes_in_one_folder_all_succeed(self, store: Store) -> None:

@@ -69,7 +69,7 @@ class AutoBatchSize:
         if self.ranks > 1:
             # Each step begins with rank 0's buffers, as in DDP's forward pass.
             run.strategy.align(run.model)
-        before = _Before.of(run, self.model)
+        saved_state = _Before.of(run, self.model)
         is_least, is_mine, problem = run.deal.batch == 1, False, None
         try:
             passes()
@@ -79,16 +79,16 @@ class AutoBatchSize:
             is_mine = True
             # A stored error keeps the surplus tensors alive through its frames.
             problem = error if is_least else None
-        failed, trained = self._agree(run.parameters, failed=is_mine)
-        if not failed:
-            average_gradients(trained, self.ranks)
+        has_failed, trained_parameters = self._agree(run.parameters, failed=is_mine)
+        if not has_failed:
+            average_gradients(trained_parameters, self.ranks)
             return True
         if problem is not None:
             problem.add_note("a batch of one sample does not fit either")
             raise problem
         if is_least:
             raise PeerFailed("another rank ran out of memory with a batch of one sample")
-        before.bring_back(run, self.model)
+        saved_state.bring_back(run, self.model)
         empty_cache(self.device, collect=True)
         return False
 
@@ -101,9 +101,11 @@ class AutoBatchSize:
         flags = [failed, *(parameter.grad is not None for parameter in parameters)]
         flag_tensor = torch.tensor(flags, dtype=torch.int32, device=self.device)
         dist.all_reduce(flag_tensor, dist.ReduceOp.MAX)
-        any_failed, *trained = flag_tensor.tolist()
+        any_failed, *gradient_flags = flag_tensor.tolist()
         return bool(any_failed), [
-            parameter for parameter, has in zip(parameters, trained, strict=True) if has
+            parameter
+            for parameter, has_gradient in zip(parameters, gradient_flags, strict=True)
+            if has_gradient
         ]
 
 

@@ -98,7 +98,7 @@ def build_run(
     cursor, deal = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
     gate = session.stop_gate(topic)
-    into = session.checkpointer(session.emit, topic, gate)
+    checkpointer = session.checkpointer(session.emit, topic, gate)
     state.max_steps = step_count.planned_steps(args, deal, cursor, done=0)
     optimizer, scheduler = hooks.make_optimizer_and_scheduler(state.max_steps)
     schedules.require_evaluations(args, scheduler, hooks.eval_sets)
@@ -127,7 +127,7 @@ def build_run(
         deal=deal,
         meters=meters,
         counter=_counter_for(hooks, state),
-        saver=_saver_for(hooks, state, into, parts, best),
+        saver=_saver_for(hooks, state, checkpointer, parts, best),
         gate=gate,
         accumulation=args.gradient_accumulation_steps,
         scheduled_steps=state.max_steps,
@@ -242,8 +242,13 @@ def _measured(
     losses = {"losses": Part(watch, optional=True)} if watch.is_on else {}
     if leaves is None:
         return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}
-    begun = Part(leaves.arithmetic, optional=True)
-    return {"meters": Part(meters, optional=True), **losses, "best": Part(best), REDUCTION: begun}
+    arithmetic_part = Part(leaves.arithmetic, optional=True)
+    return {
+        "meters": Part(meters, optional=True),
+        **losses,
+        "best": Part(best),
+        REDUCTION: arithmetic_part,
+    }
 
 
 def _ledger_for(hooks: TrainerHooks) -> Ledger:
@@ -276,21 +281,21 @@ def restore(
 ) -> None:
     """Load the last attempt's state, and plan the rest of the run. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
-    more = {name: run.saver.parts[name] for name in registered}
+    registered_parts = {name: run.saver.parts[name] for name in registered}
     launch = session.gang.launch
     settled = run.saver.settle(_wish(session, reference=resume_from), is_first=launch.is_first)
-    digest = import_hf_run(hooks, settled, more, session.next_topic())
+    digest = import_hf_run(hooks, settled, registered_parts, session.next_topic())
     reference = "auto" if digest else _reference(session, settled)
     requires = resume_from is True and launch.cause == "start"
     guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
-    resumed = run.saver.resume(reference, launch.cause, guard)
-    run.saver.ledger.begin(resumed, state.global_step, run.cursor)
+    resume_result = run.saver.resume(reference, launch.cause, guard)
+    run.saver.ledger.begin(resume_result, state.global_step, run.cursor)
     require_origin(run.cursor.origin, digest, session.repository)
     per_device_batch = hooks.args.per_device_train_batch_size
     if (
         run.fitting
-        and resumed
-        and resumed.config.get("per_device_train_batch_size") == per_device_batch
+        and resume_result
+        and resume_result.config.get("per_device_train_batch_size") == per_device_batch
     ):
         # The last attempt's batch size fits again, and gives the same bits.
         set_batch(run, hooks, state.train_batch_size)
@@ -348,12 +353,12 @@ def recompute_schedule(
         place = replace(cursor, epoch=cursor.epoch + 1, samples=0) if is_cut else cursor
         cursor.planned = step_count.planned_run(hooks.args, run.deal, place, state.global_step)
     assert cursor.planned is not None  # noqa: S101 - for mypy
-    planned, epochs = cursor.planned["steps"], cursor.planned["epochs"]
+    planned_steps, epochs = cursor.planned["steps"], cursor.planned["epochs"]
     # The saved schedule's length, and that of the schedule made for this attempt's arguments.
-    if {planned} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
-        old, hooks.lr_scheduler = run.scheduler, None
-        run.scheduler = hooks.create_scheduler(planned, run.optimizer)
-        schedules.carry_over(old, run.scheduler, run.optimizer)
+    if {planned_steps} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
+        old_scheduler, hooks.lr_scheduler = run.scheduler, None
+        run.scheduler = hooks.create_scheduler(planned_steps, run.optimizer)
+        schedules.carry_over(old_scheduler, run.scheduler, run.optimizer)
         run.saver.parts["scheduler"] = Part(ScheduleState(run.scheduler))
     callbacks.context |= {
         "optimizer": run.optimizer,
@@ -362,10 +367,10 @@ def recompute_schedule(
         "emit": run.saver.emit,
         "took": run.saver.took,
     }
-    run.scheduled_steps = planned
-    state.init_training_references(hooks, planned, epochs, getattr(hooks, "trial", None))
+    run.scheduled_steps = planned_steps
+    state.init_training_references(hooks, planned_steps, epochs, getattr(hooks, "trial", None))
     state.train_batch_size = run.deal.batch
-    state.compute_steps(hooks.args, planned)
+    state.compute_steps(hooks.args, planned_steps)
 
 
 def _wish(session: Session, *, reference: str | bool | None) -> str:

@@ -143,7 +143,8 @@ def told(session: Session, problem: str) -> None:
 def _by_digest(shown: Sequence[str]) -> list[list[int]]:
     """Return the ranks in groups of equal digests."""
     return [
-        [rank for rank, other in enumerate(shown) if other == text] for text in dict.fromkeys(shown)
+        [rank for rank, digest in enumerate(shown) if digest == text]
+        for text in dict.fromkeys(shown)
     ]
 
 
@@ -239,7 +240,7 @@ def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> st
     Raises:
         ConfigError: The pass changes a buffer or parameter, or a repetition gives other bits.
     """
-    before = RandomState().state_dict()
+    random_state = RandomState().state_dict()
     try:
         batch = _first_batch(trainer, run)
         if batch is None:
@@ -248,7 +249,7 @@ def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> st
         times = 1 if trainer.session.device.type == "cpu" else 2
         digests = [_pass(trainer, run, batch, seed) for _ in range(times)]
     finally:
-        RandomState().load_state_dict(before)
+        RandomState().load_state_dict(random_state)
     if len(set(digests)) > 1:
         raise ConfigError(
             "the same micro-batch, computed twice by one rank, gives other gradients, so "
@@ -266,12 +267,12 @@ def _first_batch(trainer: Trainer, run: TrainingRun) -> Any:
         return None
     if not isinstance(loader.dataset, KeyedDataset):
         return None
-    first = CanonicalSampler(run.cursor, run.deal, range(1), sampler.sampling)
-    return loader.collate_fn(loader.dataset.__getitems__(next(iter(first))))
+    one_rank_sampler = CanonicalSampler(run.cursor, run.deal, range(1), sampler.sampling)
+    return loader.collate_fn(loader.dataset.__getitems__(next(iter(one_rank_sampler))))
 
 
 def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
-    before = {name: checksum_of(tensor) for name, tensor in tensors_of(run.model)}
+    checksums_before = {name: checksum_of(tensor) for name, tensor in tensors_of(run.model)}
     unchanged = ImmutabilityCheck.of(run.model)
     samples, count = trainer.get_batch_samples(iter([batch]), 1, trainer.session.device)
     seed_worker((seed, trainer.state.global_step, 0))
@@ -279,10 +280,12 @@ def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
         loss = trainer.step_loss(run.model, trainer._prepare_inputs(_copied(inputs)), count)  # noqa: SLF001 - the field's name
         trainer.precision.backward(loss)
     unchanged.require_same(run.model)
-    changed = [
-        name for name, tensor in tensors_of(run.model) if checksum_of(tensor) != before[name]
+    changed_names = [
+        name
+        for name, tensor in tensors_of(run.model)
+        if checksum_of(tensor) != checksums_before[name]
     ]
-    refuse_changed(run.model, changed)
+    refuse_changed(run.model, changed_names)
     gradients = [parameter.grad for parameter in run.parameters if parameter.grad is not None]
     digest = digest_of([loss, *gradients])
     for parameter in run.parameters:
@@ -346,14 +349,14 @@ class CanonicalPasses:
             samples, count = trainer.get_batch_samples(
                 batches, len(own_leaves), trainer.session.device
             )
-        samples, counted = iter(samples), () if count is None else (count,)
+        samples, count_arguments = iter(samples), () if count is None else (count,)
         for leaf in own_leaves:
             with pulse.during(Phase.LOADING):
                 inputs = next(samples)
-            before = ImmutabilityCheck.of(run.model)
+            immutability_check = ImmutabilityCheck.of(run.model)
             self._seed(step, leaf)
-            loss = trainer.training_step(run.model, inputs, *counted)
-            before.require_same(run.model)
+            loss = trainer.training_step(run.model, inputs, *count_arguments)
+            immutability_check.require_same(run.model)
             self.updates.reducer.take(leaf, loss)
             if run.counter.is_on:
                 run.counter.add(inputs)

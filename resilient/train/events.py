@@ -261,8 +261,10 @@ class FinalSavePlanned(Event):
 
     def message(self) -> str:
         """Format the choice and its numbers."""
-        took = self.save_p95_seconds
-        duration_text = "not measured yet" if took is None else f"{took:.2f} s (p95)"
+        save_seconds = self.save_p95_seconds
+        duration_text = (
+            "not measured yet" if save_seconds is None else f"{save_seconds:.2f} s (p95)"
+        )
         tier = _TIERS[self.tier]
         return (
             f"step {self.global_step}: {tier}; {self.left_seconds:.1f} s left, a save: "

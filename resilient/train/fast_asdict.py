@@ -54,9 +54,9 @@ class CachedAsdict:
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
             self._cached = dict(zip(names, values, strict=True))
-            inside = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
-            self._cached |= {names[at]: self._convert(values[at]) for at in inside}
-            self._inside = [(at, repr(self._cached[names[at]])) for at in inside]
+            nested_indices = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
+            self._cached |= {names[at]: self._convert(values[at]) for at in nested_indices}
+            self._inside = [(at, repr(self._cached[names[at]])) for at in nested_indices]
         return self._cached
 
     def _are_known(self, values: tuple[Any, ...]) -> bool:

@@ -303,9 +303,12 @@ def refuse_uncalled_overrides(kind: type) -> None:
     Raises:
         ConfigError: Names the method and the alternative.
     """
-    own = [vars(cls) for cls in kind.__mro__ if not cls.__module__.startswith("resilient.")]
+    own_attributes = [
+        vars(cls) for cls in kind.__mro__ if not cls.__module__.startswith("resilient.")
+    ]
     override = next(
-        (name for name in NOT_CALLED if any(name in attributes for attributes in own)), None
+        (name for name in NOT_CALLED if any(name in attributes for attributes in own_attributes)),
+        None,
     )
     if override is not None:
         raise ConfigError(

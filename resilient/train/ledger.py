@@ -82,7 +82,7 @@ def rows_of(
         entries: Recorded entries.
         losses: One loss for each step among the entries.
     """
-    rows, read = [], iter(losses)
+    rows, loss_iterator = [], iter(losses)
     for entry in entries:
         if isinstance(entry, str):
             rows.append(entry)
@@ -91,7 +91,7 @@ def rows_of(
             rows.append(row_of("skip", *entry))
             place = LedgerPosition(place.step, entry.epoch, entry.stop)
             continue
-        rows.append(step_row(place, entry[:-1], next(read)))
+        rows.append(step_row(place, entry[:-1], next(loss_iterator)))
         place = LedgerPosition(entry.last, entry.epoch, entry.stop)
     return rows, place
 
@@ -129,10 +129,10 @@ class PendingSegment:
             self._entries = self._losses = 0
             self._place = chain.place
             self._link = Segment(*header, chain.place, chain.records, ()).opening
-        new = entries[self._entries :]
-        rows, self._place = rows_of(self._place, new, losses[self._losses :])
-        self._entries += len(new)
-        self._losses += sum(isinstance(record, StepRecord) for record in new)
+        new_entries = entries[self._entries :]
+        rows, self._place = rows_of(self._place, new_entries, losses[self._losses :])
+        self._entries += len(new_entries)
+        self._losses += sum(isinstance(record, StepRecord) for record in new_entries)
         *_, self._link = (self._link, *extend_chain(self._link, checkpoint.generation, rows))
         self._rows += rows
         records = tuple(self._rows)
@@ -191,9 +191,9 @@ class Ledger:
         if not self._is_kept:
             return
         digest = "" if order is None else order_digest(order.numpy())
-        seen = (cursor.epoch, cursor.size, digest)
-        if seen != self._order:
-            self._order = seen
+        current_order = (cursor.epoch, cursor.size, digest)
+        if current_order != self._order:
+            self._order = current_order
             self._entries.append(
                 row_of("order", cursor.epoch, cursor.size, cursor.seed, kind, digest)
             )
@@ -315,13 +315,13 @@ class Ledger:
 
     def _fold(self) -> None:
         """Merge records of several steps, so that a run that never saves needs no more memory."""
-        read, folded, losses = iter(self._losses), list[Entry](), list[float]()
+        loss_iterator, folded, losses = iter(self._losses), list[Entry](), list[float]()
         for run in _runs(self._entries):
             if isinstance(run, (SkipRecord, str)):
                 folded.append(run)
                 continue
             folded.append(_sum_of(run))
-            weighed = sum(next(read) * part.steps for part in run)
+            weighed = sum(next(loss_iterator) * part.steps for part in run)
             losses.append(weighed / sum(part.steps for part in run))
         self._entries, self._losses = folded, losses
 
@@ -357,16 +357,16 @@ def _kind(entry: Entry) -> tuple[int, int, int] | None:
 
 
 def _sum_of(steps: list[StepRecord]) -> StepRecord:
-    first, last = steps[0], steps[-1]
+    first_step, last_step = steps[0], steps[-1]
     return StepRecord(
-        last.last,
-        first.epoch,
-        first.start,
-        last.stop,
+        last_step.last,
+        first_step.epoch,
+        first_step.start,
+        last_step.stop,
         sum(step.rounds for step in steps),
-        first.batch,
-        first.seats,
-        first.ranks,
+        first_step.batch,
+        first_step.seats,
+        first_step.ranks,
         sum(step.updates for step in steps),
         sum(step.steps for step in steps),
     )

@@ -92,10 +92,12 @@ class BrokenLossEpisodes:
         figures = {"loss": loss}
         if not self._expects_infinite:
             figures["grad_norm"] = grad_norm
-        broken = next((name for name, figure in figures.items() if not math.isfinite(figure)), "")
+        nonfinite_name = next(
+            (name for name, figure in figures.items() if not math.isfinite(figure)), ""
+        )
         limit = spike_limit(self._recent, self._deviations)
-        if broken:
-            event = LossDivergenceDetected(kind_of(figures[broken]), broken, step)
+        if nonfinite_name:
+            event = LossDivergenceDetected(kind_of(figures[nonfinite_name]), nonfinite_name, step)
         elif loss > limit:
             event = LossDivergenceDetected("spike", "loss", step, loss, limit)
         else:
@@ -105,24 +107,30 @@ class BrokenLossEpisodes:
             self._recent.append(loss)
         # A mean may contain a step that was already reported and has passed.
         is_new = event is not None and self._is_new(event.kind)
-        is_new = is_new and not (broken == "loss" and self._was_read)
+        is_new = is_new and not (nonfinite_name == "loss" and self._was_read)
         self._was_read = False
         self._kind = event.kind if event else ""
         return [event] if event and is_new else []
 
     def read(self, last_step: int, losses: Sequence[float]) -> list[LossDivergenceDetected]:
         """Return the events for the losses of all steps up to ``last_step``."""
-        first = last_step - len(losses) + 1
-        broken = [
-            (step, loss) for step, loss in enumerate(losses, first) if not math.isfinite(loss)
+        first_step = last_step - len(losses) + 1
+        nonfinite_losses = [
+            (step, loss) for step, loss in enumerate(losses, first_step) if not math.isfinite(loss)
         ]
         if not losses:
             return []
-        is_new = bool(broken) and self._is_new("nan")
-        self._was_read |= bool(broken)
+        is_new = bool(nonfinite_losses) and self._is_new("nan")
+        self._was_read |= bool(nonfinite_losses)
         self._kind_of_steps = "" if math.isfinite(losses[-1]) else kind_of(losses[-1])
         return (
-            [LossDivergenceDetected(kind_of(broken[0][1]), "loss", broken[0][0])] if is_new else []
+            [
+                LossDivergenceDetected(
+                    kind_of(nonfinite_losses[0][1]), "loss", nonfinite_losses[0][0]
+                )
+            ]
+            if is_new
+            else []
         )
 
     def _is_new(self, kind: str) -> bool:
@@ -218,12 +226,12 @@ class LossGuard:
             self._step[1] = (~torch.isfinite(grad_norm)).double()
         if self._ranks > 1:
             torch.distributed.all_reduce(self._step)
-        total, bad = self._step.tolist()
+        total, nonfinite_count = self._step.tolist()
         self.forget()
         loss = total / self._ranks
         if not math.isfinite(loss):
             raise LossDiverged(f"the loss is {loss}", kind_of(loss))
-        if bad:
+        if nonfinite_count:
             raise LossDiverged("the gradients are not finite", "nan", "grad_norm")
         limit = self.limit()
         if loss > limit:

@@ -77,9 +77,9 @@ class MemoryMeter:
         empty_cache(self._device, collect=True)
         figures = dict(self._figures)
         self._figures = {}
-        for device, now in self._now().items():
-            figures[f"{stage}_mem_{device}_alloc_delta"] = now - self._before[device]
-            figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - now)
+        for device, allocated_bytes in self._now().items():
+            figures[f"{stage}_mem_{device}_alloc_delta"] = allocated_bytes - self._before[device]
+            figures[f"{stage}_mem_{device}_peaked_delta"] = max(0, peaks[device] - allocated_bytes)
         if stage == "init":
             self._figures, figures = figures, {}
         return figures
@@ -89,10 +89,10 @@ class MemoryMeter:
         self._stage = ""
 
     def _now(self) -> dict[str, int]:
-        now = {"cpu": resident_bytes()}
+        bytes_by_device = {"cpu": resident_bytes()}
         if self._module is not None:
-            now["gpu"] = self._module.memory_allocated(self._device)
-        return now
+            bytes_by_device["gpu"] = self._module.memory_allocated(self._device)
+        return bytes_by_device
 
 
 def resident_bytes() -> int:
@@ -138,5 +138,5 @@ def used_share(device: torch.device) -> float:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return 1 - free / total
-    left, used = available_memory_bytes(), resident_bytes()
-    return 0.0 if left is None else used / (used + max(left, 0))
+    available_bytes, used_bytes = available_memory_bytes(), resident_bytes()
+    return 0.0 if available_bytes is None else used_bytes / (used_bytes + max(available_bytes, 0))

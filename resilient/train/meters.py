@@ -130,20 +130,21 @@ class Meters:
         losses = self._step_losses
         total = self._sums([losses])
         if near is not None and self._is_number:
-            read = partial(near.total, near.give(total.item()))
+            read_sum = partial(near.total, near.give(total.item()))
         else:
-            read = partial(_reduced, total, dist.all_reduce(total, async_op=True))
-        self._pending_reads[id(losses)] = _Begun(losses, read)
+            read_sum = partial(_reduced, total, dist.all_reduce(total, async_op=True))
+        self._pending_reads[id(losses)] = _Begun(losses, read_sum)
 
     def means(self, steps: list[list[Any]]) -> list[float]:
         """Return each step's loss over all ranks, from ``take_step``'s results. Collective."""
         if self._ranks == 1 and self._is_number:
             return [float(sum(losses)) for losses in steps]
-        begun, self._pending_reads = self._pending_reads, {}
-        rest = [losses for losses in steps if id(losses) not in begun]
-        totals = iter(self._add_up(rest) if rest else ())
+        pending_reads, self._pending_reads = self._pending_reads, {}
+        unread_steps = [losses for losses in steps if id(losses) not in pending_reads]
+        totals = iter(self._add_up(unread_steps) if unread_steps else ())
         means = [
-            begun[id(losses)].read() if id(losses) in begun else next(totals) for losses in steps
+            pending_reads[id(losses)].read() if id(losses) in pending_reads else next(totals)
+            for losses in steps
         ]
         return [total / self._ranks for total in means]
 

@@ -271,8 +271,8 @@ class StopCoordinator:
             return self._condition.wait_for(lambda: self._is_closed or is_reached(), _POLL_SECONDS)
 
     def _read_signals(self) -> None:
-        ready, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)
-        if not ready:
+        readable, _, _ = select.select([self._wake_read], [], [], _POLL_SECONDS)
+        if not readable:
             return
         for number in os.read(self._wake_read, 64):
             if number in (*ORDERS, *NOTICES):
@@ -297,8 +297,8 @@ class StopCoordinator:
             return
         if self._finished_steps() <= self._durable:
             # In the middle of a step: an exit loses no finished step.
-            why = f"{request.reason}: the time is over, and all finished steps are durable"
-            self._leave(why, Preempted.exit_code)
+            reason = f"{request.reason}: the time is over, and all finished steps are durable"
+            self._leave(reason, Preempted.exit_code)
         number = self._signal or signal.SIGTERM
         self._leave(f"the time of {request.reason} is over", 128 + number)
 
@@ -363,8 +363,8 @@ def _kills(number: int) -> bool:
         return False
     with suppress(OSError, ValueError, StopIteration):
         rows = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        caught = next(row for row in rows if row.startswith("SigCgt:")).split()[1]
-        return not int(caught, 16) >> (number - 1) & 1
+        caught_mask = next(row for row in rows if row.startswith("SigCgt:")).split()[1]
+        return not int(caught_mask, 16) >> (number - 1) & 1
     return True
 
 
@@ -394,9 +394,9 @@ def _hold_signals() -> None:
 
 def _let_signals_go() -> None:
     """Deliver the blocked signals after a fork, in both processes."""
-    before, _held.before = _held.before, None
-    if before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    signal_mask, _held.before = _held.before, None
+    if signal_mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
 
 def _give_signals_back() -> None:

@@ -38,10 +38,10 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     """
     try:
         yield
-    except LossDiverged as broken:
+    except LossDiverged as divergence:
         trainer.precision.zero_grad(run.optimizer)
-        trainer._tell(broken.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
-        event = go_back(trainer, run, broken.reason)
+        trainer._tell(divergence.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
+        event = go_back(trainer, run, divergence.reason)
         # These lines belong to the trainer's loop: hence the access to its private members.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(event)  # noqa: SLF001
@@ -68,27 +68,27 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     callbacks = trainer.callback_handler
     session.pulse.enter(Phase.FIRST)
     cursor, step = run.cursor, state.global_step + 1
-    behind = (cursor.epoch, cursor.samples, cursor.drawn)
+    data_position = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
     if times > limit:
         raise _rejected_step(step, broken, f"it already went back {limit} times (`rollback_limit`)")
     # Counts not reported yet belong to steps that are given up.
     run.settle_counts()
-    resumed = None
+    resume_result = None
     if run.saver.has_saved:
         checkpointer = session.checkpointer(session.emit, session.next_topic(), run.gate)
-        resumed = run.saver.begin_again(checkpointer)
-    if resumed is None:
+        resume_result = run.saver.begin_again(checkpointer)
+    if resume_result is None:
         raise _rejected_step(step, broken, "there is no checkpoint to go back to")
-    run.ledger.begin(resumed, state.global_step, run.cursor)
-    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])
-    cursor.skip_to(*behind)
+    run.ledger.begin(resume_result, state.global_step, run.cursor)
+    run.ledger.leave_out(run.cursor, REASON, until=data_position[:2])
+    cursor.skip_to(*data_position)
     callbacks.context["shelf"] = saved_models(session, run.saver)
     recompute_schedule(run, trainer, state, callbacks)
     run.turns_ahead += step - state.global_step
     session.pulse.end_step(state.global_step)
     return TrainingRolledBack(
-        broken, step, resumed.checkpoint.folder, run.cursor.skipped[-1], times, limit
+        broken, step, resume_result.checkpoint.folder, run.cursor.skipped[-1], times, limit
     )
 
 

@@ -194,10 +194,10 @@ class TrainingRun:
         """
         try:
             self.saver.wait()
-        except ResilientError as failed:
+        except ResilientError as save_error:
             if error is None:
                 raise
-            error.add_note(f"the save in flight failed too: {failed}")
+            error.add_note(f"the save in flight failed too: {save_error}")
 
     def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
         """Save at the agreed step, in the tier that the remaining time allows, and exit.
@@ -307,14 +307,14 @@ class TrainingRun:
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics to log, and report a broken loss. Collective."""
         episodes, values = self.watch.episodes, self.meters.take()
-        broke = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
-        self.saver.note_broken_loss(broke, is_broken=episodes.is_broken)
+        loss_events = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
+        self.saver.note_broken_loss(loss_events, is_broken=episodes.is_broken)
         return values
 
     def _settle_losses(self) -> None:
         episodes, losses = self.watch.episodes, self.ledger.settle(self.meters.means)
-        broke = episodes.read(self.saver.step, losses)
-        self.saver.note_broken_loss(broke, is_broken=episodes.is_broken)
+        loss_events = episodes.read(self.saver.step, losses)
+        self.saver.note_broken_loss(loss_events, is_broken=episodes.is_broken)
 
 
 class CheckpointInfoBuilder:

@@ -188,13 +188,13 @@ def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangeP
         changed = changes_between(config, args.to_dict()).values()
         return all(change.rule.kind == FREE for change in changed)
 
-    def lost(saved: Iterable[str]) -> tuple[str, ...]:
+    def unknown_parts(saved: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(name for name in saved if whose_part(name) not in known_names))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),
         compares_options,
-        lost,
+        unknown_parts,
         "pass the objects that were saved (trainer.register(name, thing) for your own part), or "
         "allow the difference: TrainingArguments(resume_changes=[{names}])",
         PART,
@@ -298,17 +298,17 @@ class CheckpointSaver:
             check_resumable(config, self._args, self.emit)
 
         policy = policy_for(self._args, {*self.reserved, *self.parts})
-        resumed = self._checkpointer.resume(
+        resume_result = self._checkpointer.resume(
             self.parts, ref=ref, cause=cause, examine=look, guard=guard, policy=policy
         )
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
-        if resumed is None:
+        if resume_result is None:
             return None
-        self._last_checkpoint, self._saved_step = resumed.checkpoint, resumed.step
-        self.begun = resumed.checkpoint
-        if resumed.absent:
-            self.emit(PartsMissing(resumed.absent))
-        return resumed
+        self._last_checkpoint, self._saved_step = resume_result.checkpoint, resume_result.step
+        self.begun = resume_result.checkpoint
+        if resume_result.absent:
+            self.emit(PartsMissing(resume_result.absent))
+        return resume_result
 
     @property
     def has_saved(self) -> bool:
@@ -335,9 +335,9 @@ class CheckpointSaver:
             self._go_on_without(error)
         self._checkpointer.close()
         self._checkpointer = checkpointer
-        resumed = self.resume("auto", "rollback")
+        resume_result = self.resume("auto", "rollback")
         self.outdate()
-        return resumed
+        return resume_result
 
     @property
     def generation(self) -> int:
@@ -410,9 +410,9 @@ class CheckpointSaver:
             self.near_sums = cache.near_sums if cache is not None else None
         if self._step_cache is None:
             return
-        about, overlap = self._describe(self.ledger.peek), self._args.save_overlap
+        checkpoint_info, overlap = self._describe(self.ledger.peek), self._args.save_overlap
         try:
-            self._step_cache.hold(self.step, self.parts, about, overlap=overlap)
+            self._step_cache.hold(self.step, self.parts, checkpoint_info, overlap=overlap)
         except ResilientError as error:
             self.emit(StepCacheDisabled(error.message))
             self._close_step_cache(drops=True)
@@ -445,8 +445,10 @@ class CheckpointSaver:
         if step == self._saved_step:
             return SaveDestination.DURABLE
         self._measure()
-        near, daemon = bool(self._args.near_repo), self._has_daemon
-        own_tier = choose_tier(gate.left_seconds, self.took, has_near=near, has_keeper=daemon)
+        has_near_repo, daemon = bool(self._args.near_repo), self._has_daemon
+        own_tier = choose_tier(
+            gate.left_seconds, self.took, has_near=has_near_repo, has_keeper=daemon
+        )
         tier = SaveDestination(gate.meet(own_tier))
         self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.took.land_p95))
         return tier
@@ -486,11 +488,11 @@ class CheckpointSaver:
             self.emit(BestModelMissing(str(best), f"{error.message}; the last weights stay"))
             return
         if step != best.step:
-            why = (
+            reason = (
                 f"the best model is of step {step}, which was not saved; these weights are of "
                 f"{best}"
             )
-            self.emit(BestModelMissing(str(best), why))
+            self.emit(BestModelMissing(str(best), reason))
 
     def close(self) -> None:
         """Close the repository; the daemon commits a cached step newer than the last save."""
@@ -543,9 +545,13 @@ class CheckpointSaver:
 
     def _save_now(self, step: int) -> CheckpointId:
         # `_measure` waited for the previous save, so its rows of the ledger are durable.
-        about = self._describe(self.ledger.close)
+        checkpoint_info = self._describe(self.ledger.close)
         return self._checkpointer.save(
-            step, self._saved_parts, about, keep=self.best.kept, overlap=self._args.save_overlap
+            step,
+            self._saved_parts,
+            checkpoint_info,
+            keep=self.best.kept,
+            overlap=self._args.save_overlap,
         )
 
     def _describe(
@@ -618,14 +624,14 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
     name = f"eval_{args.metric_for_best_model.removeprefix('eval_')}"
     if name not in metrics:
         raise ConfigError(f"`metric_for_best_model` `{name}` is not one of {sorted(metrics)}")
-    up, value = bool(args.greater_is_better), plain_value(metrics[name])
+    greater_is_better, value = bool(args.greater_is_better), plain_value(metrics[name])
     if not isinstance(value, int | float):
         raise ConfigError(
             f"`metric_for_best_model` `{name}` is a value of the class `{type(value).__name__}`, "
             "which cannot be compared",
             hint=f"return one number as `{name}` from `compute_metrics`",
         )
-    if not improves(value, state.best_metric, greater_is_better=up):
+    if not improves(value, state.best_metric, greater_is_better=greater_is_better):
         return False
     state.best_metric = value
     if args.save_strategy != "no":

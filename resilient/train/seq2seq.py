@@ -125,25 +125,29 @@ class Seq2SeqTrainer(Trainer):
                 "`predict_with_generate` needs a model with `generate` and batches with names, "
                 f"but got `{type(self.model).__name__}` and `{type(inputs).__name__}`"
             )
-        used = {name: value for name, value in inputs.items() if name not in self.label_names}
+        model_inputs = {
+            name: value for name, value in inputs.items() if name not in self.label_names
+        }
         if find_labels(inputs, self.label_names) is not None:
-            used = {name: value for name, value in used.items() if name not in _DECODERS}
+            model_inputs = {
+                name: value for name, value in model_inputs.items() if name not in _DECODERS
+            }
         # Ranks that hold parts of one model must run as many decoding steps as the slowest rank.
-        together = {"synced_gpus": True} if self.session.computes_together else {}
-        tokens: torch.Tensor = generate(**used, **{**together, **options})
+        sync_options = {"synced_gpus": True} if self.session.computes_together else {}
+        tokens: torch.Tensor = generate(**model_inputs, **{**sync_options, **options})
         return tokens
 
     def _padded(self, tokens: torch.Tensor, options: Mapping[str, Any]) -> torch.Tensor:
         """Return tokens padded to the maximum length, so that all batches and ranks agree."""
         config = getattr(self.model, "generation_config", None)
         longest = options.get("max_length") or getattr(config, "max_length", None)
-        more = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
-        if more is not None and not options.get("max_length"):
-            longest = more + 1
-        missing = (longest or 0) - tokens.shape[-1]
-        if missing <= 0:
+        new_tokens_max = options.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
+        if new_tokens_max is not None and not options.get("max_length"):
+            longest = new_tokens_max + 1
+        padding_tokens = (longest or 0) - tokens.shape[-1]
+        if padding_tokens <= 0:
             return tokens
-        return torch.nn.functional.pad(tokens, (0, missing), value=self._pad_token())
+        return torch.nn.functional.pad(tokens, (0, padding_tokens), value=self._pad_token())
 
     def _pad_token(self) -> int:
         """Return the token that pads sequences.

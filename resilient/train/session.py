@@ -63,15 +63,15 @@ def end_with_exit_codes() -> None:
 
     Other errors are passed to the previous hook. Further calls have no effect.
     """
-    before = sys.excepthook
-    if getattr(before, "is_ours", False):
+    previous_hook = sys.excepthook
+    if getattr(previous_hook, "is_ours", False):
         return
 
     def report(
         kind: type[BaseException], error: BaseException, frames: TracebackType | None
     ) -> None:
         if not isinstance(error, Preempted):
-            before(kind, error, frames)
+            previous_hook(kind, error, frames)
         if not isinstance(error, ResilientError):
             return
         say_error(error)
@@ -103,8 +103,8 @@ class Session:
     @property
     def computes_together(self) -> bool:
         """True if a forward pass needs all ranks, so all must run equally many passes."""
-        together = self.args.parallelism in ("fsdp", "deepspeed")
-        return self.world.size > 1 and (together or self._together > 1)
+        is_sharded = self.args.parallelism in ("fsdp", "deepspeed")
+        return self.world.size > 1 and (is_sharded or self._together > 1)
 
     @property
     def data_world(self) -> World:
@@ -130,9 +130,9 @@ class Session:
         args, launch = self.args, self.gang.launch
         self._claim_repository()
         # Python delivers signals only in the main thread.
-        hears = threading.current_thread() is threading.main_thread()
-        publish_repository(launch, self.repository, saves_when_stopped=hears)
-        opened = open_engine(
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        publish_repository(launch, self.repository, saves_when_stopped=is_main_thread)
+        engine = open_engine(
             self.repository,
             self.world,
             self.gang.board,
@@ -151,14 +151,14 @@ class Session:
             tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
-        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        return engine
 
     def checkpointer_alone(self, topic: str) -> CheckpointEngine:
         """Open the repository for this rank alone, which writes before the other ranks read."""
         args, launch = self.args, self.gang.launch
         self._claim_repository()
-        opened = open_engine(
+        engine = open_engine(
             self.repository,
             single_writer=launch.single_writer,
             parity=args.save_parity,
@@ -166,8 +166,8 @@ class Session:
             emit=self.emit,
             scope=f"{topic}/alone",
         )
-        opened.start, opened.claimant = self.gang.start, claimant_of(launch)
-        return opened
+        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        return engine
 
     def comms(self, scope: str) -> ControlGroup:
         """Return a control group of all ranks; ``scope`` is new and the same on all."""
@@ -192,11 +192,11 @@ class Session:
     def _claim_repository(self) -> None:
         """Refuse a second training that would resume the end of the first and do nothing."""
         place = place_of(self.args.output_dir)
-        first = self.gang.outputs.setdefault(place_of(self.repository), place)
-        if first != place:
+        first_output = self.gang.outputs.setdefault(place_of(self.repository), place)
+        if first_output != place:
             raise ConfigError(
                 f"cannot train into `{place}`: its repository `{self.repository}` already holds "
-                f"this script's training into `{first}`, and would resume that one; use one "
+                f"this script's training into `{first_output}`, and would resume that one; use one "
                 "repository for each training",
                 hint="set `repo` of TrainingArguments for each, and start without --repo",
             )
@@ -361,13 +361,13 @@ def allow_tf32(device: torch.device, *, is_allowed: bool) -> None:
     Raises:
         ConfigError: TF32 is wanted and the device has none.
     """
-    has = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
-    if is_allowed and not has:
+    has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
+    if is_allowed and not has_tf32:
         raise ConfigError(
             "`tf32`=True needs an NVIDIA GPU of the Ampere generation or newer, but this run "
             f"trains on `{device}`: omit it"
         )
-    if has:
+    if has_tf32:
         backends: Any = torch.backends  # missing in torch's stubs
         backends.fp32_precision = "tf32" if is_allowed else "ieee"
 

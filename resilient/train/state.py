@@ -221,9 +221,9 @@ class TrainerState:
             TypeError: A field cannot have the given value; no field was changed.
         """
         field_names = {attribute.name for attribute in fields(self)} - set(_OWN)
-        taken = {name: state_dict[name] for name in field_names & set(state_dict)}
-        _require_kinds(taken)
-        for name, value in taken.items():
+        known_fields = {name: state_dict[name] for name in field_names & set(state_dict)}
+        _require_kinds(known_fields)
+        for name, value in known_fields.items():
             setattr(self, name, value)
 
     def begin_anew(self) -> None:
@@ -250,15 +250,15 @@ class TrainerState:
         try:
             loaded = json.loads(Path(json_path).read_text(encoding="utf-8"))
             field_names = {attribute.name for attribute in fields(cls)}
-            taken = {name: value for name, value in loaded.items() if name in field_names}
-            _require_kinds(taken)
+            known_fields = {name: value for name, value in loaded.items() if name in field_names}
+            _require_kinds(known_fields)
         except (ValueError, RecursionError, TypeError, AttributeError) as error:
             raise IntegrityError(
                 f"`{json_path}` is not a trainer state: {error}",
                 key=str(json_path),
                 hint="resilient ckpt verify REPO, or take the file of an older checkpoint",
             ) from error
-        return cls(**taken)
+        return cls(**known_fields)
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the evaluations at the current step, by name."""

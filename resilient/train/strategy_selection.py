@@ -72,8 +72,8 @@ def strategy_for(
     if is_canonical(args):
         return _canonical(args, device, ranks)
     if model_parallel_size(args.parallelism_config) > 1:
-        inside = pipeline_size(args.parallelism_config) > 1
-        return (_pipeline if inside else _tensor_parallel)(args, device, ranks, model)
+        has_pipeline = pipeline_size(args.parallelism_config) > 1
+        return (_pipeline if has_pipeline else _tensor_parallel)(args, device, ranks, model)
     if ranks == 1:
         _refuse_alone(args)
         return SingleStrategy()
@@ -266,11 +266,13 @@ def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Modu
 def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
     """Return the properties of the model and its training that decide."""
     parameters = list(model.parameters())
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in parameters)
-    kept = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
+    moment_bytes = next((size for word, size in _KEPT if word in args.optim), _TWO_MOMENTS)
     state = sum(parameter.nbytes for parameter in parameters)
-    state += sum(parameter.nbytes + int(kept * parameter.numel()) for parameter in trained)
+    state += sum(
+        parameter.nbytes + int(moment_bytes * parameter.numel()) for parameter in trained_parameters
+    )
     layers = layers_of(model, layer_classes(args))
     return ModelFacts(
         numbers,
@@ -294,13 +296,13 @@ def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
 def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
     """Return the properties of the ranks that decide; the least memory counts. Collective."""
     ranks = session.world.size
-    beside = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
-    if ranks % beside:
-        beside = ranks  # hosts differ, so no layout fits all of them
-    size = torch.tensor(_memory_bytes(session.device, beside), device=session.device)
+    ranks_per_host = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
+    if ranks % ranks_per_host:
+        ranks_per_host = ranks  # hosts differ, so no layout fits all of them
+    size = torch.tensor(_memory_bytes(session.device, ranks_per_host), device=session.device)
     if ranks > 1:
         dist.all_reduce(size, dist.ReduceOp.MIN)
-    return MachineFacts(ranks, beside, int(size), args.gradient_accumulation_steps)
+    return MachineFacts(ranks, ranks_per_host, int(size), args.gradient_accumulation_steps)
 
 
 def _memory_bytes(device: torch.device, beside: int) -> int:

@@ -134,8 +134,8 @@ class Trainer(TrainerEvaluation):
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
         # Ranks draw different dropout masks; replicas still begin with rank 0's weights.
-        alike = self.args.random_numbers == "transformers"
-        set_seed(self.args.seed + (0 if alike else self.session.data_world.rank))
+        has_transformers_seed = self.args.random_numbers == "transformers"
+        set_seed(self.args.seed + (0 if has_transformers_seed else self.session.data_world.rank))
         configure_process(self.args, self.session.device)
         self.model_init = model_init
         model = runner.first_model(model, model_init)
@@ -155,9 +155,9 @@ class Trainer(TrainerEvaluation):
             is_world_process_zero=self.session.world.is_coordinator,
         )
         self.control = TrainerControl()
-        hearing = [*cadence_callbacks(self.session), *require_list(callbacks)]
+        all_callbacks = [*cadence_callbacks(self.session), *require_list(callbacks)]
         self.callback_handler = CallbackHandler(
-            default_callbacks(self.args, hearing), self.args, self.state, self.control
+            default_callbacks(self.args, all_callbacks), self.args, self.state, self.control
         )
         self._emit = self.session.emit
         self.callback_handler.context |= {
@@ -371,8 +371,8 @@ class Trainer(TrainerEvaluation):
             StoreError: The folder cannot be written; an existing card is unchanged.
         """
         if self.state.is_world_process_zero:
-            about = (language, license, tags, model_name, finetuned_from, tasks)
-            info = ModelCardInfo(*about, dataset_tags, dataset, dataset_args)
+            card_fields = (language, license, tags, model_name, finetuned_from, tasks)
+            info = ModelCardInfo(*card_fields, dataset_tags, dataset, dataset_args)
             write_card(Path(self.args.output_dir), self.model, info, self.args, self.state)
 
     def save_state(self) -> None:
@@ -585,17 +585,17 @@ class Trainer(TrainerEvaluation):
             fetched, count = self.get_batch_samples(batches, group, self.session.device)
             samples = iter(fetched)
             inputs = next(samples)
-        counted = () if count is None else (count,)
+        count_arguments = () if count is None else (count,)
         if run.pipeline is not None:
-            pass_through(self, run, [inputs, *samples], counted)
+            pass_through(self, run, [inputs, *samples], count_arguments)
             return
-        for left in reversed(range(group)):
-            with self._joining(run.model, left):
-                run.add_loss(self.training_step(model, inputs, *counted))
+        for batches_left in reversed(range(group)):
+            with self._joining(run.model, batches_left):
+                run.add_loss(self.training_step(model, inputs, *count_arguments))
             if run.counter.is_on:
                 run.counter.add(inputs)
             run.cursor.advance(run.deal)
-            if left:
+            if batches_left:
                 self.callback_handler.fire("on_substep_end")
                 with pulse.during(Phase.LOADING):
                     inputs = next(samples)
@@ -605,9 +605,9 @@ class Trainer(TrainerEvaluation):
     ) -> Iterator[Any]:
         """Retry the passes of a step with smaller batches until they fit (auto_find_batch_size)."""
         while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
-            old, new = run.deal.batch, run.deal.batch // 2
-            cut_batches(run, self, self.state, self.callback_handler, new)
-            self._tell(BatchSizeReduced(old, new))
+            old_batch, new_batch = run.deal.batch, run.deal.batch // 2
+            cut_batches(run, self, self.state, self.callback_handler, new_batch)
+            self._tell(BatchSizeReduced(old_batch, new_batch))
             batches = run.batches(begins=False)
         return batches
 

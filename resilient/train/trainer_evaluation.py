@@ -92,8 +92,10 @@ class TrainerEvaluation(TrainerHooks):
         if isinstance(dataset, Mapping) and not isinstance(dataset, Dataset):
             metrics: dict[str, Any] = {}
             for name, value in dataset.items():
-                of = value if eval_dataset is not None else name
-                metrics |= self.evaluate(of, ignore_keys, f"{metric_key_prefix}_{name}")
+                dataset_or_name = value if eval_dataset is not None else name
+                metrics |= self.evaluate(
+                    dataset_or_name, ignore_keys, f"{metric_key_prefix}_{name}"
+                )
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
         with draws_given_back(self.train_sampler):
@@ -191,13 +193,13 @@ class TrainerEvaluation(TrainerHooks):
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
     ) -> dict[str, Any] | None:
         """Return metrics, or None if the ranks agreed to stop; that leaves no trace."""
-        before = RandomState().state_dict()
+        random_state = RandomState().state_dict()
         self._gate = gate
         try:
             with self._timing("evaluating"):
                 return self.evaluate(ignore_keys=ignore_keys)
         except EvaluationInterrupted:
-            RandomState().load_state_dict(before)
+            RandomState().load_state_dict(random_state)
             # The next attempt runs this evaluation.
             self.control.should_evaluate = True
             return None
@@ -242,8 +244,10 @@ class TrainerEvaluation(TrainerHooks):
             metrics |= by_batch.result()
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
             losses_or_none = losses if "loss" in self.args.include_for_metrics else None
-            spread = None if losses_or_none is None else share.spread(losses_or_none)
-            metrics |= self.compute_metrics(EvalPrediction(predictions, labels, inputs, spread))
+            sample_losses = None if losses_or_none is None else share.spread(losses_or_none)
+            metrics |= self.compute_metrics(
+                EvalPrediction(predictions, labels, inputs, sample_losses)
+            )
         prefixed_metrics: dict[str, Any] = plain_value(prefixed(metrics, prefix))
         return PredictionOutput(predictions, labels, prefixed_metrics)
 
@@ -257,9 +261,9 @@ class TrainerEvaluation(TrainerHooks):
     ) -> Callable[[Any], tuple[torch.Tensor | None, Any, Any, Any]]:
         """Return the function for one batch: inputs -> loss, predictions, labels, main input."""
         arguments = {"prediction_loss_only": loss_only, "ignore_keys": ignore_keys}
-        taken = inspect.signature(self.evaluation_step).parameters
+        parameters = inspect.signature(self.evaluation_step).parameters
         arguments_taken: dict[str, Any] = {
-            name: value for name, value in arguments.items() if name in taken
+            name: value for name, value in arguments.items() if name in parameters
         }
         step: Callable[..., Any] = partial(self.evaluation_step, **arguments_taken)
         with_inputs = "inputs" in self.args.include_for_metrics and not loss_only
@@ -267,8 +271,10 @@ class TrainerEvaluation(TrainerHooks):
         reduce = self.preprocess_logits_for_metrics
 
         def run(inputs: Any) -> tuple[torch.Tensor | None, Any, Any, Any]:
-            done = step(model, inputs)
-            loss, predictions, labels = done if isinstance(done, tuple) else (done, None, None)
+            outputs = step(model, inputs)
+            loss, predictions, labels = (
+                outputs if isinstance(outputs, tuple) else (outputs, None, None)
+            )
             if loss_only:
                 return loss, None, None, None
             if reduce is not None and predictions is not None:
@@ -304,11 +310,11 @@ def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
     if sampler is not None and sampler.cursor.origin:
         yield
         return
-    before = RandomState().state_dict()
+    random_state = RandomState().state_dict()
     try:
         yield
     finally:
-        RandomState().load_state_dict(before)
+        RandomState().load_state_dict(random_state)
 
 
 def speeds(
@@ -341,8 +347,8 @@ def save(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool
     _write(folder / f"{split}_results.json", metrics)
     if combined:
         path = folder / "all_results.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        _write(path, {**before, **metrics})
+        saved_metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        _write(path, {**saved_metrics, **metrics})
 
 
 def _write(path: Path, metrics: Mapping[str, Any]) -> None:

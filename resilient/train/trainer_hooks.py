@@ -165,8 +165,8 @@ class TrainerHooks:
         if not (self.args.dataloader_persistent_workers and self.args.dataloader_num_workers):
             return self._loader_of_share(dataset)
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
-        for kept, options, loader in self._eval_loaders:
-            if kept is dataset and options == made_for:
+        for loader_dataset, options, loader in self._eval_loaders:
+            if loader_dataset is dataset and options == made_for:
                 # Draw as for a new loader: results must not depend on which attempt made it.
                 self._draw_for_loader()
                 return loader
@@ -257,15 +257,15 @@ class TrainerHooks:
         the other columns.
         """
         collate, name = self.data_collator, type(self.model).__name__
-        taken = taken_columns(self.model, self.label_names)
-        if not self.args.remove_unused_columns or taken is None:
+        accepted_columns = taken_columns(self.model, self.label_names)
+        if not self.args.remove_unused_columns or accepted_columns is None:
             return dataset, collate
-        dataset, unused = prune_dataset(dataset, taken, name)
-        self._tell_unused(unused)
+        dataset, unused_columns = prune_dataset(dataset, accepted_columns, name)
+        self._tell_unused(unused_columns)
         steps = ("compute_loss", "training_step", "prediction_step", "evaluation_step")
         if any(getattr(type(self), step) is not getattr(TrainerHooks, step) for step in steps):
             return dataset, collate
-        return dataset, PruningCollator(collate, taken, name, self._tell_unused)
+        return dataset, PruningCollator(collate, accepted_columns, name, self._tell_unused)
 
     def _share_of(self, dataset: Any) -> EvalShard:
         streams = is_stream(dataset)
@@ -289,9 +289,9 @@ class TrainerHooks:
         """Return the columns that the model's forward takes; report the others once."""
         if not self.args.remove_unused_columns:
             return inputs
-        used, unused = split_columns(inputs, self.model)
-        self._tell_unused(unused)
-        return used
+        used_inputs, unused_names = split_columns(inputs, self.model)
+        self._tell_unused(unused_names)
+        return used_inputs
 
     def _tell_unused(self, unused: tuple[str, ...]) -> None:
         """Report once which columns the model does not get."""
@@ -345,8 +345,8 @@ class TrainerHooks:
         makes_own = function is None and smoother is None
         inputs, labels = (inputs, None) if makes_own else losses.take_labels(inputs)
         inputs = self._used_columns(inputs)
-        counted = num_items_in_batch is not None
-        if counted and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping):
+        has_count = num_items_in_batch is not None
+        if has_count and self.model_accepts_loss_kwargs and isinstance(inputs, Mapping):
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = forward(model, inputs)
         if function is not None:
@@ -356,7 +356,7 @@ class TrainerHooks:
             loss = smoother(outputs, labels, shifted, num_items_in_batch)
         else:
             loss = require_loss(outputs, model)
-        if counted and self.args.average_tokens_across_devices:
+        if has_count and self.args.average_tokens_across_devices:
             # Ranks average gradients, but shares of one mean must be summed.
             loss = loss * self.data_ranks
         return (loss, outputs) if return_outputs else loss
@@ -392,14 +392,14 @@ class TrainerHooks:
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Return a micro-batch's share of its step's loss; ``inputs`` are on the device."""
-        counted: dict[str, Any] = {}
+        count_options: dict[str, Any] = {}
         if num_items_in_batch is not None:
-            counted["num_items_in_batch"] = num_items_in_batch
+            count_options["num_items_in_batch"] = num_items_in_batch
         with self.compute_loss_context_manager():
-            loss: torch.Tensor = self.compute_loss(model, inputs, **counted)
+            loss: torch.Tensor = self.compute_loss(model, inputs, **count_options)
         is_scaled = self.loss_is_scaled_for_ga
         if is_scaled is None:
-            is_scaled = bool(counted)
+            is_scaled = bool(count_options)
         if not is_scaled and self.current_gradient_accumulation_steps > 1:
             loss = loss / self.current_gradient_accumulation_steps
         return loss
@@ -494,9 +494,9 @@ class TrainerHooks:
             ConfigError: A method lacks the parameter.
         """
         for method in (self.compute_loss, self.training_step) if self._counts_labels else ():
-            taken = inspect.signature(method).parameters
-            if "num_items_in_batch" in taken or any(
-                value.kind is value.VAR_KEYWORD for value in taken.values()
+            parameters = inspect.signature(method).parameters
+            if "num_items_in_batch" in parameters or any(
+                value.kind is value.VAR_KEYWORD for value in parameters.values()
             ):
                 continue
             raise ConfigError(
@@ -541,8 +541,8 @@ class TrainerHooks:
             if is_bare and not returns_loss_alone(self.model):
                 loss, outputs = None, forward(model, self._used_columns(inputs))
             else:
-                counted = self._with_count(inputs)
-                loss, outputs = self.compute_loss(model, counted, return_outputs=True)
+                counted_inputs = self._with_count(inputs)
+                loss, outputs = self.compute_loss(model, counted_inputs, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
         return loss, split_outputs(outputs, ignore_keys), labels
@@ -585,9 +585,11 @@ class TrainerHooks:
         Raises:
             ConfigError: The override names decaying parameters, and the options have own groups.
         """
-        kind, ours = type(self), TrainerHooks
-        makes_groups = kind.get_optimizer_cls_and_kwargs is not ours.get_optimizer_cls_and_kwargs
-        if makes_groups or kind.get_decay_parameter_names is ours.get_decay_parameter_names:
+        kind, base_class = type(self), TrainerHooks
+        makes_groups = (
+            kind.get_optimizer_cls_and_kwargs is not base_class.get_optimizer_cls_and_kwargs
+        )
+        if makes_groups or kind.get_decay_parameter_names is base_class.get_decay_parameter_names:
             return
         if "params" in options and self.optimizer_cls_and_kwargs is None:
             raise ConfigError(
@@ -643,8 +645,8 @@ class TrainerHooks:
             raise ConfigError(
                 "`create_optimizer_and_scheduler` left `self.optimizer` or `self.lr_scheduler` None"
             )
-        both = TrainerHooks.create_optimizer_and_scheduler
-        if type(self).create_optimizer_and_scheduler is not both:
+        base_method = TrainerHooks.create_optimizer_and_scheduler
+        if type(self).create_optimizer_and_scheduler is not base_method:
             # Only the override can make its schedule for another length.
             self.makes_scheduler = False
         schedules.require_own(self.args, self.lr_scheduler)

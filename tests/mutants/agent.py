@@ -8,8 +8,8 @@ MUTANTS = [
     Mutant(
         "a rank that waits for other ranks is blamed",
         "resilient/elastic/hang_detection.py",
-        "    behind = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == fewest]\n",
-        "    behind = training\n",
+        "    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]\n",
+        "    slowest = training\n",
         "tests/unit/elastic/test_heartbeat.py",
         promise="Stops and hangs",
     ),
@@ -70,8 +70,8 @@ MUTANTS = [
     Mutant(
         "memory kills before the start count",
         "resilient/elastic/health_monitor.py",
-        "sum(max(0, (now[path] or 0) - before) for path, before in self._before.items())",
-        "sum(now[path] or 0 for path in self._before)",
+        "max(0, (count_by_path[path] or 0) - count_before)",
+        "count_by_path[path] or 0",
         "tests/unit/elastic/test_causes.py",
         promise="Stops and hangs",
     ),
@@ -101,8 +101,8 @@ MUTANTS = [
     Mutant(
         "a killed rank gives exit code 75 without a commit",
         "resilient/elastic/restart_policy.py",
-        '    if outcome.newest:\n        why = f"{text}: at most the work since',
-        '    if True:\n        why = f"{text}: at most the work since',
+        '    if outcome.newest:\n        reason = f"{text}: at most the work since',
+        '    if True:\n        reason = f"{text}: at most the work since',
         "tests/unit/elastic/test_decide.py",
         promise="Stops and hangs",
     ),
@@ -138,8 +138,8 @@ MUTANTS = [
     Mutant(
         "a rank killed beside a preempted one counts as a failure",
         "resilient/elastic/attempt_monitor.py",
-        "self._failed(math.inf).in_a_stop() if failed",
-        "self._failed(math.inf) if failed",
+        "self._failed(math.inf).in_a_stop() if has_failed",
+        "self._failed(math.inf) if has_failed",
         "tests/process/test_killed_while_stopping.py -k beside_one",
     ),
     Mutant(
@@ -167,7 +167,7 @@ MUTANTS = [
     Mutant(
         "signals before the agent's start are forgotten",
         "resilient/elastic/signals.py",
-        "            self._handle_signal(early, None)\n",
+        "            self._handle_signal(pending_signal, None)\n",
         "            pass\n",
         "tests/unit/elastic/test_stops.py",
         promise="Stops and hangs",
@@ -265,7 +265,7 @@ MUTANTS = [
     Mutant(
         "a stopped rank without progress reports is waited for without a limit",
         "resilient/elastic/health_monitor.py",
-        "[*vitals, *self._silent(pids, seen, now_seconds)]",
+        "[*vitals, *self._silent(pids, observed_ranks, now_seconds)]",
         "vitals",
         "tests/process/test_hangs_of_loops.py -k needs_no_sign",
     ),

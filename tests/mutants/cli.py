@@ -107,8 +107,8 @@ MUTANTS = [
     Mutant(
         "an error shows the signature of a URL",
         "cli/resilient_cli/output.py",
-        "clean = redact_json(fields)",
-        "clean = dict(fields)",
+        "redacted_fields = redact_json(fields)",
+        "redacted_fields = dict(fields)",
         "tests/cli/test_canary.py -k unknown_command",
         promise="Storage",
     ),

@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "the next save does not know a checkpoint that may be committed",
         "resilient/checkpoint_engine.py",
-        "self._bases = (DedupBase(pending), *self._bases)[:_BASES_MAX]",
+        "self._bases = (DedupBase(pending_save), *self._bases)[:_BASES_MAX]",
         "pass",
         "tests/unit/test_failed_saves.py",
         promise="Deduplication",
@@ -45,8 +45,8 @@ MUTANTS = [
     Mutant(
         "a single part is loaded without a signature check",
         "resilient/checkpoint_engine.py",
-        "checkpoint, context.read_request({stored}, landing.boxes)\n            )",
-        "checkpoint, replace(context, signing=type(context.signing)()).read_request({stored}, landing.boxes))",
+        "checkpoint, context.read_request({name_in_store}, landing.boxes)\n            )",
+        "checkpoint, replace(context, signing=type(context.signing)()).read_request({name_in_store}, landing.boxes))",
         "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py",
     ),
     Mutant(
@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant(
         "a cached step is not checked again before an update",
         "resilient/in_memory_steps.py",
-        "            self._prove(*unproved)\n",
+        "            self._prove(*unverified_copies)\n",
         "            pass\n",
         "tests/process/test_held_beside.py -k being_changed",
         promise="P6",
@@ -131,8 +131,8 @@ MUTANTS = [
     Mutant(
         "a failed save hides the error that ended the loop",
         "resilient/checkpointer.py",
-        '            error.add_note(f"the save in flight failed too: {failed}")\n',
-        "            raise failed from error\n",
+        '            error.add_note(f"the save in flight failed too: {save_error}")\n',
+        "            raise save_error from error\n",
         "tests/unit/test_loop.py",
     ),
     Mutant(
@@ -166,7 +166,7 @@ MUTANTS = [
     Mutant(
         "a misspelt option is saved as a part",
         "resilient/engine_factory.py",
-        "    if close:\n",
+        "    if similar_names:\n",
         "    if False:\n",
         "tests/unit/test_options.py -k slip",
     ),
@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "load_part reads in place",
         "resilient/checkpoint_engine.py",
-        "context.read_request({stored}, landing.boxes)",
-        "context.read_request({stored}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
+        "context.read_request({name_in_store}, landing.boxes)",
+        "context.read_request({name_in_store}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(
@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "an older checkpoint is verified but not loaded",
         "resilient/checkpoint_engine.py",
-        "        absent = self._load(choice, parts, landing, check)\n",
-        "        absent = () if choice.skipped else self._load(choice, parts, landing, check)\n",
+        "        absent_names = self._load(choice, parts, landing, check)\n",
+        "        absent_names = () if choice.skipped else self._load(choice, parts, landing, check)\n",
         "tests/gang/test_loading_in_place.py",
     ),
 ]

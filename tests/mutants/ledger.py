@@ -134,8 +134,8 @@ MUTANTS = [
     Mutant(
         "a look at the ledger drops entries of the next save",
         "resilient/train/ledger.py",
-        "        self._entries += len(new)\n",
-        "        self._entries += len(new)\n        entries.clear()\n",
+        "        self._entries += len(new_entries)\n",
+        "        self._entries += len(new_entries)\n        entries.clear()\n",
         "tests/unit/train/test_peeking.py",
         promise="Sample ledger and loss guard",
     ),

@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "the optimizer state of another model is imported",
         "resilient/train/hf_interop/conversion.py",
-        "    if parameter_names != trained:\n",
+        "    if parameter_names != trained_names:\n",
         "    if False:\n",
         "tests/unit/train/interop/test_sharded_folders.py",
         promise="Start and resume",

@@ -48,8 +48,8 @@ MUTANTS = [
     Mutant(
         "a node that waits for the next round counts as lost",
         "resilient/elastic/rendezvous/roster.py",
-        "there = {*state.participants, *state.wait_list, *state.redundancy_list}",
-        "there = {*state.participants}",
+        "present_nodes = {*state.participants, *state.wait_list, *state.redundancy_list}",
+        "present_nodes = {*state.participants}",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
     ),
@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(
         "a node publishes heartbeats with its own times",
         "resilient/elastic/rendezvous/connect.py",
-        "return seen.raw if seen and seen.ours == moment else moment",
+        "return last_state.raw if last_state and last_state.ours == moment else moment",
         "return moment",
         "tests/unit/elastic/test_heartbeats_seen.py -k written",
         promise="Simulator",
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "a silent host never counts as lost",
         "resilient/elastic/rendezvous/connect.py",
-        "is_new = before is None or before.raw != moment",
+        "is_new = last_state is None or last_state.raw != moment",
         "is_new = True",
         "tests/unit/elastic/test_heartbeats_seen.py -k change",
         promise="Simulator",
@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "a surplus host restarts all others",
         "resilient/elastic/rendezvous/membership.py",
-        "waiting > 0 and has_room(self._handler)",
-        "waiting > 0",
+        "waiting_nodes > 0 and has_room(self._handler)",
+        "waiting_nodes > 0",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
     ),
@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "a host starts an attempt of another world size",
         "resilient/elastic/rendezvous/attempt.py",
-        "if planned.nodes != group.group_world_size:",
+        "if proposal.nodes != group.group_world_size:",
         "if False:",
         "tests/unit/elastic/test_member_silent.py",
         promise="Simulator",
@@ -272,7 +272,7 @@ MUTANTS = [
     Mutant(
         "hosts continue with fewer than MIN hosts",
         "resilient/elastic/rendezvous/roster.py",
-        " and left >= nodes_min",
+        " and staying_nodes >= nodes_min",
         "",
         "tests/unit/elastic/test_parting.py",
     ),
@@ -338,8 +338,8 @@ MUTANTS = [
     Mutant(
         "a host without progress is awaited without a limit",
         "resilient/distributed/coordination.py",
-        "beats.get(rank) == before.get(rank)]",
-        "rank not in beats]",
+        "if beats.get(rank) == previous_beats.get(rank)",
+        "if rank not in beats",
         "tests/contract/test_comms.py -k rests_there",
         promise="Near tier",
     ),

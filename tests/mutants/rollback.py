@@ -8,14 +8,14 @@ MUTANTS = [
     Mutant(
         "a rollback trains on the bad data again",
         "resilient/train/rollback.py",
-        "    cursor.skip_to(*behind)\n",
+        "    cursor.skip_to(*data_position)\n",
         "    run.cursor.skip_to(run.cursor.epoch, run.cursor.samples)\n",
         "tests/unit/train/test_rollback.py -k over_epochs",
     ),
     Mutant(
         "data left out by a rollback is not in the ledger",
         "resilient/train/rollback.py",
-        "    run.ledger.leave_out(run.cursor, REASON, until=behind[:2])\n",
+        "    run.ledger.leave_out(run.cursor, REASON, until=data_position[:2])\n",
         "",
         "tests/unit/train/test_rollback.py -k stop_that_was_agreed",
     ),
@@ -29,7 +29,7 @@ MUTANTS = [
     Mutant(
         "the optimizer steps with NaN gradients",
         "resilient/train/loss_guard.py",
-        "        if bad:\n",
+        "        if nonfinite_count:\n",
         "        if False:\n",
         "tests/unit/train/test_rollback.py -k unless_they_are_expected",
     ),

@@ -98,7 +98,7 @@ MUTANTS = [
     Mutant(
         "a resume accepts any changed argument",
         "resilient/train/arguments/resume_rules.py",
-        "    if not fixed and not refused:\n        return\n",
+        "    if not fixed and not refused_names:\n        return\n",
         "    return\n",
         "tests/unit/train/arguments/test_changes.py",
     ),
@@ -170,7 +170,7 @@ MUTANTS = [
     Mutant(
         "a running trial is given up after a kill",
         "resilient/train/search/optuna.py",
-        "            if trial.state == running:\n",
+        "            if trial.state == running_state:\n",
         "            if trial.state is None:\n",
         "tests/unit/train/test_search.py -k killed",
         promise="Failures of processes",
@@ -185,8 +185,8 @@ MUTANTS = [
     Mutant(
         "two callbacks of one class share saved state",
         "resilient/train/callbacks/base.py",
-        'callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback',
-        "callback_by_name[name] = callback",
+        'name if count_by_name[name] == 1 else f"{name}_{count_by_name[name]}"',
+        "name",
         "tests/unit/train/test_callbacks.py -k of_one_class",
         promise="P6",
     ),
@@ -209,8 +209,8 @@ MUTANTS = [
     Mutant(
         "prefetched micro-batches are counted in reverse order",
         "resilient/train/data/streaming.py",
-        "self._handed_out.append((taken, state))",
-        "self._handed_out.appendleft((taken, state))",
+        "self._handed_out.append((sample_count, state))",
+        "self._handed_out.appendleft((sample_count, state))",
         "tests/process/test_tensor_streams.py -k killed_in_a_stream",
     ),
     Mutant(

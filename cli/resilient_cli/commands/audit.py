@@ -88,18 +88,18 @@ def _summary_lines(result: Audit) -> list[str]:
         for reason, samples in result.left_out.items()
     ]
     lines += _abandoned_step_lines(result)
-    again = sum(epoch.repeated for epoch in result.epochs)
-    but = ""
-    if again:
-        verb = "was" if again == 1 else "were"
-        repetitions = f"{count(again, 'sample')} {verb} repeated"
+    repeated_samples = sum(epoch.repeated for epoch in result.epochs)
+    exception_text = ""
+    if repeated_samples:
+        verb = "was" if repeated_samples == 1 else "were"
+        repetitions = f"{count(repeated_samples, 'sample')} {verb} repeated"
         lines.append(f"{repetitions} to fill the last round of all ranks.")
-        but = " except those"
+        exception_text = " except those"
     part = f"{len(result.lives)} of {result.claimed} generations are part of the result"
     changes = count(resizes_of(result), "change")
     lines.append(f"{part}; {changes} of the number of ranks: {', '.join(map(str, result.ranks))}.")
     steps = f"Verified up to {result.checkpoint}: in steps {began.step + 1} to {place.step}"
-    lines.append(f"{steps} no sample was lost, and no sample was trained twice{but}.")
+    lines.append(f"{steps} no sample was lost, and no sample was trained twice{exception_text}.")
     return lines
 
 

@@ -76,21 +76,23 @@ def bisect_sequence(
         row: At least two items; the first is good and the last is bad.
         judge: Test of one item. It also receives the number of untested items, this one included.
     """
-    good, bad = 0, len(row) - 1
-    unknown: set[int] = set()
+    good_index, bad_index = 0, len(row) - 1
+    unknown_indices: set[int] = set()
     while candidates := [
-        candidate for candidate in range(good + 1, bad) if candidate not in unknown
+        candidate
+        for candidate in range(good_index + 1, bad_index)
+        if candidate not in unknown_indices
     ]:
-        middle = (good + bad) / 2
+        middle = (good_index + bad_index) / 2
         at = min(candidates, key=lambda candidate: abs(candidate - middle))
         verdict = judge(row[at], len(candidates))
         if verdict is Verdict.GOOD:
-            good = at
+            good_index = at
         elif verdict is Verdict.BAD:
-            bad = at
+            bad_index = at
         else:
-            unknown.add(at)
-    return BisectResult(row[good], row[bad], tuple(row[good + 1 : bad]))
+            unknown_indices.add(at)
+    return BisectResult(row[good_index], row[bad_index], tuple(row[good_index + 1 : bad_index]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,17 +275,19 @@ def _tensor(side: CheckpointView, name: str) -> Tensor | None:
     """
     part, _, path = name.rpartition("/")
     matches = [tensor for tensor in side.tensors if tensor.part == part or not part]
-    exact = [tensor for tensor in matches if tensor.name == path]
-    alike = exact or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
-    return alike[0] if len(alike) == 1 else None
+    exact_matches = [tensor for tensor in matches if tensor.name == path]
+    candidates = exact_matches or [tensor for tensor in matches if tensor.name.endswith(f".{path}")]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _not_found_error(side: CheckpointView, name: str) -> KeyNotFound:
     names = [f"{tensor.part}/{tensor.name}" for tensor in side.tensors]
     names += [*side.listing.sizes, *(section for section in SECTIONS if side.fields.get(section))]
-    near = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
+    similar_names = get_close_matches(name, names[:_NAMES_MAX], n=3, cutoff=0.5)
     similar_text = (
-        f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in near)}" if near else ""
+        f"; similar names: {', '.join(f'`{similar[:200]}`' for similar in similar_names)}"
+        if similar_names
+        else ""
     )
     hint = f"resilient ckpt inspect {shell_quote(side.url)} --tensors"
     return KeyNotFound(f"no `{name[:200]}` in {side.url}{similar_text}", key=name, hint=hint)

@@ -80,8 +80,8 @@ def build_plan_result(
         ],
     }
     rows = tuple((share(strike.share, 1), *_cells(strike, hosts)) for strike in strikes)
-    several = (("hosts", str(hosts)),) if hosts > 1 else ()
-    facts = KeyValues((("plan", plan.name), ("seed", str(seed)), *several, ("command", again)))
+    host_facts = (("hosts", str(hosts)),) if hosts > 1 else ()
+    facts = KeyValues((("plan", plan.name), ("seed", str(seed)), *host_facts, ("command", again)))
     table = Table(("AT", "FAULT", "TARGET", "SECONDS"), rows)
     return CommandResult("chaos.run", "plan", document, (facts, table))
 
@@ -165,11 +165,11 @@ def _injection_to_json(result: InjectionResult) -> dict[str, Any]:
 
 
 def _row(result: InjectionResult) -> tuple[str, ...]:
-    began = (str(result.restored or "scratch")) if result.is_new_life else NONE
-    after = result.problem or duration(1000 * result.seconds)
+    start_text = (str(result.restored or "scratch")) if result.is_new_life else NONE
+    outcome_text = result.problem or duration(1000 * result.seconds)
     ends = "; ".join(f"{name_of(end.host)} {end.code}" for end in result.ends)
     code = ends or (NONE if result.code is None else str(result.code))
-    return str(result.step), result.what, code, str(result.lost_steps), began, after
+    return str(result.step), result.what, code, str(result.lost_steps), start_text, outcome_text
 
 
 def _sentence(promise: GuaranteeResult) -> str:
@@ -276,10 +276,10 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     place_options = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
     options = (*place_options, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
-    again = shlex.join(("resilient", "chaos", "run", plan, *options, "--", *words))
+    repeat_command = shlex.join(("resilient", "chaos", "run", plan, *options, "--", *words))
     if dry_run:
         show(
-            build_plan_result(faults, draw_injections(faults, seed), seed, again, hosts),
+            build_plan_result(faults, draw_injections(faults, seed), seed, repeat_command, hosts),
             output_of(ctx),
         )
         return 0
@@ -288,11 +288,14 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
         with obeying_orders():
             evidence = run_experiment(experiment, SystemClock(), say)
     except Terminated as order:
-        say(f"ended by {order}: all its processes have ended, and both folders are kept; {again}")
+        say(
+            f"ended by {order}: all its processes have ended, and both folders are kept; "
+            f"{repeat_command}"
+        )
         return _SIGNAL_BASE + order.number
     promises = evaluate_guarantees(evidence)
     is_kept = is_proven(evidence, promises)
-    show(verdict(experiment, evidence, promises, again), output_of(ctx))
+    show(verdict(experiment, evidence, promises, repeat_command), output_of(ctx))
     return 0 if is_kept else BROKEN
 
 

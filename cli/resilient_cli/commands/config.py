@@ -54,8 +54,12 @@ def build_settings_result(
     rows = [setting for setting in all_settings if shows_defaults or setting.origin != "default"]
     document = {"source": source, "settings": [asdict(setting) for setting in rows]}
     hidden_count = len(all_settings) - len(rows)
-    more = (f"{hidden_count} more have their default (--all shows them).",) if hidden_count else ()
-    return CommandResult("config.show", "config", document, (_table(rows), *more), _names(rows))
+    footer_lines = (
+        (f"{hidden_count} more have their default (--all shows them).",) if hidden_count else ()
+    )
+    return CommandResult(
+        "config.show", "config", document, (_table(rows), *footer_lines), _names(rows)
+    )
 
 
 def build_check_result(file: str, file_settings: Sequence[Setting]) -> CommandResult:

@@ -85,10 +85,12 @@ def check_gpus(program: str = "nvidia-smi") -> Check:
     if process.returncode or not rows:
         reason = (process.stderr or process.stdout).strip()[:200]
         return Check("gpus", is_ok=False, found=f"{program} failed: {reason}", hint="dmesg | tail")
-    faulty = [number for number, row in enumerate(rows) if row[-1].isdecimal() and int(row[-1])]
+    faulty_gpus = [
+        number for number, row in enumerate(rows) if row[-1].isdecimal() and int(row[-1])
+    ]
     summary = f"{len(rows)} x {rows[0][0]}, {rows[0][1]} MiB"
-    if faulty:
-        text, hint = f"{summary}; uncorrected errors on {faulty}", "nvidia-smi -q -d ECC"
+    if faulty_gpus:
+        text, hint = f"{summary}; uncorrected errors on {faulty_gpus}", "nvidia-smi -q -d ECC"
         return Check("gpus", is_ok=False, found=text, hint=hint)
     return Check("gpus", is_ok=True, found=summary)
 
@@ -129,12 +131,12 @@ def check_clock() -> Check:
 
 def check_signals(proc: Path = _PROC) -> Check:
     """Check that SIGTERM reaches a process that is started here, and ends it as intended."""
-    first = _read(proc / "1" / "comm")
-    if first in _SHELLS:
+    init_name = _read(proc / "1" / "comm")
+    if init_name in _SHELLS:
         return Check(
             "signals",
             is_ok=False,
-            found=f"process 1 is `{first}`, which does not forward SIGTERM unless it ends with "
+            found=f"process 1 is `{init_name}`, which does not forward SIGTERM unless it ends with "
             "`exec`",
             hint="exec resilient train ...",
         )
@@ -263,12 +265,15 @@ def _check_atomic(store: Store, key: str) -> Check:
 
 
 def _check_latency(store: Store, clock: Clock, key: str) -> Check:
-    took = sorted(
+    put_seconds = sorted(
         _measure_seconds(clock, lambda: store.put(key, os.urandom(_SMALL_BYTES)))
         for _ in range(_ROUNDS)
     )
-    text = f"{took[len(took) // 2] * 1000:.1f} ms for a small object, {took[-1] * 1000:.1f} at most"
-    is_ok = took[-1] < _SLOW_SECONDS
+    text = (
+        f"{put_seconds[len(put_seconds) // 2] * 1000:.1f} ms for a small object, "
+        f"{put_seconds[-1] * 1000:.1f} at most"
+    )
+    is_ok = put_seconds[-1] < _SLOW_SECONDS
     text += "" if is_ok else ", and each commit needs several such requests"
     return Check("latency", is_ok, text, "" if is_ok else "resilient help storage")
 
@@ -385,13 +390,13 @@ def _notice(word: str) -> float | None:
 
 def _terms(probe: StoreProbe, events: Path | None) -> tuple[float | None, float, str]:
     """Return the seconds of a save and of a promotion, and the source of these numbers."""
-    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
-    save_seconds = preemption_budget.p95(took.saves)
+    save_times = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
+    save_seconds = preemption_budget.p95(save_times.saves)
     if save_seconds is not None:
         return (
             save_seconds,
-            preemption_budget.p95(took.promotions) or 0.0,
-            f"p95 of {len(took.saves)} saves",
+            preemption_budget.p95(save_times.promotions) or 0.0,
+            f"p95 of {len(save_times.saves)} saves",
         )
     return (
         probe.save_seconds,

@@ -154,22 +154,25 @@ def all_errors() -> CommandResult:
 
 def describe_error(code: str) -> CommandResult:
     """Build the explanation of one id of :func:`errors`."""
-    error, more = errors()[code], explanations()[code]
+    error, explanation = errors()[code], explanations()[code]
     facts = KeyValues(
         (
             ("id", code),
             ("exit code", str(error.exit_code)),
             ("meaning", _description_of(error)),
-            ("cause", more.cause),
-            ("safe", more.safe),
-            *(("next" if not nth else "or", remedy) for nth, remedy in enumerate(more.remedies)),
+            ("cause", explanation.cause),
+            ("safe", explanation.safe),
+            *(
+                ("next" if not nth else "or", remedy)
+                for nth, remedy in enumerate(explanation.remedies)
+            ),
         )
     )
     document = {
         "code": code,
         "exit": error.exit_code,
         "meaning": _description_of(error),
-        **asdict(more),
+        **asdict(explanation),
     }
     return CommandResult("help", "error", document, (facts,), (code,))
 
@@ -283,9 +286,9 @@ def _json(name: str) -> CommandResult:
     if not name:
         return all_schemas()
     if name not in schema_names():
-        close = get_close_matches(name, schema_names(), n=1)
+        similar_names = get_close_matches(name, schema_names(), n=1)
         raise UsageError(
-            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *close))
+            f"no schema is called `{name}`", hint=" ".join(("resilient help json", *similar_names))
         )
     return describe_schema(name)
 
@@ -293,5 +296,9 @@ def _json(name: str) -> CommandResult:
 def _nearest(name: str) -> str:
     names = [*TOPICS, *COMMANDS, *errors()]
     by_fold = {topic.lower(): topic for topic in names}
-    close = get_close_matches(name.lower(), by_fold, n=1)
-    return f"resilient help {shell_quote(by_fold[close[0]])}" if close else "resilient help"
+    similar_names = get_close_matches(name.lower(), by_fold, n=1)
+    return (
+        f"resilient help {shell_quote(by_fold[similar_names[0]])}"
+        if similar_names
+        else "resilient help"
+    )

@@ -57,15 +57,15 @@ def changes(
         for field in change.fields
     )
     words = ("status", "wait", "logs") if is_applied else ()
-    following = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
+    next_commands = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
     document = {
         "changes": [_change_document(change) for change in object_changes],
-        "next": list(following),
+        "next": list(next_commands),
     }
     blocks: tuple[Table | str, ...] = (
         Table(("OBJECT", "DONE" if is_applied else "WOULD"), rows),
         Table(("OBJECT", "FIELD", "BEFORE", "AFTER"), fields),
-        *(f"next: {next_command}" for next_command in following),
+        *(f"next: {next_command}" for next_command in next_commands),
     )
     ids = tuple(change.object for change in object_changes if change.action != "unchanged")
     return CommandResult(f"k8s.{command}", "changes", document, blocks, ids)
@@ -206,13 +206,13 @@ def _facts(run: RunState) -> tuple[tuple[str, str], ...]:
 def _row(run: RunState, index: int) -> tuple[str, ...]:
     pods = [pod for pod in run.pods if pod.index == index]
     newest = pods[-1]
-    last = max(pods, key=lambda pod: (pod.ended_at, pod.created_at))
+    newest_pod = max(pods, key=lambda pod: (pod.ended_at, pod.created_at))
     starts = len(pods) + sum(pod.restarts for pod in pods)
     return (
         *(str(index), newest.name, newest.phase, newest.node or NONE, str(starts)),
         str(sum(pod.was_preempted for pod in pods)),
         str(sum(pod.has_failed for pod in pods)),
-        _last(last),
+        _last(newest_pod),
     )
 
 
@@ -251,7 +251,7 @@ def _next(run: RunState, cluster: Cluster) -> str:
     if run.flavor is Flavor.PYTORCHJOB:
         suspend = f'{{"spec":{{"runPolicy":{suspend[8:-1]}}}}}'
     kind = "job" if run.flavor is Flavor.KUEUE else run.flavor.value
-    waiting = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
+    pending_object = ("pod", run.pods[0].name) if run.pods else (kind, run.name)
     if run.state == "complete" and run.repository:
         return f"resilient ckpt ls {shell_quote(redact_userinfo(run.repository))}"
     arguments = {
@@ -267,7 +267,7 @@ def _next(run: RunState, cluster: Cluster) -> str:
             "-p",
             suspend,
         ),
-        "pending": ("kubectl", "describe", *waiting),
+        "pending": ("kubectl", "describe", *pending_object),
         "running": (*program, "logs", run.name, "--follow"),
     }
     return cluster.spell(*arguments[run.state])

@@ -158,10 +158,10 @@ def _since(text: str, now: str) -> str:
     Raises:
         UsageError: The text is neither a length nor a time.
     """
-    ago = parse_length(text)
+    age_seconds = parse_length(text)
     try:
-        if ago is not None:
-            moment = datetime.fromisoformat(now) - timedelta(seconds=ago)
+        if age_seconds is not None:
+            moment = datetime.fromisoformat(now) - timedelta(seconds=age_seconds)
         else:
             moment = datetime.fromisoformat(text)
             moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)

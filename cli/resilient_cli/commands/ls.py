@@ -107,8 +107,8 @@ def _build_foreign_result(url: str, last: int | None, *, is_choosing: bool) -> C
             "`--state` and `--tag` choose no checkpoint",
             hint=f"resilient ckpt inspect latest {shell_quote(run.url)}",
         )
-    now = SystemClock().now_iso()
-    return build_run_result(run, run.checkpoints[:last], now) if run else None
+    now_iso = SystemClock().now_iso()
+    return build_run_result(run, run.checkpoints[:last], now_iso) if run else None
 
 
 def _select_surveys(contents: Listing, states: set[str], tags: set[str]) -> list[Survey]:

@@ -166,17 +166,19 @@ def _into_trash(
     url: str, scan: RepositoryScan, plan: RotationPlan, grace: TrashPolicy, *, is_done: bool
 ) -> Iterator[str]:
     """Yield lines on the trash: number, size, time limit, and the command that restores it."""
-    checkpoints, later = count(len(plan.doomed), "checkpoint"), human_size(scan.later_bytes)
+    checkpoints, later_size = count(len(plan.doomed), "checkpoint"), human_size(scan.later_bytes)
     length = duration(grace.seconds * 1000)
     if not is_done:
-        yield f"{checkpoints} would go to the trash, {later} for {length}. Nothing was changed."
+        yield (
+            f"{checkpoints} would go to the trash, {later_size} for {length}. Nothing was changed."
+        )
         return
     if plan.held:
         yield f"{checkpoints} in the trash; the others and all files stay for now: {plan.held}."
     else:
         yield (
             f"{checkpoints} in the trash; a garbage collection or prune after {length} frees "
-            f"{later}."
+            f"{later_size}."
         )
     yield f"undo: {_undo_command(url, scan, plan)}"
 
@@ -227,22 +229,22 @@ def build_undo_result(url: str, restoration: RestoredCheckpoint, *, is_done: boo
 
 
 def _undo_lines(url: str, restoration: RestoredCheckpoint, *, is_done: bool) -> Iterator[str]:
-    back = count(len(restoration.back), "checkpoint")
+    restored_text = count(len(restoration.back), "checkpoint")
     if not (restoration.back or restoration.left):
         yield (
             f"Nothing of the prune {restoration.prune} is in the trash: it was already restored, "
             "or the trash was emptied."
         )
     elif is_done:
-        yield f"{back} of the prune {restoration.prune} restored from the trash."
+        yield f"{restored_text} of the prune {restoration.prune} restored from the trash."
     else:
-        yield f"{back} of the prune {restoration.prune} would be restored."
+        yield f"{restored_text} of the prune {restoration.prune} would be restored."
     if restoration.others:
         other_prunes = count(len(restoration.others), "other prune")
-        again = (
+        next_command = (
             f"resilient ckpt prune {shell_quote(url)} --undo {shell_quote(restoration.others[0])}"
         )
-        yield f"{other_prunes} in the trash; to restore the newest: {again}"
+        yield f"{other_prunes} in the trash; to restore the newest: {next_command}"
 
 
 def build_tag_result(url: str, tag: Tag) -> CommandResult:
@@ -554,10 +556,10 @@ def _require_tags(retention: Retention, scan: RepositoryScan, url: str) -> None:
     Raises:
         UsageError: A tag does not exist.
     """
-    unknown = [name for name in retention.keep_tags if name not in (scan.tags or ())]
-    if unknown:
+    unknown_tags = [name for name in retention.keep_tags if name not in (scan.tags or ())]
+    if unknown_tags:
         raise UsageError(
-            f"no tag `{unknown[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
+            f"no tag `{unknown_tags[0]}` at {url}", hint=f"resilient ckpt ls {shell_quote(url)}"
         )
 
 

@@ -98,18 +98,21 @@ def build_layout_repair_result(
 
 
 def _salvage_to_json(part: Any) -> dict[str, Any]:
-    whole = [tensor.name for tensor in part.saved]
-    return {"type": "salvaged", "file": part.file, "whole": whole, "lost": list(part.lost)}
+    intact_tensors = [tensor.name for tensor in part.saved]
+    return {"type": "salvaged", "file": part.file, "whole": intact_tensors, "lost": list(part.lost)}
 
 
 def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
     if not plan.steps and not plan.refused and not plan.is_hopeless:
-        lacks = "; ".join(plan.verdict.why)
-        if lacks and plan.is_damaged:
-            yield f"{plan.url} is damaged: a resume loses {lacks}. No repair is possible from here."
-        elif lacks:
+        loss_text = "; ".join(plan.verdict.why)
+        if loss_text and plan.is_damaged:
+            yield (
+                f"{plan.url} is damaged: a resume loses {loss_text}. "
+                "No repair is possible from here."
+            )
+        elif loss_text:
             yield f"Nothing of {plan.url} is damaged."
-            yield f"It lacks {lacks}, and no source has it."
+            yield f"It lacks {loss_text}, and no source has it."
         else:
             yield f"{plan.url} is intact: nothing to repair."
         return
@@ -124,12 +127,12 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
 
 
 def _loss_lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
-    whole = sum(len(part.saved) for part in plan.salvaged)
+    intact_count = sum(len(part.saved) for part in plan.salvaged)
     lost_names = [name for part in plan.salvaged for name in part.lost]
     names = ", ".join(lost_names[:_SHOWN_MAX]) + (", ..." if len(lost_names) > _SHOWN_MAX else "")
     verb = "are in" if is_done else "would be in"
     yield (
-        f"No tool can resume from it. {count(whole, 'tensor')} of the damaged files {verb} "
+        f"No tool can resume from it. {count(intact_count, 'tensor')} of the damaged files {verb} "
         f"{target}."
     )
     yield f"Lost: {count(len(lost_names), 'tensor')}{': ' + names if names else ''}."
@@ -229,7 +232,7 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
             "and each .safetensors file can be opened alone."
         )
         return
-    lost_tensors, whole = plan.lost_tensors, plan.whole_tensors
+    lost_tensors, intact_tensors = plan.lost_tensors, plan.whole_tensors
     names = f": {', '.join(lost_tensors)}" if lost_tensors else ""
     yield f"Lost: {count(len(lost_tensors), 'tensor')}{names}."
     if any(loss.file.startswith("rng_state_") for loss in plan.losses):
@@ -239,7 +242,10 @@ def _salvage(plan: RepairPlan) -> Iterator[str]:
         )
     damaged_parts = [name for name, is_whole in plan.parts.items() if not is_whole]
     whole_parts = [name for name, is_whole in plan.parts.items() if is_whole]
-    yield f"Intact: {count(len(whole), 'tensor')}. Intact parts: {', '.join(whole_parts) or NONE}."
+    yield (
+        f"Intact: {count(len(intact_tensors), 'tensor')}. "
+        f"Intact parts: {', '.join(whole_parts) or NONE}."
+    )
     yield f"Damaged parts: {', '.join(damaged_parts) or NONE}."
 
 

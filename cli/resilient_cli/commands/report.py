@@ -55,19 +55,19 @@ def build_status_result(
         now_ms: Current time in milliseconds since 1970.
         is_dead: True if the agent of the run is known to have died.
     """
-    now, last_save = goodput.now, goodput.saved[-1] if goodput.saved else None
-    steps_left = max(0, now.max_steps - now.step)
-    left_ms = 1000 * steps_left / now.steps_per_second if now.steps_per_second else None
+    progress, last_save = goodput.now, goodput.saved[-1] if goodput.saved else None
+    steps_left = max(0, progress.max_steps - progress.step)
+    left_ms = 1000 * steps_left / progress.steps_per_second if progress.steps_per_second else None
     state = _state(goodput, now_ms, is_dead=is_dead)
-    is_moving = now.exit_code is None and state not in (_SILENT, _DEAD)
+    is_moving = progress.exit_code is None and state not in (_SILENT, _DEAD)
     document = {
         "state": state,
-        "exit_code": now.exit_code,
-        "step": now.step,
-        "max_steps": now.max_steps,
-        "steps_per_second": now.steps_per_second,
+        "exit_code": progress.exit_code,
+        "step": progress.step,
+        "max_steps": progress.max_steps,
+        "steps_per_second": progress.steps_per_second,
         "left_ms": left_ms,
-        "told": moment(now.told_ms),
+        "told": moment(progress.told_ms),
         "lives": len(goodput.doings),
         "ranks": _ranks(goodput),
         "faults": {cause: repair.count for cause, repair in goodput.repairs.items()},
@@ -78,8 +78,12 @@ def build_status_result(
         "wall_ms": goodput.wall_ms,
         "goodput": goodput.goodput,
     }
-    of = f" of {now.max_steps} ({share(now.step, now.max_steps)})" if now.max_steps else ""
-    speed = f", {now.steps_per_second:.3g} steps/s" if now.steps_per_second else ""
+    total = (
+        f" of {progress.max_steps} ({share(progress.step, progress.max_steps)})"
+        if progress.max_steps
+        else ""
+    )
+    speed = f", {progress.steps_per_second:.3g} steps/s" if progress.steps_per_second else ""
     eta = f", {duration(left_ms)} left" if steps_left and left_ms and is_moving else ""
     causes = ", ".join(f"{cause} {repair.count}" for cause, repair in goodput.repairs.items())
     ranks = f", {count(_ranks(goodput), 'rank')}" if _ranks(goodput) else ""
@@ -91,14 +95,14 @@ def build_status_result(
     )
     pairs = (
         ("state", f"{state}{_MEANING.get(state, '')}"),
-        ("step", f"{now.step}{of}{speed}{eta}"),
+        ("step", f"{progress.step}{total}{speed}{eta}"),
         ("attempt", f"{len(goodput.doings)}{ranks}"),
         ("faults", f"{causes or NONE}; {count(goodput.lost_steps, 'step')} lost"),
         ("durable", durable),
         ("goodput", f"{share(goodput.goodput, 1)} of {duration(goodput.wall_ms)}"),
-        ("last event", f"{duration(max(0, now_ms - now.told_ms))} ago"),
+        ("last event", f"{duration(max(0, now_ms - progress.told_ms))} ago"),
     )
-    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(now.step),))
+    return CommandResult("status", "status", document, (KeyValues(pairs),), (str(progress.step),))
 
 
 def _ranks(goodput: GoodputReport) -> int:
@@ -107,14 +111,14 @@ def _ranks(goodput: GoodputReport) -> int:
 
 
 def _state(goodput: GoodputReport, now_ms: int, *, is_dead: bool) -> str:
-    now = goodput.now
-    if now.exit_code is not None:
-        return "done" if now.exit_code == 0 else f"left with exit code {now.exit_code}"
-    if now.is_done and not goodput.launches:
+    progress = goodput.now
+    if progress.exit_code is not None:
+        return "done" if progress.exit_code == 0 else f"left with exit code {progress.exit_code}"
+    if progress.is_done and not goodput.launches:
         return "done"
     if is_dead:
         return _DEAD
-    if now_ms - now.told_ms > SILENT_MS:
+    if now_ms - progress.told_ms > SILENT_MS:
         return _SILENT
     return goodput.intervals[-1].spent.value if goodput.intervals else "starting"
 

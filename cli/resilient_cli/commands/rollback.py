@@ -71,10 +71,10 @@ def _note_blocks(journey: RollbackPlan, number: int | None, undo: str) -> Iterat
     if not journey.is_needed:
         yield f"latest is already {journey.after}. Nothing was changed."
         return
-    before = folder(journey.before) or "scratch"
+    previous_name = folder(journey.before) or "scratch"
     yield KeyValues(
         (
-            ("latest", f"{before} -> {journey.after}"),
+            ("latest", f"{previous_name} -> {journey.after}"),
             ("abandoned", _some_names(journey)),
             ("undo", undo),
         )
@@ -123,11 +123,11 @@ def _ref(move: ReflogEntry) -> str:
 
 def _row(move: ReflogEntry, now: str) -> tuple[str, ...]:
     if move.life is None:
-        about: tuple[str, ...] = ("DAMAGED", NONE, NONE)
+        claim_cells: tuple[str, ...] = ("DAMAGED", NONE, NONE)
     else:
-        began = folder(move.life.parent) or "scratch"
-        about = (move.life.cause, age(move.life.claimed_at, now), began)
-    return (_ref(move), str(move.number), *about, _head(move.head))
+        start_text = folder(move.life.parent) or "scratch"
+        claim_cells = (move.life.cause, age(move.life.claimed_at, now), start_text)
+    return (_ref(move), str(move.number), *claim_cells, _head(move.head))
 
 
 def _head(head: ReflogHead) -> str:

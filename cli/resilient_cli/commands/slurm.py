@@ -298,7 +298,7 @@ def _job(
             "--logs": options.logs,
         }
     )
-    fewest, most = parse_nodes(options.nodes)
+    nodes_min, nodes_max = parse_nodes(options.nodes)
     train_options = parse_train_options(words[1:])
     check_command(words[1:], set(train_options), place.array)
     if any("\n" in line for line in options.setup):
@@ -322,7 +322,7 @@ def _job(
     check_time(options.time, max(lead, math.ceil(leaves)))
     environment = parse_environment(options.env)
     return SlurmJob(
-        *(options.name, words[1:], fewest, most, options.time, place, options.logs, grace),
+        *(options.name, words[1:], nodes_min, nodes_max, options.time, place, options.logs, grace),
         says_grace="grace" in train_options,
         lead_seconds=lead,
         environment=environment,
@@ -339,14 +339,14 @@ def _grace_seconds(
     Raises:
         ConfigError: A save does not fit --grace, or --grace does not fit the notice.
     """
-    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
-    if events and not took.saves:
+    save_times = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
+    if events and not save_times.saves:
         raise ConfigError(f"--events {events}: no save is recorded there")
     grace = (
-        max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(took))
+        max(_DEFAULT_GRACE_SECONDS, preemption_budget.needed_grace(save_times))
         if option_seconds is None
         else option_seconds
     )
     # The batch script always leaves more than --grace before the time limit.
-    preemption_budget.require(preemption_budget.budget_of(took, grace, notice, None))
+    preemption_budget.require(preemption_budget.budget_of(save_times, grace, notice, None))
     return grace

@@ -116,10 +116,10 @@ def _find_running_agents(run: Sequence[Path]) -> tuple[list[Agent], list[Agent]]
 
 def _not_running_error(run: Sequence[Path], remote_agents: Sequence[Agent]) -> NotRunning:
     if remote_agents:
-        last = remote_agents[-1]
+        newest_agent = remote_agents[-1]
         return NotRunning(
-            f"no launcher of `{run[0]}` runs on this machine; it started on {last.host}",
-            hint=f"ssh {shell_quote(last.host)} resilient stop {shell_quote(run[0])}",
+            f"no launcher of `{run[0]}` runs on this machine; it started on {newest_agent.host}",
+            hint=f"ssh {shell_quote(newest_agent.host)} resilient stop {shell_quote(run[0])}",
         )
     return NotRunning(
         f"no launcher of `{run[0]}` is running", hint=f"resilient status {shell_quote(run[0])}"

@@ -371,7 +371,7 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
         "grace_seconds": options.patience.grace_seconds,
         "reactions": [asdict(row) for row in rows],
     }
-    often = "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
+    preemptions = "any number of" if limits.preemptions_max is None else str(limits.preemptions_max)
     window = f"in {limits.window_seconds:g} s" if limits.window_seconds else "in all"
     pairs = (
         ("command", command),
@@ -383,8 +383,8 @@ def _answer(plan: LaunchPlan, options: TrainOptions, notices: list[str]) -> Comm
             "saves",
             f"every {options.wishes.every}" if options.wishes.every else "decided by the script",
         ),
-        *((("ends", f"after step {last}"),) if (last := options.wishes.until_step) else ()),
-        ("budget", f"{limits.restarts_max} restarts {window}, {often} preemptions"),
+        *((("ends", f"after step {step}"),) if (step := options.wishes.until_step) else ()),
+        ("budget", f"{limits.restarts_max} restarts {window}, {preemptions} preemptions"),
         ("hang", options.patience.hang.describe()),
         (
             "notices",

@@ -106,12 +106,12 @@ class RunPage:
             return
         version = version_of(self._run)
         if version != self._version:
-            before, self._version = self._version, version
+            previous_version, self._version = self._version, version
             try:
                 self._text = self._render()
             except (ResilientError, OSError):
                 # The files are being moved. Keep the last page, which was true when it was made.
-                self._version = before
+                self._version = previous_version
         now_seconds = self._clock.monotonic_seconds()
         pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))
         self._next_seconds = now_seconds + pause_seconds

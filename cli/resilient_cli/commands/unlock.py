@@ -103,9 +103,9 @@ def _process(liveness: LivenessReport) -> dict[str, Any] | None:
 
 def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
     writer, record, liveness = plan.writer, plan.writer.record, plan.seen
-    began = f"DAMAGED: {writer.problem}"
+    claim_text = f"DAMAGED: {writer.problem}"
     if record:
-        began = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
+        claim_text = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
     last_save = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
     if writer.unfinished:
         names = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_FEW])
@@ -115,7 +115,7 @@ def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
         event_age = age(moment(liveness.told_ms), now)
         process = f"pid {liveness.agent.pid} on {liveness.agent.host}, last event {event_age} ago"
     return [
-        ("generation", f"{writer.life}, {began}"),
+        ("generation", f"{writer.life}, {claim_text}"),
         ("saved", last_save),
         ("process", process),
         ("writer", f"{liveness.state.value}: {liveness.why}"),
@@ -126,9 +126,9 @@ def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
 
 def _next_step_lines(plan: Unlocking) -> list[str]:
     if plan.life:
-        began = folder(_resume(plan)) or "scratch"
+        start_text = folder(_resume(plan)) or "scratch"
         return [
-            f"Generation {plan.life.number} starts from {began} and saves nothing.",
+            f"Generation {plan.life.number} starts from {start_text} and saves nothing.",
             "Every earlier process ends at its next save (exit 80).",
             "Nothing was abandoned or deleted. The same training command resumes from there.",
         ]

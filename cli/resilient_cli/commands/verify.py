@@ -71,14 +71,14 @@ def verification(
         records: Findings about files beside the checkpoints.
         part: Result of a sample; None if everything was read.
     """
-    intact = [survey for survey in surveys if survey.intact]
+    intact_surveys = [survey for survey in surveys if survey.intact]
     damaged_surveys = [survey for survey in surveys if survey.damaged]
     document = {
         "repository": url,
         "level": level.value,
-        "intact": len(intact),
+        "intact": len(intact_surveys),
         "damaged": len(damaged_surveys),
-        "unreadable": len(surveys) - len(intact) - len(damaged_surveys),
+        "unreadable": len(surveys) - len(intact_surveys) - len(damaged_surveys),
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
         "records": [asdict(record) for record in records],
@@ -92,7 +92,7 @@ def verification(
     fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)
     if not resume:
         fixes.pop(BY_ITSELF, None)
-    counts = f"{len(intact)} intact, {len(damaged_surveys)} damaged (level {level.value})."
+    counts = f"{len(intact_surveys)} intact, {len(damaged_surveys)} damaged (level {level.value})."
     ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (
         table,
@@ -106,7 +106,7 @@ def verification(
         ],
         *[f"fix: {fix}" for fix in fixes],
     )
-    ids = tuple(survey.checkpoint.folder for survey in intact)
+    ids = tuple(survey.checkpoint.folder for survey in intact_surveys)
     return CommandResult("ckpt.verify", "verification", document, blocks, ids)
 
 
@@ -202,8 +202,10 @@ def verify(  # noqa: PLR0913 - the options of a command
     ref, place = (None, ref or place) if verifies_all else ref_and_place(ref, place, repo)
     signing = signing_policy(is_required=require_signature)
     request = SampleRequest.of(sample, max_duration, level)
-    alone = ref is None and not verifies_all and not signing.is_required and not request.is_some
-    if alone and (
+    may_be_foreign = (
+        ref is None and not verifies_all and not signing.is_required and not request.is_some
+    )
+    if may_be_foreign and (
         foreign_checkpoint := inspect_if_known(
             place or repo, is_read=level is not VerifyLevel.QUICK
         )

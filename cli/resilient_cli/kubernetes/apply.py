@@ -63,10 +63,14 @@ def plan(
         ConfigError: The cluster refuses an object; the message quotes the cluster.
         ClusterConflict: Another tool set a field to another value.
     """
-    before = _index_by_key(_ask(cluster, run_manifests, *_GET))
-    desired = [_keep_suspension(manifest, before.get(_key(manifest))) for manifest in run_manifests]
-    after = _index_by_key(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
-    return [_change(before.get(key), manifest, key) for key, manifest in after.items()], desired
+    current_by_key = _index_by_key(_ask(cluster, run_manifests, *_GET))
+    desired = [
+        _keep_suspension(manifest, current_by_key.get(_key(manifest))) for manifest in run_manifests
+    ]
+    planned_by_key = _index_by_key(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
+    return [
+        _change(current_by_key.get(key), manifest, key) for key, manifest in planned_by_key.items()
+    ], desired
 
 
 def carry_out(cluster: Cluster, desired: Sequence[Object]) -> None:
@@ -158,12 +162,12 @@ def _bare(manifest: Object) -> Object:
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> Iterator[Field]:
     is_hidden = is_secret(str(before.get("name", "")), "")
     for name in sorted({*before, *after}):
-        old, new = before.get(name), after.get(name)
-        below = f"{path}.{name}" if path else name
-        if old != new and name == "value" and is_hidden:
-            yield Field(below, _HIDDEN, _HIDDEN)
-        elif old != new:
-            yield from _deeper(old, new, below)
+        old_value, new_value = before.get(name), after.get(name)
+        field_path = f"{path}.{name}" if path else name
+        if old_value != new_value and name == "value" and is_hidden:
+            yield Field(field_path, _HIDDEN, _HIDDEN)
+        elif old_value != new_value:
+            yield from _deeper(old_value, new_value, field_path)
 
 
 def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:

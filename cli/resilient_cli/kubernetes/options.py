@@ -142,11 +142,11 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
     names = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
     words = tuple(command or ())
     train_options = _check(words, names, flavor, resources)
-    fewest, most = parse_pods(pods)
-    took = _took(events)
+    pods_min, pods_max = parse_pods(pods)
+    save_times = _took(events)
     return KubeRun(
-        *(name, image, words[1:], fewest, most, namespace, resources),
-        times=fit_times(train_options.get("grace"), took, spot, int(deadline * 3600)),
+        *(name, image, words[1:], pods_min, pods_max, namespace, resources),
+        times=fit_times(train_options.get("grace"), save_times, spot, int(deadline * 3600)),
         spot=spot,
         failures_max=max_failures,
         environment=parse_environment(env or ()),
@@ -202,7 +202,7 @@ def _check(
 
 
 def _took(events: Path | None) -> preemption_budget.SaveTimes:
-    took = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
-    if events and not took.saves:
+    save_times = preemption_budget.read_events(events) if events else preemption_budget.SaveTimes()
+    if events and not save_times.saves:
         raise ConfigError(f"--events {events}: no save is recorded there")
-    return took
+    return save_times

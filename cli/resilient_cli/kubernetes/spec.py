@@ -291,10 +291,10 @@ def parse_pods(text: str) -> tuple[int, int]:
     match = _PODS.fullmatch(text)
     if not match:
         raise ConfigError(f"--pods {text!r} is not N or MIN:MAX")
-    fewest, most = int(match[1]), int(match[2] or match[1])
-    if most < fewest:
-        raise ConfigError(f"--pods {text!r}: at most {most} is less than at least {fewest}")
-    return fewest, most
+    pods_min, pods_max = int(match[1]), int(match[2] or match[1])
+    if pods_max < pods_min:
+        raise ConfigError(f"--pods {text!r}: at most {pods_max} is less than at least {pods_min}")
+    return pods_min, pods_max
 
 
 def parse_environment(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:

@@ -192,9 +192,13 @@ def pod_of(pod: Object) -> PodState:
         ),
         {},
     )
-    now = container_status.get("state", {})
-    end = now.get("terminated") or container_status.get("lastState", {}).get("terminated") or {}
-    phase = now.get("waiting", {}).get("reason") or status.get("phase", "Pending")
+    container_state = container_status.get("state", {})
+    end = (
+        container_state.get("terminated")
+        or container_status.get("lastState", {}).get("terminated")
+        or {}
+    )
+    phase = container_state.get("waiting", {}).get("reason") or status.get("phase", "Pending")
     return PodState(
         metadata["name"],
         int(index),

@@ -121,20 +121,20 @@ def wait(
         ClusterUnavailable: The cluster has not answered for 10 min.
         NotRunning: The run does not exist, or was deleted meanwhile.
     """
-    began = last_answer = clock.monotonic_seconds()
+    start_seconds = last_answer = clock.monotonic_seconds()
     last_state, kinds = "", list[str]()
     while True:
-        now = clock.monotonic_seconds()
+        now_seconds = clock.monotonic_seconds()
         run, state, error = _try(cluster, name, kinds)
         if run and run.has_ended:
             return run
-        last_answer = now if run else last_answer
-        if error and now - last_answer > _SILENCE_SECONDS:
+        last_answer = now_seconds if run else last_answer
+        if error and now_seconds - last_answer > _SILENCE_SECONDS:
             raise error
         if state != last_state:
             tell(f"{name}: {state}")
         last_state = state
-        seconds_left = began + within - now if within else _POLL_SECONDS
+        seconds_left = start_seconds + within - now_seconds if within else _POLL_SECONDS
         if seconds_left <= 0:
             raise DeadlineExceeded(
                 f"`{name}` has not ended within {within:g} s: {state}",
@@ -212,13 +212,13 @@ def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLin
     containers = _select_containers(run, query)
     if not containers:
         pod_text = "pod" if query.index is None else f"pod of index {query.index}"
-        before = " before the newest" if query.previous else ""
+        attempt_text = " before the newest" if query.previous else ""
         raise NotRunning(
-            f"`{run.name}` has no {pod_text}{before}",
+            f"`{run.name}` has no {pod_text}{attempt_text}",
             hint=cluster.spell("resilient", "k8s", "status", run.name),
         )
-    for pod, more in containers:
-        yield from _Stream(cluster, pod, query.tail).lines(*more)
+    for pod, log_options in containers:
+        yield from _Stream(cluster, pod, query.tail).lines(*log_options)
 
 
 def follow(
@@ -269,18 +269,20 @@ class _Stream:
 
     def lines(self, *more: str) -> Iterator[PodLogLine]:
         """Yield the lines after those that were read before."""
-        since = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
+        range_options = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
         container = (self._pod.name, "-c", self._pod.container)
-        command_line = command(self._cluster, "logs", *container, "--timestamps", *since, *more)
+        command_line = command(
+            self._cluster, "logs", *container, "--timestamps", *range_options, *more
+        )
         with subprocess.Popen(  # noqa: S603 - the user's own kubectl, and checked words
             command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             self._process = process
-            before = self._last
-            for raw in cast("IO[bytes]", process.stdout):
-                time, _, text = raw.decode(errors="replace").rstrip("\r\n").partition(" ")
+            last_time = self._last
+            for raw_line in cast("IO[bytes]", process.stdout):
+                time, _, text = raw_line.decode(errors="replace").rstrip("\r\n").partition(" ")
                 # The time in the request has no fractions of a second, so some lines come again.
-                if time > before:
+                if time > last_time:
                     self._last = time
                     yield PodLogLine(self._pod.index, self._pod.name, time, _clean(text))
             error_text = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
@@ -340,10 +342,10 @@ def _hand_on(
     lines: SimpleQueue[PodLogLine], emit: Callable[[PodLogLine], None], clock: Clock, within: float
 ) -> None:
     """Emit the lines that are queued, and those that come within so many seconds."""
-    until = clock.monotonic_seconds() + within
+    deadline_seconds = clock.monotonic_seconds() + within
     while True:
         try:
-            emit(lines.get(timeout=max(0.001, until - clock.monotonic_seconds())))
+            emit(lines.get(timeout=max(0.001, deadline_seconds - clock.monotonic_seconds())))
         except Empty:
             return
 

@@ -54,8 +54,8 @@ def head_of(version: str) -> str:
 
 def foot_of(version: str) -> str:
     """Return the end of the body: the live mark of a served page, and the script."""
-    live = '<p id="live" role="status">live</p>' if version else ""
-    return f"{live}<script>{_script()}</script>"
+    live_html = '<p id="live" role="status">live</p>' if version else ""
+    return f"{live_html}<script>{_script()}</script>"
 
 
 COLOURS = {

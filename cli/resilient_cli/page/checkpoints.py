@@ -76,10 +76,10 @@ def generations(contents: Listing) -> str:
         for survey in contents.surveys
         if survey.manifest
     }
-    began = {name: at for name, at in claim_times.items() if at is not None}
+    claim_time_by_name = {name: at for name, at in claim_times.items() if at is not None}
     times = {name: at for name, at in save_times.items() if at is not None}
-    moments = [*began.values(), *times.values()]
-    if not moments or not began:
+    moments = [*claim_time_by_name.values(), *times.values()]
+    if not moments or not claim_time_by_name:
         return ""
     first = min(moments)
     scale = Scale(0, max(1.0, max(moments) - first), _LEFT, WIDTH - _RIGHT)
@@ -87,7 +87,7 @@ def generations(contents: Listing) -> str:
         "timeline of generations",
         scale,
         {name: at - first for name, at in times.items()},
-        {name: at - first for name, at in began.items()},
+        {name: at - first for name, at in claim_time_by_name.items()},
         is_time=True,
     )
     return _draw(contents, axis)
@@ -130,18 +130,18 @@ def _draw(contents: Listing, axis: _Axis) -> str:
         | {checkpoint.generation for checkpoint in axis.checkpoints}
     )[-_LIVES_MAX:]
     lanes = {number: _TOP + nth * _LANE for nth, number in enumerate(numbers)}
-    below = _TOP + len(numbers) * _LANE - 14
+    axis_y = _TOP + len(numbers) * _LANE - 14
     places: Places = {
         checkpoint_id: (axis.scale(at), lanes[checkpoint_id.generation])
         for checkpoint_id, at in axis.checkpoints.items()
         if checkpoint_id.generation in lanes
     }
     generation_of = {generation.number: generation for generation in contents.generations}
-    parts = [opening_tag("tree", WIDTH, below + 22, axis.name)]
+    parts = [opening_tag("tree", WIDTH, axis_y + 22, axis.name)]
     for value in axis.scale.ticks():
         x, name = axis.scale(value), duration(value) if axis.is_time else f"{value:g}"
-        parts.append(f'<path class="grid" d="M{x} 10V{below}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{below + 15}">{name}</text>')
+        parts.append(f'<path class="grid" d="M{x} 10V{axis_y}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{axis_y + 15}">{name}</text>')
     for number, y in lanes.items():
         parts += _lane(number, y, generation_of.get(number), axis, places)
     parts += _nodes(contents, places)
@@ -166,9 +166,11 @@ def _lane(
     if positions and positions[-1] > min(positions[0], start):
         yield f'<path class="line" d="M{min(positions[0], start)} {y}H{positions[-1]}"/>'
     if parent and parent[1] != y:
-        x, above = parent
-        bend = (above + y) / 2
-        yield f'<path class="line branch" d="M{x} {above}C{x} {bend} {start} {bend} {start} {y}"/>'
+        x, parent_y = parent
+        bend = (parent_y + y) / 2
+        yield (
+            f'<path class="line branch" d="M{x} {parent_y}C{x} {bend} {start} {bend} {start} {y}"/>'
+        )
     if not positions or axis.is_time or parent:
         yield f'<path class="begun" d="M{start} {y - 6}v12"/>'
 
@@ -239,7 +241,7 @@ def sizes(contents: Listing) -> str:
         (human_size(max(manifest.own_bytes for manifest in manifests)), "largest write"),
     )
     cells = "".join(
-        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+        f'<div class="tile"><b>{value}</b><span>{unit}</span></div>' for value, unit in tiles
     )
     return f'<div class="tiles">{cells}</div>{_legend()}{_bars(manifests)}'
 
@@ -261,8 +263,8 @@ def _bars(manifests: list[Manifest]) -> str:
     for nth, manifest in enumerate(manifests_shown):
         parts += _bar(manifest, nth * _ROW + 3, scale)
     hidden_count = len(manifests) - len(manifests_shown)
-    more = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
-    return scroll("".join([*parts, "</svg>"])) + more
+    hidden_note = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
+    return scroll("".join([*parts, "</svg>"])) + hidden_note
 
 
 def _bar(manifest: Manifest, y: int, scale: Scale) -> Iterator[str]:
@@ -298,9 +300,9 @@ def repository_part(contents: Listing, *, is_served: bool, verdicts: Mapping[str
     """
     head = ["there now", "saved at", "size", "own", "alone", "ranks", "state", "note"]
     head += ["look"] if is_served else ["every byte"] if verdicts else []
-    alone = alone_bytes(contents)
+    unshared_bytes = alone_bytes(contents)
     rows = [
-        _row(contents, survey, alone, is_served=is_served, verdicts=verdicts)
+        _row(contents, survey, unshared_bytes, is_served=is_served, verdicts=verdicts)
         for survey in contents.surveys
     ]
     spots = [_LEGEND, scroll(tree(contents))] if contents.surveys else []
@@ -329,10 +331,10 @@ def _row(
     is_served: bool,
     verdicts: Mapping[str, str],
 ) -> tuple[str, ...]:
-    about: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
+    manifest_cells: tuple[str, ...] = (NONE, NONE, NONE, NONE, NONE)
     name = survey.checkpoint.folder
     if survey.manifest:
-        about = (
+        manifest_cells = (
             at(survey.manifest.created_at),
             human_size(survey.manifest.size_bytes),
             human_size(survey.manifest.own_bytes),
@@ -341,13 +343,15 @@ def _row(
         )
     state = f'<span class="s-{survey.state.lower()}">{contents.state(survey)}</span>'
     mark = ' <span class="badge">next</span>' if survey.checkpoint == contents.resume else ""
-    more = (_links(survey),) if is_served else (verdicts.get(name, NONE),) if verdicts else ()
+    extra_cells = (
+        (_links(survey),) if is_served else (verdicts.get(name, NONE),) if verdicts else ()
+    )
     return (
         f'<span class="one-line">{name}{mark}</span>',
-        *about,
+        *manifest_cells,
         state,
         text(note(contents, survey)),
-        *more,
+        *extra_cells,
     )
 
 

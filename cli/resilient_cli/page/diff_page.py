@@ -63,7 +63,7 @@ def comparison(
 
 
 def _tiles(result: Comparison) -> str:
-    differ = sum(tensor.is_equal is not True for tensor in result.tensors)
+    differing_count = sum(tensor.is_equal is not True for tensor in result.tensors)
     changes = [
         tensor.measures.relative
         for tensor in result.tensors
@@ -72,7 +72,7 @@ def _tiles(result: Comparison) -> str:
     nans = sum(tensor.measures.nans[1] for tensor in result.tensors if tensor.measures)
     streams = [stream_change for stream_change in result.random if stream_change.is_in == "both"]
     tiles = (
-        (f"{differ} of {len(result.tensors)}", "tensors differ"),
+        (f"{differing_count} of {len(result.tensors)}", "tensors differ"),
         (f"{max(changes):.2g}" if changes else "0", "largest relative change"),
         (str(sum(field.is_in == "both" for field in result.fields)), "fields differ"),
         (
@@ -82,7 +82,7 @@ def _tiles(result: Comparison) -> str:
         (f"{nans:,}", "NaN in the second"),
     )
     cells = "".join(
-        f'<div class="tile"><b>{value}</b><span>{of}</span></div>' for value, of in tiles
+        f'<div class="tile"><b>{value}</b><span>{unit}</span></div>' for value, unit in tiles
     )
     return f'<div class="tiles">{cells}</div>'
 
@@ -132,8 +132,8 @@ def _fields(result: Comparison) -> str:
 
 def _field(change: FieldChange) -> Row:
     before_cell = NONE if change.is_in == "b" else _value(change.before)
-    right = NONE if change.is_in == "a" else _value(change.after)
-    cells = (short(change.name), text(change.section.replace("_", " ")), before_cell, right)
+    after_cell = NONE if change.is_in == "a" else _value(change.after)
+    cells = (short(change.name), text(change.section.replace("_", " ")), before_cell, after_cell)
     return Row(cells, part=change.section)
 
 
@@ -174,14 +174,14 @@ def _tensor(
     change: TensorChange, details: Mapping[str, str], load: Callable[[str], str] | None
 ) -> Row:
     shapes = _before_and_after(*("x".join(map(str, shape)) or "scalar" for shape in change.shapes))
-    about = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
+    name_cells = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
     is_same = change.is_equal is True
     if change.measures is None:
         reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
-        return Row((*about, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
+        return Row((*name_cells, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
     can_be_opened = load is not None and bool(change.measures.elements)
     return Row(
-        (*about, *_measures(change, change.measures)),
+        (*name_cells, *_measures(change, change.measures)),
         part=change.part,
         is_same=is_same,
         detail=details.get(change.name, ""),
@@ -193,13 +193,19 @@ def _measures(change: TensorChange, measures: Measures) -> Iterator[Cell]:
     if change.is_equal:
         yield Cell("same", 0.0)
     else:
-        wrong = measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]
+        is_broken = (
+            measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]
+        )
         relative_change = relative(measures)
         value = (
-            _FIRST if wrong else measures.relative if measures.relative is not None else _FIRST / 10
+            _FIRST
+            if is_broken
+            else measures.relative
+            if measures.relative is not None
+            else _FIRST / 10
         )
         yield Cell(
-            f'<span class="bad">{relative_change}</span>' if wrong else relative_change, value
+            f'<span class="bad">{relative_change}</span>' if is_broken else relative_change, value
         )
     share = measures.changed / measures.elements if measures.elements else 0.0
     yield Cell(f"{measures.max_abs:.2g}", _number(measures.max_abs))

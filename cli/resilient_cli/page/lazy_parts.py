@@ -108,8 +108,8 @@ class RenderQueue:
         """Refuse new parts, and wait up to 10 s for each one in work."""
         with self._lock:
             self._is_closed = True
-            waiting = list(self._jobs.values())
-        for job in waiting:
+            waiting_jobs = list(self._jobs.values())
+        for job in waiting_jobs:
             job.done.wait(_END_SECONDS)
 
     def _hand_out(self, key: Key) -> str:
@@ -143,8 +143,8 @@ class RenderQueue:
         if is_once:
             self._once.add(key)
         while len(self._parts) > _KEPT_MAX:
-            oldest, _ = self._parts.popitem(last=False)
-            self._once.discard(oldest)
+            oldest_key, _ = self._parts.popitem(last=False)
+            self._once.discard(oldest_key)
 
     def _record_progress(self, job: _Job, position: int, total: int) -> None:
         job.said = f"reading: {100 * position // max(1, total)} %"

@@ -48,17 +48,19 @@ def run_part(goodput: GoodputReport) -> str:
 
 
 def _tiles(goodput: GoodputReport) -> str:
-    now = goodput.now
-    of = f" / {now.max_steps}" if now.max_steps else ""
+    progress = goodput.now
+    unit = f" / {progress.max_steps}" if progress.max_steps else ""
     tiles = (
         (share(goodput.goodput, 1), "goodput"),
         (duration(goodput.wall_ms), "wall clock"),
-        (f"{now.step}{of}", "steps"),
+        (f"{progress.step}{unit}", "steps"),
         (str(goodput.lost_steps), "steps lost"),
         (str(len(goodput.faults)), "faults"),
         (str(len(goodput.doings)), "lives"),
     )
-    cells = "".join(f'<div class="tile"><b>{text}</b><span>{of}</span></div>' for text, of in tiles)
+    cells = "".join(
+        f'<div class="tile"><b>{text}</b><span>{unit}</span></div>' for text, unit in tiles
+    )
     return f'<div class="tiles">{cells}</div>'
 
 
@@ -135,10 +137,10 @@ def _checkpoints(goodput: GoodputReport) -> str:
         )
         for save in goodput.saved[-_SAVED_SHOWN:]
     ]
-    last = f", the last {_SAVED_SHOWN} of them" if len(goodput.saved) > _SAVED_SHOWN else ""
+    limit_text = f", the last {_SAVED_SHOWN} of them" if len(goodput.saved) > _SAVED_SHOWN else ""
     summary = (
         f"<p>{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} "
-        f"written{last}.</p>"
+        f"written{limit_text}.</p>"
     )
     head = ("checkpoint", "after", "size", "written", "durable in", "training waited")
     return summary + table(head, rows, numbers=(1, 2, 3, 4, 5))
@@ -197,7 +199,7 @@ def page_of(
         version: Version of a served page, which checks for a newer one; empty for a page in a file.
         extras: Further parts of a page in a file.
     """
-    more = extras or Extras()
+    page_extras = extras or Extras()
     is_served, is_told = (
         bool(version),
         bool(goodput.doings or goodput.launches or repository is None),
@@ -205,7 +207,9 @@ def page_of(
     views = [
         PageSection("run", "Run", run_part(goodput) if is_told else _untold(), is_live=True),
         PageSection(
-            "checkpoints", "Checkpoints", _checkpoints_part(repository, more, is_served=is_served)
+            "checkpoints",
+            "Checkpoints",
+            _checkpoints_part(repository, page_extras, is_served=is_served),
         ),
     ]
     if repository and is_served:
@@ -214,8 +218,10 @@ def page_of(
             PageSection("compare", "Compare", _pair(repository)),
         ]
     elif repository:
-        tensors = more.tensors or _missing_part("resilient report RUN -o FILE --tensors latest")
-        comparison_html = more.compared or _missing_part(
+        tensors = page_extras.tensors or _missing_part(
+            "resilient report RUN -o FILE --tensors latest"
+        )
+        comparison_html = page_extras.compared or _missing_part(
             "resilient report RUN -o FILE --compare A B"
         )
         views += [
@@ -245,23 +251,23 @@ def whole_page(name: str, subtitle: str, views: Sequence[PageSection], version: 
     links = "".join(f'<a href="#{view.id}">{view.name}</a>' for view in views)
     nav = f'<nav aria-label="parts of the page">{links}</nav>' if len(views) > 1 else ""
     body = "".join(_section(view) for view in views)
-    live = ' id="when" data-live' if version else ""
+    live_attributes = ' id="when" data-live' if version else ""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"{head_of(version)}<title>{text(name)}</title><style>{style()}</style></head>"
         '<body><a class="skip" href="#main">To the content</a>'
-        f"<header><div><h1>{text(name)}</h1><p{live}>{subtitle}</p></div>{nav}</header>"
+        f"<header><div><h1>{text(name)}</h1><p{live_attributes}>{subtitle}</p></div>{nav}</header>"
         f'<main id="main" tabindex="-1">{body}</main>{foot_of(version)}</body></html>\n'
     )
 
 
 def _section(section: PageSection) -> str:
-    live = f' id="{section.id}-live" data-live' if section.is_live else ""
+    live_attributes = f' id="{section.id}-live" data-live' if section.is_live else ""
     return (
         f'<section class="view" id="{section.id}" aria-labelledby="{section.id}-name">'
         f'<h2 id="{section.id}-name" class="top" tabindex="-1">{section.name}</h2>'
-        f"<div{live}>{section.body}</div></section>"
+        f"<div{live_attributes}>{section.body}</div></section>"
     )
 
 
@@ -307,10 +313,10 @@ def _pair(repository: Listing) -> str:
     names = [survey.checkpoint.folder for survey in repository.surveys if survey.manifest]
     selected_name = repository.resume.folder if repository.resume else names[0] if names else ""
     place = names.index(selected_name) if selected_name in names else 0
-    before = names[min(place + 1, len(names) - 1)] if names else ""
+    older_name = names[min(place + 1, len(names) - 1)] if names else ""
     return (
         '<form class="tools"><label>A <select id="a" data-live>'
-        f"{_options(repository, before)}</select></label>"
+        f"{_options(repository, older_name)}</select></label>"
         f'<label>B <select id="b" data-live>{_options(repository, selected_name)}</select></label>'
         '<button class="act">Compare</button></form>'
         '<div id="compare-room" class="room"><p>Choose two checkpoints. Every tensor of both is '

@@ -99,14 +99,14 @@ class PageServer(socketserver.ThreadingTCPServer):
             # ``shutdown`` waits for the loop of this thread, so another thread must call it.
             threading.Thread(target=self.shutdown, daemon=True).start()
 
-        before = signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:
+        previous_handler = signal.getsignal(signal.SIGINT)
+        if previous_handler is not signal.SIG_IGN:
             # A shell that starts the server in the background makes it ignore Ctrl-C.
             signal.signal(signal.SIGINT, end)
         try:
             self.serve_forever(poll_interval=_POLL_SECONDS)
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
         raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:

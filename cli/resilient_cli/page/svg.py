@@ -40,9 +40,9 @@ class Scale:
         """Return round values within the range."""
         if self.high <= self.low:
             return [self.low]
-        rough = (self.high - self.low) / tick_count
-        power = 10.0 ** math.floor(math.log10(rough))
-        step = power * next((factor for factor in (1, 2, 5) if factor * power >= rough), 10)
+        step_min = (self.high - self.low) / tick_count
+        power = 10.0 ** math.floor(math.log10(step_min))
+        step = power * next((factor for factor in (1, 2, 5) if factor * power >= step_min), 10)
         nth = math.ceil(self.low / step)
         return [multiple * step for multiple in range(nth, math.floor(self.high / step) + 1)]
 
@@ -57,9 +57,9 @@ def timeline(goodput: GoodputReport) -> str:
     """Draw the timeline: one row for the run, and one for each of the last 40 attempts."""
     attempts = [attempt.life.number for attempt in goodput.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, goodput.wall_ms), _LEFT, WIDTH - 8)
-    below = (len(attempts) + 1) * (_ROW + 4) + 14
-    parts = [opening_tag("lives", WIDTH, below + 20, "timeline of attempts")]
-    parts += _axis(scale, below)
+    axis_y = (len(attempts) + 1) * (_ROW + 4) + 14
+    parts = [opening_tag("lives", WIDTH, axis_y + 20, "timeline of attempts")]
+    parts += _axis(scale, axis_y)
     rows: list[tuple[str, Sequence[TimelineInterval]]] = [("run", goodput.intervals)]
     rows += [
         (
@@ -79,7 +79,7 @@ def timeline(goodput: GoodputReport) -> str:
         x, title = scale(fault.at_ms - goodput.began_ms), text(f"{fault.cause}: {fault.detail}")
         parts.append(
             f'<path class="fault" d="M{x} 13l-5 -9h10z"><title>{title}</title></path>'
-            f'<path class="strike" d="M{x} 13V{below}"/>'
+            f'<path class="strike" d="M{x} 13V{axis_y}"/>'
         )
     return "".join([*parts, "</svg>"])
 
@@ -91,10 +91,10 @@ def curve(goodput: GoodputReport) -> str:
         return "<p>No loss was logged.</p>"
     steps, values = [loss.step for loss in losses], [loss.value for loss in losses]
     across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
-    up = Scale(min(values), max(values), _HEIGHT - 24, 10)
+    y_scale = Scale(min(values), max(values), _HEIGHT - 24, 10)
     parts = [opening_tag("loss", WIDTH, _HEIGHT, "loss by step")]
-    for value in up.ticks(5):
-        y = up(value)
+    for value in y_scale.ticks(5):
+        y = y_scale(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - 8}"/>')
         parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 4}">{value:.4g}</text>')
     for step in across.ticks():
@@ -105,7 +105,7 @@ def curve(goodput: GoodputReport) -> str:
     # Draw lost steps first, below those that are part of the result.
     for is_lost in (True, False):
         for attempt, attempt_losses in groupby(losses, key=lambda loss: loss.life):
-            parts.append(_line(list(attempt_losses), attempt, across, up, is_lost=is_lost))
+            parts.append(_line(list(attempt_losses), attempt, across, y_scale, is_lost=is_lost))
     return "".join([*parts, "</svg>"])
 
 
@@ -123,12 +123,15 @@ def _bars(
     bin_ms = max(1.0, goodput.wall_ms / _BINS)
     bins: dict[int, dict[str, float]] = {}
     for interval in intervals:
-        began, end_ms = interval.began_ms - goodput.began_ms, interval.ended_ms - goodput.began_ms
-        for nth in range(int(began // bin_ms), min(_BINS, math.ceil(end_ms / bin_ms))):
-            within = min(end_ms, (nth + 1) * bin_ms) - max(began, nth * bin_ms)
+        begin_ms, end_ms = (
+            interval.began_ms - goodput.began_ms,
+            interval.ended_ms - goodput.began_ms,
+        )
+        for nth in range(int(begin_ms // bin_ms), min(_BINS, math.ceil(end_ms / bin_ms))):
+            overlap_ms = min(end_ms, (nth + 1) * bin_ms) - max(begin_ms, nth * bin_ms)
             share_by_class = bins.setdefault(nth, {})
             share_by_class[interval.spent.value] = (
-                share_by_class.get(interval.spent.value, 0.0) + within
+                share_by_class.get(interval.spent.value, 0.0) + overlap_ms
             )
     kinds = (
         (nth, max(share_by_class, key=lambda name: share_by_class[name]))
@@ -138,10 +141,10 @@ def _bars(
         enumerate(kinds), key=lambda item: (item[1][1], item[1][0] - item[0])
     ):
         places = [nth for _, (nth, _) in group]
-        first, last = scale(places[0] * bin_ms), scale((places[-1] + 1) * bin_ms)
-        width = round(max(0.8, last - first), 1)
+        left_x, right_x = scale(places[0] * bin_ms), scale((places[-1] + 1) * bin_ms)
+        width = round(max(0.8, right_x - left_x), 1)
         yield (
-            f'<rect class="c-{kind}" x="{first}" y="{y}" width="{width}" height="{_ROW}">'
+            f'<rect class="c-{kind}" x="{left_x}" y="{y}" width="{width}" height="{_ROW}">'
             f"<title>{kind} {duration(len(places) * bin_ms)}</title></rect>"
         )
 
@@ -159,8 +162,9 @@ def _line(
     points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in points_shown)
     name = "gone" if is_lost else f"kept k{attempt % 2}"
     name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
-    last = part[-1]
+    last_point = part[-1]
     title = (
-        f"attempt {attempt}: step {last.step}, loss {last.value:.4g}" + " (rolled back)" * is_lost
+        f"attempt {attempt}: step {last_point.step}, loss {last_point.value:.4g}"
+        + " (rolled back)" * is_lost
     )
     return f'<polyline class="{name}" points="{points}"><title>{title}</title></polyline>'

@@ -154,7 +154,7 @@ def _cells(cells: Sequence[str | Cell], numbers: Sequence[int]) -> str:
 
 def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
     """Return a row and its detail, which are sorted and hidden together."""
-    first = row.cells[0].shown if isinstance(row.cells[0], Cell) else row.cells[0]
+    head_html = row.cells[0].shown if isinstance(row.cells[0], Cell) else row.cells[0]
     marks = f' data-part="{text(row.part)}"' if row.part else ""
     marks += " data-same" if row.is_same else ""
     detail_row = ""
@@ -164,8 +164,9 @@ def _body(name: str, row: Row, numbers: Sequence[int], columns: int) -> str:
             f'<tr class="detail" id="{name}" hidden><td colspan="{columns}"><div{load}>'
             f"{row.detail}</div></td></tr>"
         )
-        first = (
-            f'<button class="open" aria-expanded="false" aria-controls="{name}">{first}</button>'
+        head_html = (
+            f'<button class="open" aria-expanded="false" aria-controls="{name}">'
+            f"{head_html}</button>"
         )
     cells = _cells(row.cells[1:], [number - 1 for number in numbers])
-    return f'<tbody{marks}><tr><th scope="row">{first}</th>{cells}</tr>{detail_row}</tbody>'
+    return f'<tbody{marks}><tr><th scope="row">{head_html}</th>{cells}</tr>{detail_row}</tbody>'

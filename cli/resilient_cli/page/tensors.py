@@ -74,18 +74,18 @@ def _values(sides: Sequence[HistogramBins]) -> str:
         return ""
     low = min(bars.first for bars in filled_sides)
     high = max(bars.first + len(bars.counts) for bars in filled_sides)
-    most = max(max(bars.counts) for bars in filled_sides)
+    count_max = max(max(bars.counts) for bars in filled_sides)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
-    up = Scale(0, most, _HEIGHT - _BELOW, _TOP)
+    y_scale = Scale(0, count_max, _HEIGHT - _BELOW, _TOP)
     width = math.ldexp(1.0, filled_sides[0].exponent)
     parts = [
         opening_tag("small", _WIDTH, _HEIGHT, "histogram of values"),
-        *_grid(up, [(tick, f"{tick:.3g}") for tick in up.ticks(3)]),
+        *_grid(y_scale, [(tick, f"{tick:.3g}") for tick in y_scale.ticks(3)]),
     ]
     edges = Scale(low * width, high * width, _LEFT, _WIDTH - _RIGHT)
     parts += (_tick(edges(tick), f"{tick:.4g}") for tick in edges.ticks(5))
     for side, bars in zip(_SIDES, sides, strict=False):
-        counts = {bars.first + nth: (n, up(n)) for nth, n in enumerate(bars.counts) if n}
+        counts = {bars.first + nth: (n, y_scale(n)) for nth, n in enumerate(bars.counts) if n}
         parts += _columns(side, counts, across, lambda nth: f"from {nth * width:.6g}")
     return "".join([*parts, "</svg>"])
 
@@ -96,14 +96,14 @@ def _powers(sides: Sequence[Mapping[int, int]]) -> str:
         return ""
     high = max(all_powers) + 1
     low = max(min(all_powers), high - _POWERS_MAX)
-    most = max(n for powers in sides for n in powers.values())
-    top = max(1, math.ceil(math.log10(most)) if most > 1 else 1)
+    count_max = max(n for powers in sides for n in powers.values())
+    top = max(1, math.ceil(math.log10(count_max)) if count_max > 1 else 1)
     across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
-    up = Scale(-0.3, top, _HEIGHT - _BELOW, _TOP)
+    y_scale = Scale(-0.3, top, _HEIGHT - _BELOW, _TOP)
     decades = range(0, top + 1, max(1, top // 4))
     parts = [
         opening_tag("small", _WIDTH, _HEIGHT, "histogram of sizes"),
-        *_grid(up, [(decade, _power_of_ten(decade)) for decade in decades]),
+        *_grid(y_scale, [(decade, _power_of_ten(decade)) for decade in decades]),
     ]
     integers = [tick for tick in across.ticks(6) if tick == int(tick)]
     parts += (_tick(across(tick), f"2^{int(tick)}") for tick in integers)
@@ -111,7 +111,7 @@ def _powers(sides: Sequence[Mapping[int, int]]) -> str:
         sums: dict[int, int] = {}
         for power, n in powers.items():
             sums[max(low, power)] = sums.get(max(low, power), 0) + n
-        counts = {power: (n, up(math.log10(n))) for power, n in sums.items()}
+        counts = {power: (n, y_scale(math.log10(n))) for power, n in sums.items()}
         parts += _columns(side, counts, across, lambda nth: f"2^{nth} to 2^{nth + 1}")
     return "".join([*parts, "</svg>"])
 
@@ -238,9 +238,11 @@ class _Layer:
             return
         if measures.nans[0] != measures.nans[1] or measures.infinite[0] != measures.infinite[1]:
             self.broken.add(change.part)
-        first = measures.norms[0]
-        apart = measures.relative * first if measures.relative is not None else measures.norms[1]
-        with_squares = (self.apart, apart), (self.norm, first)
+        norm_before = measures.norms[0]
+        difference_norm = (
+            measures.relative * norm_before if measures.relative is not None else measures.norms[1]
+        )
+        with_squares = (self.apart, difference_norm), (self.norm, norm_before)
         for sums, value in with_squares:
             sums[change.part] = sums.get(change.part, 0.0) + value * value
 
@@ -283,18 +285,18 @@ def layers(changes: Sequence[TensorChange]) -> str:
     low = max(min(low, high - 1), high - _DECADES_MAX)
     left_margin = min(_LAYERS_LEFT, 24 + 7 * max(map(len, layers_shown)))
     scale = Scale(low, high, left_margin, WIDTH - _LAYERS_RIGHT)
-    below = _LAYERS_TOP + len(layers_shown) * _ROW
-    parts = [opening_tag("layers", WIDTH, below + 4, "relative change of each layer")]
+    bottom_y = _LAYERS_TOP + len(layers_shown) * _ROW
+    parts = [opening_tag("layers", WIDTH, bottom_y + 4, "relative change of each layer")]
     for power in range(low, high + 1, max(1, (high - low) // 6)):
         x = scale(power)
-        parts.append(f'<path class="grid" d="M{x} {_LAYERS_TOP - 4}V{below}"/>')
+        parts.append(f'<path class="grid" d="M{x} {_LAYERS_TOP - 4}V{bottom_y}"/>')
         parts.append(f'<text class="tick" x="{x}" y="{_LAYERS_TOP - 10}">1e{power}</text>')
     for nth, (name, layer) in enumerate(layers_shown.items()):
         parts += _draw_layer(name, layer, scale, _LAYERS_TOP + nth * _ROW)
     hidden_count = len(layer_by_name) - len(layers_shown)
-    more = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
+    hidden_note = f"<p>and {hidden_count} more layers</p>" if hidden_count else ""
     marks = legend(("p-model", "weights"), ("p-optimizer", "state of the optimizer"))
-    return marks + scroll("".join([*parts, "</svg>"])) + more
+    return marks + scroll("".join([*parts, "</svg>"])) + hidden_note
 
 
 def natural(name: str) -> list[tuple[int, str]]:
@@ -315,15 +317,15 @@ def _draw_layer(name: str, layer: _Layer, scale: Scale, y: int) -> Iterator[str]
         power = math.log10(value) if value else scale.low
         end = scale(min(scale.high, max(scale.low, power)))
         width = max(2.0, round(end - scale.first, 1))
-        wrong = " broken" if part in layer.broken else ""
-        if value or wrong:
-            tooltip = f"<title>{part}: {_change_text(value, wrong)}</title>"
+        broken_class = " broken" if part in layer.broken else ""
+        if value or broken_class:
+            tooltip = f"<title>{part}: {_change_text(value, broken_class)}</title>"
             place = f'x="{scale.first}" y="{y + 2 + nth * 9}" width="{width}" height="8"'
-            yield f'<rect class="p-{part}{wrong}" {place}>{tooltip}</rect>'
-        ends.append((end, _change_text(value, wrong)))
+            yield f'<rect class="p-{part}{broken_class}" {place}>{tooltip}</rect>'
+        ends.append((end, _change_text(value, broken_class)))
     tooltip = " / ".join(text for _, text in ends)
-    last = max((end for end, _ in ends), default=scale.first)
-    yield f'<text x="{last + 8}" y="{y + 14}">{tooltip}</text></g>'
+    bars_end = max((end for end, _ in ends), default=scale.first)
+    yield f'<text x="{bars_end + 8}" y="{y + 14}">{tooltip}</text></g>'
 
 
 def _change_text(value: float, wrong: str) -> str:
@@ -349,8 +351,8 @@ def tensors(
         details: Pictures of tensors by name, if they are already made.
         load: Function from a tensor's name to the address of its pictures, if made on demand.
     """
-    inside = sorted(side.tensors, key=lambda tensor: (tensor.part, natural(tensor.name)))
-    rows = [_row(tensor, details or {}, load) for tensor in inside[:_ROWS_MAX]]
+    sorted_tensors = sorted(side.tensors, key=lambda tensor: (tensor.part, natural(tensor.name)))
+    rows = [_row(tensor, details or {}, load) for tensor in sorted_tensors[:_ROWS_MAX]]
     size = human_size(sum(tensor.size_bytes for tensor in side.tensors))
     elements = sum(tensor.elements for tensor in side.tensors)
     summary = (
@@ -359,7 +361,7 @@ def tensors(
     )
     head = ("tensor", "shape", "dtype", "elements", "size")
     hidden_count = len(side.tensors) - _ROWS_MAX
-    more = (
+    hidden_note = (
         f"<p>and {hidden_count} more: resilient ckpt inspect REF --tensors</p>"
         if hidden_count > 0
         else ""
@@ -367,7 +369,7 @@ def tensors(
     return (
         summary
         + searchable_table("tensor-list", head, rows, (3, 4), "tensors of the checkpoint")
-        + more
+        + hidden_note
     )
 
 
@@ -446,8 +448,8 @@ def pair_pictures(comparison: Comparison, progress: Told) -> dict[str, str]:
     told_apart = [
         tensor for tensor in comparison.tensors if tensor.measures and not is_counter(tensor)
     ]
-    differ = [change.name for change in told_apart if not change.is_equal]
-    names = [name for name in differ if name in pairs][:PICTURES_MAX]
+    differing_names = [change.name for change in told_apart if not change.is_equal]
+    names = [name for name in differing_names if name in pairs][:PICTURES_MAX]
     pictures: dict[str, str] = {}
     for nth, name in enumerate(names, 1):
         tensor_before, tensor_after = pairs[name]

@@ -119,11 +119,13 @@ def parse_nodes(text: str) -> tuple[int, int]:
     match = _NODES.fullmatch(text)
     if not match:
         raise ConfigError(f"--nodes {text!r} is not N or MIN-MAX")
-    fewest = int(match[1])
-    most = int(match[2] or fewest)
-    if most < fewest:
-        raise ConfigError(f"--nodes {text!r}: at most {most} is less than at least {fewest}")
-    return fewest, most
+    nodes_min = int(match[1])
+    nodes_max = int(match[2] or nodes_min)
+    if nodes_max < nodes_min:
+        raise ConfigError(
+            f"--nodes {text!r}: at most {nodes_max} is less than at least {nodes_min}"
+        )
+    return nodes_min, nodes_max
 
 
 def parse_time(text: str) -> int:

@@ -53,13 +53,13 @@ def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> C
     blocks += _truncate_rows(
         ("FIELD", "A", "B"), fields, None if lists_all else _FIELDS_MAX, "fields"
     )
-    opaque = [
+    opaque_lines = [
         f"differs, not understood: {escape_control_chars(_opaque(change), '')}"
         for change in comparison.opaque
     ]
-    blocks += opaque if lists_all else opaque[:_FIELDS_MAX]
-    if len(opaque) > _FIELDS_MAX and not lists_all:
-        blocks.append(f"... and {len(opaque) - _FIELDS_MAX} more not understood (--all)")
+    blocks += opaque_lines if lists_all else opaque_lines[:_FIELDS_MAX]
+    if len(opaque_lines) > _FIELDS_MAX and not lists_all:
+        blocks.append(f"... and {len(opaque_lines) - _FIELDS_MAX} more not understood (--all)")
     blocks += [f"not compared: {escape_control_chars(note, '')}" for note in comparison.notes]
     blocks.append(verdict(comparison))
     blocks += [f"page: {page}"] if page else []
@@ -178,16 +178,16 @@ def fate(change: RandomChange) -> str:
 
 def _count_changes(comparison: Comparison, section: str) -> str:
     changes = [field for field in comparison.fields if field.section == section]
-    differ = sum(field.is_in == "both" for field in changes)
-    alone = [sum(field.is_in == side for field in changes) for side in "ab"]
+    differing_count = sum(field.is_in == "both" for field in changes)
+    counts_by_side = [sum(field.is_in == side for field in changes) for side in "ab"]
     parts = [
         *(
             (f"{comparison.same_fields[section]} the same",)
             if comparison.same_fields[section]
             else ()
         ),
-        *((f"{differ} differ",) if differ else ()),
-        *(f"{n} only in {side}" for n, side in zip(alone, "ab", strict=True) if n),
+        *((f"{differing_count} differ",) if differing_count else ()),
+        *(f"{n} only in {side}" for n, side in zip(counts_by_side, "ab", strict=True) if n),
     ]
     return ", ".join(parts)
 
@@ -197,17 +197,19 @@ def summarize_part(comparison: Comparison, part: str) -> str:
     changes = _vectors(comparison, part)
     if not changes:
         return ""
-    differ = [tensor for tensor in changes if tensor.is_equal is not True]
+    differing_tensors = [tensor for tensor in changes if tensor.is_equal is not True]
     text = f"{count(len(changes), 'tensor')}, "
-    if not differ:
+    if not differing_tensors:
         return text + "bit for bit the same"
     relative_changes = [
         tensor.measures.relative
-        for tensor in differ
+        for tensor in differing_tensors
         if tensor.measures and tensor.measures.relative
     ]
-    far = f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
-    return text + f"{len(differ)} differ{far}"
+    largest_text = (
+        f"; largest relative change {max(relative_changes):.1e}" if relative_changes else ""
+    )
+    return text + f"{len(differing_tensors)} differ{largest_text}"
 
 
 def _tensor_names(tensors: Sequence[Tensor]) -> str:
@@ -263,9 +265,9 @@ def relative(measures: Measures) -> str:
 
 
 def _field_row(change: FieldChange) -> tuple[str, ...]:
-    before = NONE if change.is_in == "b" else _short(change.before)
-    right = NONE if change.is_in == "a" else _short(change.after)
-    return (f"{change.section}: {change.name}", before, right)
+    before_text = NONE if change.is_in == "b" else _short(change.before)
+    after_text = NONE if change.is_in == "a" else _short(change.after)
+    return (f"{change.section}: {change.name}", before_text, after_text)
 
 
 def _opaque(change: OpaqueChange) -> str:
@@ -285,10 +287,14 @@ def verdict(comparison: Comparison) -> str:
             f"No difference: {count(len(comparison.tensors), 'tensor')} bit for bit, "
             f"{count(same_count, 'field')}, {count(len(comparison.random), 'generator')}."
         )
-    differ = sum(tensor.is_equal is not True for tensor in comparison.tensors)
-    alone = sum(map(len, comparison.only))
-    texts = [f"{differ} of {count(len(comparison.tensors), 'tensor')}"] if differ else []
-    texts += [f"{count(alone, 'tensor')} on one side only"] if alone else []
+    differing_count = sum(tensor.is_equal is not True for tensor in comparison.tensors)
+    unmatched_count = sum(map(len, comparison.only))
+    texts = (
+        [f"{differing_count} of {count(len(comparison.tensors), 'tensor')}"]
+        if differing_count
+        else []
+    )
+    texts += [f"{count(unmatched_count, 'tensor')} on one side only"] if unmatched_count else []
     fields = sum(field.is_in == "both" for field in comparison.fields)
     texts += [count(fields, "field")] if fields else []
     streams = sum(change.same is False for change in comparison.random)

@@ -28,8 +28,8 @@ _ANSWERS = {"yes": "yes", "partly": "yes with loss of ", "no": "no, because "}
 def conclusion(verdict: Resumability) -> KeyValues:
     """Return the line on resumability, and the next command if one helps."""
     text = _ANSWERS[verdict.answer] + "; ".join(verdict.why)
-    after = (("next", verdict.command),) if verdict.command else ()
-    return KeyValues((("resumable", text), *after))
+    next_pairs = (("next", verdict.command),) if verdict.command else ()
+    return KeyValues((("resumable", text), *next_pairs))
 
 
 def resumable(verdict: Resumability) -> dict[str, Any]:
@@ -88,12 +88,12 @@ def build_verify_result(checkpoint: ForeignCheckpoint) -> CommandResult:
     """Return the result of ``ckpt verify`` for a checkpoint of another tool."""
     result = build_inspect_result(checkpoint, with_tensors=False)
     size_bytes = sum(checkpoint.listing.sizes.values())
-    read = f"Read {human_size(checkpoint.read_bytes or 0)} of {human_size(size_bytes)}."
+    read_text = f"Read {human_size(checkpoint.read_bytes or 0)} of {human_size(size_bytes)}."
     return replace(
         result,
         command="ckpt.verify-foreign",
         document={**result.document, "read_bytes": checkpoint.read_bytes},
-        blocks=(*result.blocks[:-1], read, result.blocks[-1]),
+        blocks=(*result.blocks[:-1], read_text, result.blocks[-1]),
     )
 
 

@@ -116,8 +116,14 @@ def build_stored_status_result(repository: Listing, now: str) -> CommandResult:
 
 
 def _row(row: dict[str, Any], generation: Generation) -> tuple[str, ...]:
-    last = (str(row["first_step"]), str(row["last_step"]))
-    return (str(row["life"]), row["cause"], generation.claimed_at, str(row["ranks"] or NONE), *last)
+    step_cells = (str(row["first_step"]), str(row["last_step"]))
+    return (
+        str(row["life"]),
+        row["cause"],
+        generation.claimed_at,
+        str(row["ranks"] or NONE),
+        *step_cells,
+    )
 
 
 def span_of(repository: Listing) -> tuple[str, str]:
@@ -158,13 +164,15 @@ def _generation_to_json(repository: Listing, generation: Generation) -> dict[str
     surveys = [
         survey for survey in repository.surveys if survey.checkpoint.generation == generation.number
     ]
-    first = generation.parent.step if generation.parent else 0
+    first_step = generation.parent.step if generation.parent else 0
     return {
         "life": generation.number,
         "cause": generation.cause,
         "ranks": max(map(_ranks, surveys), default=0),
-        "first_step": first,
-        "last_step": max((saved_survey.checkpoint.step for saved_survey in surveys), default=first),
+        "first_step": first_step,
+        "last_step": max(
+            (saved_survey.checkpoint.step for saved_survey in surveys), default=first_step
+        ),
     }
 
 
@@ -219,13 +227,13 @@ def _fault_row(goodput: GoodputReport, fault: Fault) -> tuple[str, ...]:
 
 
 def _summary_lines(goodput: GoodputReport) -> list[str]:
-    written_bytes, now = sum(save.written_bytes for save in goodput.saved), goodput.now
-    of = f" of {now.max_steps}" if now.max_steps else ""
+    written_bytes, progress = sum(save.written_bytes for save in goodput.saved), goodput.now
+    total_text = f" of {progress.max_steps}" if progress.max_steps else ""
     lines = [
         f"Clock of host {host}: corrected by {-ms} ms." for host, ms in goodput.skew_ms.items()
     ]
     lines.append(
-        f"Step {now.step}{of}, {count(len(goodput.doings), 'attempt')}, "
+        f"Step {progress.step}{total_text}, {count(len(goodput.doings), 'attempt')}, "
         f"{count(len(goodput.saved), 'checkpoint')}, {human_size(written_bytes)} written."
     )
     lines.append(

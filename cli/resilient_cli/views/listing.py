@@ -42,9 +42,10 @@ class Listing:
     @property
     def resume(self) -> CheckpointId | None:
         """First checkpoint of the line of descent in which no damage was found."""
-        intact = {survey.checkpoint for survey in self.surveys if survey.intact}
+        intact_checkpoints = {survey.checkpoint for survey in self.surveys if survey.intact}
         return next(
-            (candidate for candidate in self.lineage.candidates if candidate in intact), None
+            (candidate for candidate in self.lineage.candidates if candidate in intact_checkpoints),
+            None,
         )
 
     @property
@@ -173,15 +174,15 @@ def _generation(generation: Generation) -> dict[str, Any]:
 
 def _row(contents: Listing, survey: Survey, now: str) -> tuple[str, ...]:
     manifest = survey.manifest
-    about = (NONE, NONE, NONE, NONE)
+    manifest_cells = (NONE, NONE, NONE, NONE)
     if manifest:
         ranks = str(manifest.world.get("size", NONE))
         sizes = (human_size(manifest.size_bytes), human_size(manifest.own_bytes))
-        about = (age(manifest.created_at, now), *sizes, ranks)
+        manifest_cells = (age(manifest.created_at, now), *sizes, ranks)
     return (
         str(survey.checkpoint.step),
         str(survey.checkpoint.generation),
-        *about,
+        *manifest_cells,
         contents.state(survey),
         survey.checkpoint.folder,
         note(contents, survey),
@@ -192,8 +193,8 @@ def note(contents: Listing, survey: Survey) -> str:
     """Return the note on a checkpoint: its first finding, otherwise its tags."""
     if not survey.findings:
         return ", ".join(f"tag {name}" for name in contents.tags_on(survey.checkpoint))
-    first, *more_findings = survey.findings
-    return f"{first.file}: {first.problem}" + (
+    first_finding, *more_findings = survey.findings
+    return f"{first_finding.file}: {first_finding.problem}" + (
         f" (and {len(more_findings)} more)" if more_findings else ""
     )
 

@@ -29,11 +29,13 @@ def duration(length_ms: float | None) -> str:
     seconds = length_ms / 1000
     if seconds < _MINUTE:
         return f"{seconds:.2f} s" if seconds < _SHORT else f"{seconds:.1f} s"
-    whole = round(seconds)
+    whole_seconds = round(seconds)
     for large, small, names in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
-        if whole >= large:
-            return f"{whole // large}{names[0]} {whole % large // small:02d}{names[1]}"
-    return f"{whole} s"
+        if whole_seconds >= large:
+            return (
+                f"{whole_seconds // large}{names[0]} {whole_seconds % large // small:02d}{names[1]}"
+            )
+    return f"{whole_seconds} s"
 
 
 def share(part: float, whole: float) -> str:

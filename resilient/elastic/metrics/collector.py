@@ -84,11 +84,11 @@ class EventFileTail:
                 offset = 0  # Another file has this name now.
             file.seek(offset)
             data = file.read(CHUNK_BYTES)
-        whole = data.rfind(b"\n") + 1
-        if not whole and len(data) == CHUNK_BYTES:
-            whole = len(data)  # No valid event is that long.
-        self._offsets[path] = offset + whole
-        lines = data[:whole].decode("utf-8", errors="replace").splitlines()
+        complete_bytes = data.rfind(b"\n") + 1
+        if not complete_bytes and len(data) == CHUNK_BYTES:
+            complete_bytes = len(data)  # No valid event is that long.
+        self._offsets[path] = offset + complete_bytes
+        lines = data[:complete_bytes].decode("utf-8", errors="replace").splitlines()
         records = (parse_line(line, path.name) for line in lines)
         return [record for record in records if record is not None]
 
@@ -179,14 +179,14 @@ def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float
 
 
 def _hear_reaction(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
-    ended = record.text("ended")
-    cause = record.text("cause") or ended
+    end_kind = record.text("ended")
+    cause = record.text("cause") or end_kind
     cause = cause if cause in _CAUSES else _OTHER
     if record.text("action") == "Restart":
         registry_of_metrics.add(registry.RESTARTS, 1, cause)
-    if ended == OutcomeKind.FAILED.value:
+    if end_kind == OutcomeKind.FAILED.value:
         registry_of_metrics.add(registry.FAILURES, 1, cause)
-    if ended in _ASKED:
+    if end_kind in _ASKED:
         registry_of_metrics.add(registry.PREEMPTIONS)
     registry_of_metrics.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
 
@@ -202,9 +202,10 @@ def _count_what_ranks_tell(record: EventRecord, registry_of_metrics: MetricsRegi
 
 def _count_save(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     registry_of_metrics.add(registry.CHECKPOINTS)
-    written = record.number("written_bytes", -1)
+    written_bytes = record.number("written_bytes", -1)
     registry_of_metrics.add(
-        registry.CHECKPOINT_WRITTEN, written if written >= 0 else record.number("size_bytes")
+        registry.CHECKPOINT_WRITTEN,
+        written_bytes if written_bytes >= 0 else record.number("size_bytes"),
     )
     registry_of_metrics.add(registry.COMMIT, record.milliseconds("commit_seconds") / 1000)
     registry_of_metrics.add(registry.STALL, record.milliseconds("stall_seconds") / 1000)
@@ -352,8 +353,8 @@ class GoodputFigures:
         report = build_report(self._records, present_ms(self._records, self._clock, now_ms))
         took_seconds = self._clock.monotonic_seconds() - began_seconds
         self._due_seconds = began_seconds + max(_EVERY_SECONDS, _PAUSE_FACTOR * took_seconds)
-        for spent, spent_ms in report.spent_ms.items():
-            self._registry.put(registry.SPENT, spent_ms / 1000, spent.value)
+        for time_class, spent_ms in report.spent_ms.items():
+            self._registry.put(registry.SPENT, spent_ms / 1000, time_class.value)
         self._registry.put(registry.GOODPUT, report.goodput)
         self._registry.put(registry.LOST_STEPS, report.lost_steps)
 
@@ -377,18 +378,18 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     or end of an attempt.
     """
     joined_records: list[EventRecord] = []
-    since: dict[tuple[str, ...], tuple[int, int]] = {}
+    start_by_key: dict[tuple[str, ...], tuple[int, int]] = {}
     for record in sorted(records, key=lambda item: item.at_ms):
         if record.event not in _OFTEN:
-            since.clear()
+            start_by_key.clear()
             joined_records.append(record)
             continue
         key = (record.event, record.source, record.agent, record.text("phase"))
-        began_ms, nth = since.get(key, (record.at_ms - apart_ms, 0))
+        began_ms, nth = start_by_key.get(key, (record.at_ms - apart_ms, 0))
         if record.at_ms - began_ms < apart_ms:
             joined_records[nth] = _merge_records(joined_records[nth], record)
         else:
-            since[key] = (record.at_ms, len(joined_records))
+            start_by_key[key] = (record.at_ms, len(joined_records))
             joined_records.append(record)
     return joined_records
 

@@ -252,8 +252,8 @@ class MetricsRegistry:
         return render(samples)
 
     def _grow(self, metric: Metric, value: float, label: str, suffix: str) -> None:
-        before = self._samples.get((metric, label, suffix))
-        self._set(metric, value + (before.value if before else 0), label, suffix)
+        previous_sample = self._samples.get((metric, label, suffix))
+        self._set(metric, value + (previous_sample.value if previous_sample else 0), label, suffix)
 
     def _set(self, metric: Metric, value: float, label: str, suffix: str) -> None:
         key = (metric, label, suffix)
@@ -273,13 +273,13 @@ def write_textfile(path: Path, text: str) -> None:
         OSError: The file cannot be written; the old text remains.
     """
     # The collector reads only files that end in .prom.
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary_path = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        fresh.write_text(text, encoding="utf-8")
+        temporary_path.write_text(text, encoding="utf-8")
         # The collector usually runs as another user.
-        fresh.chmod(0o644)
-        fresh.replace(path)
+        temporary_path.chmod(0o644)
+        temporary_path.replace(path)
     except OSError:
         with suppress(OSError):
-            fresh.unlink()
+            temporary_path.unlink()
         raise

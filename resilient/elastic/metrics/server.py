@@ -115,8 +115,8 @@ class MetricsServer:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _response(400, "the request is too long\n")
-        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
-        target, _, version = rest.partition(" ")
+        method, _, target_and_version = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        target, _, version = target_and_version.partition(" ")
         if not version.startswith("HTTP/1."):
             return _response(400, "no request\n")
         if method not in ("GET", "HEAD"):

@@ -96,16 +96,16 @@ def detect(environ: Mapping[str, str], dmi: Path = _DMI) -> list[str]:
 
 
 def _sources(word: str, environ: Mapping[str, str], clock: Clock) -> list[NoticeSource]:
-    kind, _, rest = word.partition(":")
-    if kind == "file" and rest:
-        return [FileSource(rest)]
-    if kind in ("http", "https") and rest.startswith("//"):
+    kind, _, location = word.partition(":")
+    if kind == "file" and location:
+        return [FileSource(location)]
+    if kind in ("http", "https") and location.startswith("//"):
         return [PolledSource(clock, check_endpoint(word, "--notice"))]
-    if kind == "http" and rest:
-        host, _, port = rest.rpartition(":")
+    if kind == "http" and location:
+        host, _, port = location.rpartition(":")
         if port.isdecimal():
             # `http::8080` means all addresses, as in other tools.
-            address = "127.0.0.1" if ":" not in rest else host or "0.0.0.0"  # noqa: S104 - asked for
+            address = "127.0.0.1" if ":" not in location else host or "0.0.0.0"  # noqa: S104 - asked for
             return [HookSource(clock, address, int(port), environ.get(TOKEN, ""))]
     if word == "slurm":
         return [SlurmSource(environ)]

@@ -104,8 +104,8 @@ def http_get(request: MetadataRequest) -> MetadataResponse:
         headers = {name.lower(): value for name, value in response.getheaders()}
         status = response.status
     except TimeoutError as error:
-        where = f"{request.method} {request.url}"
-        raise SourceLost(f"{where} had no answer within {request.seconds:g} s") from error
+        request_text = f"{request.method} {request.url}"
+        raise SourceLost(f"{request_text} had no answer within {request.seconds:g} s") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SourceLost(f"{request.method} {request.url} failed with {reason}") from error

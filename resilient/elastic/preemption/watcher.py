@@ -112,20 +112,20 @@ class Watcher:
                 self._emit(events.NoticeAckFailed(source.name, str(error)))
 
     def _watch(self, source: NoticeSource, polled: threading.Event) -> None:
-        listening = _Listening(source, self._emit)
+        listener = _Listening(source, self._emit)
         pause_seconds = 0.0
         while not self._closing.wait(pause_seconds):
-            pause_seconds = listening.ask(self._consider)
+            pause_seconds = listener.ask(self._consider)
             polled.set()
 
     def _consider(self, listening: _Listening, notice: Notice | None) -> None:
         now_seconds = unix_seconds(self._clock)
         verdict = evaluate_notice(notice, now_seconds, self._grace_seconds, self._lead_seconds)
-        withdrawn = listening.pending
+        withdrawn_notice = listening.pending
         listening.pending = notice if verdict.meaning is Meaning.LATER else None
         if notice is None:
-            if withdrawn is not None:
-                listening.tell_anew(events.NoticeWithdrawn(withdrawn.reason))
+            if withdrawn_notice is not None:
+                listening.tell_anew(events.NoticeWithdrawn(withdrawn_notice.reason))
             return
         at_seconds = notice.at_seconds
         left_seconds = None if at_seconds is None else at_seconds - now_seconds

@@ -134,18 +134,18 @@ class AttemptRegistry:
             attempt = f"{self._run_id}-{number}-{secrets.token_hex(4)}"
             host = group.master_addr or "localhost"
             nodes = group.group_world_size
-            planned = Attempt(number, attempt, cause, resume, host, self._server.port, nodes)
-            group.store.set(key, json.dumps(asdict(planned)))
-            return planned
+            proposal = Attempt(number, attempt, cause, resume, host, self._server.port, nodes)
+            group.store.set(key, json.dumps(asdict(proposal)))
+            return proposal
         self._server = None
-        planned = Attempt(**json.loads(self._wait(group.store, key)))
-        if planned.nodes != group.group_world_size:
+        proposal = Attempt(**json.loads(self._wait(group.store, key)))
+        if proposal.nodes != group.group_world_size:
             # A node fell silent during the rendezvous, and only some nodes noticed.
-            here = group.group_world_size
+            own_nodes = group.group_world_size
             raise MemberSilent(
-                f"the first node has joined {planned.nodes} nodes, and this one {here}"
+                f"the first node has joined {proposal.nodes} nodes, and this one {own_nodes}"
             )
-        return planned
+        return proposal
 
     def close(self) -> None:
         """Stop the store of the attempt."""

@@ -310,13 +310,13 @@ class SkewTolerantBackend(RendezvousBackend):
         return pickle.dumps(state)
 
     def _look(self, key: Any, moment: datetime) -> _Seen:
-        before, now_seconds = self._last_state.get(key), self._seconds()
-        is_new = before is None or before.raw != moment
-        at_seconds = now_seconds if is_new or before is None else before.at_seconds
+        last_state, now_seconds = self._last_state.get(key), self._seconds()
+        is_new = last_state is None or last_state.raw != moment
+        at_seconds = now_seconds if is_new or last_state is None else last_state.at_seconds
         lasts_seconds = self._last_call_seconds if key is None else 0.0
         left_seconds = self._sight.shifted(at_seconds) + lasts_seconds - now_seconds
-        ours = datetime.now(UTC) + timedelta(seconds=left_seconds)
-        return _Seen(moment, at_seconds, ours)
+        own_time = datetime.now(UTC) + timedelta(seconds=left_seconds)
+        return _Seen(moment, at_seconds, own_time)
 
     def _encode_state(self, data: bytes) -> bytes:
         state = pickle.loads(data)  # noqa: S301 - this node's own
@@ -328,8 +328,8 @@ class SkewTolerantBackend(RendezvousBackend):
 
     def _raw(self, key: Any, moment: datetime) -> datetime:
         """Return a time as its node wrote it; a time just set by this node is unchanged."""
-        seen = self._last_state.get(key)
-        return seen.raw if seen and seen.ours == moment else moment
+        last_state = self._last_state.get(key)
+        return last_state.raw if last_state and last_state.ours == moment else moment
 
 
 def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:

@@ -124,8 +124,8 @@ def outcome_of_closed(
     }
     if has_waited and _has_ended_well(handler):
         return Outcome(OutcomeKind.SUCCEEDED)
-    code, why = _published_reason(handler) if has_waited or has_lived else (0, "")
-    reason = f"the rendezvous is closed: {why or exit_reason(error)}"
+    code, published_reason = _published_reason(handler) if has_waited or has_lived else (0, "")
+    reason = f"the rendezvous is closed: {published_reason or exit_reason(error)}"
     return Outcome(OutcomeKind.UNREACHABLE, code, reason=reason)
 
 

@@ -65,8 +65,8 @@ class MembershipWatch:
         if self._sight.open(self._clock.monotonic_seconds()):
             self._roster.forgive()
         try:
-            waiting = self._handler.num_nodes_waiting()
-            self.is_joined = waiting > 0 and has_room(self._handler)
+            waiting_nodes = self._handler.num_nodes_waiting()
+            self.is_joined = waiting_nodes > 0 and has_room(self._handler)
             self.lost = self._roster.lost(self._clock.monotonic_seconds())
             self.is_changed = (
                 self.is_joined or bool(self.lost) or round_continued_without(self._handler)

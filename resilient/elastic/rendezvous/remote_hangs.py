@@ -148,8 +148,17 @@ class PeerHangExchange:
         Args:
             hang: Hang of this host's ranks; call again while the hang lasts.
         """
-        own_status, first, now_seconds = self._status, hang.first, self._clock.monotonic_seconds()
-        if not self._peers or own_status is None or first.edge or first.state in _SURE_STATES:
+        own_status, first_rank, now_seconds = (
+            self._status,
+            hang.first,
+            self._clock.monotonic_seconds(),
+        )
+        if (
+            not self._peers
+            or own_status is None
+            or first_rank.edge
+            or first_rank.state in _SURE_STATES
+        ):
             return False
         if own_status.place != self._place or not self._is_asking:
             self._place, self._asked_at_seconds = own_status.place, now_seconds
@@ -181,8 +190,8 @@ class PeerHangExchange:
     def _fresh(self, now_seconds: float) -> list[HostHangStatus]:
         """Return the records that were rewritten since the query began, and not long ago."""
         return [
-            standing
-            for _, standing, at_seconds in [*self._peer_statuses.values()]
+            status
+            for _, status, at_seconds in [*self._peer_statuses.values()]
             if at_seconds is not None and now_seconds - at_seconds < _ANSWER_SECONDS
         ]
 
@@ -209,16 +218,16 @@ class PeerHangExchange:
         """
         statuses = self._peer_statuses
         self._published += [
-            other
-            for other in self._peers
-            if other not in self._published and store.check([f"{self._key}/{other}"])
+            peer
+            for peer in self._peers
+            if peer not in self._published and store.check([f"{self._key}/{peer}"])
         ]
         keys = [f"{self._key}/{node}" for node in self._published]
         texts = store.multi_get(keys) if keys else []
         for node, text in zip(self._published, texts, strict=True):
             with suppress(ValueError):
-                number, standing = parse_standing(text.decode())
-                last_number, _, at_seconds = statuses.get(node, (number, standing, None))
+                number, status = parse_standing(text.decode())
+                last_number, _, at_seconds = statuses.get(node, (number, status, None))
                 if number != last_number:
                     at_seconds = self._clock.monotonic_seconds()
-                statuses[node] = number, standing, at_seconds
+                statuses[node] = number, status, at_seconds

@@ -182,9 +182,9 @@ class HostsReleased(Event):
     def message(self) -> str:
         """Return the message: leaving hosts and remaining hosts."""
         verb = "leaves" if len(self.hosts) == 1 else "leave"
-        on = "host continues" if self.nodes_left == 1 else "hosts continue"
+        continue_text = "host continues" if self.nodes_left == 1 else "hosts continue"
         return (
-            f"{', '.join(self.hosts)} {verb}; {self.nodes_left} {on} "
+            f"{', '.join(self.hosts)} {verb}; {self.nodes_left} {continue_text} "
             f"(--nnodes {self.nodes_min}:{self.nodes_max})"
         )
 
@@ -199,8 +199,8 @@ def hosts_that_stay(scopes: Collection[str], nodes: int, nodes_min: int) -> int:
     """
     # Without a message the stop may be for all hosts: a rank received it, or the script stops.
     is_for_some = bool(scopes) and all(scope == LeaveScope.ALONE.value for scope in scopes)
-    left = nodes - len(scopes)
-    return left if is_for_some and left >= nodes_min else 0
+    staying_nodes = nodes - len(scopes)
+    return staying_nodes if is_for_some and staying_nodes >= nodes_min else 0
 
 
 # A node that starts again is in no list for a moment, and the cached state is up to 1 s old.
@@ -276,9 +276,9 @@ class Roster:
         Raises:
             dist.DistError: The store does not answer.
         """
-        missing = self._missing()
+        missing_nodes = self._missing()
         since_seconds = {
-            node: self._missing_since_seconds.get(node, now_seconds) for node in missing
+            node: self._missing_since_seconds.get(node, now_seconds) for node in missing_nodes
         }
         self._missing_since_seconds = since_seconds
         return [
@@ -291,8 +291,8 @@ class Roster:
         """Return the positions of nodes that have left this round, by the cached state."""
         state = _state_of(self._handler)
         if state is None or state.round == self._round:
-            there = self._nodes if state is None else state.participants
-            return [place for node, place in self._nodes.items() if node not in there]
+            participants = self._nodes if state is None else state.participants
+            return [place for node, place in self._nodes.items() if node not in participants]
         return list(self._nodes.values())
 
     def say_regrouping(self, *, is_joined: bool) -> None:
@@ -331,9 +331,9 @@ class Roster:
 
     def tell_missing(self) -> list[str]:
         """Report the nodes that are absent after another rendezvous, and return their addresses."""
-        missing = self.missing()
-        self.tell(missing)
-        return missing
+        missing_nodes = self.missing()
+        self.tell(missing_nodes)
+        return missing_nodes
 
     def tell(self, addresses: list[str]) -> None:
         """Report once the loss of these nodes, and which of their hosts answer."""
@@ -350,17 +350,19 @@ class Roster:
         The state of the remaining agents is unknown. If none of the nodes served the rendezvous,
         none is reported.
         """
-        own: Any = getattr(self._handler, "_this_node", None)
-        others = [str(node.addr) for node in self._nodes if node != own]
-        if own not in self._nodes or not others or self._is_reported:
+        own_node: Any = getattr(self._handler, "_this_node", None)
+        peer_addresses = [str(node.addr) for node in self._nodes if node != own_node]
+        if own_node not in self._nodes or not peer_addresses or self._is_reported:
             return
-        there, silent = who_answers(others)
+        answering_hosts, silent_hosts = who_answers(peer_addresses)
         server = _served_at(self._handler)
-        addresses = addresses_of({server, *others})
-        agents = [agent for agent in there if addresses[server] & addresses[agent]]
+        addresses = addresses_of({server, *peer_addresses})
+        agents = [agent for agent in answering_hosts if addresses[server] & addresses[agent]]
         # If no host answers, this host may be the one that is cut off.
         hosts = (
-            silent if there else [agent for agent in silent if addresses[server] & addresses[agent]]
+            silent_hosts
+            if answering_hosts
+            else [agent for agent in silent_hosts if addresses[server] & addresses[agent]]
         )
         if agents or hosts:
             self._is_reported = True
@@ -409,21 +411,27 @@ class Roster:
             scope_by_node = {
                 node: self._read(_leave_request_key(place)) for node, place in self._nodes.items()
             }
-            leaving = {node: scope.decode() for node, scope in scope_by_node.items() if scope}
-            left = hosts_that_stay([*leaving.values()], self.nodes, settings.min_nodes)
-            if left:
-                self._left_nodes = frozenset(leaving)
+            scope_by_leaver = {
+                node: scope.decode() for node, scope in scope_by_node.items() if scope
+            }
+            staying_nodes = hosts_that_stay(
+                [*scope_by_leaver.values()], self.nodes, settings.min_nodes
+            )
+            if staying_nodes:
+                self._left_nodes = frozenset(scope_by_leaver)
                 self._store.set(_goodbye_key(self._place), _STAYS)
-                hosts = sorted(str(member.addr) for member in leaving)
-                self._emit(HostsReleased(hosts, left, settings.min_nodes, settings.max_nodes))
-            return left
+                hosts = sorted(str(member.addr) for member in scope_by_leaver)
+                self._emit(
+                    HostsReleased(hosts, staying_nodes, settings.min_nodes, settings.max_nodes)
+                )
+            return staying_nodes
         return 0
 
     def is_outlasted(self) -> bool:
         """Return whether other nodes published that they continue without this node."""
-        others = (place for place in self._nodes.values() if place != self._place)
+        peer_places = (place for place in self._nodes.values() if place != self._place)
         with suppress(dist.DistError):
-            return any(self._read(_goodbye_key(place)) == _STAYS for place in others)
+            return any(self._read(_goodbye_key(place)) == _STAYS for place in peer_places)
         return False
 
     def has_spares(self) -> bool:
@@ -433,13 +441,13 @@ class Roster:
 
     def waits_for_goodbyes(self, node: int | None) -> bool:
         """Return whether another node is still in the round and has not confirmed its exit."""
-        left = self.left()
-        if node is None or node in left:
+        departed_places = self.left()
+        if node is None or node in departed_places:
             return False
-        others = set(self._nodes.values()) - {node, *left}
+        remaining_places = set(self._nodes.values()) - {node, *departed_places}
         # Without the store, the node that served it is gone too.
         with suppress(dist.DistError):
-            return not all(self._store.check([_goodbye_key(other)]) for other in others)
+            return not all(self._store.check([_goodbye_key(place)]) for place in remaining_places)
         return False
 
     @property
@@ -458,8 +466,8 @@ class Roster:
         state = _state_of(self._handler)
         if state is None:
             return []
-        there = {*state.participants, *state.wait_list, *state.redundancy_list}
-        return [node for node in self._nodes if node not in there]
+        present_nodes = {*state.participants, *state.wait_list, *state.redundancy_list}
+        return [node for node in self._nodes if node not in present_nodes]
 
     def _has_left(self, node: Any) -> bool:
         return bool(self._store.check([_goodbye_key(self._nodes[node])]))

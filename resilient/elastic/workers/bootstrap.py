@@ -69,12 +69,12 @@ def run_target(arguments: list[str]) -> None:
     if arguments[:1] == ["--exec"]:
         _become(arguments[1:])
     is_module = arguments[:1] == ["-m"]
-    target, *rest = arguments[1:] if is_module else arguments
+    target, *target_arguments = arguments[1:] if is_module else arguments
     if not sys.flags.safe_path:
         folder = os.getcwd() if is_module else os.path.dirname(os.path.realpath(target))  # noqa: PTH109, PTH120 - pathlib costs 10 ms
         sys.path.insert(0, folder)
     code, attributes = _find_module(target) if is_module else _find_script(target)
-    sys.argv = [attributes["__file__"] if is_module else target, *rest]
+    sys.argv = [attributes["__file__"] if is_module else target, *target_arguments]
     program = ModuleType("__main__")
     program.__dict__.update(attributes)
     sys.modules["__main__"] = program
@@ -168,11 +168,11 @@ class _ImportLog:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Record a module that the fork server may import too, once its import succeeded."""
         del path, target
-        last, self._last = self._last, {}
-        if last.get("name") in sys.modules and os.getpid() == self._worker:
+        last_import, self._last = self._last, {}
+        if last_import.get("name") in sys.modules and os.getpid() == self._worker:
             import json
 
-            os.write(self._file, json.dumps(last).encode() + b"\n")
+            os.write(self._file, json.dumps(last_import).encode() + b"\n")
         package = name.partition(".")[0]
         if package in _WARMABLE:
             variables = {"variables": relevant_variables()} if name == package else {}

@@ -133,7 +133,7 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
         emit: Listener for an event per lock without a live owner.
     """
     with ExitStack() as stack:
-        dead = []
+        dead_locks = []
         for path in find_locks(environ):
             identity = _identity(path)
             # Agents take turns at a folder: a second agent could remove the lock of a new build.
@@ -144,12 +144,12 @@ def remove_dead_locks(environ: Mapping[str, str], clock: Clock, emit: Emitter) -
             users = users_of(path)
             reason = _unsafe(path) or users.reason
             if not reason:
-                dead.append((path, identity))
+                dead_locks.append((path, identity))
             elif not users.holders:
                 emit(BuildLockLeft(str(path), reason))
-        if dead:
+        if dead_locks:
             clock.sleep(_BETWEEN_LOOKS_SECONDS)
-        for path, identity in dead:
+        for path, identity in dead_locks:
             _remove(path, identity, emit)
 
 
@@ -172,7 +172,7 @@ def find_locks(environ: Mapping[str, str]) -> list[Path]:
 def users_of(path: Path) -> Users:
     """Return the processes of this host that use a lock or its folder."""
     status = _status(path)
-    holders, workers, unreadable = [], [], []
+    holders, workers, unreadable_pids = [], [], []
     folder = os.path.realpath(path.parent)
     for process in _processes():
         try:
@@ -183,10 +183,10 @@ def users_of(path: Path) -> Users:
                 workers.append(process)
         except PermissionError:
             if _may_build(process):
-                unreadable.append(process)
+                unreadable_pids.append(process)
         except OSError:
             continue  # The process has ended.
-    return Users(tuple(holders), tuple(workers), tuple(unreadable))
+    return Users(tuple(holders), tuple(workers), tuple(unreadable_pids))
 
 
 def held_files(suffix: str) -> dict[str, int]:
@@ -247,7 +247,7 @@ def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
     if reason := users_of(path).reason:
         emit(BuildLockLeft(str(path), reason))
         return
-    created = datetime.fromtimestamp(identity[2] / 1e9, UTC)
+    creation_time = datetime.fromtimestamp(identity[2] / 1e9, UTC)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -255,7 +255,7 @@ def _remove(path: Path, identity: tuple[int, int, int], emit: Emitter) -> None:
     except OSError as error:
         emit(BuildLockLeft(str(path), f"the removal failed ({error.strerror})"))
         return
-    emit(BuildLockRemoved(str(path), created.isoformat(timespec="seconds")))
+    emit(BuildLockRemoved(str(path), creation_time.isoformat(timespec="seconds")))
 
 
 def _is_lock_of_torch(path: Path) -> bool:
@@ -336,9 +336,9 @@ def _mount_of(folder: str, mounts: str) -> tuple[str, str]:
 
 
 def _processes() -> Sequence[int]:
-    own = os.getpid()
+    own_pid = os.getpid()
     numbers = (int(path.name) for path in _readable(_PROC.iterdir()) if path.name.isdecimal())
-    return [number for number in numbers if number != own]
+    return [number for number in numbers if number != own_pid]
 
 
 def _readable(paths: Iterator[Path]) -> list[Path]:

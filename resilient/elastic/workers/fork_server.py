@@ -77,9 +77,9 @@ class PreloadedImports:
             with open(self._path, "rb") as file:  # noqa: PTH123 - see above
                 file.seek(self._read)
                 text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            self._read += len(whole)
-            self._pending += [json.loads(line) for line in whole.splitlines()]
+            complete_text = text[: text.rfind(b"\n") + 1]
+            self._read += len(complete_text)
+            self._pending += [json.loads(line) for line in complete_text.splitlines()]
             self._grown_at_seconds = now_seconds
 
     def is_due(self) -> bool:
@@ -114,20 +114,20 @@ def set_variables(variables: Mapping[str, str]) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Discard output inside the block, because the worker has already printed it."""
-    kept = [os.dup(number) for number in (1, 2)]
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    saved_descriptors = [os.dup(number) for number in (1, 2)]
+    devnull = os.open(os.devnull, os.O_WRONLY)
     try:
         for number in (1, 2):
-            os.dup2(nowhere, number)
+            os.dup2(devnull, number)
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
-        for number, copy in zip((1, 2), kept, strict=True):
+        for number, copy in zip((1, 2), saved_descriptors, strict=True):
             os.dup2(copy, number)
             os.close(copy)
-        os.close(nowhere)
+        os.close(devnull)
 
 
 def unfit() -> str:
@@ -180,7 +180,7 @@ def receive(channel: socket.socket) -> tuple[Request, list[int]] | None:
 
 def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:
     """Import and fork until the agent is gone; return in each worker with its arguments."""
-    trouble = ""
+    problem = ""
     while True:
         is_busy = imports.is_due() or imports.is_to_settle
         if not is_asked(channel, 0.0 if is_busy else _LOOK_SECONDS):
@@ -188,10 +188,10 @@ def serve(channel: socket.socket, imports: PreloadedImports) -> list[str]:
             if imports.is_due():
                 imports.step()
             elif imports.is_to_settle:
-                trouble, imports.is_settled = unfit(), True
+                problem, imports.is_settled = unfit(), True
                 settle()
             continue
-        arguments = answer(channel, imports, trouble)
+        arguments = answer(channel, imports, problem)
         if arguments is not None:
             return arguments
 
@@ -203,10 +203,10 @@ def is_asked(channel: socket.socket, within_seconds: float) -> bool:
 
 def answer(channel: socket.socket, imports: PreloadedImports, trouble: str) -> list[str] | None:
     """Fork the workers of a request; return arguments only in each worker."""
-    received = receive(channel)
-    if received is None:
+    message = receive(channel)
+    if message is None:
         sys.exit(0)
-    request, fds = received
+    request, fds = message
     if imports.is_settled and not trouble:
         arguments = fork_workers(channel, request, fds, imports)
         if arguments is not None:
@@ -277,14 +277,14 @@ def watch_imports(
     The package was imported before the program began, so a variable that the program sets before
     its import would have no effect. The check runs when the program first imports each package.
     """
-    original, left = builtins.__import__, dict(seen)
+    original, unchecked_packages = builtins.__import__, dict(seen)
 
     def watching(name: str, *rest: Any, **more: Any) -> Any:
-        variables = left.pop(name.partition(".")[0], None)
+        variables = unchecked_packages.pop(name.partition(".")[0], None)
         if variables is not None:
             if variables != bootstrap.relevant_variables():
                 start_cold(environ, arguments)
-            if not left and builtins.__import__ is watching:
+            if not unchecked_packages and builtins.__import__ is watching:
                 builtins.__import__ = original
         return original(name, *rest, **more)
 

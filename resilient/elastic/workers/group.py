@@ -124,12 +124,12 @@ class WorkerGroup:
         self._selector = selectors.DefaultSelector()
         self._is_killing = False
         self._looked_at_seconds = clock.monotonic_seconds()
-        spawned = [_Spawned(pid) for pid in spawner.spawn(commands)] if spawner else []
-        self.is_warm = bool(spawned)
-        for command, process in zip(commands, spawned, strict=False):
+        spawned_processes = [_Spawned(pid) for pid in spawner.spawn(commands)] if spawner else []
+        self.is_warm = bool(spawned_processes)
+        for command, process in zip(commands, spawned_processes, strict=False):
             self._add(command, process)
         try:
-            for command in commands[len(spawned) :]:
+            for command in commands[len(spawned_processes) :]:
                 self._add(command, _start(command))
         except OSError:
             self.close()
@@ -143,8 +143,8 @@ class WorkerGroup:
     @property
     def running_ranks(self) -> list[int]:
         """Ranks that still run."""
-        ended = {exit_.pid for exit_ in self.exits}
-        return [worker.command.rank for worker in self._all if worker.process.pid not in ended]
+        ended_pids = {exit_.pid for exit_ in self.exits}
+        return [worker.command.rank for worker in self._all if worker.process.pid not in ended_pids]
 
     @property
     def pids(self) -> dict[int, int]:
@@ -156,12 +156,12 @@ class WorkerGroup:
         if not self.is_running:
             self._clock.sleep(within_seconds)
             return []
-        ready = self._selector.select(within_seconds)
+        ready_keys = self._selector.select(within_seconds)
         now_seconds = self._clock.monotonic_seconds()
-        new = [self._ended(key.data, now_seconds) for key, _ in ready]
+        new_exits = [self._ended(key.data, now_seconds) for key, _ in ready_keys]
         self._looked_at_seconds = now_seconds
-        self.exits += new
-        return new
+        self.exits += new_exits
+        return new_exits
 
     def signal(self, number: int) -> None:
         """Send a signal to the running workers, but not to their children.
@@ -169,9 +169,9 @@ class WorkerGroup:
         A worker's own children (data loaders) must outlive the stop request. Otherwise the worker
         would fail on their loss instead of saving.
         """
-        ended = {exit_.pid for exit_ in self.exits}
+        ended_pids = {exit_.pid for exit_ in self.exits}
         for worker in self._all:
-            if worker.process.pid not in ended:
+            if worker.process.pid not in ended_pids:
                 # The process is not reaped, so its id cannot belong to another process.
                 os.kill(worker.process.pid, number)
 
@@ -204,9 +204,9 @@ class WorkerGroup:
         if self.is_running:
             self.kill()
             self.wait_for_all(_REAP_SECONDS)
-        ended = {exit_.pid for exit_ in self.exits}
+        ended_pids = {exit_.pid for exit_ in self.exits}
         for worker in self._all:
-            if worker.process.pid in ended:
+            if worker.process.pid in ended_pids:
                 worker.process.wait()
             os.close(worker.pidfd)
         self._all.clear()

@@ -102,11 +102,11 @@ class ImmutabilityCheck:
         Raises:
             ConfigError: The message names the module.
         """
-        now = ImmutabilityCheck.of(model).seen
-        changed = sorted(
-            name for name in {*now, *self.seen} if now.get(name) != self.seen.get(name)
+        checksums = ImmutabilityCheck.of(model).seen
+        changed_names = sorted(
+            name for name in {*checksums, *self.seen} if checksums.get(name) != self.seen.get(name)
         )
-        refuse_changed(model, changed)
+        refuse_changed(model, changed_names)
 
 
 def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -124,8 +124,8 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
         owner, _, name = changed[0].rpartition(".")
         module = model.get_submodule(owner)
         if name in dict(module.named_parameters(recurse=False)):
-            why = f"its forward pass changes its parameter `{name}`"
-            raise _mixes(owner, module, why, _BETWEEN)
+            reason = f"its forward pass changes its parameter `{name}`"
+            raise _mixes(owner, module, reason, _BETWEEN)
         raise _mixes(owner, module, f"its forward pass changes its buffer `{name}`")
 
 
@@ -141,12 +141,12 @@ _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Return a digest of the bits of some tensors, in hexadecimal."""
-    hashed = blake2b(digest_size=16)
+    hasher = blake2b(digest_size=16)
     for tensor in tensors:
         dense = tensor.detach().to("cpu").contiguous()
-        hashed.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
-        hashed.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()
+        hasher.update(f"{dense.dtype}{tuple(dense.shape)}".encode())
+        hasher.update(dense.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def checksum_of(tensor: torch.Tensor) -> int:

@@ -84,9 +84,9 @@ class GradientReducer:
     def _lane(self, numbers: list[int], window_bytes: int) -> DtypeGroup:
         parameters = [self.parameters[number] for number in numbers]
         line = line_of([gradient.numel() for gradient in parameters], self.ranks)
-        like = parameters[0].detach()
+        example_tensor = parameters[0].detach()
         return DtypeGroup(
-            tuple(numbers), TreeReduce(line, self.plan, self.rank, like, window_bytes)
+            tuple(numbers), TreeReduce(line, self.plan, self.rank, example_tensor, window_bytes)
         )
 
     def _begin(self) -> None:
@@ -134,20 +134,23 @@ class GradientReducer:
         if self.ranks == 1:
             self._scale_alone(partials[0])
             return loss, [None if partial is None else flat(partial) for partial in partials[0]]
-        whole = [self._filled(partial) for partial in partials]
+        full_gradients = [self._filled(partial) for partial in partials]
         for lane in self.lanes:
-            self._sum_up_own(lane, [lane.of(gradient) for gradient in whole])
-        own = [
-            gradient if has else None for gradient, has in zip(self._own_runs, used, strict=True)
+            self._sum_up_own(lane, [lane.of(gradient) for gradient in full_gradients])
+        own_gradients = [
+            gradient if is_used else None
+            for gradient, is_used in zip(self._own_runs, used, strict=True)
         ]
-        return loss, own
+        return loss, own_gradients
 
     def tell_own(self) -> None:
         """Send the elements that each rank has stepped to all ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
-            whole = lane.of([parameter.detach() for parameter in self.parameters])
+            full_parameters = lane.of([parameter.detach() for parameter in self.parameters])
             for window in lane.exchange.windows:
-                lane.exchange.tell(lane.exchange.mine(whole, window), whole, window)
+                lane.exchange.tell(
+                    lane.exchange.mine(full_parameters, window), full_parameters, window
+                )
 
     def run_of(self, number: int) -> TensorSlice:
         """Return the elements of a parameter, by its number, that this rank sums."""
@@ -159,9 +162,9 @@ class GradientReducer:
 
     def _scale_alone(self, gradients: Gradients) -> None:
         """Convert sums to means if no other rank took part."""
-        kept = [gradient for gradient in gradients if gradient is not None]
-        if self.ranks == 1 and kept:
-            torch._foreach_mul_(kept, 1 / self.plan.leaves)
+        present_gradients = [gradient for gradient in gradients if gradient is not None]
+        if self.ranks == 1 and present_gradients:
+            torch._foreach_mul_(present_gradients, 1 / self.plan.leaves)
 
     def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
         """Return this rank's partial sums, the mean loss, and the used parameters.
@@ -171,34 +174,34 @@ class GradientReducer:
         partials, losses = self._joining.values(), self._losses
         self._begin()
         leaves, device = self.plan.leaves, self.parameters[0].device
-        has = [
+        has_gradient = [
             any(partial[number] is not None for partial in partials)
             for number in range(len(self.parameters))
         ]
-        sums = torch.zeros(leaves + len(has), dtype=torch.float64)
-        sums[leaves:] = torch.tensor(has)
+        sums = torch.zeros(leaves + len(has_gradient), dtype=torch.float64)
+        sums[leaves:] = torch.tensor(has_gradient)
         sums = sums.to(device)
         if losses:
             sums[self.leaves.start : self.leaves.stop] = torch.stack(losses)
         if self.ranks > 1:
             dist.all_reduce(sums)
         counts = sums.tolist()
-        joining: TreeAccumulator[float] = TreeAccumulator(leaves, add)
+        accumulator: TreeAccumulator[float] = TreeAccumulator(leaves, add)
         for leaf in range(leaves):
-            joining.take(Node(leaf, leaf + 1), counts[leaf])
-        return partials, joining.root() / leaves, [count > 0 for count in counts[leaves:]]
+            accumulator.take(Node(leaf, leaf + 1), counts[leaf])
+        return partials, accumulator.root() / leaves, [count > 0 for count in counts[leaves:]]
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
         """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
-        whole = [self._filled(partial) for partial in partials]
-        room = whole[0] if whole else self._filled([None] * len(self.parameters))
+        full_gradients = [self._filled(partial) for partial in partials]
+        room = full_gradients[0] if full_gradients else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
             # Windows do not overlap, so overwritten memory has already been sent.
-            exchange, into = lane.exchange, lane.of(room)
-            sent = [lane.of(gradient) for gradient in whole]
+            exchange, target_tensors = lane.exchange, lane.of(room)
+            flat_gradients = [lane.of(gradient) for gradient in full_gradients]
             for window in exchange.windows:
-                exchange.tell(exchange.sum_up(sent, window), into, window)
-        return [gradient if has else None for gradient, has in zip(room, used, strict=True)]
+                exchange.tell(exchange.sum_up(flat_gradients, window), target_tensors, window)
+        return [gradient if is_used else None for gradient, is_used in zip(room, used, strict=True)]
 
     def _filled(self, gradients: Gradients) -> list[torch.Tensor]:
         """Return gradients with zeros where one is missing."""
@@ -209,7 +212,7 @@ class GradientReducer:
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
         """Write this rank's runs of one group's means to ``_own``. Collective."""
-        exchange, own = lane.exchange, lane.of(self._own_runs)
+        exchange, own_runs = lane.exchange, lane.of(self._own_runs)
         for window in exchange.windows:
             own_sum, place = exchange.sum_up(partials, window), 0
             for segment in exchange.line.segments(*window.spans[self.rank]):
@@ -217,7 +220,7 @@ class GradientReducer:
                     segment.stop - segment.start,
                     exchange.line.run(segment.tensor, self.rank).start,
                 )
-                own[segment.tensor][segment.start - first : segment.stop - first] = own_sum[
+                own_runs[segment.tensor][segment.start - first : segment.stop - first] = own_sum[
                     place : place + count
                 ]
                 place += count

@@ -65,9 +65,11 @@ class CanonicalStrategy:
         Raises:
             ConfigError: The optimizer cannot be sharded.
         """
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained_parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         reducer = GradientReducer(
-            trained, self.micro_batches, self.rank, self.ranks, self.window_bytes
+            trained_parameters, self.micro_batches, self.rank, self.ranks, self.window_bytes
         )
         if not self.shards_optimizer:
             return bind_plainly(self, model, optimizer, ReplicaUpdates(updates, reducer))

@@ -79,10 +79,10 @@ class TreeAccumulator(Generic[T]):
         if self._nodes and self._nodes[-1][0].stop != node.start:
             raise ValueError(f"leaf {node.start} does not follow {self._nodes[-1][0].stop - 1}")
         while self._nodes:
-            whole = parent(self._nodes[-1][0], node, self._leaves)
-            if whole is None:
+            parent_node = parent(self._nodes[-1][0], node, self._leaves)
+            if parent_node is None:
                 break
-            node, value = whole, self._add(self._nodes.pop()[1], value)
+            node, value = parent_node, self._add(self._nodes.pop()[1], value)
         self._nodes.append((node, value))
 
     def nodes(self) -> tuple[Node, ...]:
@@ -106,10 +106,10 @@ class TreeAccumulator(Generic[T]):
 
 def cover(run: Node, leaves: int) -> tuple[Node, ...]:
     """Return the nodes that a rank with a run of leaves sends, from left to right."""
-    joining: TreeAccumulator[None] = TreeAccumulator(leaves, lambda _left, _right: None)
+    accumulator: TreeAccumulator[None] = TreeAccumulator(leaves, lambda _left, _right: None)
     for leaf in range(run.start, run.stop):
-        joining.take(Node(leaf, leaf + 1), None)
-    return joining.nodes()
+        accumulator.take(Node(leaf, leaf + 1), None)
+    return accumulator.nodes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ def plan_for(leaves: int, ranks: int) -> ReductionPlan:
 
 def _counts(leaves: int, ranks: int) -> list[int]:
     """Return how many leaves each rank has: the same, or one more for some of them."""
-    base_count, more = divmod(leaves, ranks)
-    if not more or not base_count or ranks * (more + 1) > _WAYS_MAX:
-        return [base_count + (rank < more) for rank in range(ranks)]
+    base_count, extra_leaves = divmod(leaves, ranks)
+    if not extra_leaves or not base_count or ranks * (extra_leaves + 1) > _WAYS_MAX:
+        return [base_count + (rank < extra_leaves) for rank in range(ranks)]
     # cheapest[given]: fewest nodes of the ranks so far, if `given` of them have one leaf more,
     # and who does.
     cheapest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
@@ -156,16 +156,16 @@ def _counts(leaves: int, ranks: int) -> list[int]:
         for extra_ranks, (cost, counts) in cheapest.items():
             start = rank * base_count + extra_ranks
             for extra in (1, 0):
-                fits = extra_ranks + extra <= more <= extra_ranks + extra + ranks - rank - 1
+                fits = extra_ranks + extra <= extra_leaves <= extra_ranks + extra + ranks - rank - 1
                 if not fits:
                     continue
-                sent = len(cover(Node(start, start + base_count + extra), leaves))
-                way = (cost + sent, (*counts, base_count + extra))
+                sent_nodes = len(cover(Node(start, start + base_count + extra), leaves))
+                way = (cost + sent_nodes, (*counts, base_count + extra))
                 best = best_by_extra.get(extra_ranks + extra)
                 if best is None or way[0] < best[0]:
                     best_by_extra[extra_ranks + extra] = way
         cheapest = best_by_extra
-    return list(cheapest[more][1])
+    return list(cheapest[extra_leaves][1])
 
 
 WINDOW_BYTES = 32 << 20
@@ -224,8 +224,8 @@ class TreeReduce:
             Memory that the next call overwrites.
         """
         lengths = [stop - start for start, stop in window.spans]
-        own, counts = lengths[self.rank], [len(nodes) for nodes in self.plan.nodes]
-        sent = self._buffer("sent", sum(lengths) * len(partials))
+        own_length, counts = lengths[self.rank], [len(nodes) for nodes in self.plan.nodes]
+        send_buffer = self._buffer("sent", sum(lengths) * len(partials))
         parts = [
             part
             for span in window.spans
@@ -233,19 +233,19 @@ class TreeReduce:
             for part in self._cut(tensors, span)
         ]
         if parts:
-            torch.cat(parts, out=sent)
-        received = self._buffer("heard", own * sum(counts))
+            torch.cat(parts, out=send_buffer)
+        receive_buffer = self._buffer("heard", own_length * sum(counts))
         dist.all_to_all_single(
-            received,
-            sent,
-            [own * count for count in counts],
+            receive_buffer,
+            send_buffer,
+            [own_length * count for count in counts],
             [length * len(partials) for length in lengths],
         )
-        joining: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
+        accumulator: TreeAccumulator[torch.Tensor] = TreeAccumulator(self.plan.leaves, add_in_place)
         nodes = [node for nodes in self.plan.nodes for node in nodes]
         for nth, node in enumerate(nodes):
-            joining.take(node, received[nth * own : (nth + 1) * own])
-        return joining.root().mul_(1 / self.plan.leaves)
+            accumulator.take(node, receive_buffer[nth * own_length : (nth + 1) * own_length])
+        return accumulator.root().mul_(1 / self.plan.leaves)
 
     def tell(
         self, own_partial: torch.Tensor, tensors: Sequence[torch.Tensor], window: ExchangeWindow
@@ -262,14 +262,14 @@ class TreeReduce:
         message[: own_partial.numel()].copy_(own_partial)
         all_results = self._buffer("everything", longest * self.ranks)
         _all_gather(all_results, message)
-        into: list[torch.Tensor] = []
+        target_parts: list[torch.Tensor] = []
         source: list[torch.Tensor] = []
         for rank, span in enumerate(window.spans):
             parts = self._cut(tensors, span)
-            first = all_results[rank * longest : rank * longest + span[1] - span[0]]
-            into += parts
-            source += torch.split(first, [part.numel() for part in parts])
-        torch._foreach_copy_(into, source)
+            rank_results = all_results[rank * longest : rank * longest + span[1] - span[0]]
+            target_parts += parts
+            source += torch.split(rank_results, [part.numel() for part in parts])
+        torch._foreach_copy_(target_parts, source)
 
     def mine(self, tensors: Sequence[torch.Tensor], window: ExchangeWindow) -> torch.Tensor:
         """Return this rank's span of a window of some flat tensors."""
@@ -302,15 +302,23 @@ def add_gradients(
     A missing gradient counts as zeros, as if it came from another rank. The addition of zero turns
     -0.0 of the other gradient into +0.0.
     """
-    both = [
-        (tensor, other) for tensor, other in zip(left, right, strict=True) if _has(tensor, other)
+    pairs = [
+        (left_tensor, right_tensor)
+        for left_tensor, right_tensor in zip(left, right, strict=True)
+        if _has(left_tensor, right_tensor)
     ]
-    if both:
-        sums, more = zip(*both, strict=True)
-        torch._foreach_add_(list(sums), list(more))
+    if pairs:
+        sums, addends = zip(*pairs, strict=True)
+        torch._foreach_add_(list(sums), list(addends))
     return [
-        tensor if other is None else other if tensor is None else tensor
-        for tensor, other in zip(_zero_added(left, right), _zero_added(right, left), strict=True)
+        left_tensor
+        if right_tensor is None
+        else right_tensor
+        if left_tensor is None
+        else left_tensor
+        for left_tensor, right_tensor in zip(
+            _zero_added(left, right), _zero_added(right, left), strict=True
+        )
     ]
 
 
@@ -323,8 +331,8 @@ def _zero_added(
 ) -> list[torch.Tensor | None]:
     """Return ``left_tensors``, with zero added where there is nothing of ``right_tensors``."""
     return [
-        left.add_(0.0) if left is not None and right is None else left
-        for left, right in zip(left_tensors, right_tensors, strict=True)
+        left_tensor.add_(0.0) if left_tensor is not None and right_tensor is None else left_tensor
+        for left_tensor, right_tensor in zip(left_tensors, right_tensors, strict=True)
     ]
 
 
@@ -401,15 +409,15 @@ class FlatBuffer:
         """Return all spans in windows of at most ``elements`` elements over all ranks."""
         ranks = len(self.cuts) - 1
         window_elements = max(1, elements // ranks)
-        most = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
+        span_max = max(self.cuts[rank + 1] - self.cuts[rank] for rank in range(ranks))
         return [
             ExchangeWindow(
                 tuple(
-                    (min(low + done, high), min(low + done + window_elements, high))
+                    (min(low + offset, high), min(low + offset + window_elements, high))
                     for low, high in map(self.span, range(ranks))
                 )
             )
-            for done in range(0, most, window_elements)
+            for offset in range(0, span_max, window_elements)
         ]
 
 
@@ -424,7 +432,9 @@ def line_of(sizes: Sequence[int], ranks: int) -> FlatBuffer:
     cuts = [0]
     for rank in range(1, ranks):
         target = offsets[-1] * rank / ranks
-        above = min(bisect_right(borders, target), len(borders) - 1)
-        nearest = min(borders[max(above - 1, 0)], borders[above], key=lambda at: abs(at - target))
+        upper_index = min(bisect_right(borders, target), len(borders) - 1)
+        nearest = min(
+            borders[max(upper_index - 1, 0)], borders[upper_index], key=lambda at: abs(at - target)
+        )
         cuts.append(max(cuts[-1], nearest))
     return FlatBuffer(tuple(sizes), offsets, (*cuts, offsets[-1]))

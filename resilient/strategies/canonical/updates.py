@@ -189,24 +189,31 @@ def cut_optimizer(
     numbers = {id(parameter): number for number, parameter in enumerate(reducer.parameters)}
     runs: dict[int, ParameterSlice] = {}
     for nth, group in enumerate(optimizer.param_groups):
-        whole, parameters_by_group = _whole(group["params"])
-        strange = sum(id(parameter) not in numbers for parameter in whole)
-        if strange:
+        parameters, pieces_by_owner = _whole(group["params"])
+        untrained_count = sum(id(parameter) not in numbers for parameter in parameters)
+        if untrained_count:
             raise ConfigError(
-                f"{strange} of the optimizer's {len(whole)} parameters are not trained here: with "
-                "`shard_optimizer_state` pass only parameters of the model that require gradients"
+                f"{untrained_count} of the optimizer's {len(parameters)} parameters are not "
+                "trained here: with `shard_optimizer_state` pass only parameters of the model that "
+                "require gradients"
             )
-        for parameter in whole:
+        for parameter in parameters:
             number = numbers[id(parameter)]
             segment = reducer.run_of(number)
             memory = flat(parameter.detach())[segment.start : segment.stop]
-            pieces = parameters_by_group.get(id(parameter)) or [
+            pieces = pieces_by_owner.get(id(parameter)) or [
                 _piece(cut, parameter) for cut in torch.split(memory, BLOCK)
             ]
-            alone = reducer.ranks == 1
+            is_single_rank = reducer.ranks == 1
             shape = tuple(parameter.shape)
             run = ParameterSlice(
-                names[id(parameter)], nth, shape, segment.start, memory, tuple(pieces), alone
+                names[id(parameter)],
+                nth,
+                shape,
+                segment.start,
+                memory,
+                tuple(pieces),
+                is_single_rank,
             )
             _cut_state(optimizer, parameter, run)
             runs[number] = run
@@ -232,14 +239,14 @@ def _whole(
     parameters: Sequence[nn.Parameter],
 ) -> tuple[list[nn.Parameter], dict[int, list[nn.Parameter]]]:
     """Return the parameters of a group, and the pieces of those that were cut before."""
-    parameters_by_group: dict[int, list[nn.Parameter]] = {}
-    whole: dict[int, nn.Parameter] = {}
+    pieces_by_owner: dict[int, list[nn.Parameter]] = {}
+    owners: dict[int, nn.Parameter] = {}
     for parameter in parameters:
         owner = getattr(parameter, _OF, parameter)
-        whole.setdefault(id(owner), owner)
+        owners.setdefault(id(owner), owner)
         if owner is not parameter:
-            parameters_by_group.setdefault(id(owner), []).append(parameter)
-    return list(whole.values()), parameters_by_group
+            pieces_by_owner.setdefault(id(owner), []).append(parameter)
+    return list(owners.values()), pieces_by_owner
 
 
 def _piece(memory: torch.Tensor, parameter: nn.Parameter) -> nn.Parameter:

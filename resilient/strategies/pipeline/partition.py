@@ -134,13 +134,13 @@ class StageEntry(_Stub):
         Raises:
             ConfigError: The module needs another tensor of an earlier stage.
         """
-        waiting, self.waiting = self.waiting, None
-        if waiting is None:
+        stage_input, self.waiting = self.waiting, None
+        if stage_input is None:
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, is called twice with one "
                 "micro-batch, but gets its tensor once: call the model once in `compute_loss`"
             )
-        new_inputs, kwargs = _replace_first(inputs, kwargs, waiting)
+        new_inputs, kwargs = _replace_first(inputs, kwargs, stage_input)
         if is_fake((new_inputs, kwargs)):
             raise ConfigError(
                 f"`{self._name_in_model}`, which starts a stage, needs a second tensor of earlier "
@@ -236,12 +236,12 @@ def tree_with(model: nn.Module, stand_ins: Mapping[str, nn.Module], name: str = 
     """Return ``model`` with some modules replaced; both share the other modules."""
     if name in stand_ins:
         return stand_ins[name]
-    inside = f"{name}." if name else ""
-    if not any(tensor.startswith(inside) for tensor in stand_ins):
+    prefix = f"{name}." if name else ""
+    if not any(tensor.startswith(prefix) for tensor in stand_ins):
         return model
     tree = copy.copy(model)
     children = {
-        child: None if module is None else tree_with(module, stand_ins, f"{inside}{child}")
+        child: None if module is None else tree_with(module, stand_ins, f"{prefix}{child}")
         for child, module in model._modules.items()  # noqa: SLF001 - torch has no public way
     }
     tree.__dict__["_modules"] = children
@@ -264,30 +264,30 @@ class StageModules:
     def stage(self, number: int) -> tuple[nn.Module, StageEntry | None]:
         """Return the tree of one stage, and its first module."""
         cut = self._stage_cut
-        stands: dict[str, nn.Module] = {}
+        stand_ins: dict[str, nn.Module] = {}
         for name, stage in cut.units.items():
             if stage < number:
-                stands[name] = EarlierStageStub(name, self._alike[name])
+                stand_ins[name] = EarlierStageStub(name, self._alike[name])
             elif stage > number:
                 kind = StageExit if name == cut.entries[number] else LaterStageStub
-                stands[name] = kind(name, self._alike[name])
+                stand_ins[name] = kind(name, self._alike[name])
         if number == 0:
-            return tree_with(self._model, stands), None
+            return tree_with(self._model, stand_ins), None
         name = cut.entries[number - 1]
-        stands[name] = entry = StageEntry(name, self._model.get_submodule(name))
-        return tree_with(self._model, stands), entry
+        stand_ins[name] = entry = StageEntry(name, self._model.get_submodule(name))
+        return tree_with(self._model, stand_ins), entry
 
     def planner(self) -> StageShapes:
         """Return the planner of the shapes between stages."""
-        stands: dict[str, nn.Module] = {
+        stand_ins: dict[str, nn.Module] = {
             name: EarlierStageStub(name, alike) for name, alike in self._alike.items()
         }
         entries: list[Planner] = []
         for name in self._stage_cut.entries:
             kind = LastPlanner if name == self._stage_cut.entries[-1] else Planner
-            entries.append(kind(name, stands[name]))
-            stands[name] = entries[-1]
-        return StageShapes(tree_with(self._model, stands), entries)
+            entries.append(kind(name, stand_ins[name]))
+            stand_ins[name] = entries[-1]
+        return StageShapes(tree_with(self._model, stand_ins), entries)
 
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
@@ -327,21 +327,21 @@ class StageShapes:
         return self._shapes[key]
 
     def _plan(self, run: Callable[[nn.Module], Any]) -> Shapes:
-        seen: list[torch.Tensor] = []
+        entry_tensors: list[torch.Tensor] = []
         for entry in self._entries:
-            entry.seen = seen
+            entry.seen = entry_tensors
         try:
             with torch.no_grad(), without_noise():
                 run(self.tree)
         except StageComplete:
             pass
-        if len(seen) != len(self._entries):
+        if len(entry_tensors) != len(self._entries):
             names = ", ".join(f"`{entry._name_in_model}`" for entry in self._entries)  # noqa: SLF001
             raise ConfigError(
                 f"the model's forward pass does not call {names} once each, in this order: stages "
                 "of a pipeline cannot start there"
             )
-        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in seen)
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in entry_tensors)
 
 
 @contextmanager
@@ -397,15 +397,15 @@ def split_model(
 
 def beside(model: nn.Module, cut: StageSplit) -> tuple[str, ...]:
     """Return the saved names outside all units, which every stage has."""
-    inside = tuple(f"{name}." for name in cut.units)
-    return tuple(name for name in model.state_dict() if not name.startswith(inside))
+    prefixes = tuple(f"{name}." for name in cut.units)
+    return tuple(name for name in model.state_dict() if not name.startswith(prefixes))
 
 
 def _own_points(model: nn.Module, stages: int) -> tuple[str, ...]:
-    says = getattr(model, "pp_split_points", None)
-    if not callable(says):
+    split_points = getattr(model, "pp_split_points", None)
+    if not callable(split_points):
         return ()
-    points = tuple(says(stages))
+    points = tuple(split_points(stages))
     if len(points) != stages - 1:
         raise ConfigError(
             f"`{type(model).__name__}.pp_split_points({stages})` names {len(points)} modules, but "
@@ -492,16 +492,16 @@ def _units(
     name: str, module: nn.Module, places: dict[str, int], entries: set[str]
 ) -> Iterator[tuple[str, int]]:
     """Yield the outermost modules that belong to one stage, with their stage."""
-    inside = f"{name}." if name else ""
+    prefix = f"{name}." if name else ""
     stages = {
-        stage for tensor, stage in places.items() if tensor == name or tensor.startswith(inside)
+        stage for tensor, stage in places.items() if tensor == name or tensor.startswith(prefix)
     }
     is_whole = bool(name) and not isinstance(module, _LISTS)
-    if is_whole and len(stages) <= 1 and not any(entry.startswith(inside) for entry in entries):
+    if is_whole and len(stages) <= 1 and not any(entry.startswith(prefix) for entry in entries):
         if stages:
             yield name, stages.pop()
         elif name in entries:
             raise ConfigError(f"`pp_split_points`: `{name}` holds nothing that is trained")
         return
     for child, submodule in module.named_children():
-        yield from _units(f"{inside}{child}", submodule, places, entries)
+        yield from _units(f"{prefix}{child}", submodule, places, entries)

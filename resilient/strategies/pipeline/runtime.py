@@ -74,9 +74,9 @@ class PipelineRank:
 
         Only for ranks of one job: received values are unpickled.
         """
-        shown: list[Any] = [None] * len(self.pipeline)
-        dist.all_gather_object(shown, value, group=self.pipeline_group)
-        return shown
+        values: list[Any] = [None] * len(self.pipeline)
+        dist.all_gather_object(values, value, group=self.pipeline_group)
+        return values
 
 
 class StageRandom:
@@ -107,13 +107,13 @@ class StageRandom:
 
     @contextmanager
     def _swapped(self, states: dict[str, torch.Tensor] | None) -> Iterator[None]:
-        outside = self._read()
+        outer_state = self._read()
         if states is not None:
             self._write(states)
         try:
             yield
         finally:
-            self._write(outside)
+            self._write(outer_state)
 
     def _read(self) -> dict[str, torch.Tensor]:
         states = {"cpu": torch.get_rng_state()}
@@ -236,15 +236,15 @@ class Stage(nn.Module):
         Raises:
             ConfigError: The model cannot be cut at these modules.
         """
-        entry, whole = self.__dict__["_entry"], self.__dict__["_whole"]
-        if self.tree.training != whole.training:
-            self.tree.train(whole.training)
+        entry, full_model = self.__dict__["_entry"], self.__dict__["_whole"]
+        if self.tree.training != full_model.training:
+            self.tree.train(full_model.training)
         if entry is not None:
             entry.waiting = tensors[0]
         try:
             output = self.runs[int(nth)](self.tree)
-        except StageComplete as over:
-            return self._checked(over.tensor)
+        except StageComplete as stage_end:
+            return self._checked(stage_end.tensor)
         if self.number < len(self.shapes):
             raise ConfigError(
                 f"the model's forward pass ended in stage {self.number} of the pipeline, before "
@@ -257,12 +257,12 @@ class Stage(nn.Module):
     def _checked(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_fake(tensor):
             raise ConfigError(_NEEDS_MORE)
-        planned = self.shapes[self.number]
-        if (tuple(tensor.shape), tensor.dtype) != planned:
+        planned_output = self.shapes[self.number]
+        if (tuple(tensor.shape), tensor.dtype) != planned_output:
             raise ConfigError(
                 f"stage {self.number} of the pipeline made {tensor.dtype} {list(tensor.shape)}, "
-                f"but the shapes of its batch imply {planned[1]} {list(planned[0])}: shapes must "
-                "not depend on values"
+                f"but the shapes of its batch imply {planned_output[1]} {list(planned_output[0])}: "
+                "shapes must not depend on values"
             )
         return tensor.contiguous()
 
@@ -345,8 +345,8 @@ class PipelinedModel(nn.Module):
     def part(self) -> Part:
         """Return the part that is saved and loaded."""
         # Every stage has the tensors outside modules, and the first stage writes them.
-        but = self.beside if self.place.number else ()
-        return Part(PipelineModel(self.whole, writes=self.place.writes, but=but))
+        excluded_names = self.beside if self.place.number else ()
+        return Part(PipelineModel(self.whole, writes=self.place.writes, but=excluded_names))
 
     def gathered(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a whole tensor of the model on the CPU of every rank. Collective.
@@ -358,46 +358,46 @@ class PipelinedModel(nn.Module):
         stages = (stage for unit, stage in self.units.items() if name.startswith(f"{unit}."))
         source = self.place.holder(next(stages, 0))
         if tensor.is_meta:
-            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
+            full_tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=self.place.device)
         else:
             full: Any = tensor.detach()
-            whole = full.full_tensor() if hasattr(full, "full_tensor") else full.clone()
-        dist.broadcast(whole, source, group=self.place.pipeline_group)
-        return whole.cpu()
+            full_tensor = full.full_tensor() if hasattr(full, "full_tensor") else full.clone()
+        dist.broadcast(full_tensor, source, group=self.place.pipeline_group)
+        return full_tensor.cpu()
 
     def _evaluate(self, stage: Stage, run: Run, shapes: Shapes, before: Any) -> Any:
         """Receive a stage's input, run the stage, and send its output."""
         place, number = self.place, stage.number
-        me = place.holder(number)
+        own_holder = place.holder(number)
         tensors: tuple[torch.Tensor, ...] = ()
         if number:
             tensors = (before,)
-            if place.holder(number - 1) != me:
+            if place.holder(number - 1) != own_holder:
                 shape, dtype = shapes[number - 1]
                 tensors = (torch.empty(shape, dtype=dtype, device=place.device),)
                 dist.recv(tensors[0], place.holder(number - 1), group=place.pipeline_group)
         stage.shapes, stage.runs = shapes, (run,)
         output = stage(*tensors, nth=torch.zeros(1, dtype=torch.int64))
         stage.runs = ()
-        if number < len(shapes) and place.holder(number + 1) != me:
+        if number < len(shapes) and place.holder(number + 1) != own_holder:
             dist.send(output, place.holder(number + 1), group=place.pipeline_group)
         return output
 
     def _broadcast_outputs(self, outputs: Any) -> Any:
         """Broadcast the last stage's outputs to every rank."""
-        place, last = self.place, self.options.stages - 1
-        leaves, spec = tree_flatten(outputs if last in self.stages else None)
+        place, last_stage = self.place, self.options.stages - 1
+        leaves, spec = tree_flatten(outputs if last_stage in self.stages else None)
         outline: list[Any] = [[_outline(leaf) for leaf in leaves], spec]
-        dist.broadcast_object_list(outline, place.holder(last), group=place.pipeline_group)
+        dist.broadcast_object_list(outline, place.holder(last_stage), group=place.pipeline_group)
         shapes = []
         for nth, leaf in enumerate(outline[0]):
             if not isinstance(leaf, _Outline):
                 shapes.append(leaf)
                 continue
             tensor = torch.empty(leaf.shape, dtype=leaf.dtype, device=place.device)
-            if last in self.stages:
+            if last_stage in self.stages:
                 tensor = leaves[nth].contiguous()
-            dist.broadcast(tensor, place.holder(last), group=place.pipeline_group)
+            dist.broadcast(tensor, place.holder(last_stage), group=place.pipeline_group)
             shapes.append(tensor)
         return tree_unflatten(shapes, outline[1])
 
@@ -417,9 +417,9 @@ class PipelinedModel(nn.Module):
         self.align()
         with self.random.drawing():
             shapes = [self._shapes(*pair) for pair in zip(runs, batches, strict=True)]
-            together = self._agree(alike=len(set(shapes)) == 1)
+            has_one_shape = self._agree(alike=len(set(shapes)) == 1)
             count = len(runs)
-            groups = [range(count)] if together else [range(n, n + 1) for n in range(count)]
+            groups = [range(count)] if has_one_shape else [range(n, n + 1) for n in range(count)]
             losses: list[torch.Tensor] = []
             for group in groups:
                 losses += self._step([runs[nth] for nth in group], shapes[group[0]])
@@ -447,12 +447,12 @@ class PipelinedModel(nn.Module):
         schedule = self._schedule(count, shapes)
         for stage in self.stages.values():
             stage.shapes, stage.runs = shapes, runs
-        last = self.options.stages - 1 in self.stages
-        first = (torch.zeros(count, device=self.place.device),) if 0 in self.stages else ()
+        has_last_stage = self.options.stages - 1 in self.stages
+        stage_inputs = (torch.zeros(count, device=self.place.device),) if 0 in self.stages else ()
         try:
             schedule.step(
-                *first,
-                target=torch.zeros(count) if last else None,
+                *stage_inputs,
+                target=torch.zeros(count) if has_last_stage else None,
                 losses=losses,
                 return_outputs=False,
                 nth=torch.arange(count),

@@ -57,8 +57,8 @@ class PipelineStrategy:
     @property
     def name(self) -> str:
         """Name of the strategy in a checkpoint."""
-        inside = "tp+pp" if self.sizes.tensor > 1 else "pp"
-        return inside + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
+        base_name = "tp+pp" if self.sizes.tensor > 1 else "pp"
+        return base_name + ("" if self.sizes.data == 1 else "+fsdp" if self.fsdp else "+ddp")
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Cut the model, free the stages of other ranks, and return the trained model. Collective.
@@ -125,11 +125,11 @@ class PipelineStrategy:
             )
         if self.sizes.data == 1:
             return
-        whole = FsdpOptions(reshard_after_forward=False)
-        over = FsdpStrategy(self.device, self.fsdp or whole)
+        default_options = FsdpOptions(reshard_after_forward=False)
+        fsdp_strategy = FsdpStrategy(self.device, self.fsdp or default_options)
         names = tuple(name for name in self.sizes.names if name != "tp")
         for stage in stages.values():
-            over.shard(stage, mesh[names])
+            fsdp_strategy.shard(stage, mesh[names])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
         """Return the pipeline and its stepper. Collective.
@@ -138,12 +138,12 @@ class PipelineStrategy:
         """
         pipelined = cast("PipelinedModel", model)
         place = pipelined.place
-        kept = PipelineOptimizer(
+        stage_optimizer = PipelineOptimizer(
             pipelined.whole, optimizer, writes=place.writes, exchange=place.exchange
         )
         parts = {
             "model": pipelined.part(),
-            "optimizer": Part(kept),
+            "optimizer": Part(stage_optimizer),
             RANDOM: Part(pipelined.random, scope="rank"),
         }
         return BoundModel(pipelined, StagedUpdates(updates, place), parts)
@@ -163,17 +163,17 @@ class PipelineStrategy:
 
 def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
     """Free the memory of other ranks' parameters; names and shapes stay."""
-    moved: dict[int, Any] = {}
+    meta_by_id: dict[int, Any] = {}
     for name, stage in cut.units.items():
         if stage in own_units:
             continue
         for module in model.get_submodule(name).modules():
-            for kept in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
-                for key, value in kept.items():
-                    if value is not None and id(value) not in moved:
-                        moved[id(value)] = (value, _on_meta(value))
+            for tensors_by_name in (module._parameters, module._buffers):  # noqa: SLF001 - as nn.Module.to
+                for key, value in tensors_by_name.items():
+                    if value is not None and id(value) not in meta_by_id:
+                        meta_by_id[id(value)] = (value, _on_meta(value))
                     if value is not None:
-                        kept[key] = moved[id(value)][1]
+                        tensors_by_name[key] = meta_by_id[id(value)][1]
 
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:

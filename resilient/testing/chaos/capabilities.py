@@ -87,15 +87,17 @@ def require_capabilities(
     Raises:
         ConfigError: Any fault is impossible; the error lists all reasons.
     """
-    taken = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
+    reserved_options = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
     reasons = [
-        f"--{name.replace('_', '-')}: {why}" for name, why in taken.items() if name in options
+        f"--{name.replace('_', '-')}: {reason}"
+        for name, reason in reserved_options.items()
+        if name in options
     ]
     if hosts > 1:
         reasons += filter(None, (_why_not_nodes(str(options.get("nnodes", "")), hosts),))
         reasons += [f"--hosts {hosts}: {machine.hosts}"] * bool(machine.hosts)
-    lacks = why_not(plan, machine, hosts=hosts, has_notice="notice" in options)
-    reasons += [f"`{kind}`: {why}" for kind, why in lacks.items()]
+    reason_by_kind = why_not(plan, machine, hosts=hosts, has_notice="notice" in options)
+    reasons += [f"`{kind}`: {reason}" for kind, reason in reason_by_kind.items()]
     if machine.processes:
         reasons.append(machine.processes)
     if reasons:
@@ -116,7 +118,7 @@ def why_not(
         FaultKind.CLOCK_SKEW.value: machine.moving,
     }
     reason_by_kind = {
-        kind: why for kind, why in reasons.items() if why and plan.has(FaultKind(kind))
+        kind: reason for kind, reason in reasons.items() if reason and plan.has(FaultKind(kind))
     }
     of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
     names = {
@@ -163,11 +165,11 @@ def _why_not_tracing() -> str:
 
 def _run(*command: str) -> str:
     try:
-        done = subprocess.run(  # noqa: S603 - a program of the system, from a fixed list
+        process = subprocess.run(  # noqa: S603 - a program of the system, from a fixed list
             command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"`{command[0]}` does not run here: {error}"
-    return (f"`{command[0]}` is not permitted here: {done.stderr.strip()[:200]}") * bool(
-        done.returncode
+    return (f"`{command[0]}` is not permitted here: {process.stderr.strip()[:200]}") * bool(
+        process.returncode
     )

@@ -53,9 +53,9 @@ class MovableClock:
     @property
     def environ(self) -> dict[str, str]:
         """Variables for a process; its children inherit them."""
-        others = os.environ.get("LD_PRELOAD", "")
+        preloaded_libraries = os.environ.get("LD_PRELOAD", "")
         return {
-            "LD_PRELOAD": f"{self._library} {others}".strip(),
+            "LD_PRELOAD": f"{self._library} {preloaded_libraries}".strip(),
             "RESILIENT_CHAOS_CLOCK": str(self._offset),
         }
 
@@ -96,8 +96,8 @@ def _now_seconds() -> float:
 def _build(library: Path) -> str:
     """Compile the library; return the reason of a failure, empty on success."""
     command = ("cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE), "-ldl")
-    done = _run(*command)
-    return f"`{' '.join(command)}`: {done.stderr.strip()[-400:]}" * bool(done.returncode)
+    process = _run(*command)
+    return f"`{' '.join(command)}`: {process.stderr.strip()[-400:]}" * bool(process.returncode)
 
 
 def _run(*command: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

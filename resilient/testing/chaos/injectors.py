@@ -253,9 +253,9 @@ class FaultInjector:
             if not any(map(is_running, ranks)):
                 return ()
             self._clock.sleep(_SLICE_SECONDS)
-        left = tuple(filter(is_running, ranks))
-        send(left, signal.SIGKILL)
-        return left
+        orphan_pids = tuple(filter(is_running, ranks))
+        send(orphan_pids, signal.SIGKILL)
+        return orphan_pids
 
     def _stop(self, result: InjectionResult) -> InjectionResult:
         victim, seconds = self._victim(result), result.strike.fault.seconds
@@ -284,9 +284,11 @@ class FaultInjector:
     def _notice(self, result: InjectionResult) -> InjectionResult:
         host, seconds = self._host(result), result.strike.fault.seconds
         path = self._job.folder / NOTICE_FILE.format(host=host.name)
-        fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"reason": "chaos", "seconds": seconds}), encoding="utf-8")
-        fresh.replace(path)
+        temporary_path = path.with_suffix(".tmp")
+        temporary_path.write_text(
+            json.dumps({"reason": "chaos", "seconds": seconds}), encoding="utf-8"
+        )
+        temporary_path.replace(path)
         try:
             code = self._job.wait(self._within_seconds)
         finally:

@@ -156,17 +156,17 @@ class JobEvents:
 
     def facts(self) -> list[dict[str, Any]]:
         """Return all events without an incomplete last line; earlier results keep their order."""
-        fresh: list[dict[str, Any]] = []
+        new_events: list[dict[str, Any]] = []
         for nth, path in enumerate(self._paths):
             if path.exists():
                 with path.open("rb") as file:
                     file.seek(self._read_bytes[nth])
-                    whole = file.read().rpartition(b"\n")[0]
-                self._read_bytes[nth] += len(whole) + bool(whole)
-                lines = whole.decode("utf-8", "replace").splitlines()
-                fresh += [json.loads(line) for line in lines if line.endswith("}")]
+                    complete_text = file.read().rpartition(b"\n")[0]
+                self._read_bytes[nth] += len(complete_text) + bool(complete_text)
+                lines = complete_text.decode("utf-8", "replace").splitlines()
+                new_events += [json.loads(line) for line in lines if line.endswith("}")]
         # Sort only the new events, so that a clock jump disturbs no more than these.
-        self._events += sorted(fresh, key=lambda event: str(event.get("at", "")))
+        self._events += sorted(new_events, key=lambda event: str(event.get("at", "")))
         return list(self._events)
 
     def worlds(self) -> tuple[int, ...]:
@@ -175,8 +175,8 @@ class JobEvents:
         for path in (folder / "agent.jsonl" for folder in self._folders):
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
             events = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-            started = [event for event in events if event["event"] == "WorkerGroupStarted"]
-            sizes |= {int(event["world_size"]) for event in started}
+            start_events = [event for event in events if event["event"] == "WorkerGroupStarted"]
+            sizes |= {int(event["world_size"]) for event in start_events}
         return tuple(sorted(sizes))
 
 
@@ -287,8 +287,10 @@ class Job:
         codes = {host.number: host.code() for host in self.hosts}
         if None in codes.values():
             return None
-        wrong = [code for number, code in codes.items() if code and number not in self.excused]
-        return next(iter(wrong), 0)
+        failed_codes = [
+            code for number, code in codes.items() if code and number not in self.excused
+        ]
+        return next(iter(failed_codes), 0)
 
     def kill(self) -> None:
         """Kill all processes of the job at one moment."""
@@ -377,8 +379,8 @@ class Job:
             if code is not None:
                 return code
             if self._clock.monotonic_seconds() > deadline_seconds:
-                ended = self._ended() if len(self.hosts) > 1 else ""
-                raise JobFailed(f"nothing happened within {within_seconds:g} s{ended}")
+                ended_text = self._ended() if len(self.hosts) > 1 else ""
+                raise JobFailed(f"nothing happened within {within_seconds:g} s{ended_text}")
             self._clock.sleep(_LOOK_SECONDS)
 
     def _ended(self) -> str:
@@ -391,15 +393,15 @@ class Job:
 
     def _host(self, number: int, options: Sequence[str], command: Sequence[str]) -> Host:
         network, name = self.network, name_of(number)
-        ours = ["--repo", str(self.repository), "--events", str(self._events(number))]
+        own_options = ["--repo", str(self.repository), "--events", str(self._events(number))]
         output = self.folder / "said.txt"
         if network is not None:
             output = self.folder / f"said-{name}.txt"
-            ours += ["--nnodes", f"1:{len(network)}", "--rdzv-id", "chaos"]
-            ours += ["--rdzv-endpoint", f"{network.address(MEETING_HOST)}:{_PORT}"]
-            ours += ["--local-addr", network.address(number)]
-        ours += [word.replace(HOST, name) for word in options]
+            own_options += ["--nnodes", f"1:{len(network)}", "--rdzv-id", "chaos"]
+            own_options += ["--rdzv-endpoint", f"{network.address(MEETING_HOST)}:{_PORT}"]
+            own_options += ["--local-addr", network.address(number)]
+        own_options += [word.replace(HOST, name) for word in options]
         words = [word.replace(FOLDER, str(self.folder)).replace(HOST, name) for word in command]
-        whole = [sys.executable, "-m", "resilient_cli", "train", *ours, *words]
+        full_command = [sys.executable, "-m", "resilient_cli", "train", *own_options, *words]
         environ = self.hands.environ if self.hands else {}
-        return Host(number, whole, output, network[number] if network else None, environ)
+        return Host(number, full_command, output, network[number] if network else None, environ)

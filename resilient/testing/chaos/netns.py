@@ -36,11 +36,11 @@ def why_no_hosts() -> str:
         return f"hosts are network namespaces of Linux, and this is {sys.platform}"
     if os.geteuid() != 0:
         return "hosts are network namespaces, which need root"
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
-    if missing:
+    missing_programs = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing_programs:
         return (
-            f"hosts need {', '.join(missing)}, which is not installed (in Debian: apt-get install "
-            "iproute2 util-linux)"
+            f"hosts need {', '.join(missing_programs)}, which is not installed (in Debian: "
+            "apt-get install iproute2 util-linux)"
         )
     try:
         with Network(1):
@@ -97,16 +97,16 @@ class Namespace:
         Raises:
             ConfigError: The command failed.
         """
-        done = subprocess.run(  # noqa: S603 - programs of the system
+        process = subprocess.run(  # noqa: S603 - programs of the system
             (*self.inside, *command),
             check=False,
             capture_output=True,
             text=True,
             timeout=_COMMAND_SECONDS,
         )
-        if done.returncode:
-            raise _refused(command, done.stderr)
-        return done.stdout
+        if process.returncode:
+            raise _refused(command, process.stderr)
+        return process.stdout
 
     def processes(self) -> list[int]:
         """Return the processes started in the namespace."""

@@ -230,11 +230,13 @@ def parse_plan(text: str, name: str) -> ChaosPlan:
 
 def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
     kind = FaultKind(_word(entry, "kind", [member.value for member in FaultKind], where))
-    own = ("target", "during") if kind is FaultKind.KILL else ()
+    kind_keys = ("target", "during") if kind is FaultKind.KILL else ()
     target = Target(_word(entry, "target", [member.value for member in Target], where, "rank"))
     seconds = _AWAY_SECONDS if target is Target.HOST else _TIMED.get(kind)
-    timed = () if seconds is None else ("seconds",)
-    _require_known_keys(entry, ("kind", "at", "count", *own, *timed), f"{where} (`{kind}`)")
+    time_keys = () if seconds is None else ("seconds",)
+    _require_known_keys(
+        entry, ("kind", "at", "count", *kind_keys, *time_keys), f"{where} (`{kind}`)"
+    )
     return PlannedFault(
         kind,
         target=target,
@@ -248,8 +250,12 @@ def _fault(entry: Mapping[str, Any], where: str) -> PlannedFault:
 def _require_known_keys(entry: Mapping[str, Any], names: Collection[str], where: str) -> None:
     for name in entry:
         if name not in names:
-            near = get_close_matches(name, names, 1)
-            suggestion = f"did you mean `{near[0]}`?" if near else f"known: {', '.join(names)}"
+            similar_names = get_close_matches(name, names, 1)
+            suggestion = (
+                f"did you mean `{similar_names[0]}`?"
+                if similar_names
+                else f"known: {', '.join(names)}"
+            )
             raise ConfigError(f"{where}: `{name}` is unknown there", hint=suggestion)
 
 

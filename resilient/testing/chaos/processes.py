@@ -49,7 +49,7 @@ def descendants(pid: int) -> list[int]:
     """Return every descendant of a process, parents first."""
     pids = children(pid)
     for process in pids:
-        pids += [below for below in children(process) if below not in pids]
+        pids += [child_pid for child_pid in children(process) if child_pid not in pids]
     return pids
 
 

@@ -80,39 +80,41 @@ class FaultedRun:
             tell: Function that receives a line per injection.
         """
         self._job.start()
-        missed: tuple[Injection, ...] = ()
+        missed_injections: tuple[Injection, ...] = ()
         problem, code = "", None
         try:
             for number, strike in enumerate(strikes):
                 code = self._reach(strike, calm.step)
                 if code is not None:
-                    missed = tuple(strikes[number:])
+                    missed_injections = tuple(strikes[number:])
                     break
                 self._injected.append(self._strike(strike))
                 tell(f"{number + 1}/{len(strikes)}  {self._injected[-1].what}")
                 if self._injected[-1].problem:
                     problem = self._injected[-1].problem
-                    missed = tuple(strikes[number + 1 :])
+                    missed_injections = tuple(strikes[number + 1 :])
                     break
             if not problem and code is None:
                 code = self._job.wait(self._patience_seconds)
         except JobFailed as error:
             problem, code = str(error), error.code
-            missed = tuple(strikes[len(self._injected) :])
+            missed_injections = tuple(strikes[len(self._injected) :])
         self._job.kill()
-        ended = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
-        return ExperimentResult(calm, ended, tuple(self._injected), missed)
+        result = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
+        return ExperimentResult(calm, result, tuple(self._injected), missed_injections)
 
     def _reach(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
-        last = next((result for result in reversed(self._injected) if result.is_new_life), None)
+        last_injection = next(
+            (result for result in reversed(self._injected) if result.is_new_life), None
+        )
 
         def is_due() -> bool:
             return (
                 job.highest >= step
                 and bool(job.look())
-                and (last is None or job.newest() != last.after)
+                and (last_injection is None or job.newest() != last_injection.after)
                 and is_ready(strike, job)
             )
 
@@ -120,25 +122,29 @@ class FaultedRun:
 
     def _strike(self, strike: Injection) -> InjectionResult:
         job = self._job
-        old, events_before = {process.pid for process in job.look()}, len(job.facts())
-        ended, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
+        pids_before, events_before = {process.pid for process in job.look()}, len(job.facts())
+        end_counts, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
         struck = self._striker.strike(strike)
         struck = replace(struck, after=newest_whole(job.store))
         if struck.code == 0:
-            return self._with_ends(struck, ended)
+            return self._with_ends(struck, end_counts)
         began_seconds = self._clock.monotonic_seconds()
         if struck.code is not None:
             job.start()
         tend, problem = job.revive if len(job.hosts) > 1 else None, ""
         try:
-            job.until(lambda: self._goes_on(old, struck, began_seconds), self._within_seconds, tend)
+            job.until(
+                lambda: self._goes_on(pids_before, struck, began_seconds),
+                self._within_seconds,
+                tend,
+            )
         except JobFailed as error:
             problem = str(error)
         seconds = self._clock.monotonic_seconds() - began_seconds
         is_new_life = struck.is_new_life or bool(set(job.reached) - reached_steps)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
         struck = with_lives(struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1)
-        struck = self._with_ends(struck, ended)
+        struck = self._with_ends(struck, end_counts)
         # Read the code again, because ended hosts may be excused by now.
         code = job.code()
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
@@ -266,8 +272,8 @@ def run_experiment(
     clear(experiment.folder)
     with ExitStack() as ends:
         network = ends.enter_context(Network(experiment.hosts)) if experiment.hosts > 1 else None
-        home, around = experiment.folder / CALM, JobEnvironment(network=network)
-        calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, around)
+        home, job_environment = experiment.folder / CALM, JobEnvironment(network=network)
+        calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, job_environment)
         ends.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
         tell("the run without faults")
@@ -280,18 +286,23 @@ def run_experiment(
             if experiment.plan.has(FaultKind.CLOCK_SKEW)
             else None
         )
-        around = JobEnvironment(hands, network)
+        job_environment = JobEnvironment(hands, network)
         options = _options(experiment)
         struck = Job(
-            experiment.folder / STRUCK, repository, options, experiment.command, clock, around
+            experiment.folder / STRUCK,
+            repository,
+            options,
+            experiment.command,
+            clock,
+            job_environment,
         )
         ends.callback(struck.kill)
         patience_seconds = max(experiment.within_seconds, _CALM_FACTOR * calm_seconds)
         run = FaultedRun(struck, clock, experiment.within_seconds, patience_seconds)
         evidence = run.through(draw_injections(experiment.plan, experiment.seed), calmly, tell)
         tell("comparing")
-        left = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
-        return replace(evidence, ended=left)
+        final_result = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
+        return replace(evidence, ended=final_result)
 
 
 def clear(folder: Path) -> None:
@@ -338,12 +349,12 @@ def _run_calm(job: Job) -> RunResult:
 
 def _options(experiment: ChaosExperiment) -> list[str]:
     """Return options for the faulted run; the same options of the user come later and win."""
-    often = str(sum(fault.count for fault in experiment.plan.faults) + 3)
+    restarts_max = str(sum(fault.count for fault in experiment.plan.faults) + 3)
     file = experiment.folder / STRUCK / NOTICE_FILE.format(host=HOST)
     notice = ["--notice", f"file:{file}"] if experiment.plan.has(FaultKind.NOTICE) else []
     # A host with many injected faults is not unhealthy, and the others must not leave it out.
-    healthy = ["--max-host-failures", often] if experiment.hosts > 1 else []
-    return ["--max-restarts", often, *healthy, *notice]
+    host_options = ["--max-host-failures", restarts_max] if experiment.hosts > 1 else []
+    return ["--max-restarts", restarts_max, *host_options, *notice]
 
 
 @contextmanager
@@ -355,9 +366,9 @@ def _place(experiment: ChaosExperiment, calm: Job) -> Iterator[Path]:
         return
     disk = experiment.folder / STRUCK / _DISK
     disk.mkdir()
-    used = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
+    used_bytes = sum(path.stat().st_size for path in calm.repository.rglob("*") if path.is_file())
     try:
-        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used))
+        problem = mount_small(disk, max(_DISK_BYTES_MIN, 4 * used_bytes))
         if problem:
             raise ConfigError(f"cannot mount a small disk at `{disk}`: {problem}")
         yield disk / _REPOSITORY
@@ -395,8 +406,8 @@ def obeying_orders() -> Iterator[None]:
     Raises:
         Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
-    before = {order: signal.getsignal(order) for order in _ORDERS}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    previous_handlers = {order: signal.getsignal(order) for order in _ORDERS}
+    handled = [number for number, handler in previous_handlers.items() if handler != signal.SIG_IGN]
 
     def obey(number: int, _frame: object) -> NoReturn:
         for item in handled:
@@ -414,4 +425,4 @@ def obeying_orders() -> Iterator[None]:
         raise
     finally:
         for item in handled:
-            signal.signal(item, before[item])
+            signal.signal(item, previous_handlers[item])

@@ -239,18 +239,20 @@ def bound_steps(struck: InjectionResult, interval: int) -> int:
 
 def _survival(evidence: ExperimentResult) -> GuaranteeResult:
     problems = [f"{result.what}: {result.problem}" for result in evidence.struck if result.problem]
-    ended = evidence.ended
-    if not problems and (ended.problem or ended.code):
-        problems.append(ended.problem or f"the run ended with {ended.code}")
+    run_result = evidence.ended
+    if not problems and (run_result.problem or run_result.code):
+        problems.append(run_result.problem or f"the run ended with {run_result.code}")
     text = "after every fault the run continues, and reaches its end"
     return _judged("survival", text, problems, 1, "")
 
 
 def _exit_codes(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.code is not None or result.ends]
-    wrong = [f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)]
+    problems = [
+        f"{result.what}: {problem}" for result in tested for problem in _wrong_codes(result)
+    ]
     text = "exit codes name the cause of each end"
-    return _judged("exit_codes", text, wrong, len(tested), "no fault ended the job")
+    return _judged("exit_codes", text, problems, len(tested), "no fault ended the job")
 
 
 def _wrong_codes(result: InjectionResult) -> list[str]:
@@ -266,9 +268,9 @@ def _wrong_codes(result: InjectionResult) -> list[str]:
 
 
 def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
-    wrong = [f"{name}: {problem}" for name, problem in evidence.ended.damages.items()]
+    problems = [f"{name}: {problem}" for name, problem in evidence.ended.damages.items()]
     text = "every checkpoint is either complete or absent"
-    return _judged("atomic", text, wrong, 1, "")
+    return _judged("atomic", text, problems, 1, "")
 
 
 def _durable(evidence: ExperimentResult) -> GuaranteeResult:
@@ -277,7 +279,7 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
         for result in evidence.struck
         if result.before and not result.damaged and not result.problem
     ]
-    wrong = [
+    problems = [
         f"{result.what}: {result.before} was committed, but the newest was "
         f"{result.after or 'none'} afterwards"
         for result in tested
@@ -285,53 +287,55 @@ def _durable(evidence: ExperimentResult) -> GuaranteeResult:
     ]
     text = "committed checkpoints stay, and the newest never becomes older"
     return _judged(
-        "durable", text, wrong, len(tested), "no fault came after a save without damage to it"
+        "durable", text, problems, len(tested), "no fault came after a save without damage to it"
     )
 
 
 def _detection(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.damaged]
-    wrong = [f"{result.what}: the damage was not found" for result in tested if not result.is_found]
+    problems = [
+        f"{result.what}: the damage was not found" for result in tested if not result.is_found
+    ]
     text = "a flipped bit is found before its data is used"
-    return _judged("detection", text, wrong, len(tested), "no fault flipped a bit")
+    return _judged("detection", text, problems, len(tested), "no fault flipped a bit")
 
 
 def _available(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
-    wrong = [
-        f"{result.what}: started from {result.restored or 'scratch'}, but {due} was intact"
+    problems = [
+        f"{result.what}: started from {result.restored or 'scratch'}, but {due_name} was intact"
         for result in tested
-        for due in (result.due or result.after,)
-        if due
+        for due_name in (result.due or result.after,)
+        if due_name
         and not result.is_reconstructed
-        and (result.restored is None or result.restored < due)
+        and (result.restored is None or result.restored < due_name)
     ]
     text = "a new attempt starts from the newest intact checkpoint"
-    return _judged("available", text, wrong, len(tested), "no fault ended an attempt")
+    return _judged("available", text, problems, len(tested), "no fault ended an attempt")
 
 
 def _bounded(evidence: ExperimentResult) -> GuaranteeResult:
     interval = interval_steps(evidence)
     tested = [result for result in evidence.struck if result.is_new_life and not result.problem]
-    wrong = [
+    problems = [
         f"{result.what}: {result.lost_steps} steps were lost, more than the limit of "
         f"{bound_steps(result, interval)}"
         for result in tested
         if result.lost_steps > bound_steps(result, interval)
     ]
     text = f"few steps are lost: saves are {interval} steps apart, and a stop loses none"
-    return _judged("bounded", text, wrong, len(tested), "no fault ended an attempt")
+    return _judged("bounded", text, problems, len(tested), "no fault ended an attempt")
 
 
 def _judge_single_writer(evidence: ExperimentResult) -> GuaranteeResult:
     tested = [result for result in evidence.struck if _ends_agent(result)]
-    wrong = [
+    problems = [
         f"{result.what}: {len(result.orphans)} ranks continued to train"
         for result in tested
         if result.orphans
     ]
     text = "no rank trains after its agent has ended"
-    return _judged("one_writer", text, wrong, len(tested), "no fault killed the agent")
+    return _judged("one_writer", text, problems, len(tested), "no fault killed the agent")
 
 
 def _ends_agent(result: InjectionResult) -> bool:
@@ -342,23 +346,23 @@ def _ends_agent(result: InjectionResult) -> bool:
 def _once(evidence: ExperimentResult) -> GuaranteeResult:
     flaws = evidence.ended.flaws
     text = "no sample was lost, and no sample was trained twice"
-    why = "the script keeps no ledger: use resilient.Trainer"
-    return _judged("exactly_once", text, flaws or (), 0 if flaws is None else 1, why)
+    reason = "the script keeps no ledger: use resilient.Trainer"
+    return _judged("exactly_once", text, flaws or (), 0 if flaws is None else 1, reason)
 
 
 def _exact(evidence: ExperimentResult) -> GuaranteeResult:
     calm, ended = evidence.calm, evidence.ended
     text = "the end is that of the run without faults, bit for bit"
-    why = "the run did not reach its end"
+    reason = "the run did not reach its end"
     is_tested = not ended.code and not ended.problem
     if is_tested and not is_comparable(calm, ended):
         struck_by, calm_by = (", ".join(map(str, result.worlds)) for result in (ended, calm))
         is_tested = False
-        why = (
+        reason = (
             f"the ranks were {struck_by} under faults and {calm_by} without: only "
             'reduction="canonical" gives the same bits then'
         )
-    return _judged("exact", text, ended.differences, is_tested, why)
+    return _judged("exact", text, ended.differences, is_tested, reason)
 
 
 def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -> GuaranteeResult:
@@ -366,8 +370,10 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
         return GuaranteeResult(name, text, GuaranteeState.UNTESTED, why)
     if not wrong:
         return GuaranteeResult(name, text, GuaranteeState.KEPT)
-    more = len(wrong) - _SHOWN_MAX
-    text_shown = "; ".join(wrong[:_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+    hidden_count = len(wrong) - _SHOWN_MAX
+    text_shown = "; ".join(wrong[:_SHOWN_MAX]) + (
+        f"; and {hidden_count} more" if hidden_count > 0 else ""
+    )
     return GuaranteeResult(name, text, GuaranteeState.BROKEN, text_shown)
 
 
@@ -418,13 +424,13 @@ def examine(
     """Return a result with the state of the repository: damages, differences, ledger flaws."""
     store = job.store
     newest = job.newest()
-    done = not ended.code and not ended.problem
+    is_complete = not ended.code and not ended.problem
     ended = measure(job, ended)
     return replace(
         ended,
         step=newest.step if newest else 0,
         damages=_damages(store, {result.damaged for result in struck if result.damaged}),
-        differences=_differences(calm_store, store, calm, ended) if done else (),
+        differences=_differences(calm_store, store, calm, ended) if is_complete else (),
         flaws=_flaws(store),
     )
 
@@ -464,12 +470,14 @@ def _differences(
     # State that belongs to one rank differs for other ranks.
     with_own = is_same_world(calmly, ended)
     try:
-        left, right = (ending(store, with_own=with_own) for store in (calm, struck))
-        problems = differences(left, right)
+        calm_ending, struck_ending = (ending(store, with_own=with_own) for store in (calm, struck))
+        problems = differences(calm_ending, struck_ending)
     except ResilientError as error:
         return (f"the end cannot be read: {error.message}",)
-    more = len(problems) - _DIFFERENCES_MAX
-    return tuple(problems[:_DIFFERENCES_MAX] + ([f"and {more} more"] if more > 0 else []))
+    hidden_count = len(problems) - _DIFFERENCES_MAX
+    return tuple(
+        problems[:_DIFFERENCES_MAX] + ([f"and {hidden_count} more"] if hidden_count > 0 else [])
+    )
 
 
 def _flaws(store: Store) -> tuple[str, ...] | None:
@@ -507,9 +515,9 @@ def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int
     if struck is None or fault.kind in _OF_ALL:
         return _OF_ALL.get(fault.kind, ())
     # If the host served the rendezvous, the others cannot join again.
-    others = (UNREACHABLE,) if struck == MEETING_HOST else ()
+    other_host_codes = (UNREACHABLE,) if struck == MEETING_HOST else ()
     if fault.kind is FaultKind.CUT:
-        return (UNREACHABLE,) if host == struck else others
+        return (UNREACHABLE,) if host == struck else other_host_codes
     if fault.kind is FaultKind.KILL and fault.is_of_host:
-        return (KILLED,) if host == struck else others
+        return (KILLED,) if host == struck else other_host_codes
     return ()

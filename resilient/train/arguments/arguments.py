@@ -165,14 +165,14 @@ class DerivedArguments(
         """
         import torch.distributed as dist
 
-        first = self.local_process_index == 0 if local else self.process_index == 0
-        together = dist.is_available() and dist.is_initialized()
-        if together and not first:
+        is_main = self.local_process_index == 0 if local else self.process_index == 0
+        is_distributed = dist.is_available() and dist.is_initialized()
+        if is_distributed and not is_main:
             dist.barrier()
         try:
             yield
         finally:
-            if together and first:
+            if is_distributed and is_main:
                 dist.barrier()
 
 
@@ -346,19 +346,19 @@ def open_names(kind: Any) -> tuple[str, ...]:
 @cache
 def _own_names(kind: Any) -> tuple[str, ...]:
     """Return the names of the fields that this library defines."""
-    ours = [cls for cls in kind.__mro__ if cls.__module__.startswith("resilient.")]
-    names = {name for cls in ours for name in inspect.get_annotations(cls)}
+    own_classes = [cls for cls in kind.__mro__ if cls.__module__.startswith("resilient.")]
+    names = {name for cls in own_classes for name in inspect.get_annotations(cls)}
     return tuple(field.name for field in fields(kind) if field.name in names)
 
 
 @cache
 def _hidden_names(kind: Any) -> tuple[str, ...]:
     """Return the names of a subclass's fields whose values may be credentials."""
-    own = _own_names(kind)
+    own_names = _own_names(kind)
     return tuple(
         field.name
         for field in fields(kind)
-        if field.init and field.name.endswith("_token") and field.name not in own
+        if field.init and field.name.endswith("_token") and field.name not in own_names
     )
 
 

@@ -126,8 +126,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``; did you mean `x`?`` for the nearest known word, or an empty text."""
-    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    similar_words = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f"; did you mean `{similar_words[0]}`?" if similar_words else ""
 
 
 def refused(name: str, value: object, accepted: str) -> ConfigError:

@@ -66,8 +66,8 @@ _FROM_STAGE_3 = {
 
 def zero_of(stage: int) -> dict[str, Any]:
     """Return DeepSpeed's ``zero_optimization`` for a stage, with the usual sizes."""
-    more = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
-    return {"stage": stage, **more}
+    stage_options = {**(_FROM_STAGE_2 if stage > 1 else {}), **(_FROM_STAGE_3 if stage > 2 else {})}  # noqa: PLR2004 - ZeRO's stages
+    return {"stage": stage, **stage_options}
 
 
 def _warmup(ratio: Any) -> dict[str, Any]:
@@ -171,15 +171,15 @@ def rename_deprecated(
     Raises:
         ConfigError: A name is unknown, an old value has no equivalent, or old and new contradict.
     """
-    taken = {name: value for name, value in options.items() if name in field_names}
+    current_options = {name: value for name, value in options.items() if name in field_names}
     for name, value in options.items():
         if name in field_names:
             continue
-        written = _written(name, value, field_names)
-        warnings.warn(_deprecation_text(name, written), FutureWarning, stacklevel=depth)
-        for new_name, new_value in written.items():
-            taken[new_name] = _joined(name, new_name, new_value, taken)
-    return taken
+        new_values = _written(name, value, field_names)
+        warnings.warn(_deprecation_text(name, new_values), FutureWarning, stacklevel=depth)
+        for new_name, new_value in new_values.items():
+            current_options[new_name] = _joined(name, new_name, new_value, current_options)
+    return current_options
 
 
 def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:
@@ -193,10 +193,10 @@ def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, A
     if name in RENAMED:
         return {RENAMED[name]: value}
     if name in MEANT:
-        old = MEANT[name]
-        if old.accepted and value not in old.accepted:
-            raise ConfigError(f"`{name}`={value!r} has no equivalent any more: {old.why}")
-        return old.written(value)
+        deprecation = MEANT[name]
+        if deprecation.accepted and value not in deprecation.accepted:
+            raise ConfigError(f"`{name}`={value!r} has no equivalent any more: {deprecation.why}")
+        return deprecation.written(value)
     if name in ELSEWHERE:
         raise ConfigError(f"`{name}`={value!r} is not an argument of training: {ELSEWHERE[name]}")
     hint = did_you_mean(name, [*field_names, *OLD_NAMES])
@@ -204,11 +204,11 @@ def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, A
 
 
 def _deprecation_text(name: str, written: Mapping[str, Any]) -> str:
-    now = ", ".join(f"{today}={value!r}" for today, value in written.items())
+    replacement_text = ", ".join(f"{today}={value!r}" for today, value in written.items())
     if name == "warmup_ratio":
-        now += " (below 1 it is a ratio of all steps)"
-    if now:
-        return f"`{name}` is deprecated: write {now}"
+        replacement_text += " (below 1 it is a ratio of all steps)"
+    if replacement_text:
+        return f"`{name}` is deprecated: write {replacement_text}"
     return f"`{name}` is deprecated and has no effect: {MEANT[name].why}"
 
 

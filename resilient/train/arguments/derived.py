@@ -220,11 +220,11 @@ def _check_flat(args: TrainingArguments) -> None:
             "cuts flat parameters",
         ),
     }
-    for name, (is_told, why) in conflicts.items():
+    for name, (is_told, reason) in conflicts.items():
         if is_told:
             value = getattr(args, name)
             raise ConfigError(
-                f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {why}",
+                f"`{name}`={value!r} with FSDP1, whose parameters are flat shards: it {reason}",
                 hint="omit it, or write version=2 in fsdp_config",
             )
 
@@ -274,9 +274,9 @@ def _check_pipeline(args: TrainingArguments) -> None:
         return
     if args.parallelism == "deepspeed":
         raise ConfigError("`pp_size` of parallelism_config cannot be combined with DeepSpeed here")
-    for name, why in _NOT_IN_PIPELINES.items():
+    for name, reason in _NOT_IN_PIPELINES.items():
         if getattr(args, name, False):
-            raise ConfigError(f"`{name}` cannot be combined with `pp_size`: {why}")
+            raise ConfigError(f"`{name}` cannot be combined with `pp_size`: {reason}")
     if args.parallelism == "fsdp" and any(fsdp_options(args).dtypes):
         raise ConfigError(
             "`mixed_precision` in fsdp_config cannot be combined with `pp_size`: stages send "
@@ -368,10 +368,10 @@ def check_reduction(args: TrainingArguments) -> None:
                     f"`reduction`={args.reduction!r}: write 'canonical', or omit it"
                 )
         return
-    for name, (accepted, why) in _ONLY.items():
+    for name, (accepted, reason) in _ONLY.items():
         value = getattr(args, name)
         if value not in accepted:
-            raise _refused(name, value, why)
+            raise _refused(name, value, reason)
     if syncs_each_batch(args):
         raise _refused("sync_each_batch", "True", "gradients are added once a step")
     _check_batch(args)

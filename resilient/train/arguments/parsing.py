@@ -84,8 +84,8 @@ def read_argument_file(path: str | Path) -> ArgumentFile:
 
 
 def _text_of(file: Path) -> str:
-    with file.open("rb") as opened:
-        data = opened.read(_BYTES_MAX + 1)
+    with file.open("rb") as text_file:
+        data = text_file.read(_BYTES_MAX + 1)
     if len(data) > _BYTES_MAX:
         raise ValueError(f"it is longer than {_BYTES_MAX} bytes")
     return data.decode("utf-8-sig")
@@ -161,17 +161,17 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
     values: dict[str, Any] = {}
     for name, value in file.values.items():
         if name not in owner_by_name and name not in OLD_NAMES:
-            more = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-            hint = more or did_you_mean(name, [*owner_by_name, *OLD_NAMES])
+            elsewhere_hint = f"; {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            hint = elsewhere_hint or did_you_mean(name, [*owner_by_name, *OLD_NAMES])
             raise ConfigError(f"{file.place(name)}: `{name}` is not an argument{hint}")
         try:
             values[name] = _read(owner_by_name, name, value)
         except ConfigError as error:
             raise ConfigError(f"{file.place(name)}: {error.message}") from error
-    written = rename_deprecated(values, set(owner_by_name), depth=6)
-    places = {name: file.place(name) for name in written}
+    renamed_values = rename_deprecated(values, set(owner_by_name), depth=6)
+    places = {name: file.place(name) for name in renamed_values}
     places |= {RENAMED[name]: file.place(name) for name in values if name in RENAMED}
-    return written, places
+    return renamed_values, places
 
 
 def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
@@ -191,7 +191,7 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
     Raises:
         ConfigError: A value is not accepted, or a value without default is missing.
     """
-    missing = [
+    missing_names = [
         field.name
         for field in fields(cls)
         if field.init
@@ -199,20 +199,24 @@ def build(cls: type, values: Mapping[str, Any], places: Mapping[str, str]) -> An
         and field.default is MISSING
         and field.default_factory is MISSING
     ]
-    if missing:
-        raise ConfigError(f"`{missing[0]}` is required: set it in a file or on the command line")
+    if missing_names:
+        raise ConfigError(
+            f"`{missing_names[0]}` is required: set it in a file or on the command line"
+        )
     hints = _hints(cls)
-    taken = {name: _special(name, value, hints.get(name)) for name, value in values.items()}
+    converted_values = {
+        name: _special(name, value, hints.get(name)) for name, value in values.items()
+    }
     try:
-        return cls(**taken)
+        return cls(**converted_values)
     except ConfigError as error:
         lines = [
             f"`{name}` is from {place}"
             for name, place in places.items()
             if f"`{name}`" in error.message
         ]
-        more = f" ({'; '.join(lines)})" if lines else ""
-        raise ConfigError(f"{error.message}{more}", hint=error.hint) from error
+        places_text = f" ({'; '.join(lines)})" if lines else ""
+        raise ConfigError(f"{error.message}{places_text}", hint=error.hint) from error
 
 
 def _hints(cls: type) -> dict[str, Any]:
@@ -229,18 +233,18 @@ def _special(name: str, value: Any, hint: Any) -> Any:
         ConfigError: The type has no such value.
     """
     parts = [part for part in typing.get_args(hint) or (hint,) if part is not NONE]
-    only = parts[0] if len(parts) == 1 else hint
+    kind = parts[0] if len(parts) == 1 else hint
     if typing.get_origin(hint) is typing.Literal and value not in typing.get_args(hint):
         raise refused(name, value, f"use one of {', '.join(map(str, typing.get_args(hint)))}")
-    if isinstance(only, type) and issubclass(only, enum.Enum) and not isinstance(value, only):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and not isinstance(value, kind):
         try:
-            return only(value)
+            return kind(value)
         except ValueError as error:
-            spellings = ", ".join(str(part.value) for part in only)
+            spellings = ", ".join(str(part.value) for part in kind)
             raise refused(name, value, f"use one of {spellings}") from error
-    if typing.get_origin(hint) is list and isinstance(value, list) and only is not hint:
+    if typing.get_origin(hint) is list and isinstance(value, list) and kind is not hint:
         return [
-            from_text(name, part, (only,)) if isinstance(part, str) and only is not str else part
+            from_text(name, part, (kind,)) if isinstance(part, str) and kind is not str else part
             for part in value
         ]
     return value
@@ -278,11 +282,11 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     """
     owners = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)
-    namespace, left = _parser(classes).parse_known_args(words)
-    if left:
+    namespace, unknown_words = _parser(classes).parse_known_args(words)
+    if unknown_words:
         options = ["--" + name.replace("_", "-") for name in (*owners, *OLD_NAMES, _CONFIG)]
-        hint = did_you_mean(left[0].partition("=")[0].replace("_", "-"), options)
-        raise UsageError(f"`{left[0]}` is not an option{hint}; `--help` lists them")
+        hint = did_you_mean(unknown_words[0].partition("=")[0].replace("_", "-"), options)
+        raise UsageError(f"`{unknown_words[0]}` is not an option{hint}; `--help` lists them")
     parsed = vars(namespace)
     config = parsed.pop(_CONFIG, None)
     values, places = file_values(classes, config) if config else ({}, {})
@@ -291,8 +295,10 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
     places |= {name: f"--{name.replace('_', '-')}" for name in renamed_values}
     instances = []
     for cls in classes:
-        own = names_of(cls)
-        instances.append(build(cls, {name: values[name] for name in own & values.keys()}, places))
+        field_names = names_of(cls)
+        instances.append(
+            build(cls, {name: values[name] for name in field_names & values.keys()}, places)
+        )
     return tuple(instances)
 
 
@@ -323,8 +329,8 @@ def _parser(classes: Sequence[type]) -> _Parser:
         for field in fields(cls):
             if field.init and not field.metadata.get("is_secret"):
                 _add(group, field, kinds.get(field.name, ()))
-    taken = {name for cls in classes for name in names_of(cls)}
-    for name in sorted(OLD_NAMES - taken):
+    field_names = {name for cls in classes for name in names_of(cls)}
+    for name in sorted(OLD_NAMES - field_names):
         parser.add_argument(
             *_spellings(name), dest=name, nargs="?", const="true", help=argparse.SUPPRESS
         )
@@ -363,8 +369,10 @@ def _metavar(kinds: tuple[Any, ...]) -> str:
 
 def _help(argument: Field[Any]) -> str:
     default = "" if argument.default is MISSING else f" [default: {argument.default}]"
-    several = f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
-    return f"{argument.metadata.get('help', '')}{several}{default}".strip().replace("%", "%%")
+    choices_text = (
+        f" (one of {', '.join(CHOICES[argument.name])})" if argument.name in CHOICES else ""
+    )
+    return f"{argument.metadata.get('help', '')}{choices_text}{default}".strip().replace("%", "%%")
 
 
 def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> dict[str, Any]:

@@ -219,15 +219,15 @@ def require_resumable(changes: Mapping[str, Change], allowed: Iterable[str] | st
     """
     names = {allowed} if isinstance(allowed, str) else set(allowed or ())
     fixed = [name for name, change in changes.items() if change.rule.kind == FIXED]
-    refused = [
+    refused_names = [
         name
         for name, change in changes.items()
         if change.rule.kind == REFUSED and name not in names and ALL not in names
     ]
-    if not fixed and not refused:
+    if not fixed and not refused_names:
         return
-    lines = "; ".join(changes[name].shown(name) for name in [*fixed, *refused])
-    hint = f"use the checkpoint's value, or TrainingArguments(resume_changes={refused})"
+    lines = "; ".join(changes[name].shown(name) for name in [*fixed, *refused_names])
+    hint = f"use the checkpoint's value, or TrainingArguments(resume_changes={refused_names})"
     if fixed:
         hint = "use the checkpoint's value, or train its model in another repository"
     raise ConfigError(f"cannot resume with other arguments: {lines}", hint=hint)

@@ -167,8 +167,12 @@ def _check_choices(args: TrainingArguments) -> None:
         for value in _names_in(args, name):
             if value not in choices:
                 refusing = {*NEVER.get(name, {}), *NAMES_NOT_YET.get(name, ())}
-                there = ", ".join(item for item in choices if item not in refusing)
-                raise refused(name, value, f"use one of {there}{did_you_mean(str(value), choices)}")
+                supported_choices = ", ".join(item for item in choices if item not in refusing)
+                raise refused(
+                    name,
+                    value,
+                    f"use one of {supported_choices}{did_you_mean(str(value), choices)}",
+                )
 
 
 def _check_support(args: TrainingArguments) -> None:
@@ -177,29 +181,31 @@ def _check_support(args: TrainingArguments) -> None:
         value = getattr(args, name)
         if value not in default:
             raise _unsupported(name, value, f"omit it, or write {default[0]!r}")
-    for name, (accepted, why) in ONLY.items():
+    for name, (accepted, reason) in ONLY.items():
         if getattr(args, name) not in accepted:
-            raise refused(name, getattr(args, name), f"{why}; write {accepted[0]!r}")
+            raise refused(name, getattr(args, name), f"{reason}; write {accepted[0]!r}")
     for name in {**NAMES_NOT_YET, **NEVER}:
         for value in _names_in(args, name):
             _check_name(name, value)
 
 
 def _check_name(name: str, value: str) -> None:
-    missing, never = NAMES_NOT_YET.get(name, set()), NEVER.get(name, {})
-    if value in never:
-        raise refused(name, value, never[value])
-    if value in missing:
-        there = [
-            choice for choice in CHOICES[name] if choice not in missing and choice not in never
+    unsupported_names, reason_by_name = NAMES_NOT_YET.get(name, set()), NEVER.get(name, {})
+    if value in reason_by_name:
+        raise refused(name, value, reason_by_name[value])
+    if value in unsupported_names:
+        supported_choices = [
+            choice
+            for choice in CHOICES[name]
+            if choice not in unsupported_names and choice not in reason_by_name
         ]
-        instead = f"use one of {', '.join(there)}" if there else "omit it"
-        raise _unsupported(name, value, instead)
+        advice = f"use one of {', '.join(supported_choices)}" if supported_choices else "omit it"
+        raise _unsupported(name, value, advice)
 
 
 def _unsupported(name: str, value: Any, instead: str) -> ConfigError:
-    more = f" ({INSTEAD[name]})" if name in INSTEAD else ""
-    return ConfigError(f"`{name}`={value!r} is not supported: {instead}{more}")
+    alternative_text = f" ({INSTEAD[name]})" if name in INSTEAD else ""
+    return ConfigError(f"`{name}`={value!r} is not supported: {instead}{alternative_text}")
 
 
 def _check_finite(args: TrainingArguments) -> None:

@@ -70,8 +70,10 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
         ConfigError: The type is not accepted; a secret is not shown.
     """
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
-        accepted = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
-        raise ConfigError(f"`{name}`: {accepted}") if is_secret else refused(name, value, accepted)
+        kind_hint = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
+        raise (
+            ConfigError(f"`{name}`: {kind_hint}") if is_secret else refused(name, value, kind_hint)
+        )
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
@@ -123,9 +125,9 @@ def _whole(text: str) -> int | None:
 
 
 def _number(text: str) -> float | None:
-    whole = _whole(text)
-    if whole is not None:
-        return whole
+    integer = _whole(text)
+    if integer is not None:
+        return integer
     try:
         return float(text)
     except ValueError:
@@ -176,15 +178,16 @@ def json_schema(cls: type) -> dict[str, Any]:
     only when the object is created. Secrets have no default in the schema.
     """
     kinds = kinds_of(cls)
-    taken = [field for field in fields(cls) if field.init]
+    init_fields = [field for field in fields(cls) if field.init]
     return {
         "$schema": DIALECT,
         "title": cls.__name__,
         "type": "object",
         "properties": {
-            argument.name: _property(argument, kinds.get(argument.name, ())) for argument in taken
+            argument.name: _property(argument, kinds.get(argument.name, ()))
+            for argument in init_fields
         },
-        "required": [argument.name for argument in taken if _has_no_default(argument)],
+        "required": [argument.name for argument in init_fields if _has_no_default(argument)],
         "additionalProperties": False,
     }
 

@@ -290,13 +290,15 @@ class CallbackHandler:
     def stateful(self) -> dict[str, Any]:
         """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
         callback_by_name: dict[str, Any] = {}
-        seen: dict[str, int] = {}
+        count_by_name: dict[str, int] = {}
         for callback in self.callbacks:
             if not has_state(callback):
                 continue
             name = type(callback).__name__
-            seen[name] = seen.get(name, 0) + 1
-            callback_by_name[name if seen[name] == 1 else f"{name}_{seen[name]}"] = callback
+            count_by_name[name] = count_by_name.get(name, 0) + 1
+            callback_by_name[
+                name if count_by_name[name] == 1 else f"{name}_{count_by_name[name]}"
+            ] = callback
         return callback_by_name
 
 
@@ -314,21 +316,21 @@ class DefaultFlowCallback(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
         """Request what is due at this step; the last step also evaluates and saves."""
         step = state.global_step
-        last = step >= state.max_steps
+        is_last = step >= state.max_steps
         if (step == 1 and args.logging_first_step) or (
             args.logging_strategy == "steps" and step % state.logging_steps == 0
         ):
             control.should_log = True
         if (
             args.eval_strategy == "steps"
-            and (last or step % state.eval_steps == 0)
+            and (is_last or step % state.eval_steps == 0)
             and step >= args.eval_delay
         ):
             control.should_evaluate = True
-        is_due = last or (step % state.save_steps == 0 and not is_planned(args))
+        is_due = is_last or (step % state.save_steps == 0 and not is_planned(args))
         if args.save_strategy == "steps" and is_due:
             control.should_save = True
-        if last:
+        if is_last:
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
@@ -415,8 +417,11 @@ def shown_states(handler: CallbackHandler) -> dict[str, Any]:
 
     These values are only for display. A checkpoint part restores the callbacks, including tensors.
     """
-    shown = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
-    return {**shown, "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}}}
+    json_by_name = {name: _callback_to_json(value) for name, value in handler.stateful().items()}
+    return {
+        **json_by_name,
+        "TrainerControl": {"args": handler.control.state_dict(), "attributes": {}},
+    }
 
 
 def _callback_to_json(callback: Any) -> dict[str, Any]:

@@ -32,12 +32,12 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     _said_at: float = 0.0
 
     def __str__(self) -> str:
-        now = time.monotonic()
-        if now - self._said_at >= self.mininterval:
+        now_seconds = time.monotonic()
+        if now_seconds - self._said_at >= self.mininterval:
             if self.beside is not None:
                 self.set_postfix(_short(self.beside, self.max_str_len), refresh=False)
                 self.beside = None
-            self._last_text, self._said_at = str(super().__str__()), now
+            self._last_text, self._said_at = str(super().__str__()), now_seconds
         return self._last_text
 
     @staticmethod
@@ -47,12 +47,12 @@ class _Bar(tqdm):  # type: ignore[type-arg]
         Measuring the text width costs tqdm as much as all its other work, so known widths are
         cached.
         """
-        width, before = lru_cache(maxsize=4)(disp_len), 0
+        width, shown_width = lru_cache(maxsize=4)(disp_len), 0
 
         def show(text: str) -> None:
-            nonlocal before
-            covered, before = before, width(text)
-            file.write("\r" + text + " " * max(covered - before, 0))
+            nonlocal shown_width
+            covered, shown_width = shown_width, width(text)
+            file.write("\r" + text + " " * max(covered - shown_width, 0))
             file.flush()
 
         return show
@@ -134,13 +134,13 @@ class PrinterCallback(TrainerCallback):
 
 def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
     """Return logs for display: short numbers, no text longer than ``most`` characters."""
-    shown = {name: log for name, log in logs.items() if name != "total_flos"}
-    for name, value in shown.items():
+    shown_logs = {name: log for name, log in logs.items() if name != "total_flos"}
+    for name, value in shown_logs.items():
         if isinstance(value, float):
-            shown[name] = f"{value:.4g}"
+            shown_logs[name] = f"{value:.4g}"
         elif most is not None and isinstance(value, str) and len(value) > most:
-            shown[name] = f"[{len(value)} characters, more than max_str_len {most}]"
-    return shown
+            shown_logs[name] = f"[{len(value)} characters, more than max_str_len {most}]"
+    return shown_logs
 
 
 class EmptyCacheCallback(TrainerCallback):
@@ -175,11 +175,11 @@ class MemoryWatchCallback(TrainerCallback):
         """Check memory at every ``every_steps``-th step."""
         if state.global_step % self.every_steps:
             return
-        before = used_share(args.device)
-        if before <= self.high:
+        share_before = used_share(args.device)
+        if share_before <= self.high:
             return
         empty_cache(args.device, collect=True)
-        kwargs["emit"](MemoryFreed(before, used_share(args.device)))
+        kwargs["emit"](MemoryFreed(share_before, used_share(args.device)))
 
 
 class ProfilerCallback(TrainerCallback):

@@ -141,11 +141,11 @@ class StepTimes:
 
     def end(self, now_seconds: float, stalled_seconds: float) -> None:
         """Record the end of a step."""
-        since, self._start = self._start, (now_seconds, stalled_seconds)
-        if self._is_first or since is None:
+        step_start, self._start = self._start, (now_seconds, stalled_seconds)
+        if self._is_first or step_start is None:
             self._is_first = False
             return
-        took_seconds = now_seconds - since[0] - (stalled_seconds - since[1])
+        took_seconds = now_seconds - step_start[0] - (stalled_seconds - step_start[1])
         self._recent.append(max(0.0, took_seconds))
         if len(self._after_save) < _STEPS_AFTER_SAVE:
             self._after_save.append(max(0.0, took_seconds))
@@ -190,16 +190,18 @@ def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
         steps: Durations of the steps since the save, in order.
         land_seconds: Time until the save was committed.
     """
-    beside, passed_seconds = 0, 0.0
+    overlapping_steps, passed_seconds = 0, 0.0
     for step in steps:
         if passed_seconds >= land_seconds:
             break
         passed_seconds += step
-        beside += 1
-    taken = list(steps)
-    if not taken[:beside] or not taken[beside:]:
+        overlapping_steps += 1
+    step_seconds = list(steps)
+    if not step_seconds[:overlapping_steps] or not step_seconds[overlapping_steps:]:
         return 0.0
-    return beside * max(0.0, median(taken[:beside]) - median(taken[beside:]))
+    return overlapping_steps * max(
+        0.0, median(step_seconds[:overlapping_steps]) - median(step_seconds[overlapping_steps:])
+    )
 
 
 _FIRST_STEPS = 4
@@ -243,13 +245,13 @@ class SaveScheduleChosen(Event):
 
     def message(self) -> str:
         """Format the interval and its reason."""
-        why = "as requested, or until the first save is measured"
+        reason = "as requested, or until the first save is measured"
         if self.cost_seconds is not None and self.mtbf_seconds is not None:
-            why = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
-            why += f" {self.mtbf_seconds / 3600:.3g} h" + _BOUNDS[self.bound]
+            reason = f"a save costs {self.cost_seconds:.3g} s, {self.failures} failures: one in"
+            reason += f" {self.mtbf_seconds / 3600:.3g} h" + _BOUNDS[self.bound]
         return (
             f"saving every {self.interval_seconds:.3g} s of steps of {self.step_seconds:.3g} s, "
-            f"next after step {self.next_step}: {why}"
+            f"next after step {self.next_step}: {reason}"
         )
 
 
@@ -323,15 +325,15 @@ class CadenceCallback(TrainerCallback):
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Record the end of a step, plan from new measurements, and request a save that is due."""
-        attempt, step, took = self._attempt, state.global_step, kwargs["took"]
+        attempt, step, step_times = self._attempt, state.global_step, kwargs["took"]
         if attempt is None:
             return
-        attempt.steps.end(self._session.clock.monotonic_seconds(), took.stalled_seconds)
+        attempt.steps.end(self._session.clock.monotonic_seconds(), step_times.stalled_seconds)
         if attempt.is_owing:
-            attempt.steps.settle(took.stalled_seconds)
+            attempt.steps.settle(step_times.stalled_seconds)
             attempt.is_owing = False
         if attempt.due is None and step >= attempt.plans_at:
-            measured = attempt.steps.measured(took.land_p95)
+            measured = attempt.steps.measured(step_times.land_p95)
             if measured is not None:
                 self._plan(attempt, measured, step, kwargs["emit"])
             attempt.steps.disturb()

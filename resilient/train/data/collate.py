@@ -28,11 +28,11 @@ def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | N
     """
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model
-    taken = inspect.signature(base.forward).parameters
-    takes_all = any(value.kind is value.VAR_KEYWORD for value in taken.values())
+    parameters = inspect.signature(base.forward).parameters
+    takes_all = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
     if takes_all and not hasattr(base, "main_input_name"):
         return None
-    return frozenset((*taken, *labels, *_LABELS))
+    return frozenset((*parameters, *labels, *_LABELS))
 
 
 class PruningCollator:
@@ -70,15 +70,15 @@ class PruningCollator:
             return self._collate(features)
         if self._accepted_columns.issuperset(chain.from_iterable(features)):
             return self._collate(features)
-        kept = [
+        pruned_features = [
             {name: value for name, value in feature.items() if name in self._accepted_columns}
             for feature in features
         ]
-        if not kept[0]:
+        if not pruned_features[0]:
             raise _nothing_left(features[0], self._accepted_columns, self._model)
         if self._tell is not None and get_worker_info() is None:
             self._tell(tuple(name for name in features[0] if name not in self._accepted_columns))
-        return self._collate(kept)
+        return self._collate(pruned_features)
 
 
 def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any, tuple[str, ...]]:
@@ -92,10 +92,12 @@ def prune_dataset(dataset: Any, taken: frozenset[str], model: str) -> tuple[Any,
     columns = getattr(dataset, "column_names", None)
     if not columns or not hasattr(dataset, "remove_columns"):
         return dataset, ()
-    unused = tuple(name for name in columns if name not in taken)
-    if len(unused) == len(columns):
+    unused_columns = tuple(name for name in columns if name not in taken)
+    if len(unused_columns) == len(columns):
         raise _nothing_left(columns, taken, model)
-    return (dataset.remove_columns(list(unused)) if unused else dataset), unused
+    return (
+        dataset.remove_columns(list(unused_columns)) if unused_columns else dataset
+    ), unused_columns
 
 
 def _nothing_left(columns: Any, taken: frozenset[str], model: str) -> ConfigError:
@@ -125,8 +127,8 @@ def default_data_collator(features: Sequence[Any]) -> Any:
     if not isinstance(features[0], Mapping):
         return default_collate(list(features))
     batch: dict[str, Any] = {}
-    for name, first in features[0].items():
-        if first is None or isinstance(first, str):
+    for name, first_value in features[0].items():
+        if first_value is None or isinstance(first_value, str):
             continue
         column = [feature[name] for feature in features]
         if name in {"label", "label_ids"}:

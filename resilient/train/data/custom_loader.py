@@ -61,8 +61,8 @@ def resumable_loader(
         ConfigError: The loader has its own sampler, batches or samples.
     """
     if isinstance(loader, StreamLoader) or getattr(loader, "batch_sampler", None) is sampler:
-        kept: DataLoader[Any] | StreamLoader = loader
-        return kept
+        unchanged_loader: DataLoader[Any] | StreamLoader = loader
+        return unchanged_loader
     order = _require_plain(args, loader, sampler)
     if type(order) is not type(sampler.sampling):
         sampler.sampling = order
@@ -75,11 +75,11 @@ def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampl
         raise _refused(f"a `{type(loader).__name__}`")
     if type(loader.batch_sampler) is not BatchSampler:
         raise _refused(f"batches of a `{type(loader.batch_sampler).__name__}`")
-    batch, drops = args.per_device_train_batch_size, args.dataloader_drop_last
+    batch, drops_last = args.per_device_train_batch_size, args.dataloader_drop_last
     if loader.batch_size != batch:
         raise _refused(f"batch_size={loader.batch_size}, and `per_device_train_batch_size`={batch}")
-    if loader.drop_last != drops:
-        raise _refused(f"drop_last={loader.drop_last}, and `dataloader_drop_last`={drops}")
+    if loader.drop_last != drops_last:
+        raise _refused(f"drop_last={loader.drop_last}, and `dataloader_drop_last`={drops_last}")
     dataset: Any = loader.dataset
     samples = len(dataset) if hasattr(dataset, "__len__") else "an unknown number of"
     if samples != sampler.deal.samples:

@@ -118,12 +118,12 @@ def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -
     is_proven = packed(generator.get_state()) == origin.get("stream")
     if is_proven or (epoch == 0 and streams.is_known):
         return state_text
-    why = "" if streams.is_known else ", and `model_init` drew from it before"
+    cause_text = "" if streams.is_known else ", and `model_init` drew from it before"
     raise IncompatibleCheckpoint(
         f"the checkpoint is in the middle of epoch {epoch} of samples grouped by length, and "
         "their order is unknown: Transformers draws it from torch's global stream, and does not "
-        f"save the position of that stream{why}; another order would skip samples and repeat "
-        "others",
+        f"save the position of that stream{cause_text}; another order would skip samples and "
+        "repeat others",
         hint="take a checkpoint from the end of an epoch or from the first epoch, with the seed of "
         "the run, or start a new run from the weights with `trainer.load_model(...)`",
     )
@@ -166,15 +166,15 @@ class Sampling:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
         batch_size = deal.round_samples
-        several = max(_SAMPLES_AT_ONCE // batch_size, 1)
-        whole = max(deal.samples - start, 0) // batch_size
-        for turn in range(0, whole, several):
-            low, count = start + turn * batch_size, min(several, whole - turn)
+        rounds_at_once = max(_SAMPLES_AT_ONCE // batch_size, 1)
+        full_rounds = max(deal.samples - start, 0) // batch_size
+        for turn in range(0, full_rounds, rounds_at_once):
+            low, count = start + turn * batch_size, min(rounds_at_once, full_rounds - turn)
             # Read the tensor once for many rounds: reading takes longer than slicing a list.
-            taken: list[int] = order[low : low + count * batch_size].tolist()
-            for first in range(rank * deal.batch, len(taken), batch_size):
-                yield taken[first : first + deal.batch]
-        for turn in range(whole, deal.rounds_after(start)):
+            indices: list[int] = order[low : low + count * batch_size].tolist()
+            for first in range(rank * deal.batch, len(indices), batch_size):
+                yield indices[first : first + deal.batch]
+        for turn in range(full_rounds, deal.rounds_after(start)):
             yield deal.micro_batch(order, start + turn * batch_size, rank)
 
 
@@ -208,12 +208,12 @@ class LengthGrouped(Sampling):
         Transformers' draws, the random order was drawn at the start of the epoch.
         """
         lengths, group = self.lengths, cursor.group
-        several = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
+        groups_at_once = max(1, min(cursor.size // (group * 4), _GROUPS_MAX))
         sample_order = drawn_order(cursor) if cursor.drawn else Sampling().order(cursor)
         order: list[int] = sample_order.tolist()
-        cuts = range(0, cursor.size, several * group)
+        cuts = range(0, cursor.size, groups_at_once * group)
         groups = [
-            sorted(order[cut : cut + several * group], key=lengths.__getitem__, reverse=True)
+            sorted(order[cut : cut + groups_at_once * group], key=lengths.__getitem__, reverse=True)
             for cut in cuts
         ]
         longest = max(groups, key=lambda batch: lengths[batch[0]])
@@ -242,9 +242,9 @@ class Rebalanced(Sampling):
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
         rounds = deal.rounds_after(start)
-        for done in range(0, rounds, self.accumulation):
-            slots = min(self.accumulation, rounds - done)
-            low, groups = start + done * deal.round_samples, slots * deal.ranks
+        for first_round in range(0, rounds, self.accumulation):
+            slots = min(self.accumulation, rounds - first_round)
+            low, groups = start + first_round * deal.round_samples, slots * deal.ranks
             high = min(low + slots * deal.round_samples, cursor.size)
             places = torch.arange(low, max(high, low + groups)) % cursor.size
             parts = split_by_cost(order[places].tolist(), self.lengths, groups)
@@ -268,27 +268,30 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
     """
     if len(indices) < groups:
         raise ValueError(f"{len(indices)} samples cannot fill {groups} micro-batches")
-    ordered = sorted(indices, key=lengths.__getitem__, reverse=True)
+    sorted_indices = sorted(indices, key=lengths.__getitem__, reverse=True)
     # A part begins with its longest sample, so these are all possible costs of a part.
     costs = sorted(
         {
             cost_of(count, lengths[first])
-            for place, first in enumerate(ordered)
-            for count in range(1, len(ordered) - place + 1)
+            for place, first in enumerate(sorted_indices)
+            for count in range(1, len(sorted_indices) - place + 1)
         }
     )
     low, high = 0, len(costs) - 1
     while low < high:
         middle = (low + high) // 2
-        if len(_cut(ordered, lengths, costs[middle])) <= groups:
+        if len(_cut(sorted_indices, lengths, costs[middle])) <= groups:
             high = middle
         else:
             low = middle + 1
-    parts = _cut(ordered, lengths, costs[low])
+    parts = _cut(sorted_indices, lengths, costs[low])
     while len(parts) < groups:
         largest = max(range(len(parts)), key=lambda place: len(parts[place]))
-        whole = parts[largest]
-        parts[largest : largest + 1] = [whole[: len(whole) // 2], whole[len(whole) // 2 :]]
+        largest_part = parts[largest]
+        parts[largest : largest + 1] = [
+            largest_part[: len(largest_part) // 2],
+            largest_part[len(largest_part) // 2 :],
+        ]
     return sorted(parts, key=lambda part: -cost_of(len(part), lengths[part[0]]))
 
 
@@ -335,10 +338,10 @@ def lengths_of(dataset: Any, column: str, name: str) -> list[int]:
     """
     if column in (getattr(dataset, "column_names", None) or ()):
         return [int(length) for length in dataset[column]]
-    first = dataset[0]
-    if isinstance(first, Mapping) and column in first:
+    first_sample = dataset[0]
+    if isinstance(first_sample, Mapping) and column in first_sample:
         return [int(dataset[index][column]) for index in range(len(dataset))]
-    if not isinstance(first, Mapping) or not hasattr(first.get(name), "__len__"):
+    if not isinstance(first_sample, Mapping) or not hasattr(first_sample.get(name), "__len__"):
         raise ConfigError(
             f"the lengths of the samples of `{type(dataset).__name__}` are unknown: give them "
             f"`{column}` (`length_column_name`) or `{name}`, or use another "

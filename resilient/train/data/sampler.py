@@ -117,9 +117,9 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
         raise ValueError("it does not state how many samples a batch had")
     # With `dataloader_drop_last` the last, incomplete batch is left out.
     for batches in (math.ceil(size / samples_per_step), size // samples_per_step):
-        done = share * batches
-        if batches and abs(done - round(done)) < _CLOSE * batches:
-            return int(number), min(round(done) * samples_per_step, size)
+        batches_done = share * batches
+        if batches and abs(batches_done - round(batches_done)) < _CLOSE * batches:
+            return int(number), min(round(batches_done) * samples_per_step, size)
     raise ValueError(
         f"epoch {origin['epoch']} is not a whole number of batches of {samples_per_step} samples "
         f"in a training set of {size}: it was trained on another set, or with another batch size"
@@ -149,11 +149,11 @@ class BatchLayout:
 
     def rounds_after(self, taken: int) -> int:
         """Return the rounds left in an epoch of which ``taken`` samples are consumed."""
-        left = self.samples - taken
-        if left <= 0:
+        samples_left = self.samples - taken
+        if samples_left <= 0:
             return 0
-        whole, rest = divmod(left, self.batch * self.ranks)
-        return whole + (1 if rest and not self.drop_last else 0)
+        full_rounds, remainder = divmod(samples_left, self.batch * self.ranks)
+        return full_rounds + (1 if remainder and not self.drop_last else 0)
 
     def fraction(self, taken: int) -> float:
         """Return the finished share of an epoch's rounds after ``taken`` samples."""
@@ -176,8 +176,8 @@ class BatchLayout:
 
 
 def _indices(part: torch.Tensor) -> list[int]:
-    listed: list[int] = part.tolist()
-    return listed
+    indices: list[int] = part.tolist()
+    return indices
 
 
 @dataclass(slots=True)

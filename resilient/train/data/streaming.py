@@ -156,16 +156,16 @@ class StreamSource:
 
     def take(self, batch_count: int) -> list[Any]:
         """Return the next samples; fewer at the end."""
-        taken: list[Any] = []
+        samples: list[Any] = []
         with _alone():
             for _ in range(batch_count):
                 seed_worker((*self._key, self._place))
                 try:
-                    taken.append(next(self._iterator))
+                    samples.append(next(self._iterator))
                 except StopIteration:
                     break
                 self._place += 1
-        return taken
+        return samples
 
     def state(self) -> Any:
         """Return a copy of the dataset's state at this place; None if it has none."""
@@ -251,8 +251,8 @@ class StreamCursor(DataCursor):
 
     def advance(self, deal: Any) -> None:
         """Count one round as trained on."""
-        taken, self.state = deal.ahead.trained()
-        self.samples += taken
+        sample_count, self.state = deal.ahead.trained()
+        self.samples += sample_count
 
     def next_epoch(self) -> None:
         """Move to the start of the next pass."""
@@ -314,9 +314,9 @@ class MicroBatchPrefetch:
 
     def trained(self) -> tuple[int, Any]:
         """Return (samples, state) of the oldest micro-batch handed out and not yet counted."""
-        taken, state = self._handed_out.popleft()
-        self.place += taken
-        return taken, state
+        sample_count, state = self._handed_out.popleft()
+        self.place += sample_count
+        return sample_count, state
 
     def __iter__(self) -> MicroBatchPrefetch:
         return self
@@ -324,8 +324,8 @@ class MicroBatchPrefetch:
     def __next__(self) -> Any:
         if not self.fill(1):
             raise StopIteration
-        batch, taken, state = self._batches.popleft()
-        self._handed_out.append((taken, state))
+        batch, sample_count, state = self._batches.popleft()
+        self._handed_out.append((sample_count, state))
         return batch
 
 
@@ -374,11 +374,11 @@ class StreamLoader:
     def __iter__(self) -> MicroBatchPrefetch:
         end_workers(self._rounds)
         self._rounds = iter(self.loader)
-        ahead = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
+        prefetch = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
         if not self._cursor.samples:
-            ahead.require_any()
-        self._deal.ahead = ahead
-        return ahead
+            prefetch.require_any()
+        self._deal.ahead = prefetch
+        return prefetch
 
 
 def place_in_stream(

@@ -54,12 +54,12 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
 
     The result is None where the first batch has None.
     """
-    first = batches[0] if batches else None
-    if first is None:
+    first_batch = batches[0] if batches else None
+    if first_batch is None:
         return None
-    if isinstance(first, Mapping):
-        return {name: zipped([batch[name] for batch in batches], join) for name in first}
-    if isinstance(first, (list, tuple)) and not is_column(first):
+    if isinstance(first_batch, Mapping):
+        return {name: zipped([batch[name] for batch in batches], join) for name in first_batch}
+    if isinstance(first_batch, (list, tuple)) and not is_column(first_batch):
         return tuple(zipped(list(place), join) for place in zip(*batches, strict=True))
     return join(batches)
 
@@ -92,8 +92,10 @@ def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
             "output in `ignore_keys` of `evaluate` and `predict`, or in `ignore_keys_for_eval` of "
             "`train`, or return it per sample"
         )
-    rest = [max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)]
-    return torch.cat([pad_to(batch, [len(batch), *rest]) for batch in batches])
+    padded_lengths = [
+        max(lengths) for lengths in zip(*(batch.shape[1:] for batch in batches), strict=True)
+    ]
+    return torch.cat([pad_to(batch, [len(batch), *padded_lengths]) for batch in batches])
 
 
 def concatenate(batches: Sequence[Any]) -> Any:
@@ -119,9 +121,9 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
     dist.all_gather(shapes, shape)
     largest = torch.stack(shapes).amax(0).tolist()
     own_rows = pad_to(rows, largest).contiguous()
-    gathered = [torch.empty_like(own_rows) for _ in range(rank_count)]
-    dist.all_gather(gathered, own_rows)
-    cut = [item[: int(shape[0])] for item, shape in zip(gathered, shapes, strict=True)]
+    gathered_rows = [torch.empty_like(own_rows) for _ in range(rank_count)]
+    dist.all_gather(gathered_rows, own_rows)
+    cut = [item[: int(shape[0])] for item, shape in zip(gathered_rows, shapes, strict=True)]
     return torch.cat(cut[:: rank_count // ranks])
 
 
@@ -132,6 +134,6 @@ def gather_objects(value: Any, ranks: int) -> list[Any]:
     """
     if ranks == 1:
         return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered[:: len(gathered) // ranks]
+    gathered_objects: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered_objects, value)
+    return gathered_objects[:: len(gathered_objects) // ranks]

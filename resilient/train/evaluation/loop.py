@@ -99,8 +99,8 @@ class OutputColumn:
             return
         if batches:
             self._empty = zipped(batches[:1], _nothing_of)
-        if (together := zipped(batches or [self._empty], self._gathered)) is not None:
-            self._spilled_batches.append(together)
+        if (joined_batches := zipped(batches or [self._empty], self._gathered)) is not None:
+            self._spilled_batches.append(joined_batches)
 
     def result(self) -> Any:
         """Return the spilled values: arrays in the dataset's order, or a list of its batches.
@@ -117,10 +117,12 @@ class OutputColumn:
         """Gather the batches of all ranks as objects and put them in order."""
         by_rank = gather_objects(self._spilled_batches, self._share.world.size)
         batch_numbers = range(self._share.batches)
-        ordered = [by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers]
-        if any(item is None for item in ordered):
+        ordered_batches = [
+            by_rank[turn % len(by_rank)][turn // len(by_rank)] for turn in batch_numbers
+        ]
+        if any(item is None for item in ordered_batches):
             return None
-        return zipped(ordered, concatenate) if self._joining.concat else ordered
+        return zipped(ordered_batches, concatenate) if self._joining.concat else ordered_batches
 
     def _gathered(self, leaves: Sequence[Any]) -> Any:
         """Join the leaves of this rank's batches, and gather those of the other ranks."""
@@ -195,8 +197,8 @@ class EvalPrediction:
 
     @property
     def _elements(self) -> tuple[Any, ...]:
-        more = (item for item in (self.inputs, self.losses) if item is not None)
-        return (self.predictions, self.label_ids, *more)
+        optional_elements = (item for item in (self.inputs, self.losses) if item is not None)
+        return (self.predictions, self.label_ids, *optional_elements)
 
 
 class PredictionOutput(NamedTuple):
@@ -242,8 +244,8 @@ class EvalShard:
     @property
     def weights(self) -> list[int]:
         """Number of samples of each batch of the dataset."""
-        whole, rest = divmod(self.samples, self.batch)
-        return [self.batch] * whole + ([rest] if rest else [])
+        full_batches, remainder = divmod(self.samples, self.batch)
+        return [self.batch] * full_batches + ([remainder] if remainder else [])
 
     def mean(self, losses: Sequence[float]) -> float:
         """Return the mean over samples of the batches' ``losses``.
@@ -269,9 +271,11 @@ class EvalShard:
 
     def mine(self) -> list[list[int]]:
         """Return the batches to run here, at least one; surplus batches give no result."""
-        own = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
-        missing = math.ceil(self.batches / self.world.size) - len(own) if self.in_step else 0
-        return own + own[-1:] * missing
+        own_batches = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
+        repeated_batches = (
+            math.ceil(self.batches / self.world.size) - len(own_batches) if self.in_step else 0
+        )
+        return own_batches + own_batches[-1:] * repeated_batches
 
 
 class EvalShardLoader(DataLoader[Any]):
@@ -417,11 +421,11 @@ def require_metric(sets: Mapping[str, Any] | None, metric: str, option: str) -> 
     """
     name = f"eval_{metric.removeprefix('eval_')}"
     if sets and not any(name.startswith(f"eval_{group}_") for group in sets):
-        first = next(iter(sets))
+        set_name = next(iter(sets))
         raise ConfigError(
             f"{option} is `{name}`, but metrics of the datasets {sorted(sets)} of `eval_dataset` "
             "are named after them",
-            hint=f'set `metric_for_best_model`, for example to "{first}_loss"',
+            hint=f'set `metric_for_best_model`, for example to "{set_name}_loss"',
         )
 
 
@@ -481,10 +485,10 @@ class _Reader(IterableDataset[_Part]):
         source = StreamSource(self._dataset, DataCursor(0, self._seed))
         low, keeps_step = self._world.rank * self._batch, True
         while samples := source.take(self._batch * self._world.size):
-            own = samples[low : low + self._batch]
+            own_samples = samples[low : low + self._batch]
             # The first round runs on every rank, so that all know the shapes.
             stand_in = samples[: self._batch] if keeps_step else []
-            yield _Part(own or stand_in, len(samples), bool(own))
+            yield _Part(own_samples or stand_in, len(samples), bool(own_samples))
             keeps_step = self._in_step
 
 
@@ -501,9 +505,9 @@ class StreamEvaluation:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, taken, own in read_batches(self._loader):
+        for batch, sample_count, is_own in read_batches(self._loader):
             runs = batch is not None
-            self.share.saw(taken, runs=runs, own=own)
+            self.share.saw(sample_count, runs=runs, own=is_own)
             if runs:
                 yield batch
 

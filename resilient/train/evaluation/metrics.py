@@ -28,16 +28,18 @@ _BEGINS = frozenset({"B", "S"})
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """Yield (type, first, last) of each entity in one sequence of tags such as ``B-PER``."""
-    begin, before, kind_before = 0, "O", ""
+    begin, previous_prefix, kind_before = 0, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
-        is_open = before != "O"
-        breaks = prefix == "O" or prefix in _BEGINS or before in _ENDS or kind != kind_before
+        is_open = previous_prefix != "O"
+        breaks = (
+            prefix == "O" or prefix in _BEGINS or previous_prefix in _ENDS or kind != kind_before
+        )
         if is_open and breaks:
             yield kind_before, begin, place - 1
         if prefix != "O" and (breaks or not is_open):
             begin = place
-        before, kind_before = prefix, kind
+        previous_prefix, kind_before = prefix, kind
 
 
 def entity_report(
@@ -52,19 +54,21 @@ def entity_report(
     The names are those of scikit-learn's and seqeval's ``classification_report``: one entry per
     type, ``micro avg``, ``macro avg`` and ``weighted avg``. A ratio with denominator 0 is 0.
     """
-    right, guessed = _all(truth), _all(predictions)
-    support, tried = (Counter(kind for kind, *_ in tags) for tags in (right, guessed))
-    hits = Counter(kind for kind, *_ in right & guessed)
-    kinds = sorted(support | tried)
-    report = {kind: _row(hits[kind], tried[kind], support[kind]) for kind in kinds}
+    true_entities, predicted_entities = _all(truth), _all(predictions)
+    support, predicted_counts = (
+        Counter(kind for kind, *_ in tags) for tags in (true_entities, predicted_entities)
+    )
+    hits = Counter(kind for kind, *_ in true_entities & predicted_entities)
+    kinds = sorted(support | predicted_counts)
+    report = {kind: _row(hits[kind], predicted_counts[kind], support[kind]) for kind in kinds}
     rows = list(report.values())
     weights = np.array([row["support"] for row in rows])
     total = float(weights.sum())
-    report["micro avg"] = _row(hits.total(), tried.total(), support.total())
+    report["micro avg"] = _row(hits.total(), predicted_counts.total(), support.total())
     for name, shares in (("macro avg", np.ones(len(rows))), ("weighted avg", weights)):
-        whole = max(float(shares.sum()), 1.0)
+        total_share = max(float(shares.sum()), 1.0)
         means = {
-            metric: float(np.dot([row[metric] for row in rows], shares)) / whole
+            metric: float(np.dot([row[metric] for row in rows], shares)) / total_share
             for metric in ("precision", "recall", "f1-score")
         }
         report[name] = {**means, "support": total}
@@ -138,15 +142,18 @@ def regression(prediction: EvalPrediction) -> dict[str, float]:
 def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[str, float]:
     """Return precision, recall and f1 of entities, overall and as ``<type>_<metric>``."""
     labels, predictions = np.asarray(prediction.label_ids), _scores(prediction).argmax(2)
-    counted = labels != PADDING
+    label_mask = labels != PADDING
     truth, guess = (
-        [[tags[int(item)] for item in row[keep]] for row, keep in zip(rows, counted, strict=True)]
+        [
+            [tags[int(item)] for item in row[keep]]
+            for row, keep in zip(rows, label_mask, strict=True)
+        ]
         for rows in (labels, predictions)
     )
     report = entity_report(truth, guess)
     overall = report["micro avg"]
     metrics = {name: overall[f"{name}-score" if name == "f1" else name] for name in _OVERALL}
-    metrics["accuracy"] = float((labels == predictions)[counted].mean())
+    metrics["accuracy"] = float((labels == predictions)[label_mask].mean())
     for kind, row in report.items():
         if not kind.endswith(_AVERAGE):
             metrics |= {
@@ -157,8 +164,8 @@ def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[
 
 def _scores(prediction: EvalPrediction) -> np.ndarray[Any, Any]:
     """Return the first output: a model may return more than its scores."""
-    first = prediction.predictions
-    return np.asarray(first[0] if isinstance(first, tuple) else first)
+    scores = prediction.predictions
+    return np.asarray(scores[0] if isinstance(scores, tuple) else scores)
 
 
 def _weighted_f1(labels: np.ndarray[Any, Any], predictions: np.ndarray[Any, Any]) -> float:

@@ -120,9 +120,9 @@ class TransformersFiles:
         tensors: dict[str, torch.Tensor] = {}
         for file in sorted(set(places.values())):
             tensors |= self._tensors(file)
-        if lost := sorted(set(places) - set(tensors)):
+        if missing_tensors := sorted(set(places) - set(tensors)):
             raise IntegrityError(
-                f"{index} names {lost[:3]}, which are in no file",
+                f"{index} names {missing_tensors[:3]}, which are in no file",
                 key=str(self.folder / index),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )
@@ -151,8 +151,8 @@ class TransformersFiles:
 
     def scaler(self) -> dict[str, Any] | None:
         """Return the gradient scaler's state; None without fp16."""
-        there = [name for name in (SCALER, SCALER_OF_CPU) if self.source.has(name)]
-        return self.load(there[0]) if there else None
+        scaler_files = [name for name in (SCALER, SCALER_OF_CPU) if self.source.has(name)]
+        return self.load(scaler_files[0]) if scaler_files else None
 
     def random_state(self, rank: int) -> dict[str, Any] | None:
         """Return the random state of a rank in our form; None if none was saved."""
@@ -194,8 +194,8 @@ class TransformersFiles:
         Raises:
             IntegrityError: The file is damaged, or holds objects that are not data.
         """
-        with self.source.open(name) as opened:
-            return load_torch(opened, str(self.folder / name))
+        with self.source.open(name) as file:
+            return load_torch(file, str(self.folder / name))
 
     def known_step(self) -> int | None:
         """Return the trainer's number of finished steps; None if unknown."""
@@ -369,10 +369,12 @@ class TransformersCheckpoint(TransformersFiles):
 
     def _require_fields(self) -> None:
         """Raise if the state lacks a field that every resume needs."""
-        lacks = [name for name in ("global_step", "epoch", "log_history") if name not in self.state]
-        if lacks:
+        missing_fields = [
+            name for name in ("global_step", "epoch", "log_history") if name not in self.state
+        ]
+        if missing_fields:
             raise IntegrityError(
-                f"`{self.folder / STATE}` has no `{lacks[0]}`",
+                f"`{self.folder / STATE}` has no `{missing_fields[0]}`",
                 key=str(self.folder / STATE),
                 hint=f"resilient ckpt repair {shell_quote(str(self.folder))}",
             )

@@ -80,7 +80,7 @@ def parts_of(
     state = source.state
     is_best = state.get("best_global_step") == source.step
     scaler = source.scaler()
-    whole: dict[str, Mapping[str, Any]] = {
+    state_by_part: dict[str, Mapping[str, Any]] = {
         "model": weights,
         **_progress(source, naming, weights, fresh),
         **({"scaler": scaler} if scaler is not None else {}),
@@ -88,7 +88,7 @@ def parts_of(
         "callbacks": callback_states(state),
         "best": {"checkpoint": best if is_best else ""},
     }
-    parts = {name: Part(RawState(value)) for name, value in whole.items()}
+    parts = {name: Part(RawState(value)) for name, value in state_by_part.items()}
     parts |= documents_of(source)
     for rank in range(source.ranks):
         # Each rank finds its part by name, no matter which rank wrote it.
@@ -123,8 +123,8 @@ def _progress(
     """
     if fresh is not None and not source.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
-    optimizer, kept = named_optimizer(source, naming, weights)
-    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), kept)}
+    optimizer, group_numbers = named_optimizer(source, naming, weights)
+    return {"optimizer": optimizer, "scheduler": _keep_groups(source.scheduler(), group_numbers)}
 
 
 def named_optimizer(
@@ -138,8 +138,8 @@ def named_optimizer(
     plain = source.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
         return _by_name(source, plain, naming, weights)
-    kept = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
-    groups = [plain["param_groups"][nth] for nth in kept]
+    group_numbers = [nth for nth, group in enumerate(plain["param_groups"]) if group["params"]]
+    groups = [plain["param_groups"][nth] for nth in group_numbers]
     counts = [len(group["params"]) for group in groups]
     if counts != [len(names) for names in naming.trained]:
         raise IncompatibleCheckpoint(
@@ -149,15 +149,16 @@ def named_optimizer(
         )
     names = {
         number: name
-        for group, own in zip(groups, naming.trained, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
+        for group, trained_names in zip(groups, naming.trained, strict=True)
+        for number, name in zip(group["params"], trained_names, strict=True)
     }
     state = {names[number]: dict(value) for number, value in plain["state"].items()}
     _require_fit(source, state, weights)
     renamed = [
-        {**group, "params": list(own)} for group, own in zip(groups, naming.trained, strict=True)
+        {**group, "params": list(trained_names)}
+        for group, trained_names in zip(groups, naming.trained, strict=True)
     ]
-    return {**plain, "state": state, "param_groups": renamed}, kept
+    return {**plain, "state": state, "param_groups": renamed}, group_numbers
 
 
 def _by_name(
@@ -168,35 +169,39 @@ def _by_name(
 ) -> tuple[dict[str, Any], list[int]]:
     """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
     # A tensor with several names may be trained under different names here and there.
-    trained = {name for names in naming.trained for name in names}
-    ours = {
-        name: next((alias for alias in names if alias in trained), name)
+    trained_names = {name for names in naming.trained for name in names}
+    own_name_by_name = {
+        name: next((alias for alias in names if alias in trained_names), name)
         for names in naming.tied
         for name in names
     }
     groups = [
-        {**group, "params": [ours.get(name, name) for name in group["params"]]}
+        {**group, "params": [own_name_by_name.get(name, name) for name in group["params"]]}
         for group in plain["param_groups"]
     ]
     parameter_names = {name for group in groups for name in group["params"]}
-    if parameter_names != trained:
-        differ = sorted(parameter_names ^ trained)
+    if parameter_names != trained_names:
+        differ = sorted(parameter_names ^ trained_names)
         raise IncompatibleCheckpoint(
             f"the optimizer in `{source.folder}` and that of this model differ in `{differ[0]}` "
             f"and {len(differ) - 1} more parameters",
             hint="train the same model, with the same parameters frozen",
         )
-    state = {ours.get(name, name): dict(value) for name, value in plain["state"].items()}
+    state = {
+        own_name_by_name.get(name, name): dict(value) for name, value in plain["state"].items()
+    }
     _require_fit(source, state, weights)
     places = {
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
-    own = [frozenset(names) for names in naming.trained]
+    trained_groups = [frozenset(names) for names in naming.trained]
     # In the order of this model's groups, as required for a schedule's values by group.
-    kept = (
-        [places[members] for members in own] if set(own) == set(places) else list(places.values())
+    group_numbers = (
+        [places[members] for members in trained_groups]
+        if set(trained_groups) == set(places)
+        else list(places.values())
     )
-    return {"state": state, "param_groups": [groups[nth] for nth in kept]}, kept
+    return {"state": state, "param_groups": [groups[nth] for nth in group_numbers]}, group_numbers
 
 
 def _require_fit(
@@ -245,18 +250,23 @@ def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
 def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known fields, with the best checkpoint's name without its folder."""
     field_names = {attribute.name for attribute in fields(TrainerState)}
-    taken = {name: value for name, value in state.items() if name in field_names}
-    best = taken.get("best_global_step")
-    return {**taken, "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None}
+    known_fields = {name: value for name, value in state.items() if name in field_names}
+    best = known_fields.get("best_global_step")
+    return {
+        **known_fields,
+        "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None,
+    }
 
 
 def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
     states: dict[str, Any] = {}
-    for name, saved in (state.get("stateful_callbacks") or {}).items():
-        for nth, callback in enumerate(saved if isinstance(saved, list) else [saved], 1):
-            taken = dict(callback.get("attributes") or {})
-            states[name if nth == 1 else f"{name}_{nth}"] = taken
+    for name, saved_states in (state.get("stateful_callbacks") or {}).items():
+        for nth, callback in enumerate(
+            saved_states if isinstance(saved_states, list) else [saved_states], 1
+        ):
+            attributes = dict(callback.get("attributes") or {})
+            states[name if nth == 1 else f"{name}_{nth}"] = attributes
     flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
     control = {name: bool(flags.get(name)) for name in _FLAGS}
     # A save on SIGTERM sets this flag, and Transformers clears it when training starts.
@@ -267,8 +277,8 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
 def _has_ended(state: Mapping[str, Any]) -> bool:
     """Return whether early stopping ended the run, by the state of its callback."""
     counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
-    for saved in (state.get("stateful_callbacks") or {}).values():
-        for callback in saved if isinstance(saved, list) else [saved]:
+    for saved_states in (state.get("stateful_callbacks") or {}).values():
+        for callback in saved_states if isinstance(saved_states, list) else [saved_states]:
             waited = (callback.get("attributes") or {}).get(counter)
             if isinstance(waited, int) and waited >= (callback.get("args") or {}).get(patience, 1):
                 return True
@@ -277,18 +287,18 @@ def _has_ended(state: Mapping[str, Any]) -> bool:
 
 def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of the logged losses; losses not logged are not recorded."""
-    summed, steps, last = 0.0, 0, {}
+    summed, steps, last_entry = 0.0, 0, {}
     for entry in state["log_history"]:
         if "loss" in entry:
             summed += entry["loss"] * (entry["step"] - steps)
-            steps, last = entry["step"], entry
+            steps, last_entry = entry["step"], entry
     return {
         "recent": torch.zeros((), dtype=torch.float64),
         "logged": torch.tensor(summed, dtype=torch.float64),
-        "grad_norm": torch.tensor(float(last.get("grad_norm", 0.0))),
+        "grad_norm": torch.tensor(float(last_entry.get("grad_norm", 0.0))),
         "recent_steps": 0,
         "logged_steps": steps,
-        "learning_rate": float(last.get("learning_rate", 0.0)),
+        "learning_rate": float(last_entry.get("learning_rate", 0.0)),
     }
 
 
@@ -337,15 +347,17 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         if parameter.is_trained:
             firsts.setdefault(parameter.number, parameter.name)
     parameter_ids = [[id(parameter) for parameter in group["params"]] for group in groups]
-    trained: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
+    trained_names: tuple[tuple[str, ...], ...] = (tuple(firsts.values()),)
     is_flat = (
         find_redirect(model) is not None
         and len(parameter_ids) == 1
         and names.keys().isdisjoint(parameter_ids[0])
     )
     if not is_flat:  # else flat vectors hold all trained parameters
-        trained = tuple(tuple(names[number] for number in numbers) for numbers in parameter_ids)
-    naming = Naming(trained, tied_names(model))
+        trained_names = tuple(
+            tuple(names[number] for number in numbers) for numbers in parameter_ids
+        )
+    naming = Naming(trained_names, tied_names(model))
     if not is_adapted(model):
         return naming
     if find_redirect(model) is not None:
@@ -369,9 +381,9 @@ def tie(
     tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors completed by the other names of tied tensors."""
-    whole = dict(tensors)
+    completed_tensors = dict(tensors)
     for names in tied:
         tensor = next((tensors[name] for name in names if name in tensors), None)
         if tensor is not None:
-            whole |= {name: tensor for name in names if name not in tensors}
-    return whole
+            completed_tensors |= {name: tensor for name in names if name not in tensors}
+    return completed_tensors

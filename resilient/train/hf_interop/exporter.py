@@ -68,10 +68,10 @@ _BY_GROUP = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs")
 
 def weights(model: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of a model; a tensor with several names has its trained name."""
-    trained = {name for group in optimizer["param_groups"] for name in group["params"]}
+    trained_names = {name for group in optimizer["param_groups"] for name in group["params"]}
     names: dict[int, str] = {}
     for name, value in model.items():
-        if isinstance(value, torch.Tensor) and (id(value) not in names or name in trained):
+        if isinstance(value, torch.Tensor) and (id(value) not in names or name in trained_names):
             names[id(value)] = name
     return {name: model[name] for name in names.values()}
 
@@ -90,8 +90,8 @@ def optimizer_by_position(optimizer: Mapping[str, Any]) -> dict[str, Any]:
         {**own_group, "params": [numbers[name] for name in own_group["params"]]}
         for own_group in groups
     ]
-    ordered = dict(sorted(state.items()))
-    return {**optimizer, "state": ordered, "param_groups": renumbered}
+    state_by_position = dict(sorted(state.items()))
+    return {**optimizer, "state": state_by_position, "param_groups": renumbered}
 
 
 def scheduler_by_group(
@@ -153,8 +153,8 @@ def trainer_state(
     stateful: dict[str, Any] = {"TrainerControl": {**control, "attributes": {}}}
     for name, state in callbacks.items():
         if name != "TrainerControl":
-            saved = ours.get("stateful_callbacks", {}).get(name, {})
-            stateful[name] = {"args": saved.get("args", {}), "attributes": dict(state)}
+            saved_state = ours.get("stateful_callbacks", {}).get(name, {})
+            stateful[name] = {"args": saved_state.get("args", {}), "attributes": dict(state)}
     fields = {name: ours[name] for name in _STATE if name in ours}
     return {**fields, "stateful_callbacks": stateful, "best_model_checkpoint": best}
 
@@ -175,12 +175,12 @@ def require_their_place(data: Mapping[str, Any], config: Mapping[str, Any], step
         return  # unchanged since the import from Transformers
     accumulation = int(config.get("gradient_accumulation_steps", 1))
     batch_size = int(data["global_batch"]) // accumulation
-    drops = bool(config.get("dataloader_drop_last"))
+    drops_last = bool(config.get("dataloader_drop_last"))
     per_epoch = steps_after(
-        BatchLayout(data["dataset_size"], batch_size, 1, drops), 0, accumulation
+        BatchLayout(data["dataset_size"], batch_size, 1, drops_last), 0, accumulation
     )
-    into = steps_after(BatchLayout(data["samples"], batch_size, 1), 0, accumulation)
-    if data["epoch"] * per_epoch + into != step:
+    steps_in_epoch = steps_after(BatchLayout(data["samples"], batch_size, 1), 0, accumulation)
+    if data["epoch"] * per_epoch + steps_in_epoch != step:
         raise IncompatibleCheckpoint(
             f"Transformers would continue at another data position: it counts {per_epoch} steps "
             f"per epoch, so that step {step} is not sample {data['samples']} of epoch "
@@ -267,12 +267,12 @@ def _read(
     url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
 ) -> dict[str, Mapping[str, Any]]:
     """Return the states of the parts, by the names under which they are stored."""
-    stored = {entry.name for entry in manifest.parts}
-    lacks = [name for name in _NEEDED if name not in stored]
-    if lacks:
+    stored_names = {entry.name for entry in manifest.parts}
+    missing_names = [name for name in _NEEDED if name not in stored_names]
+    if missing_names:
         raise IncompatibleCheckpoint(
-            f"{manifest.checkpoint} holds no `{lacks[0]}`: Transformers resumes only from a "
-            "Trainer's checkpoint",
+            f"{manifest.checkpoint} holds no `{missing_names[0]}`: Transformers resumes only from "
+            "a Trainer's checkpoint",
             hint=f"resilient ckpt export {manifest.checkpoint} {shell_quote(url)} "
             "--format safetensors --out weights",
         )
@@ -294,8 +294,8 @@ def read_parts(
         KeyNotFound: Retention deleted the checkpoint.
         IntegrityError: The checkpoint is damaged.
     """
-    stored = {entry.name for entry in manifest.parts}
-    states = {name: CapturedState() for name in names if name in stored}
+    stored_names = {entry.name for entry in manifest.parts}
+    states = {name: CapturedState() for name in names if name in stored_names}
     for name, value in states.items():
         engine.load_part(manifest.checkpoint, name, Part(value))
     return {name: value.state for name, value in states.items()}
@@ -340,11 +340,12 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
         write_papers(draft, parts)
         return
     names = adapter["names"]
-    trained = {name for group in optimizer["param_groups"] for name in group["params"]}
-    beside = sorted(trained - set(names.values()))
-    if beside:
+    trained_names = {name for group in optimizer["param_groups"] for name in group["params"]}
+    unsaved_names = sorted(trained_names - set(names.values()))
+    if unsaved_names:
         raise IncompatibleCheckpoint(
-            f"`{beside[0]}` is trained but not part of the adapter, so PEFT would not save it",
+            f"`{unsaved_names[0]}` is trained but not part of the adapter, so PEFT would not "
+            "save it",
             hint="name its module in `modules_to_save` of the adapter's configuration",
         )
     tensors = {key: model[name] for key, name in names.items()}
@@ -363,9 +364,9 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
     states = [state for name, state in sorted(parts.items()) if name.startswith("rng_state_")]
     is_alone = len(states) == 1
     for rank in range(len(states)):
-        ours = parts[rank_part("rng_state", rank)]
+        own_state = parts[rank_part("rng_state", rank)]
         name = "rng_state.pth" if is_alone else f"rng_state_{rank}.pth"
-        torch.save(random_state(ours, is_alone=is_alone), draft / name)
+        torch.save(random_state(own_state, is_alone=is_alone), draft / name)
 
 
 def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
@@ -454,8 +455,8 @@ def _convert(
             # It warns that it assumes a single process.
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
-        for written in (draft / "dcp").iterdir():
-            written.rename(draft / written.name)
+        for file in (draft / "dcp").iterdir():
+            file.rename(draft / file.name)
         (draft / "dcp").rmdir()
     for path in files.values():
         path.unlink()

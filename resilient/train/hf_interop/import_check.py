@@ -64,11 +64,11 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
     require_importable(verified, str(folder))
     contents = verified.contents
     source.world = contents.world
-    lost = (*verified.verdict.lost, *source.losses)
+    losses = (*verified.verdict.lost, *source.losses)
     if strict:
-        refuse_losses(str(folder), lost)
+        refuse_losses(str(folder), losses)
     odd = reasons([problem for problem in contents.problems if not problem.loses])
-    return ImportSource(source, lost, odd)
+    return ImportSource(source, losses, odd)
 
 
 def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:
@@ -116,11 +116,11 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
     Raises:
         IncompatibleCheckpoint: The checkpoint is of another optimizer.
     """
-    saved = parts["optimizer"].stateful.state_dict()["param_groups"]
-    saved_options = {name for group in saved for name in group} & _OPTIONS
-    ours = {name for group in groups for name in group} & _OPTIONS
-    if saved and groups and saved_options != ours:
-        differ = ", ".join(sorted(saved_options ^ ours))
+    saved_groups = parts["optimizer"].stateful.state_dict()["param_groups"]
+    saved_options = {name for group in saved_groups for name in group} & _OPTIONS
+    own_options = {name for group in groups for name in group} & _OPTIONS
+    if saved_groups and groups and saved_options != own_options:
+        differ = ", ".join(sorted(saved_options ^ own_options))
         raise _unfit(f"another optimizer saved it: only one of both has {differ}")
 
 
@@ -137,11 +137,11 @@ def require_same_objects(
     Raises:
         IncompatibleCheckpoint: The resume would refuse a difference.
     """
-    refused = refused_changes(parts, live, policy)
-    if refused:
-        text = "; ".join(f"`{change.part}`: {change.text}" for change in refused)
+    refused_parts = refused_changes(parts, live, policy)
+    if refused_parts:
+        text = "; ".join(f"`{change.part}`: {change.text}" for change in refused_parts)
         names = ", ".join(
-            f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused}
+            f'"{policy.prefix}{part}"' for part in {change.part: 0 for change in refused_parts}
         )
         raise IncompatibleCheckpoint(
             f"cannot import the checkpoint: {text}. Nothing was committed",

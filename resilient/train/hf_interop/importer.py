@@ -89,8 +89,8 @@ class HFCheckpointImported(Event):
 
     def message(self) -> str:
         """Format the source, the new name and the losses."""
-        lost = f", without {', '.join(self.lost)}" if self.lost else ""
-        return f"imported step {self.step} of `{self.folder}` as {self.checkpoint}{lost}"
+        losses_text = f", without {', '.join(self.lost)}" if self.lost else ""
+        return f"imported step {self.step} of `{self.folder}` as {self.checkpoint}{losses_text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +158,10 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     work = capture_failure(lambda: take(hooks, reference, more, topic)) if is_mine else ""
     comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
     try:
-        taken: str = agree(comms, "taken", work, lambda answers: answers[0], seconds)
+        digests: str = agree(comms, "taken", work, lambda answers: answers[0], seconds)
     finally:
         comms.close()
-    return taken
+    return digests
 
 
 def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: str) -> None:
@@ -280,14 +280,14 @@ def prepare_import(
     parts = parts_of(source.found, naming, "", fresh)
     if model is not None:
         require_loadable(parts, model)
-    best, lost = best_of(source, naming, model)
-    if strict and lost != source.lost:
+    best, losses = best_of(source, naming, model)
+    if strict and losses != source.lost:
         raise IncompatibleCheckpoint(
             f"cannot import `{folder}`: the best checkpoint of its run is lost, and strict_resume "
             "refuses a loss. Nothing was committed",
             hint=f"resilient ckpt inspect {shell_quote(os.fspath(folder))}",
         )
-    return Import(source.found, parts, best, lost, source.odd)
+    return Import(source.found, parts, best, losses, source.odd)
 
 
 def best_of(
@@ -297,27 +297,30 @@ def best_of(
 
     Only the sibling folder ``checkpoint-<best step>`` is opened, whatever path is recorded.
     """
-    checkpoint, lost = source.found, source.lost
+    checkpoint, source_losses = source.found, source.lost
     step = checkpoint.state.get("best_global_step")
     if (
         type(step) is not int
         or step == checkpoint.step
         or not checkpoint.state.get("best_model_checkpoint")
     ):
-        return None, lost
-    losses = lost if _BEST in lost else (*lost, _BEST)
+        return None, source_losses
+    losses = source_losses if _BEST in source_losses else (*source_losses, _BEST)
     folder = checkpoint.folder.absolute().parent / f"checkpoint-{step}"
     if step > checkpoint.step or not is_transformers_folder(folder):
         return None, losses
     try:
-        other = open_source(folder).found
-        parts = {"model": Part(RawState(naming.complete(other.weights()))), **documents_of(other)}
+        best_checkpoint = open_source(folder).found
+        parts = {
+            "model": Part(RawState(naming.complete(best_checkpoint.weights()))),
+            **documents_of(best_checkpoint),
+        }
         if model is not None:
             require_loadable(parts, model)
-        other.source.require_unchanged()
+        best_checkpoint.source.require_unchanged()
     except (IntegrityError, IncompatibleCheckpoint, NothingToResume):
         return None, losses
-    return (step, parts), lost
+    return (step, parts), source_losses
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
@@ -367,18 +370,18 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
             return ""
     finally:
         engine.close()
-    broken: list[SkippedFolder] = []
+    damaged_folders: list[SkippedFolder] = []
     for number, folder in enumerate(plan.intact):
-        for skip in (*plan.newer_than(folder), *broken):
+        for skip in (*plan.newer_than(folder), *damaged_folders):
             session.emit(CheckpointSkipped(skip.path, skip.reason))
-        plan, broken = replace(plan, skipped=plan.not_newer_than(folder)), []
+        plan, damaged_folders = replace(plan, skipped=plan.not_newer_than(folder)), []
         try:
             return _take(hooks, folder, more, f"{topic}/{number}")
         except SignatureRefused:
             raise
         except IntegrityError as error:
-            broken = [SkippedFolder(folder, error.message)]
-    raise _nothing_intact(session.args.output_dir, (*broken, *plan.skipped))
+            damaged_folders = [SkippedFolder(folder, error.message)]
+    raise _nothing_intact(session.args.output_dir, (*damaged_folders, *plan.skipped))
 
 
 def _holds_step_folder(output: str) -> bool:
@@ -399,15 +402,15 @@ def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCh
     reasons = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped)
     lossy = next((skip for skip in skipped if skip.is_lossy), None)
     if lossy is not None:
-        first = (
+        inspect_hint = (
             f"to continue with that loss: resilient train --resume {shell_quote(lossy.path)} SCRIPT"
         )
     else:
-        first = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
+        inspect_hint = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
     return NoIntactCheckpoint(
         f"no checkpoint of Transformers in `{output}` is intact, and training does not start over "
         f"silently: {reasons}",
-        hint=f"{first}; to start at step 0: --resume never, or resume_from_checkpoint=False",
+        hint=f"{inspect_hint}; to start at step 0: --resume never, or resume_from_checkpoint=False",
     )
 
 

@@ -95,30 +95,30 @@ def load_torch(source: BinaryIO, key: str) -> Any:
                 # torch warns each reader of an old file about its storages.
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
-        trouble = f"the checksum of `{spoiled}` in it is wrong"
+        problem = f"the checksum of `{spoiled}` in it is wrong"
     except (*_SPOILED, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
-        trouble = str(error).partition("\n")[0]
+        problem = str(error).partition("\n")[0]
     raise IntegrityError(
-        f"`{key}` cannot be read: {trouble}", key=key, hint="take another checkpoint"
+        f"`{key}` cannot be read: {problem}", key=key, hint="take another checkpoint"
     )
 
 
 def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
     """Return values by path as nested dicts; list positions become integer keys."""
-    whole: dict[Any, Any] = {}
+    root: dict[Any, Any] = {}
     for path, value in values.items():
-        place = whole
+        place = root
         for name in path[:-1]:
             place = place.setdefault(name, {})
         place[path[-1]] = value
-    return whole
+    return root
 
 
 def with_groups(state: dict[str, Any]) -> dict[str, Any]:
     """Return an optimizer's state with integer keys of groups turned back into a list."""
     groups = state["param_groups"]
-    listed = [groups[number] for number in sorted(groups)]
-    return {"state": state.get("state", {}), "param_groups": listed}
+    sorted_groups = [groups[number] for number in sorted(groups)]
+    return {"state": state.get("state", {}), "param_groups": sorted_groups}
 
 
 _OPTIMIZER = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_00_optim_states\.pt")
@@ -192,16 +192,16 @@ class ZeroFolder:
             IncompatibleCheckpoint: The state is not that of a torch optimizer.
         """
         if not self.stage:
-            whole = self._first.get("optimizer")
-            if not isinstance(whole, dict) or "param_groups" not in whole:
+            saved_optimizer = self._first.get("optimizer")
+            if not isinstance(saved_optimizer, dict) or "param_groups" not in saved_optimizer:
                 raise IncompatibleCheckpoint(
                     f"`{self.folder}` keeps its optimizer in an unknown way",
                     hint="save it once with ZeRO 1, 2 or 3",
                 )
-            return dict(whole)
+            return dict(saved_optimizer)
         states: dict[str, dict[str, Any]] = {}
-        first = self._states(self._parts[0])
-        for kind in dict.fromkeys(name for state in first for name in state):
+        first_states = self._states(self._parts[0])
+        for kind in dict.fromkeys(name for state in first_states for name in state):
             states = self._spread(kind, states)
         groups = [dict(saved_group) for saved_group in self._base(self._parts[0])["param_groups"]]
         for group, shapes in zip(groups, self._shapes, strict=True):
@@ -250,16 +250,16 @@ class ZeroFolder:
     ) -> dict[str, torch.Tensor]:
         """Return the parameters of a group, cut from the ranks' shares."""
         slices, place = {}, 0
-        whole = (
+        joined_shares = (
             torch.cat([tensor.reshape(-1) for tensor in line]) if self.stage < _STAGE_3 else None
         )
-        length = line[0].numel() if whole is None else whole.numel()
+        length = line[0].numel() if joined_shares is None else joined_shares.numel()
         for name, shape in shapes.items():
             count = math.prod(shape)
-            width = count if whole is not None else math.ceil(count / len(line))
+            width = count if joined_shares is not None else math.ceil(count / len(line))
             if place + width > length:
                 raise self._damaged(f"its partitions end before `{name}`")
-            pieces = [whole] if whole is not None else line
+            pieces = [joined_shares] if joined_shares is not None else line
             flat = torch.cat([piece.narrow(0, place, width) for piece in pieces])
             slices[name] = flat[:count].reshape(shape).clone()
             place += width
@@ -322,8 +322,8 @@ class ZeroFolder:
 
     def _load(self, name: str) -> dict[str, Any]:
         path = f"{self._name}/{name}"
-        with self._source.open(path) as opened:
-            value = load_torch(opened, str(self._source.path / path))
+        with self._source.open(path) as file:
+            value = load_torch(file, str(self._source.path / path))
         if not isinstance(value, dict):
             raise self._damaged(f"`{name}` holds no dict")
         return value
@@ -374,11 +374,11 @@ class _Reader:
         paths = self._index.paths
         tensors = {tensor.name: tensor for tensor in self._index.tensors}
         names = [*tensors, *self._index.values]
-        lost = next((name for name in names if name not in paths), "")
-        if lost or not paths:
+        missing_name = next((name for name in names if name not in paths), "")
+        if missing_name or not paths:
             raise IncompatibleCheckpoint(
-                f"`{self._place}` has no path for `{lost[:80]}`: torch's own planner did not save "
-                "it",
+                f"`{self._place}` has no path for `{missing_name[:80]}`: torch's own planner "
+                "did not save it",
                 hint="save it once with torch.distributed.checkpoint and its default planner",
             )
         return {
@@ -407,7 +407,7 @@ class _Reader:
         # An index may claim any shape: allocate no memory for bytes that no file has.
         if any(piece.region.size * item_bytes > piece.size_bytes for piece in tensor.pieces):
             raise self._damaged(f"`{tensor.name[:80]}` has more elements than its files have bytes")
-        whole = torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
+        assembled = torch.empty(tensor.shape, dtype=TORCH_DTYPES[tensor.dtype])
         for region, place in zip(regions, slices, strict=True):
             data = self._load(tensor.name, place)
             if not isinstance(data, torch.Tensor) or tuple(data.shape) != region.lengths:
@@ -415,8 +415,8 @@ class _Reader:
                     f"a slice of `{tensor.name[:80]}` has another shape than in the index"
                 )
             spans = zip(region.offsets, region.lengths, strict=True)
-            whole[tuple(slice(start, start + count) for start, count in spans)] = data
-        return whole
+            assembled[tuple(slice(start, start + count) for start, count in spans)] = data
+        return assembled
 
     def _load(self, name: str, place: Slice) -> Any:
         """Return the content of one slice of a file."""

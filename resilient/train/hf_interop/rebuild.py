@@ -134,20 +134,20 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     _require_finished(files.folder)
     _require_lost(files)
     files.weights()
-    whole, lost = _readable(files)
-    step, said_by = _step_of(files, whole)
+    contents, lost_files = _readable(files)
+    step, said_by = _step_of(files, contents)
     state, sources, losses = _state_beside(files.folder, step)
     plan = RebuildPlan(
         str(target),
         step,
         {"weights": str(files.folder), "step": said_by, **sources},
-        {name: CONSEQUENCES[name] for name in (*lost, *losses, "best model", "callbacks")},
+        {name: CONSEQUENCES[name] for name in (*lost_files, *losses, "best model", "callbacks")},
     )
-    skipped = {STATE, UNFINISHED, *(name for names in lost.values() for name in names)}
+    skipped_names = {STATE, UNFINISHED, *(name for names in lost_files.values() for name in names)}
 
     def fill(draft: Path) -> None:
         for path in files.folder.iterdir():
-            if path.is_file() and path.name not in skipped:
+            if path.is_file() and path.name not in skipped_names:
                 shutil.copy2(path, draft / path.name)
 
     return write_rebuilt(target, plan, state, fill)
@@ -228,20 +228,20 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
     """
     names = {"optimizer": [OPTIMIZER], "scheduler": [SCHEDULER], "scaler": [SCALER]}
     names["random state"] = [path.name for path in files.folder.glob("rng_state*.pth")]
-    whole: dict[str, Any] = {}
-    lost: dict[str, list[str]] = {}
-    for label, tensor_names in names.items():
-        for name in tensor_names:
+    contents: dict[str, Any] = {}
+    lost_files: dict[str, list[str]] = {}
+    for label, file_names in names.items():
+        for name in file_names:
             if (files.folder / name).exists():
                 try:
-                    whole[name] = files.load(name)
+                    contents[name] = files.load(name)
                 except IntegrityError:
-                    lost.setdefault(label, []).append(name)
+                    lost_files.setdefault(label, []).append(name)
             elif label != "scaler":
-                lost[label] = []
-        if not tensor_names:
-            lost[label] = []
-    return whole, lost
+                lost_files[label] = []
+        if not file_names:
+            lost_files[label] = []
+    return contents, lost_files
 
 
 def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, str]:
@@ -255,10 +255,10 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     if match := LAST.fullmatch(files.folder.name):
         steps["the folder's name"] = int(match[1])
     if SCHEDULER in whole:
-        counted = schedule_of(whole[SCHEDULER])
+        schedule_state = schedule_of(whole[SCHEDULER])
         # A schedule driven by a metric counts evaluations.
-        if counted is not None and counted.step is not None:
-            steps[SCHEDULER] = counted.step
+        if schedule_state is not None and schedule_state.step is not None:
+            steps[SCHEDULER] = schedule_state.step
     if optimizer_steps := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
         steps[OPTIMIZER] = max(optimizer_steps)
     if not steps:
@@ -321,9 +321,9 @@ def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
 def _nearest_sibling(folder: Path, step: int) -> TransformersCheckpoint | None:
     """Return the intact sibling checkpoint that knows most about the same run."""
     siblings = list(_whole(path for path in folder.absolute().parent.glob("checkpoint-*")))
-    later = [sibling for sibling in siblings if sibling.step >= step]
-    if later:
-        return min(later, key=lambda sibling: sibling.step)
+    later_siblings = [sibling for sibling in siblings if sibling.step >= step]
+    if later_siblings:
+        return min(later_siblings, key=lambda sibling: sibling.step)
     return max(siblings, key=lambda sibling: sibling.step, default=None)
 
 
@@ -388,18 +388,18 @@ def rebuild_checkpoint(
         parts.pop("scheduler", None)  # its groups refer to the optimizer's
         damaged_parts.add("scheduler")
     state, ranks = _state(manifest, parts)
-    lost = {_LOSSES[file] for file in damaged_parts if file in _LOSSES}
+    lost_items = {_LOSSES[file] for file in damaged_parts if file in _LOSSES}
     if ranks < int(manifest.world["size"]):
-        lost.add("random state")
+        lost_items.add("random state")
     if "trainer_state" in damaged_parts:
-        lost.add("best model")
+        lost_items.add("best model")
     source = f"{manifest.checkpoint} of {url}"
     sources = dict.fromkeys(("weights", "step", "place in the data"), source)
     # The state gives the position by Transformers' count, even if the manifest has none.
     if "global_batch" not in manifest.data and "trainer_state" not in parts:
         sources.pop("place in the data")
-        lost.add("place in the data")
-    consequences = {name: CONSEQUENCES[name] for name in sorted(lost)}
+        lost_items.add("place in the data")
+    consequences = {name: CONSEQUENCES[name] for name in sorted(lost_items)}
     plan = RebuildPlan(str(target), state.global_step, sources, consequences)
     return write_rebuilt(target, plan, state, lambda draft: _fill(draft, parts, ranks))
 
@@ -409,17 +409,17 @@ def _read(
 ) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
     """Return the parts that verify as intact, and the names of the others."""
     engine = open_engine(url, storage_options=storage_options)
-    whole: dict[str, Mapping[str, Any]] = {}
+    intact_parts: dict[str, Mapping[str, Any]] = {}
     damaged_parts = set()
     try:
         for entry in manifest.parts:
             try:
-                whole |= read_parts(engine, manifest, [entry.name])
+                intact_parts |= read_parts(engine, manifest, [entry.name])
             except (IntegrityError, KeyNotFound):
                 damaged_parts.add(entry.name)
     finally:
         engine.close()
-    return whole, damaged_parts
+    return intact_parts, damaged_parts
 
 
 def _weights(
@@ -475,9 +475,9 @@ def _fill(draft: Path, parts: Mapping[str, Mapping[str, Any]], ranks: int) -> No
             groups = optimizer["param_groups"]
             torch.save(exporter.scheduler_by_group(parts["scheduler"], groups), draft / SCHEDULER)
     for rank in range(ranks):
-        ours = parts[rank_part("rng_state", rank)]
+        own_state = parts[rank_part("rng_state", rank)]
         name = "rng_state.pth" if ranks == 1 else f"rng_state_{rank}.pth"
-        torch.save(exporter.random_state(ours, is_alone=ranks == 1), draft / name)
+        torch.save(exporter.random_state(own_state, is_alone=ranks == 1), draft / name)
 
 
 _PART = "rng_state"
@@ -538,7 +538,7 @@ def random_states_of(
     if config.get("reduction") != "canonical" or not (batch and micro and step):
         return None
     seed = _seed(url, manifest, storage_options)
-    before = RandomState().state_dict()
+    random_state = RandomState().state_dict()
     try:
         seed_between_steps(seed, step - 1, int(batch) // int(micro))
         ranks = int(manifest.world["size"])
@@ -547,7 +547,7 @@ def random_states_of(
             for rank in range(ranks)
         }
     finally:
-        RandomState().load_state_dict(before)
+        RandomState().load_state_dict(random_state)
     return cast("Store", DerivedSource("the run's seed and step", files))
 
 

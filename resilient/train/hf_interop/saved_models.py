@@ -74,13 +74,15 @@ class SavedModels:
             mark: Folder of a checkpoint; empty: all of the lineage. Checkpoints of abandoned
                 attempts and those deleted by retention are left out.
         """
-        after = parse_checkpoint(mark)
+        marked_checkpoint = parse_checkpoint(mark)
         descent = lineage(open_store(self.url, storage_options=self.options))
         own_checkpoints = [
             candidate for candidate in descent.candidates if self._is_mine(candidate)
         ]
         return sorted(
-            checkpoint for checkpoint in own_checkpoints if after is None or checkpoint > after
+            checkpoint
+            for checkpoint in own_checkpoints
+            if marked_checkpoint is None or checkpoint > marked_checkpoint
         )
 
     def final(self, *, best: bool) -> CheckpointId | None:

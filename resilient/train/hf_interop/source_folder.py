@@ -78,12 +78,12 @@ class SourceFolder:
             handle = os.open(self.path / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise self._refused(name, str(error.strerror)) from error
-        opened = os.fdopen(handle, "rb")
+        file = os.fdopen(handle, "rb")
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode) or _mark_of(status) != self._marks[name]:
-            opened.close()
+            file.close()
             raise self._changed(name)
-        return opened
+        return file
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file that was listed.
@@ -91,8 +91,8 @@ class SourceFolder:
         Raises:
             IntegrityError: As for :meth:`open`.
         """
-        with self.open(name) as opened:
-            return opened.read(self.listing.sizes[name])
+        with self.open(name) as file:
+            return file.read(self.listing.sizes[name])
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         """Return a range of a file that was listed.
@@ -101,11 +101,11 @@ class SourceFolder:
             IntegrityError: As for :meth:`open`, or the file ends before the range.
         """
         if start < 0 or length < 0 or start + length > self.listing.sizes.get(name, 0):
-            why = "it ends too early" if name in self.listing.sizes else ""
-            raise self._refused(name, why or self.listing.why_unread(name))
-        with self.open(name) as opened:
-            opened.seek(start)
-            return opened.read(length)
+            reason = "it ends too early" if name in self.listing.sizes else ""
+            raise self._refused(name, reason or self.listing.why_unread(name))
+        with self.open(name) as file:
+            file.seek(start)
+            return file.read(length)
 
     def document(self, name: str) -> dict[str, Any]:
         """Return a JSON object, bounded in size and depth.
@@ -128,12 +128,12 @@ class SourceFolder:
         Raises:
             IntegrityError: A file changed since the folder was listed.
         """
-        whole = hashlib.sha256()
+        folder_digest = hashlib.sha256()
         for name in sorted(self.listing.sizes):
             if name.endswith(_IMPORTED) and name != _REPORT:
                 entry = [name, self.listing.sizes[name], self._digest_of(name)]
-                whole.update(json.dumps(entry).encode() + b"\n")
-        return whole.hexdigest()
+                folder_digest.update(json.dumps(entry).encode() + b"\n")
+        return folder_digest.hexdigest()
 
     def require_unchanged(self) -> None:
         """Require that the folder has the listed files, unchanged.
@@ -142,18 +142,20 @@ class SourceFolder:
             IntegrityError: A file was added, removed or changed.
         """
         try:
-            now = self.folder.list()
-            other = set(now.sizes) ^ set(self.listing.sizes)
-            other |= {file for file in now.sizes if self._mark(file) != self._marks.get(file)}
+            listing = self.folder.list()
+            changed_files = set(listing.sizes) ^ set(self.listing.sizes)
+            changed_files |= {
+                file for file in listing.sizes if self._mark(file) != self._marks.get(file)
+            }
         except StoreError as error:
             raise self._changed(".") from error
-        if other:
-            raise self._changed(min(other))
+        if changed_files:
+            raise self._changed(min(changed_files))
 
     def _digest_of(self, name: str) -> str:
         hasher = hashlib.sha256()
-        with self.open(name) as opened:
-            for block in _blocks(opened):
+        with self.open(name) as file:
+            for block in _blocks(file):
                 hasher.update(block)
         return hasher.hexdigest()
 

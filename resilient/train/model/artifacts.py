@@ -40,14 +40,17 @@ def adapter_of(model: Any) -> dict[str, Any]:
 
     name = model.active_adapters[0]
     state = model.state_dict()
-    saved = peft.get_peft_model_state_dict(
+    adapter_state = peft.get_peft_model_state_dict(
         model, state_dict=dict(state), adapter_name=name, save_embedding_layers=False
     )
-    own = {id(value): key for key, value in state.items()}
+    name_by_id = {id(value): key for key, value in state.items()}
     with tempfile.TemporaryDirectory() as folder:
         model.peft_config[name].save_pretrained(folder)
         config = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    return {"config": config, "names": {key: own[id(value)] for key, value in saved.items()}}
+    return {
+        "config": config,
+        "names": {key: name_by_id[id(value)] for key, value in adapter_state.items()},
+    }
 
 
 # Part -> its file in a model's folder.
@@ -78,14 +81,14 @@ class SidecarFile:
 def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
     """Return a model's sidecar files, if it has any, as checkpoint parts."""
     base = base_model(model)
-    read: dict[str, Callable[[], Mapping[str, Any]]] = {}
+    reader_by_name: dict[str, Callable[[], Mapping[str, Any]]] = {}
     if hasattr(getattr(base, "config", None), "to_json_string"):
-        read["model_config"] = lambda: _config(base)
+        reader_by_name["model_config"] = lambda: _config(base)
     if _generates(base):
-        read["generation_config"] = lambda: _parsed(base.generation_config)
+        reader_by_name["generation_config"] = lambda: _parsed(base.generation_config)
     parts = {
         name: Part(SidecarFile(value), document=DOCUMENTS[name], optional=True)
-        for name, value in read.items()
+        for name, value in reader_by_name.items()
     }
     if is_adapted(model):
         parts[ADAPTER] = Part(SidecarFile(lambda: adapter_of(model)), optional=True)
@@ -112,8 +115,14 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
 
 def saved_processing(processing_class: Any, collator: Any) -> Any:
     """Return the processing class to save beside the model: the given, or the collator's."""
-    own = getattr(collator, "tokenizer", None) if processing_class is None else processing_class
-    return own if processing_class is not None or hasattr(own, "save_pretrained") else None
+    processing = (
+        getattr(collator, "tokenizer", None) if processing_class is None else processing_class
+    )
+    return (
+        processing
+        if processing_class is not None or hasattr(processing, "save_pretrained")
+        else None
+    )
 
 
 def warn_of_tokenizer(level: int) -> None:
@@ -183,15 +192,19 @@ def write_beside(folder: Path, processing: Any, args: Mapping[str, Any]) -> None
 
 
 def _generates(model: Any) -> bool:
-    able = getattr(model, "can_generate", None)
-    return callable(able) and bool(able()) and getattr(model, "generation_config", None) is not None
+    can_generate = getattr(model, "can_generate", None)
+    return (
+        callable(can_generate)
+        and bool(can_generate())
+        and getattr(model, "generation_config", None) is not None
+    )
 
 
 def _config(model: Any) -> dict[str, Any]:
     """Return a model's configuration with the entries that ``save_pretrained`` would add."""
     dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
-    own = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
-    return {**_parsed(model.config), **own}
+    model_fields = {"architectures": [type(model).__name__], **({"dtype": dtype} if dtype else {})}
+    return {**_parsed(model.config), **model_fields}
 
 
 def _parsed(config: Any) -> dict[str, Any]:
@@ -249,12 +262,12 @@ def _align(name: str, token: int, config: Any, generation: Any) -> bool:
     stops = generated if isinstance(generated, list) else [generated]
     if token in ids and (generation is None or token in stops):
         return False
-    several = _TOKENS[name]
-    keeps = several and isinstance(current, list)
+    is_list = _TOKENS[name]
+    keeps = is_list and isinstance(current, list)
     setattr(
         config, name, [token, *(number for number in ids if number != token)] if keeps else token
     )
     if generation is not None:
-        more = [stop for stop in stops if stop is not None and stop != token]
-        setattr(generation, name, [token, *more] if several else token)
+        other_stops = [stop for stop in stops if stop is not None and stop != token]
+        setattr(generation, name, [token, *other_stops] if is_list else token)
     return True

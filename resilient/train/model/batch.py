@@ -51,18 +51,20 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
     """
     if not isinstance(inputs, Mapping):
         return inputs, ()
-    taken, takes_all = _taken_by(getattr(model.forward, "__func__", model.forward))
-    if takes_all or inputs.keys() <= taken:
+    accepted_names, takes_all = _taken_by(getattr(model.forward, "__func__", model.forward))
+    if takes_all or inputs.keys() <= accepted_names:
         return inputs, ()
-    unused = tuple(name for name in inputs if name not in taken)
-    return {name: value for name, value in inputs.items() if name in taken}, unused
+    unused_names = tuple(name for name in inputs if name not in accepted_names)
+    return {name: value for name, value in inputs.items() if name in accepted_names}, unused_names
 
 
 @lru_cache(maxsize=16)
 def _taken_by(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
     """Return the names of a function's parameters, and whether it also takes any other name."""
-    taken = inspect.signature(function).parameters
-    return frozenset(taken), any(value.kind is value.VAR_KEYWORD for value in taken.values())
+    parameters = inspect.signature(function).parameters
+    return frozenset(parameters), any(
+        value.kind is value.VAR_KEYWORD for value in parameters.values()
+    )
 
 
 def find_loss(outputs: Any) -> torch.Tensor | None:
@@ -98,18 +100,18 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
     None if the outputs contain only a loss.
     """
     if isinstance(outputs, Mapping):
-        kept = tuple(
+        predictions = tuple(
             value for name, value in outputs.items() if name != "loss" and name not in ignore_keys
         )
     elif isinstance(outputs, (list, tuple)):
-        kept = tuple(outputs[1:])
+        predictions = tuple(outputs[1:])
     elif isinstance(outputs, torch.Tensor):
         return outputs if outputs.dim() else None
     else:
         return None
-    if len(kept) == 1:
-        return kept[0]
-    return kept or None
+    if len(predictions) == 1:
+        return predictions[0]
+    return predictions or None
 
 
 def label_names_of(model: nn.Module) -> tuple[str, ...]:
@@ -117,10 +119,12 @@ def label_names_of(model: nn.Module) -> tuple[str, ...]:
 
     A model for question answering also takes positions. Without such names: ``labels``.
     """
-    taken = inspect.signature(model.forward).parameters
+    parameters = inspect.signature(model.forward).parameters
     positions = ("start_positions", "end_positions")
-    also = positions if "QuestionAnswering" in type(model).__name__ else ()
-    return tuple(name for name in taken if "label" in name or name in also) or ("labels",)
+    position_names = positions if "QuestionAnswering" in type(model).__name__ else ()
+    return tuple(name for name in parameters if "label" in name or name in position_names) or (
+        "labels",
+    )
 
 
 def returns_loss_alone(model: nn.Module) -> bool:
@@ -138,10 +142,10 @@ def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, finds_all: b
         finds_all: Whether a missing name means that there are no labels.
     """
     if isinstance(inputs, Mapping):
-        there = tuple(inputs[name] for name in names if inputs.get(name) is not None)
-        if not there or (finds_all and len(there) < len(names)):
+        labels = tuple(inputs[name] for name in names if inputs.get(name) is not None)
+        if not labels or (finds_all and len(labels) < len(names)):
             return None
-        return there if len(there) > 1 else there[0]
+        return labels if len(labels) > 1 else labels[0]
     if isinstance(inputs, (list, tuple)) and len(inputs) > 1:
         return inputs[-1]
     return None

@@ -81,12 +81,14 @@ def write_card(
         StoreError: The folder cannot be written.
     """
     base = base_model(model)
-    before = str(getattr(getattr(base, "config", None), "_name_or_path", "") or "")
+    base_name = str(getattr(getattr(base, "config", None), "_name_or_path", "") or "")
     library = "transformers" if hasattr(base, "save_pretrained") else None
     info = replace(
         info,
         tags=[*listed(info.tags), *tags_in(folder / "README.md")],
-        finetuned_from=info.finetuned_from or ("" if Path(before).is_dir() else before) or None,
+        finetuned_from=info.finetuned_from
+        or ("" if Path(base_name).is_dir() else base_name)
+        or None,
         model_name=info.model_name or folder.resolve().name,
     )
     text = card_of(info, "peft" if is_adapted(model) else library, args, state.log_history)

@@ -64,14 +64,16 @@ class LabelSmoother:
             labels = labels.unsqueeze(-1)
         ignored = labels.eq(self.ignore_index)
         nll = surprise.gather(dim=-1, index=torch.clamp(labels, min=0)).masked_fill(ignored, 0.0)
-        spread = surprise.sum(dim=-1, keepdim=True, dtype=_wide(surprise)).masked_fill(ignored, 0.0)
+        class_sums = surprise.sum(dim=-1, keepdim=True, dtype=_wide(surprise)).masked_fill(
+            ignored, 0.0
+        )
         count: Any = num_items_in_batch
         if count is None:
             count = ignored.numel() - ignored.long().sum()
         elif isinstance(count, torch.Tensor):
             count = count.to(nll.device)
         classes = surprise.shape[-1]
-        smoothed = self.epsilon * (spread.sum() / (count * classes))
+        smoothed = self.epsilon * (class_sums.sum() / (count * classes))
         loss: torch.Tensor = (1 - self.epsilon) * (nll.sum() / count) + smoothed
         return loss
 
@@ -106,9 +108,9 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
     declared = getattr(base, "accepts_loss_kwargs", None)
     if declared is not None:
         return bool(declared)
-    taken = inspect.signature(base.forward).parameters
-    open_ended = any(value.kind is value.VAR_KEYWORD for value in taken.values())
-    return "num_items_in_batch" in taken or (open_ended and hasattr(base, "loss_function"))
+    parameters = inspect.signature(base.forward).parameters
+    open_ended = any(value.kind is value.VAR_KEYWORD for value in parameters.values())
+    return "num_items_in_batch" in parameters or (open_ended and hasattr(base, "loss_function"))
 
 
 def label_smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
@@ -162,9 +164,9 @@ def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | Non
     counts = []
     for batch in batches:
         _, labels = take_labels(batch)
-        ready = batch.get("shift_labels") if isinstance(batch, Mapping) else None
-        if ready is not None:
-            labels = ready
+        shifted_labels = batch.get("shift_labels") if isinstance(batch, Mapping) else None
+        if shifted_labels is not None:
+            labels = shifted_labels
         elif shifted and isinstance(labels, torch.Tensor):
             labels = labels[..., 1:]
         if not isinstance(labels, torch.Tensor):
@@ -181,8 +183,8 @@ def count_over_ranks(
     Returns:
         None if a rank with batches has no labels to count.
     """
-    missing = count is None and has_batches
-    counts = torch.tensor([0 if count is None else int(count), missing], device=device)
+    is_missing = count is None and has_batches
+    counts = torch.tensor([0 if count is None else int(count), is_missing], device=device)
     dist.all_reduce(counts)
     return None if counts[1] else counts[0]
 

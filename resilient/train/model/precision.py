@@ -47,16 +47,16 @@ def require_precision_support(args: TrainingArguments, capability: tuple[int, in
     if args.fp8 and args.fp8_recipe != "tensorwise":
         options.append("rowwise")
     for name in options:
-        needed, generation, instead = _GENERATIONS[name]
+        needed, generation, advice = _GENERATIONS[name]
         if capability is None and name != "rowwise":
             continue
         if capability is None or capability < needed:
             text = f"`fp8_recipe`={args.fp8_recipe!r}" if name == "rowwise" else f"`{name}`=True"
-            here = "the CPU" if capability is None else f"a GPU of capability {capability}"
+            device_text = "the CPU" if capability is None else f"a GPU of capability {capability}"
             raise ConfigError(
                 f"{text} needs a GPU of the {generation} generation or newer, but this run trains "
-                f"on {here}",
-                hint=instead,
+                f"on {device_text}",
+                hint=advice,
             )
 
 
@@ -238,10 +238,10 @@ class Precision:
         if self.scaler is None:
             optimizer.step()
             return True
-        before = self.scaler.get_scale()
+        scale_before = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        return self.scaler.get_scale() >= before
+        return self.scaler.get_scale() >= scale_before
 
 
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:

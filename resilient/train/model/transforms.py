@@ -239,5 +239,5 @@ def _add_noise(alpha: float, module: nn.Module, _inputs: Any, output: torch.Tens
             f"`neftune_noise_alpha` needs embeddings of shape (samples, length, size), and "
             f"`{type(module).__name__}` returned {tuple(output.shape)}"
         )
-    most = float(alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2))))
-    return output + torch.zeros_like(output).uniform_(-most, most)
+    noise_max = float(alpha / torch.sqrt(torch.tensor(output.size(1) * output.size(2))))
+    return output + torch.zeros_like(output).uniform_(-noise_max, noise_max)

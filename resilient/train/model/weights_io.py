@@ -102,11 +102,11 @@ def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
     pipelined = pipeline_of(model)
     for name, value in stateful_of(model).state_dict().items():
         if pipelined is not None and torch.is_tensor(value):
-            whole = pipelined.gathered(name, value)
+            full_value = pipelined.gathered(name, value)
         else:
-            whole = _whole(value, parameters.get(name))
+            full_value = _whole(value, parameters.get(name))
         if keep:
-            state[name] = whole
+            state[name] = full_value
     return state
 
 

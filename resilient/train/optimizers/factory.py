@@ -98,13 +98,13 @@ def make_optimizer(
     """
     kind, options = recipe
     parameter_option = next((name for name in _HELD if name in options), None)
-    rest = {name: option for name, option in options.items() if name != parameter_option}
+    other_options = {name: option for name, option in options.items() if name != parameter_option}
     if parameter_option is None:
         groups: Any = parameter_groups(model, args.weight_decay, names)
     else:
         groups = options[parameter_option]
     try:
-        return kind(groups, **rest)
+        return kind(groups, **other_options)
     except ConfigError:
         raise
     except ValueError as error:

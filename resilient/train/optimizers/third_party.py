@@ -48,8 +48,8 @@ def package(name: str, module: str, distribution: str) -> Any:
 def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Lion (Chen et al. 2023) of lion-pytorch; its default betas apply unless given."""
     module = package(args.optim, "lion_pytorch", "lion-pytorch")
-    more = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
-    betas = (more.get("beta1", 0.9), more.get("beta2", 0.99))
+    lion_options = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
+    betas = (lion_options.get("beta1", 0.9), lion_options.get("beta2", 0.99))
     return module.Lion, {"lr": args.learning_rate, "betas": betas}
 
 
@@ -61,8 +61,8 @@ def bitsandbytes(args: TrainingArguments, options: dict[str, Any], _: nn.Module 
     rate = {"lr": args.learning_rate}
     betas = (args.adam_beta1, args.adam_beta2)
     if "rmsprop" in name:
-        more = typed(name, options, {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0})
-        return module.RMSprop, {**rate, **more, **bits}
+        rmsprop_options = typed(name, options, {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0})
+        return module.RMSprop, {**rate, **rmsprop_options, **bits}
     paged = {"is_paged": "paged" in name}
     if "ademamix" in name:
         return module.AdEMAMix, {**rate, **_ademamix(args, options), **bits, **paged}
@@ -95,9 +95,9 @@ def torchao(args: TrainingArguments, options: dict[str, Any], _: nn.Module | Non
     """Return AdamW of torchao with moments in 8 or 4 bits; its step is compiled."""
     module = package(args.optim, "torchao.optim", "torchao")
     defaults = {"block_size": 256 if "8bit" in args.optim else 128, "bf16_stochastic_round": False}
-    more = {**defaults, **typed(args.optim, options, defaults)}
+    quantization_options = {**defaults, **typed(args.optim, options, defaults)}
     kind = module.AdamW4bit if "4bit" in args.optim else module.AdamW8bit
-    return kind, {"lr": args.learning_rate, **adam_options(args), **more}
+    return kind, {"lr": args.learning_rate, **adam_options(args), **quantization_options}
 
 
 def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
@@ -120,22 +120,22 @@ def schedule_free(args: TrainingArguments, options: dict[str, Any], _: nn.Module
             f"`load_best_model_at_end` cannot be used with `{args.optim}`: a checkpoint holds the "
             "training weights, but the evaluated weights are an average"
         )
-    more = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
-    more |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
+    optimizer_options = typed(args.optim, options, {"weight_lr_power": 2.0, "r": 0.0})
+    optimizer_options |= {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if args.optim == "schedule_free_radam":
-        return module.RAdamScheduleFree, {**more, **adam_options(args)}
-    more["warmup_steps"] = absolute_steps(args.warmup_steps, max(args.max_steps, 0))
+        return module.RAdamScheduleFree, {**optimizer_options, **adam_options(args)}
+    optimizer_options["warmup_steps"] = absolute_steps(args.warmup_steps, max(args.max_steps, 0))
     if args.optim == "schedule_free_adamw":
-        return module.AdamWScheduleFree, {**more, **adam_options(args)}
-    return module.SGDScheduleFree, more
+        return module.AdamWScheduleFree, {**optimizer_options, **adam_options(args)}
+    return module.SGDScheduleFree, optimizer_options
 
 
 def stable_adamw(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return StableAdamW of torch-optimi."""
     module = package(args.optim, "optimi", "torch-optimi")
     defaults = {"decouple_lr": False, "max_lr": float, "kahan_sum": bool}
-    more = typed(args.optim, options, defaults)
-    return module.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **more}
+    adamw_options = typed(args.optim, options, defaults)
+    return module.StableAdamW, {"lr": args.learning_rate, **adam_options(args), **adamw_options}
 
 
 _MATRIX = 2
@@ -197,26 +197,30 @@ def muon(args: TrainingArguments, options: dict[str, Any], model: nn.Module | No
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"torch {torch.__version__} has no Muon", hint="pip install 'torch>=2.9'")
     defaults = {"momentum": 0.95, "nesterov": True, "ns_steps": 5}
-    more = typed(args.optim, options, defaults)
-    optimizer_class = given(args, model)
+    muon_options = typed(args.optim, options, defaults)
+    given_model = given(args, model)
     embedded = {
         id(parameter)
-        for module in optimizer_class.modules()
+        for module in given_model.modules()
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
-    matrices, others = [], []
-    for group in parameter_groups(optimizer_class, args.weight_decay):
-        turned = [p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded]
-        parameter_ids = {id(parameter) for parameter in turned}
-        rest = [parameter for parameter in group["params"] if id(parameter) not in parameter_ids]
-        matrices += [{**group, "params": turned}] if turned else []
-        others += [{**group, "params": rest}] if rest else []
+    muon_groups, adamw_groups = [], []
+    for group in parameter_groups(given_model, args.weight_decay):
+        muon_parameters = [
+            p for p in group["params"] if p.dim() == _MATRIX and id(p) not in embedded
+        ]
+        parameter_ids = {id(parameter) for parameter in muon_parameters}
+        adamw_parameters = [
+            parameter for parameter in group["params"] if id(parameter) not in parameter_ids
+        ]
+        muon_groups += [{**group, "params": muon_parameters}] if muon_parameters else []
+        adamw_groups += [{**group, "params": adamw_parameters}] if adamw_parameters else []
     rate = {"lr": args.learning_rate}
     return MuonWithAdamW, {
-        "params": matrices,
-        "others": others,
-        "muon": {**rate, **more, "adjust_lr_fn": "match_rms_adamw"},
+        "params": muon_groups,
+        "others": adamw_groups,
+        "muon": {**rate, **muon_options, "adjust_lr_fn": "match_rms_adamw"},
         "adamw": {**rate, **adam_options(args)},
     }
 
@@ -235,8 +239,11 @@ _APOLLO = {
 def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW or Adafactor of galore-torch, with projections for ``optim_target_modules``."""
     module = package(args.optim, "galore_torch", "galore-torch")
-    more = {**_GALORE, **typed(args.optim, options, _GALORE)}
-    optimizer_options = {"params": project(args, more, model), "lr": args.learning_rate}
+    projection_options = {**_GALORE, **typed(args.optim, options, _GALORE)}
+    optimizer_options = {
+        "params": project(args, projection_options, model),
+        "lr": args.learning_rate,
+    }
     if args.optim == "galore_adafactor":
         return module.GaLoreAdafactor, {
             **optimizer_options,
@@ -250,8 +257,11 @@ def galore(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Recipe:
     """Return AdamW of apollo-torch, with projections for ``optim_target_modules``."""
     module = package(args.optim, "apollo_torch", "apollo-torch")
-    more = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
-    optimizer_options = {"params": project(args, more, model), "lr": args.learning_rate}
+    projection_options = {**_APOLLO, **typed(args.optim, options, _APOLLO)}
+    optimizer_options = {
+        "params": project(args, projection_options, model),
+        "lr": args.learning_rate,
+    }
     return module.APOLLOAdamW, {**optimizer_options, **adam_options(args)}
 
 
@@ -264,20 +274,20 @@ def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module |
     Raises:
         ConfigError: ``optim_target_modules`` names no linear module, or no model is given.
     """
-    optimizer_class = given(args, model)
-    targets = target_weights(args, optimizer_class)
+    given_model = given(args, model)
+    targets = target_weights(args, given_model)
     if not args.weight_decay:
-        trained = [
-            parameter for parameter in optimizer_class.parameters() if parameter.requires_grad
+        trained_parameters = [
+            parameter for parameter in given_model.parameters() if parameter.requires_grad
         ]
-        groups: Groups = [{"params": trained, "weight_decay": 0.0}]
+        groups: Groups = [{"params": trained_parameters, "weight_decay": 0.0}]
     else:
-        groups = parameter_groups(optimizer_class, args.weight_decay)
-    rest = [{**group, "params": _outside(group["params"], targets)} for group in groups]
+        groups = parameter_groups(given_model, args.weight_decay)
+    other_groups = [{**group, "params": _outside(group["params"], targets)} for group in groups]
     projected_groups = [
         {**group, **options, "params": _inside(group["params"], targets)} for group in groups
     ]
-    return [group for group in (*rest, *projected_groups) if group["params"]]
+    return [group for group in (*other_groups, *projected_groups) if group["params"]]
 
 
 def _inside(parameters: list[Any], targets: set[int]) -> list[Any]:

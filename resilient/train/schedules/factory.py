@@ -200,9 +200,9 @@ def warmup_by_deepspeed(
     Raises:
         ConfigError: The block is not understood, or contradicts the arguments.
     """
-    if wrong := list(contradictions(block, args.to_dict())):
+    if differences := list(contradictions(block, args.to_dict())):
         raise ConfigError(
-            f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(wrong)}"
+            f"the config of DeepSpeed and the arguments of the run differ: {'; '.join(differences)}"
         )
     warmup = absolute_steps(args.warmup_steps, total)
     shape = read_warmup(block, args.learning_rate, warmup, total)
@@ -293,15 +293,15 @@ def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
                 f"{did_you_mean(option, keyword_names)}: it has "
                 f"{', '.join(keyword_names) or 'none'}"
             )
-    missing = [
+    missing_options = [
         parameter.name
         for parameter in keyword_parameters
         if parameter.default is parameter.empty and parameter.name not in options
     ]
-    if missing:
+    if missing_options:
         raise ConfigError(
-            f"`{name}` needs `{missing[0]}`",
-            hint=f'set lr_scheduler_kwargs={{"{missing[0]}": ...}}',
+            f"`{name}` needs `{missing_options[0]}`",
+            hint=f'set lr_scheduler_kwargs={{"{missing_options[0]}": ...}}',
         )
 
 
@@ -351,11 +351,11 @@ class ScheduleState:
             ValueError: The number of groups differs and the saved groups are not equal.
         """
         groups = len(self.scheduler.optimizer.param_groups)
-        taken = {
+        fitted_state = {
             name: _for(groups, name, value) if name in BY_GROUP else value
             for name, value in state_dict.items()
         }
-        self.scheduler.load_state_dict(taken)
+        self.scheduler.load_state_dict(fitted_state)
 
 
 def _for(groups: int, name: str, values: Any) -> Any:

@@ -153,8 +153,8 @@ def polynomial(step: int, span: ScheduleSpan, *, lr_end: float = 1e-7, power: fl
         return span.rising(step)
     if step > span.total:
         return lr_end / span.rate
-    left = 1 - (step - span.warmup) / max(1, span.total - span.warmup)
-    factor: float = ((span.rate - lr_end) * left**power + lr_end) / span.rate
+    remaining_share = 1 - (step - span.warmup) / max(1, span.total - span.warmup)
+    factor: float = ((span.rate - lr_end) * remaining_share**power + lr_end) / span.rate
     return factor
 
 
@@ -200,21 +200,21 @@ def warmup_stable_decay(  # noqa: PLR0913 - the field's names
     stable = stable if num_stable_steps is None else num_stable_steps
     falls_at = span.warmup + stable
     if step < span.warmup:
-        done = step / max(1, span.warmup)
+        progress = step / max(1, span.warmup)
         bends = {
-            "linear": done,
-            "cosine": 0.5 * (1.0 - math.cos(math.pi * done)),
-            "1-sqrt": 1.0 - math.sqrt(1.0 - done),
+            "linear": progress,
+            "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
+            "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
         }
         factor = _bend(warmup_type, "warmup_type", bends)
     elif step < falls_at:
         return 1.0
     elif step < falls_at + num_decay_steps:
-        done = (step - falls_at) / max(1, num_decay_steps)
+        progress = (step - falls_at) / max(1, num_decay_steps)
         bends = {
-            "linear": 1.0 - done,
-            "cosine": 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * done)),
-            "1-sqrt": 1.0 - math.sqrt(done),
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress)),
+            "1-sqrt": 1.0 - math.sqrt(progress),
         }
         factor = _bend(decay_type, "decay_type", bends)
     else:

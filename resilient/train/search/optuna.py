@@ -55,7 +55,7 @@ class OptunaStudy:
             ) from error
         self._optuna = optuna
         self._n_trials = n_trials
-        several = (
+        direction_option = (
             {"direction": direction}
             if isinstance(direction, str)
             else {"directions": list(direction)}
@@ -64,14 +64,14 @@ class OptunaStudy:
         study_options.setdefault("storage", self._file(folder))
         if study_options.get("sampler") is None:
             study_options["sampler"] = TPEByName(seed)
-        self.study = optuna.create_study(load_if_exists=True, **several, **study_options)
+        self.study = optuna.create_study(load_if_exists=True, **direction_option, **study_options)
 
     def ask(self) -> Any:
         """Return the trial without a recorded end, or a new trial; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
-        running = self._optuna.trial.TrialState.RUNNING
+        running_state = self._optuna.trial.TrialState.RUNNING
         for trial in trials:
-            if trial.state == running:
+            if trial.state == running_state:
                 return self._optuna.trial.Trial(self.study, trial._trial_id)  # noqa: SLF001 - as its class asks
         if len(trials) >= self._n_trials:
             return None

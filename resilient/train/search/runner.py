@@ -96,9 +96,11 @@ def by_name(
         values: Arguments by position.
         named_values: Arguments by name.
     """
-    own = list(inspect.signature(init).parameters.values())[1:]
+    init_parameters = list(inspect.signature(init).parameters.values())[1:]
     names = [
-        parameter.name for parameter in own if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        parameter.name
+        for parameter in init_parameters
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
     ]
     names = names or list(inspect.signature(base).parameters)[1:]
     return {**dict(zip(names, values, strict=False)), **named_values}

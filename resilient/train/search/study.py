@@ -41,24 +41,24 @@ def argument_values(
         ConfigError: There are others, and ``model_init`` does not take a trial.
     """
     names = [field.name for field in fields(args)]
-    others = [name for name in params if name not in names]
-    if others and not (model_init and takes_trial(model_init)):
+    unknown_names = [name for name in params if name not in names]
+    if unknown_names and not (model_init and takes_trial(model_init)):
         raise ConfigError(
-            f"`hp_space` returns `{others[0]}`, which is not a training "
-            f"argument{did_you_mean(others[0], names)}: `model_init(trial)` takes values for the "
-            "model"
+            f"`hp_space` returns `{unknown_names[0]}`, which is not a training "
+            f"argument{did_you_mean(unknown_names[0], names)}: `model_init(trial)` takes values "
+            "for the model"
         )
     return {name: value for name, value in params.items() if name in names}
 
 
 def default_objective(metrics: Mapping[str, Any]) -> float:
     """Return the sum of the metrics, or the loss if it is the only one (Transformers' rule)."""
-    others = [
+    measures = [
         value
         for name, value in metrics.items()
         if name not in ("epoch", "eval_loss") and not name.endswith(_NO_MEASURES)
     ]
-    value = sum(others) if others else metrics.get("eval_loss", math.nan)
+    value = sum(measures) if measures else metrics.get("eval_loss", math.nan)
     return float(value)
 
 
@@ -81,8 +81,10 @@ def params_of(trial: Any) -> dict[str, Any]:
 
 def takes_trial(model_init: Callable[..., Any]) -> bool:
     """Return whether ``model_init`` takes a trial: an argument ``trial``, or a required one."""
-    taken = inspect.signature(model_init).parameters
-    return any(name == "trial" or value.default is value.empty for name, value in taken.items())
+    parameters = inspect.signature(model_init).parameters
+    return any(
+        name == "trial" or value.default is value.empty for name, value in parameters.items()
+    )
 
 
 def call_model_init(model_init: Callable[..., Any], trial: Any) -> Any:
@@ -259,8 +261,8 @@ def from_first(work: Callable[[], Any], ranks: int) -> Any:
     )
     answer = gather_objects(own_answer, ranks)[0]
     if isinstance(answer, RankFailure):
-        own = own_result.cause if isinstance(own_result, RankFailure) else None
-        raise own or answer.to_error(ranks)
+        own_error = own_result.cause if isinstance(own_result, RankFailure) else None
+        raise own_error or answer.to_error(ranks)
     return answer
 
 
@@ -285,10 +287,10 @@ def search(
             template but not by its class.
     """
     ranks = trainer.session.world.size
-    first = _First(study, hp_space)
-    while (trial_asked := from_first(first.ask, ranks)) is not None:
+    rank0_study = _First(study, hp_space)
+    while (trial_asked := from_first(rank0_study.ask, ranks)) is not None:
         number, values, params = trial_asked
-        trial = GivenTrial(params, number) if study is None else first.trial
+        trial = GivenTrial(params, number) if study is None else rank0_study.trial
         another = _trainer_of(trainer, number, values)
         another.hp_name = hp_name
         reporter = TrialReporter(trial, compute_objective, ranks, _last_of(another.eval_dataset))
@@ -296,8 +298,8 @@ def search(
         another.train(trial=trial)
         if not reporter.values:
             reporter.take(another.evaluate())
-        from_first(partial(first.tell, reporter), ranks)
-    best_runs: list[BestRun] = from_first(first.best, ranks)
+        from_first(partial(rank0_study.tell, reporter), ranks)
+    best_runs: list[BestRun] = from_first(rank0_study.best, ranks)
     return best_runs
 
 
@@ -329,8 +331,8 @@ class _First:
 
 def _last_of(datasets: Any) -> str | None:
     """Return the name of the last of several datasets; None for a single one."""
-    several = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
-    return str([*datasets][-1]) if several and datasets else None
+    has_several_sets = isinstance(datasets, Mapping) and not isinstance(datasets, Dataset)
+    return str([*datasets][-1]) if has_several_sets and datasets else None
 
 
 def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
@@ -349,22 +351,22 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
     args = replace(args, **{**argument_by_name, **places})
     another = type(trainer)(**{**trainer_arguments, "model": None, "args": args})
     _follow(trainer.callback_handler.callbacks, another)
-    lost = sorted(set(trainer.registered) - set(another.registered))
-    if lost:
+    missing_parts = sorted(set(trainer.registered) - set(another.registered))
+    if missing_parts:
         raise ConfigError(
-            f"`{lost[0]}` is registered with the trainer, but the search creates a trainer for "
-            "each trial: register it in the `__init__` of a subclass"
+            f"`{missing_parts[0]}` is registered with the trainer, but the search creates a "
+            "trainer for each trial: register it in the `__init__` of a subclass"
         )
     return another
 
 
 def _follow(callbacks: Sequence[Any], another: Any) -> None:
     """Apply to a trial's trainer the callback changes made since the template was constructed."""
-    there = Counter(type(callback) for callback in another.callback_handler.callbacks)
+    count_by_class = Counter(type(callback) for callback in another.callback_handler.callbacks)
     for callback in callbacks:
-        if there[type(callback)]:
-            there[type(callback)] -= 1
+        if count_by_class[type(callback)]:
+            count_by_class[type(callback)] -= 1
         else:
             another.add_callback(copy.deepcopy(callback))
-    for kind in there.elements():
+    for kind in count_by_class.elements():
         another.pop_callback(kind)

@@ -70,14 +70,14 @@ class StepFilter:
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:
         """Return the points that are not drawn yet, and record them as drawn."""
-        fresh = {
+        new_points = {
             name: value
             for name, value in points.items()
             if not (self._logged_step is not None and self._logged_step.has(name, step))
             and not _same(self._last.get(name), (step, value))
         }
-        self._last |= {name: (step, value) for name, value in fresh.items()}
-        return fresh
+        self._last |= {name: (step, value) for name, value in new_points.items()}
+        return new_points
 
 
 def _same(left: tuple[int, float | str] | None, right: tuple[int, float | str]) -> bool:
@@ -251,6 +251,6 @@ class LocalStateTracker(Tracker):
         self.draw(metrics, step)
         self._steps |= dict.fromkeys(metrics, step)
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_suffix(".new")
-        new.write_text(json.dumps(self._steps), encoding="utf-8")
-        os.replace(new, self._file)  # noqa: PTH105 - a kill leaves the old one or the new one
+        temporary_path = self._file.with_suffix(".new")
+        temporary_path.write_text(json.dumps(self._steps), encoding="utf-8")
+        os.replace(temporary_path, self._file)  # noqa: PTH105 - a kill leaves the old one or the new one

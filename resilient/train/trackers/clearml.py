@@ -92,13 +92,13 @@ def session_steps(file: Path) -> dict[str, int]:
     if not file.exists():
         return {}
     content = file.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with file.open("r+b") as opened:
-            opened.truncate(len(whole))
-    last: dict[str, int] = {}
-    for line in whole.splitlines():
+    complete_text = content[: content.rfind(b"\n") + 1]
+    if len(complete_text) < len(content):
+        with file.open("r+b") as log_file:
+            log_file.truncate(len(complete_text))
+    last_step_by_name: dict[str, int] = {}
+    for line in complete_text.splitlines():
         for request in json.loads(line):
             name, step = f"{request['metric']}/{request['variant']}", int(request.get("iter", -1))
-            last[name] = max(step, last.get(name, -1))
-    return last
+            last_step_by_name[name] = max(step, last_step_by_name.get(name, -1))
+    return last_step_by_name

@@ -121,13 +121,13 @@ class MLflow(Tracker):
         """Log missing parameters only: MLflow rejects changes of a run's parameters."""
         entities, checks = load("mlflow.entities"), load("mlflow.utils.validation")
         params = self._params(opening.config())
-        new = [
+        new_parameters = [
             entities.Param(name, text)
             for name, text in params.items()
             if name not in there and len(text) <= checks.MAX_PARAM_VAL_LENGTH
         ]
-        for at in range(0, len(new), _BATCH):
-            self._client.log_batch(self.run_id, params=new[at : at + _BATCH])
+        for at in range(0, len(new_parameters), _BATCH):
+            self._client.log_batch(self.run_id, params=new_parameters[at : at + _BATCH])
 
     def _last_step(self, name: str) -> int:
         return max(int(point.step) for point in self._client.get_metric_history(self.run_id, name))
@@ -136,10 +136,10 @@ class MLflow(Tracker):
         """Return the parameters as texts, at most ``MLFLOW_MAX_LOG_PARAMS``."""
         if self._is_flat:
             config = dict(_flat(config))
-        kept = list(config.items())
+        parameters = list(config.items())
         if self._params_max >= 0:
-            kept = kept[: self._params_max]
-        return {name: str(value) for name, value in kept}
+            parameters = parameters[: self._params_max]
+        return {name: str(value) for name, value in parameters}
 
 
 def _read_tags() -> dict[str, Any]:

@@ -64,8 +64,8 @@ class TrackerOpened(Event):
 
     def message(self) -> str:
         """Return the message with the run and the step from which it is drawn."""
-        where = f" from step {self.since}" if self.since else ""
-        return f"{self.tracker} shows run {self.run_id}{where}"
+        step_text = f" from step {self.since}" if self.since else ""
+        return f"{self.tracker} shows run {self.run_id}{step_text}"
 
 
 class TrackerWorker:
@@ -310,15 +310,15 @@ class Reporting(TrainerCallback):
         if not state.is_world_process_zero:
             return
         history = state.history.copied()
-        begun = getattr(context.get("shelf"), "begun", None)
-        began = begun.folder if begun is not None else ""
+        start_checkpoint = getattr(context.get("shelf"), "begun", None)
+        began = start_checkpoint.folder if start_checkpoint is not None else ""
         for tracker in self._trackers:
-            saved = self._saved_states.get(tracker.name, {})
-            worker = TrackerWorker(tracker, saved, context["emit"], began)
+            saved_state = self._saved_states.get(tracker.name, {})
+            worker = TrackerWorker(tracker, saved_state, context["emit"], began)
             opening = TrackerContext(
                 args,
-                str(saved.get("run_id", "")),
-                int(saved.get("step", 0)),
+                str(saved_state.get("run_id", "")),
+                int(saved_state.get("step", 0)),
                 context.get("model"),
                 state.trial_name,
                 state.trial_params,

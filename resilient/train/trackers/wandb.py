@@ -43,12 +43,12 @@ def history_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def last_steps(files: Iterable[Path]) -> dict[str, int]:
     """Return the last step of each metric over several files."""
-    last: dict[str, int] = {}
+    last_step_by_name: dict[str, int] = {}
     for file in files:
         for row in history_rows(file):
             step = int(row["_step"])
-            last |= {name: max(step, last.get(name, -1)) for name in row}
-    return last
+            last_step_by_name |= {name: max(step, last_step_by_name.get(name, -1)) for name in row}
+    return last_step_by_name
 
 
 def has_ended(path: Path) -> bool:
@@ -67,9 +67,9 @@ def _parsed(path: Path) -> Iterator[Any]:
 def _records(content: bytes) -> Iterator[bytes]:
     at, record = _FILE_HEAD, b""
     while at + _CHUNK.size <= len(content):
-        left = _BLOCK - at % _BLOCK
-        if left < _CHUNK.size:
-            at += left
+        block_bytes_left = _BLOCK - at % _BLOCK
+        if block_bytes_left < _CHUNK.size:
+            at += block_bytes_left
             continue
         _, length, kind = _CHUNK.unpack_from(content, at)
         at += _CHUNK.size
@@ -142,9 +142,9 @@ class WeightsAndBiases(Tracker):
         """Add values to the row of this step; once-per-run values go to the summary."""
         row: dict[str, float | str] = {}
         for name, value in metrics.items():
-            short = name.removeprefix("train/")
-            if short in SINGLE_VALUES:
-                self._run.summary[short] = value
+            short_name = name.removeprefix("train/")
+            if short_name in SINGLE_VALUES:
+                self._run.summary[short_name] = value
             else:
                 row[name] = value
         if row:
@@ -185,8 +185,8 @@ class WeightsAndBiases(Tracker):
 
     def _watch(self, opening: TrackerContext) -> None:
         if self._watches not in FALSE and opening.model is not None:
-            often = max(100, int(opening.args.logging_steps))
-            self._run.watch(opening.model, log=self._watches, log_freq=often)
+            interval_steps = max(100, int(opening.args.logging_steps))
+            self._run.watch(opening.model, log=self._watches, log_freq=interval_steps)
 
 
 def _run_name_option(opening: TrackerContext) -> dict[str, str]:
