@@ -229,7 +229,7 @@ SAFE = {
     "TASK",
     "needed_bytes",
     "options",
-    "others",
+    "abandoned_hints",
     "name",
     "words",
     "pair",
