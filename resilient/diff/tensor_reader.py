@@ -1,4 +1,4 @@
-"""Reader for tensor elements from their pieces, a few MiB at a time."""
+"""Reader of a tensor that is stored in several pieces, a few MiB at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Former names of arguments, accepted with a warning and converted to today's (pure).
+"""Former names of arguments, accepted with a warning and converted to current names (pure).
 
 Each old name becomes another name or other values, or is dropped if it requests the default
 behavior. A value without an equivalent is refused with the reason.
