@@ -1,8 +1,9 @@
-"""The damage campaign: each layout, each damage, through four doors that must agree.
+"""The damage campaign: compares four ways to use each damaged checkpoint of each layout.
 
-The doors are our Trainer, ``resilient train --resume``, ``ckpt inspect|verify`` and ``ckpt
-repair``. ``make campaign`` runs every case and writes two tables: ``build/damage-campaign.md`` has
-a row for each case, ``docs/damage-campaign.md`` the counts and the losses.
+The ways are our Trainer, ``resilient train --resume``, ``ckpt inspect|verify`` and ``ckpt
+repair``. All four must agree. ``make campaign`` runs every case and writes two tables.
+``build/damage-campaign.md`` has a row for each case. ``docs/damage-campaign.md`` has the counts
+and the losses.
 """
 
 from __future__ import annotations
@@ -55,20 +56,20 @@ SUMMARY = HERE.parents[1] / "docs" / "damage-campaign.md"
 CASES_MIN = 500
 LATER_STEPS = 13
 LAUNCH_EVERY = 25
-"""One case of so many is launched as a process, unless ``--launch-every`` gives another number."""
+"""Default of ``--launch-every``: every 25th case also runs as a process."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One damage of one layout, and what each door answered.
+    """One damage of one layout, and the four results.
 
     Attributes:
         sample: the layout.
         kind: the damage.
-        verdict: of ``ckpt verify``.
-        answers: of the Trainer and, where it ran, of ``resilient train``.
-        repair: what ``ckpt repair`` did.
-        faults: where the doors disagree.
+        verdict: Result of ``ckpt verify``.
+        answers: Results of the Trainer and, if it ran, of ``resilient train``.
+        repair: Result of ``ckpt repair``.
+        faults: Disagreements of these results.
     """
 
     sample: str
@@ -95,7 +96,7 @@ class Campaign:
         self.bench.close()
 
     def whole(self, sample: Sample) -> Loaded | None:
-        """Return what our Trainer has of the undamaged checkpoint, None where it takes none."""
+        """Return the state that our Trainer loads from the undamaged checkpoint, if any."""
         if sample.name not in self._whole:
             answer = by_trainer(sample, self.bench.copy_whole(sample))
             assert answer.word != REFUSES or sample.name not in KINDS, answer.why
@@ -103,7 +104,7 @@ class Campaign:
         return self._whole[sample.name]
 
     def older(self, sample: Sample) -> Loaded | None:
-        """Return what our Trainer has of the older checkpoint of a repository of ours."""
+        """Return the state of the older checkpoint in our Trainer; None for other layouts."""
         if not sample.is_ours:
             return None
         if sample.name not in self._older:
@@ -115,7 +116,7 @@ class Campaign:
         return self._older[sample.name]
 
     def step_of(self, sample: Sample, path: Path) -> Sample:
-        """Return the sample of the step that a damage chose."""
+        """Return the sample for the step of the damaged checkpoint."""
         folder, made = self.bench.make(sample)
         whole = folder / path.name
         if sample.is_ours or path.name == made.name or not whole.is_dir():
@@ -125,7 +126,7 @@ class Campaign:
         return later
 
     def case(self, sample: Sample, kind: Kind, *, is_launched: bool) -> Case | None:
-        """Damage a copy and ask every door; None where the layout cannot suffer the damage."""
+        """Damage a copy and collect all results; None if the layout cannot have the damage."""
         scene = self.bench.copy(sample)
         try:
             with quiet():
@@ -142,7 +143,7 @@ class Campaign:
         original = self.bench.make(sample)[1]
         repair, how = repaired(sample, path, original, self.bench.load_whole(sample))
         if (name, kind.name) in BEYOND:
-            # A Trainer that sees such damage when it loads the tensors may refuse.
+            # Here a Trainer may reject the checkpoint when it loads the tensors.
             allowed = ("other numbers", "the verdict calls whole")
             faults = [one for one in faults if not any(text in one for text in allowed)]
         if "WRONG" in repair:
@@ -151,7 +152,7 @@ class Campaign:
 
 
 def kinds_for(sample: Sample) -> list[Kind]:
-    """Return the damages of a layout: those of the damage matrix, and those of imports."""
+    """Return the kinds of damage of a layout, from the damage matrix and from imports."""
     general = GENERAL if sample.name == SHARDS else []
     found = [*kinds_of(sample), *general, *KINDS_OF_IMPORTS]
     return list({one.name: one for one in reversed(found)}.values())[::-1]
@@ -164,9 +165,9 @@ def cases(
     at: int = 0,
     launch_every: int = LAUNCH_EVERY,
 ) -> Iterator[Case]:
-    """Yield one case of ``every``, beginning with number ``at``.
+    """Yield every ``every``-th case, from number ``at`` on.
 
-    One case of ``launch_every`` is also launched as a process; 0 launches none.
+    Every ``launch_every``-th case is also launched as a process; 0 launches none.
     """
     number = 0
     for sample in ALL:
@@ -181,7 +182,7 @@ def cases(
 
 
 def cases_of_layout(name: str, every: int, at: int, launch_every: int) -> list[Case]:
-    """Return the cases of one layout, without tensors; for a process of its own."""
+    """Return the cases of one layout without tensors; runs in a separate process."""
     # The launched Trainer has one thread too, so sums have the same order.
     torch.set_num_threads(1)
     samples = [one for one in ALL if one.name == name]
@@ -228,12 +229,15 @@ the undamaged checkpoint or name the loss. `make campaign` writes this page.
 
 
 def summarized(found: Sequence[Case]) -> str:
-    """Return the counts by layout, and the losses that a resume names."""
+    """Return the page: counts by layout, and the losses that a resume names."""
     bad = sum(bool(one.faults) for one in found)
     launched = sum(len(one.answers) > 1 for one in found)
     lines = [
         _HEAD,
-        f"{len(found)} cases, {launched} of them also as processes; {bad} disagreements.",
+        (
+            f"{len(found)} cases. In {launched} cases `resilient train` also ran as a process. "
+            f"The four ways disagree in {bad} cases."
+        ),
         "",
         "| layout | cases | resumed | resumed with a named loss | refused | repaired |",
         "|---|---|---|---|---|---|",

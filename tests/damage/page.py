@@ -1,4 +1,4 @@
-"""The damage matrix as a page, and what in it must not be."""
+"""The damage matrix as a page, and its contradictions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BEYOND: dict[tuple[str, str], str] = {
         for what in ("missing", "bit flip")
     },
 }
-"""What cannot be seen, by layout and damage, with the reason."""
+"""Reason why a damage cannot be detected, by layout and damage."""
 _WORDS = {"no": "no", "partly": "loss", "unknown": "unknown", UNSEEN: "**unseen**", "yes": "told"}
 _SAID_MAX = 160
 _UNDETECTED = (
@@ -88,7 +88,7 @@ A cell is empty if the layout has no such file, or stores its content inside ano
 
 
 def wrong(cells: Sequence[Cell]) -> list[str]:
-    """Return which cells must not be as they are."""
+    """Return the cells that contradict the page: undetected damage, wrong repairs, wrong hints."""
     found = []
     for one in cells:
         name = f"{one.sample}, {one.kind}: {one.answer}/{one.stock} ({one.told})"
@@ -105,7 +105,7 @@ def wrong(cells: Sequence[Cell]) -> list[str]:
 
 
 def wrong_help(cell: Cell) -> bool:
-    """Say whether what is said to help does not, or nothing where a repair does."""
+    """Return whether the hints name a repair that fails, or omit a repair that works."""
     if cell.answer in (UNSEEN, "unknown"):
         return False
     if not cell.fixes or not all(cell.fixes):
@@ -177,13 +177,13 @@ def _short(cell: Cell | None) -> str:
 
 def _safe(text: str) -> str:
     text = re.sub(r"[^\x20-\x7e]", "?", text.replace("|", "/"))
-    # The same page comes of the same answers, wherever the copies lay.
+    # Without the path of the copies, equal answers always give the same page.
     text = _TEMPORARY.sub("", text)
     return text if len(text) <= _SAID_MAX else text[:_SAID_MAX].rpartition(" ")[0]
 
 
 def read_page() -> dict[tuple[str, str], tuple[str, str]]:
-    """Return what the page says of each cell: the answer, and what a repair does."""
+    """Return the answer and the repair of each cell of the page."""
     lines = PAGE.read_text().splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("| damage |"))
     names = [one.strip() for one in lines[at].strip("|").split("|")][1:]
@@ -198,5 +198,5 @@ def read_page() -> dict[tuple[str, str], tuple[str, str]]:
 
 
 def words_of(cell: Cell) -> tuple[str, str]:
-    """Return what the page calls its answer, and what a repair does."""
+    """Return the words of the page for the answer and the repair of a cell."""
     return _WORDS[cell.answer], cell.repair
