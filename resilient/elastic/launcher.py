@@ -41,6 +41,8 @@ from resilient.errors import ConfigError, PeerFailed, Preempted, ResilientError
 from resilient.events import Emitter, console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
     from resilient.elastic.agent import Beat, ElasticAgent
@@ -180,8 +182,16 @@ def resolve(options: TrainOptions) -> LaunchPlan:
     )
 
 
-def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> ElasticAgent:
+def build_agent(
+    options: TrainOptions,
+    stops: StopSignals,
+    emit: Emitter,
+    wait_first_polls: Callable[[], None],
+) -> ElasticAgent:
     """Return the agent of this host, connected to the rendezvous and ready to supervise.
+
+    The sources of notices are polled while this function imports torch, so ``wait_first_polls``
+    usually returns at once.
 
     Raises:
         ConfigError: An option is malformed, contradicts another, or asks for more memory than
@@ -200,6 +210,7 @@ def build_agent(options: TrainOptions, stops: StopSignals, emit: Emitter) -> Ela
         DaemonOptions(options.host_bytes_max, loopback_address, plan.nproc)
     )
     with stops.interrupting():
+        wait_first_polls()
         handler = _connect_in_thread(plan)
     spec = WorkerSpec(
         role="default",
@@ -281,12 +292,8 @@ def _supervise(
     try:
         with stops.interrupting():
             _check_resume(options, emit)
-        # The sources are polled while torch is imported, so the wait is usually over by then.
-        import torch.distributed.elastic.agent.server.api  # noqa: F401
-
-        with stops.interrupting():
-            watcher.wait_first_polls(_FIRST_POLLS_SECONDS)
-        agent = build_agent(options, stops, emit)
+        wait_first_polls = partial(watcher.wait_first_polls, _FIRST_POLLS_SECONDS)
+        agent = build_agent(options, stops, emit, wait_first_polls)
     except StopInterrupt:
         reason = "stopped before the first attempt: the same command starts the run"
         emit(RunEnded(Preempted.exit_code, reason))

@@ -114,7 +114,7 @@ def test_a_stop_is_heard_before_torch_is_imported():
     program = (
         "import os, signal, sys\n"
         "from resilient.elastic import launcher\n"
-        "def begin(options, stops, emit):\n"
+        "def begin(options, stops, emit, wait_first_polls):\n"
         "    assert 'torch' not in sys.modules\n"
         "    with stops.interrupting():\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
