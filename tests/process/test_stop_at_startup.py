@@ -18,7 +18,8 @@ time.sleep(600)
 def start(train, *options):
     """Start an agent and return it once it remembers signals, long before it has imported all."""
     agent = train(SCRIPT, *options)
-    wait_until(lambda: catches(agent.process.pid, signal.SIGTERM), "its handler", agent, 20)
+    # The agent installs this handler last.
+    wait_until(lambda: catches(agent.process.pid, signal.SIGUSR2), "its handlers", agent, 20)
     return agent
 
 
