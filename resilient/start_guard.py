@@ -293,6 +293,7 @@ def _counts(checkpoint: RunCheckpoint) -> bool:
 def _files_of(root: Path) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that identify the checkpoints in a folder."""
     pending_folders = [("", -1)]
+    linked_folders: set[tuple[int, int]] = set()
     while pending_folders:
         prefix, depth = pending_folders.pop()
         for entry in _entries(root / prefix):
@@ -300,6 +301,11 @@ def _files_of(root: Path) -> Iterator[tuple[str, int]]:
             if entry.is_file():
                 yield name, entry.stat().st_size
             elif depth < _DEPTH_MAX and not entry.name.startswith("."):
+                if entry.is_symlink():
+                    status = entry.stat()
+                    if (status.st_dev, status.st_ino) in linked_folders:
+                        continue
+                    linked_folders.add((status.st_dev, status.st_ino))
                 is_holder = depth < 0 and _HOLDER.fullmatch(entry.name) is not None
                 pending_folders.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
 
@@ -315,8 +321,14 @@ def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
 
 
 def _is_there(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry is a file or folder that a reader may follow."""
-    return entry.is_file() or entry.is_dir(follow_symlinks=False)
+    """Return whether an entry is a file or a folder, or a link to one.
+
+    A checkpoint behind a link is a checkpoint of the run too. The guard only looks at names.
+    """
+    try:
+        return entry.is_file() or entry.is_dir()
+    except OSError:
+        return False  # a link to itself
 
 
 def _refusal(checkpoints: list[FoundCheckpoint], entry_point: Door) -> StartOverRefused:

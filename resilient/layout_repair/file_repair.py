@@ -211,17 +211,25 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
 def _with_header_of_another(
     case: RepairCase, trial: VirtualFolder, name: str
 ) -> tuple[str, str] | None:
-    """Use the header of another step whose file has the same length and nearly this header."""
-    size_bytes = case.listing.sizes[name]
+    """Use the header of another step whose file has the same length and nearly this header.
+
+    A valid header may tell the truth about its tensors, so only one flipped bit in it is corrected.
+    """
+    size_bytes, is_valid = case.listing.sizes[name], _is_header(case.draft, name)
     for donor in case.near:
         if donor.listing.sizes.get(name) != size_bytes:
             continue
         length = donor.folder.read(name, 0, _LENGTH.size)
         stop = _LENGTH.size + min(_LENGTH.unpack(length)[0], HEADER_BYTES_MAX)
         donor_header, own_header = donor.folder.read(name, 0, stop), case.draft.read(name, 0, stop)
-        changed_count = sum(
-            byte != own_byte for byte, own_byte in zip(donor_header, own_header, strict=True)
-        )
+        changed_bytes = [
+            byte ^ own_byte
+            for byte, own_byte in zip(donor_header, own_header, strict=True)
+            if byte != own_byte
+        ]
+        changed_count = len(changed_bytes)
+        if is_valid and (changed_count != 1 or changed_bytes[0].bit_count() != 1):
+            continue
         if 0 < changed_count <= _BITS_MAX:
             trial.put(name, donor_header, *sliced(case.draft.pieces(name), stop, size_bytes))
             return (

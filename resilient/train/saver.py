@@ -631,6 +631,7 @@ def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, 
             "which cannot be compared",
             hint=f"return one number as `{name}` from `compute_metrics`",
         )
+    value = float(value) if isinstance(value, bool) else value
     if not improves(value, state.best_metric, greater_is_better=greater_is_better):
         return False
     state.best_metric = value

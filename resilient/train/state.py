@@ -212,6 +212,9 @@ class TrainerState:
         list.
         """
         brief = fast_asdict(self, _brief(cast("Any", type(self))))
+        # A callback may have set a number of NumPy or a tensor.
+        item = getattr(self.best_metric, "item", None)
+        brief["best_metric"] = self.best_metric if item is None else item()
         return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

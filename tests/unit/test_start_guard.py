@@ -129,8 +129,18 @@ def test_guard_required_checkpoint_is_missing_raises_value_error(tmp_path):
     assert isinstance(told.value, NothingToResume)
 
 
-def test_guard_link_in_the_folder_is_not_followed(tmp_path):
-    place_checkpoint(tmp_path / "a", "hf-trainer")
+@pytest.mark.parametrize("layout", KINDS)
+def test_guard_finds_a_checkpoint_behind_a_link(layout, tmp_path):
+    name = place_checkpoint(tmp_path / "a", layout).relative_to(tmp_path / "a").parts[0]
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "checkpoint-20").symlink_to(tmp_path / "a" / "checkpoint-20")
-    assert checkpoints_in_folder(tmp_path / "b") == []
+    (tmp_path / "b" / name).symlink_to(tmp_path / "a" / name)
+    with pytest.raises(StartOverRefused, match="will not start at step 0"):
+        loop(tmp_path / "b").resume()
+
+
+def test_guard_ends_in_a_folder_of_links_to_itself(tmp_path):
+    (tmp_path / "checkpoints").symlink_to(tmp_path)
+    (tmp_path / "checkpoint-2").symlink_to(tmp_path / "checkpoint-2")
+    assert checkpoints_in_folder(tmp_path) == []
+    place = place_checkpoint(tmp_path, "dcp")
+    assert str(place) in {found.path for found in checkpoints_in_folder(tmp_path)}

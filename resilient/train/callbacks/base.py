@@ -23,6 +23,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from resilient.errors import ConfigError
+from resilient.state_dict.statefuls import plain_value
 from resilient.train.arguments.derived import is_planned
 from resilient.train.state import TrainerControl
 
@@ -443,4 +444,5 @@ def _names_of(kind: Any) -> tuple[str, ...]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     kinds = bool | int | float | str | None
-    return {name: value for name, value in values.items() if isinstance(value, kinds)}
+    # A NumPy float is a Python float too, and would be stored as a tensor.
+    return {name: plain_value(value) for name, value in values.items() if isinstance(value, kinds)}

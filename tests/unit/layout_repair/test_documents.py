@@ -96,3 +96,14 @@ def test_index_that_misspells_a_tensor_is_written_again(run):
     assert plan.is_whole
     text = plan.draft.read("model.safetensors.index.json", 0, 1 << 20)
     assert name in json.loads(text)["weight_map"]
+
+
+def test_valid_header_of_a_transposed_weight_is_not_replaced(run):
+    """The header of another step would give the same bytes another order."""
+    path, name = run / "checkpoint-8", "transformer.h.0.mlp.c_fc.weight"
+    weights = load_file(path / "model.safetensors")
+    weights[name] = weights[name].T.contiguous()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    plan = plan_layout_repair(str(path))
+    assert "model.safetensors" not in {step.file for step in plan.steps}
+    assert not plan.is_whole

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from resilient import Trainer
+from resilient import Trainer, TrainerCallback
 from resilient.errors import ConfigError, UnsavableState
 from resilient.integrations.transformers import ResilientCallback
 from tests.unit.train.models import Noisy, make_trainer
@@ -147,3 +147,55 @@ def test_adapter_numpy_numbers_are_saved(tmp_path):
 def test_adapter_array_error_names_the_key(tmp_path):
     with pytest.raises(UnsavableState, match="cannot log `odd`"):
         adapted(tmp_path, {"odd": ARRAYS[0]}).train()
+
+
+@pytest.mark.parametrize("value", [True, np.bool_(1), torch.tensor(1.0) > 0], ids=str)
+def test_boolean_metric_for_the_best_model_is_resumed(tmp_path, value):
+    options = {
+        "eval_size": 8,
+        "eval_strategy": "steps",
+        "eval_steps": 4,
+        "metric_for_best_model": "solved",
+    }
+
+    def trainer(steps):
+        made = make_trainer(tmp_path, max_steps=steps, **options)
+        made.compute_metrics = lambda _: {"solved": value}
+        return made
+
+    trainer(4).train()
+    again = trainer(8)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.best_metric == 1.0
+
+
+class Keeps(TrainerCallback):
+    """State of Transformers' kind, with a NumPy number."""
+
+    def __init__(self, best=None):
+        self.best = best
+
+    def state(self):
+        return {"args": {}, "attributes": {"best": self.best}}
+
+    @classmethod
+    def from_state(cls, state):
+        return cls(**state["attributes"])
+
+
+def test_numpy_number_in_the_state_of_a_callback_is_resumed(tmp_path):
+    make_trainer(tmp_path, max_steps=4, callbacks=[Keeps(np.float64(1.5))]).train()
+    kept = Keeps()
+    make_trainer(tmp_path, max_steps=8, callbacks=[kept]).train(resume_from_checkpoint=True)
+    assert kept.best == 1.5
+
+
+def test_numpy_number_that_a_callback_makes_the_best_metric_is_saved(tmp_path):
+    class Sets(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            state.best_metric = np.float64(2.5)
+
+    make_trainer(tmp_path, max_steps=4, callbacks=[Sets()]).train()
+    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.best_metric == 2.5
