@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 import threading
 from contextlib import suppress
@@ -57,10 +58,13 @@ class AppendOnlyLog:
                 _append(self._path, f"{line}\n".encode())
             except OSError as error:
                 if self._dropped_count == 0:
+                    is_special = error.errno in _SPECIAL_FILE_ERRORS
                     reason = error.strerror or type(error).__name__
+                    remedy = f"remove it: rm {self._path}" if is_special else "free space: df -h"
                     write_stderr(
-                        f"`{self._path}` cannot be written, and its lines are dropped: {reason}; "
-                        "training and checkpoints are not affected; free some space: df -h"
+                        f"`{self._path}` cannot be written, and its lines are dropped: "
+                        f"{'it is not a regular file' if is_special else reason}; "
+                        f"training and checkpoints are not affected; {remedy}"
                     )
                 self._dropped_count += 1
                 return
@@ -71,11 +75,17 @@ class AppendOnlyLog:
                 self._dropped_count = 0
 
 
+_SPECIAL_FILE_ERRORS = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+"""Errors for a link, for a pipe or socket, and for a folder in place of the file."""
+
+
 def _append(path: Path, line: bytes) -> None:
-    """Write all of ``line`` or nothing of it."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    """Write all of ``line`` or nothing of it; never through a link, nor into a pipe."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
         written_bytes = os.write(descriptor, line)
         if written_bytes == len(line):
             return

@@ -214,3 +214,19 @@ def test_a_template_with_a_foreign_field_is_found():
         template = "{disk} is lost"
 
     assert wrong_fields(DiskLost) == {"disk"}
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "folder"])
+def test_lines_never_leave_the_folder_through_a_link_or_a_pipe(tmp_path, capsys, kind):
+    path, outside = tmp_path / "log.jsonl", tmp_path / "outside"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        if kind == "link":
+            outside.write_text("mine")
+        path.symlink_to(outside)
+    events.AppendOnlyLog(path).append("line")
+    assert "it is not a regular file" in capsys.readouterr().err
+    assert not outside.exists() or outside.read_text() == "mine"

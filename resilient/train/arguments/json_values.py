@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -29,8 +30,9 @@ _ELEMENTS_MAX = 10_000
 def json_value(value: Any, depth: int = 0) -> Any:
     """Convert a value to a JSON-able value.
 
-    Enums become their values; paths and dtypes become text. Dataclasses and objects with
-    ``to_dict`` become dicts; tuples and sets become lists. Functions and classes become names.
+    Enums become their values; paths, dtypes, ``inf`` and ``nan`` become text. Dataclasses and
+    objects with ``to_dict`` become dicts; tuples and sets become lists. Functions and classes
+    become names.
 
     Args:
         value: Any object.
@@ -39,6 +41,8 @@ def json_value(value: Any, depth: int = 0) -> Any:
     Raises:
         TypeError: JSON cannot represent the value.
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(float(value))  # JSON has no infinity
     if type(value) in _PLAIN:
         return value
     if depth > _DEPTH_MAX:

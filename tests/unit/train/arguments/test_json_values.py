@@ -40,6 +40,8 @@ class Arguments(TrainingArguments):
 
 
 VALUES = [
+    (float("inf"), "inf"),
+    ({"cap": float("nan"), "low": np.float64("-inf")}, {"cap": "nan", "low": "-inf"}),
     (torch.float16, "float16"),
     ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
     (torch.device("cuda", 1), "cuda:1"),
