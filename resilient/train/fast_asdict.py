@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain
+from math import isfinite
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class CachedAsdict:
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
             self._cached = dict(zip(names, values, strict=True))
-            nested_indices = [at for at, value in enumerate(values) if type(value) not in _PLAIN]
+            nested_indices = [at for at, value in enumerate(values) if not _is_plain(value)]
             self._cached |= {names[at]: self._convert(values[at]) for at in nested_indices}
             self._inside = [(at, repr(self._cached[names[at]])) for at in nested_indices]
         return self._cached
@@ -64,6 +65,11 @@ class CachedAsdict:
         return all(map(is_, values, self._values)) and all(
             repr(self._convert(values[at])) == text for at, text in self._inside
         )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value needs no conversion; JSON has neither infinity nor NaN."""
+    return type(value) in _PLAIN and (type(value) is not float or isfinite(value))
 
 
 def _copy(value: Any) -> Any:

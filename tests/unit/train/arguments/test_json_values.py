@@ -18,6 +18,7 @@ import transformers
 
 from resilient import TrainingArguments
 from resilient.errors import ConfigError
+from tests.unit.train.models import make_trainer
 
 
 class Mode(enum.Enum):
@@ -113,3 +114,22 @@ def test_to_dict_hides_tokens_as_transformers():
 def test_config_error_is_value_error():
     with pytest.raises(ValueError, match="no_such"):
         TrainingArguments(no_such=1)
+
+
+def test_infinite_argument_is_saved_and_resumed(tmp_path):
+    def trainer(steps):
+        made = make_trainer(tmp_path, max_steps=steps)
+        made.args = Arguments(**{**vars_of(made.args), "value": float("inf")})
+        return made
+
+    trainer(4).train()
+    again = trainer(8)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 8
+    assert again.args.value == float("inf")
+
+
+def vars_of(args):
+    return {
+        field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init
+    }
