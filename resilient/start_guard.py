@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from resilient.errors import NothingToResume, StartOverRefused
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.layouts.detect import FILE, LAYOUTS, WEIGHTS, checkpoints_of, read_layout
+from resilient.layouts.incomplete import saved_name
 from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
 from resilient.storage.folder import DirectoryListing, open_folder
@@ -277,7 +278,12 @@ def _layout_of_root(listing: DirectoryListing) -> str:
 
 
 def _counts(checkpoint: RunCheckpoint) -> bool:
-    """Return whether this is a checkpoint of the run itself, by its place, layout and name."""
+    """Return whether this is a checkpoint of the run itself, by its place, layout and name.
+
+    A staging folder of a save that never ended is not a checkpoint.
+    """
+    if saved_name(checkpoint.base):
+        return False
     if checkpoint.folder and not all(
         _HOLDER.fullmatch(part) for part in checkpoint.folder.split("/")
     ):

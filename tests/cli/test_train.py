@@ -158,3 +158,11 @@ def test_other_schedulers_call_requeue_by_another_number(
 @pytest.mark.parametrize("code", ["0", "256", "-1"])
 def test_a_number_that_no_process_can_end_with_is_refused(code, call, script):
     assert call("train", "--dry-run", "--requeue-exit-code", code, script).status == 2
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_resume_is_refused_with_both_choices(call, script, value):
+    outcome = call("train", "--resume", value, script)
+    assert outcome.status == 78
+    assert "--resume auto" in outcome.stderr
+    assert "--resume never" in outcome.stderr

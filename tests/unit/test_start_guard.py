@@ -144,3 +144,10 @@ def test_guard_ends_in_a_folder_of_links_to_itself(tmp_path):
     assert checkpoints_in_folder(tmp_path) == []
     place = place_checkpoint(tmp_path, "dcp")
     assert str(place) in {found.path for found in checkpoints_in_folder(tmp_path)}
+
+
+def test_guard_ignores_the_staging_folder_of_an_unfinished_save(tmp_path):
+    place_checkpoint(tmp_path, "hf-trainer").rename(tmp_path / "tmp-checkpoint-30")
+    assert checkpoints_in_folder(tmp_path) == []
+    place = place_checkpoint(tmp_path, "hf-trainer")
+    assert [found.path for found in checkpoints_in_folder(tmp_path)] == [str(place)]

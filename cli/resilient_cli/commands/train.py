@@ -20,7 +20,7 @@ from resilient.distributed.launch_env import (
     parse_storage_options,
 )
 from resilient.environment import read_flag
-from resilient.errors import Preempted, ScriptNotFound, UsageError
+from resilient.errors import ConfigError, Preempted, ScriptNotFound, UsageError
 from resilient.goodput.save_planning import parse_every
 from resilient.redaction import shell_quote
 from resilient_cli import process_exit
@@ -273,6 +273,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.elastic.saver_daemon import parse_host_bytes
 
     _require_target(script, is_module=module, is_program=no_python)
+    _require_value(resume)
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
@@ -326,6 +327,20 @@ def _show_plan(ctx: typer.Context, options: TrainOptions) -> None:
     process_exit.stop_listening()
     answer = _answer(launcher.resolve(options), options, names_of_sources(options.notice))
     show(answer, ctx.find_root().obj)
+
+
+def _require_value(resume: str) -> None:
+    """Refuse the empty value of an unset variable; it is neither ``auto`` nor a checkpoint.
+
+    Raises:
+        ConfigError: The value is empty.
+    """
+    if not resume.strip():
+        raise ConfigError(
+            "--resume has an empty value; nothing was started",
+            hint="to resume the newest checkpoint: --resume auto; to start at step 0: "
+            "--resume never",
+        )
 
 
 def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
