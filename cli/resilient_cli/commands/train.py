@@ -273,7 +273,6 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     from resilient.elastic.saver_daemon import parse_host_bytes
 
     _require_target(script, is_module=module, is_program=no_python)
-    _require_value(resume)
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
@@ -286,7 +285,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         max_restarts, restart_window, preemptions, max_no_progress, max_host_failures
     )
     worker_options = launcher.WorkerOptions(
-        repo, resume, events, single_writer, storage_options=reach
+        repo, _checked_resume(resume), events, single_writer, storage_options=reach
     )
     meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
     node_options, port = (node_rank, master_addr, master_port, local_addr), parse_port(metrics_port)
@@ -329,8 +328,8 @@ def _show_plan(ctx: typer.Context, options: TrainOptions) -> None:
     show(answer, ctx.find_root().obj)
 
 
-def _require_value(resume: str) -> None:
-    """Refuse the empty value of an unset variable; it is neither ``auto`` nor a checkpoint.
+def _checked_resume(resume: str) -> str:
+    """Return ``--resume``; the empty value of an unset variable is refused.
 
     Raises:
         ConfigError: The value is empty.
@@ -341,6 +340,7 @@ def _require_value(resume: str) -> None:
             hint="to resume the newest checkpoint: --resume auto; to start at step 0: "
             "--resume never",
         )
+    return resume
 
 
 def _require_target(script: str, *, is_module: bool, is_program: bool) -> None:
