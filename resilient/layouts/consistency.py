@@ -159,7 +159,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
         [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
     )
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
-    if step is None or not any(_in_time(entries, step, epoch)):
+    if step is None or (epoch is not None and not any(_in_time(entries, step, epoch))):
         return None if step and epoch is not None and epoch <= 0 else epoch
     logged = {
         at: item
@@ -179,13 +179,12 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
 def _unplaced(
     place: str, state: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
 ) -> list[Problem]:
-    """Return the problem of an epoch 0 after some steps that no log corrects."""
+    """Return the problem of an epoch 0, or of no epoch, after some steps that no log corrects."""
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
-    if not step or epoch is None or epoch > 0 or epoch_of(state) is not None:
+    if not step or epoch_of(state) is not None:
         return []
-    problem_text = (
-        f"its epoch is 0 at step {step}, and its {len(entries)} log entries name no other"
-    )
+    fault = "it has no epoch" if epoch is None else "its epoch is 0"
+    problem_text = f"{fault} at step {step}, and its {len(entries)} log entries name no other"
     return [Problem(place, problem_text, "the place in the data", cure=Remedy.UNKEPT)]
 
 

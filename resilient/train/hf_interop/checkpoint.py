@@ -369,9 +369,7 @@ class TransformersCheckpoint(TransformersFiles):
 
     def _require_fields(self) -> None:
         """Raise if the state lacks a field that every resume needs."""
-        missing_fields = [
-            name for name in ("global_step", "epoch", "log_history") if name not in self.state
-        ]
+        missing_fields = [name for name in ("global_step", "log_history") if name not in self.state]
         if missing_fields:
             raise IntegrityError(
                 f"`{self.folder / STATE}` has no `{missing_fields[0]}`",

@@ -254,6 +254,8 @@ def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     best = known_fields.get("best_global_step")
     return {
         **known_fields,
+        # Another tool may save no epoch; Transformers then counts by the step.
+        "epoch": known_fields.get("epoch") or epoch_of(state) or 0.0,
         "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None,
     }
 

@@ -53,6 +53,7 @@ from resilient.train.hf_interop.conversion import (
     documents_of,
     naming_of,
     parts_of,
+    trainer_state,
 )
 from resilient.train.hf_interop.import_check import (
     open_source,
@@ -247,7 +248,10 @@ class Import:
             for name, value in entry.items()
             if name.startswith("eval_") and isinstance(value, int | float)
         }
-        data = {"epoch": state["epoch"], "imported_from": os.fspath(self.source.folder)}
+        data = {
+            "epoch": trainer_state(state)["epoch"],
+            "imported_from": os.fspath(self.source.folder),
+        }
         return CheckpointInfo(data=data, metrics=metrics)
 
 

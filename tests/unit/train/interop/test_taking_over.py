@@ -242,7 +242,7 @@ def with_epoch(folder, epoch, *, keeps_log=True):
     file.write_text(json.dumps(state))
 
 
-@pytest.mark.parametrize("epoch", [0.0, 0.01, 1.35])
+@pytest.mark.parametrize("epoch", [0.0, 0.01, 1.35, None])
 def test_import_with_wrong_epoch_takes_place_of_log(tmp_path, theirs, epoch):
     expected = trainer(tmp_path / "expected")
     expected.train(theirs)
@@ -252,8 +252,9 @@ def test_import_with_wrong_epoch_takes_place_of_log(tmp_path, theirs, epoch):
     assert run.seen == expected.seen
 
 
-def test_import_with_epoch_zero_and_no_log_is_told_and_strict_refuses(tmp_path, theirs, capsys):
-    with_epoch(theirs, 0, keeps_log=False)
+@pytest.mark.parametrize("epoch", [0, None])
+def test_import_without_epoch_and_log_is_told_and_strict_refuses(tmp_path, theirs, capsys, epoch):
+    with_epoch(theirs, epoch, keeps_log=False)
     with pytest.raises(IncompatibleCheckpoint, match="strict_resume refuses"):
         trainer(tmp_path / "strict", strict_resume=True).train(theirs)
     assert not commits(tmp_path / "strict")
