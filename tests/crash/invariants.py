@@ -1,4 +1,4 @@
-"""The five invariants, held against any number of crash states, quickly.
+"""Fast checks of the five invariants in any number of crash states.
 
 Facts about a state follow from what is in it alone, so they are found once per distinct state by
 the library's own code, and a checkpoint's proof once per distinct folder. What was promised by
@@ -95,7 +95,7 @@ class Checker:
         return found
 
     def forget(self) -> None:
-        """Let go of what no later state will ask for."""
+        """Drop the facts that no later state needs."""
         self._facts.clear()
         self._proofs.clear()
 
@@ -238,7 +238,7 @@ class LyingChecker(Checker):
         return ""
 
     def _unpromoted(self, error: ResilientError) -> str:
-        # Damage near is told and never promoted.
+        # Damage in the near tier is reported and never promoted.
         del error
         return ""
 

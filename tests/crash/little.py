@@ -1,7 +1,7 @@
 """A run without torch, small and quick enough to be crashed millions of times.
 
-Its state at a step follows from the step alone, so that whoever reads a checkpoint knows what
-must be in it. Resume, claim, save, rotate, prune and tag are the library's own.
+Its state at a step follows from the step alone, so the content of a
+checkpoint is known from its step. Resume, claim, save, rotate, prune and tag are the library's own.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class TickingClock:
 
 
 class Book:
-    """What the user of a store is told; the base class does not care."""
+    """Report of a store to its user; the base class ignores the report."""
 
     def saving(self, checkpoint: CheckpointId) -> None: ...
 
@@ -144,7 +144,7 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a job is told to save.
+    """Options of a job for its saves.
 
     Attributes:
         retention: which checkpoints stay.

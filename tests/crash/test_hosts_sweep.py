@@ -76,7 +76,7 @@ def next_lives(store, final, which) -> list[str]:
     run = life_on(copy, hosts)
     durable = Shelf(copy, "durable")
     if "near-new" in hosts and isinstance(run.error, NoIntactCheckpoint):
-        # Lost before the first of it was promoted: that is told, and nothing starts over.
+        # The first checkpoint was lost before its promotion: the run reports it and stops.
         return [] if not committed(durable) else [f"5: on {hosts}: {run.error}"]
     found = [f"5: on {hosts} it ended in {run.finals}: {run.error}"] if run.finals != final else []
     if not found and committed(durable)[0].step != STEPS:

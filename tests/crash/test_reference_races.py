@@ -1,6 +1,6 @@
 """A deleter and a writer at once: every point of the one, with the other in between.
 
-The histories have frozen tensors, so checkpoints refer to files of older folders. Whoever wins,
+The histories have frozen tensors, so checkpoints refer to files of older folders. In each order,
 every committed checkpoint reads back whole: those of the line of descent and all others.
 """
 

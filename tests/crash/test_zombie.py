@@ -15,7 +15,7 @@ from tests.crash.lives import STEPS, Witness, live
 
 
 class Paused(FaultyStore):
-    """Sleeps before operation ``at`` until it is told to go on."""
+    """Sleeps before operation ``at`` until the test lets it continue."""
 
     def __init__(self, store, at: int) -> None:
         super().__init__(store)

@@ -103,7 +103,7 @@ def test_metadata_that_never_answers_holds_up_neither_start_nor_end(train):
         aws.set(hop_seconds=30.0)
         agent = train(SAVES, *TWO, "--notice", f"aws={aws.url},gcp=http://127.0.0.1:9")
         agent.wait_for("ready", 2)
-        wait_until(lambda: "are unavailable" in agent.err, "the loss is told", agent)
+        wait_until(lambda: "are unavailable" in agent.err, "the report of the loss", agent)
         (agent.folder / "finish").touch()
         began = time.monotonic()
         assert agent.end() == 0, agent.err
