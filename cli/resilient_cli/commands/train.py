@@ -337,8 +337,7 @@ def _checked_resume(resume: str) -> str:
     if not resume.strip():
         raise ConfigError(
             "--resume has an empty value; nothing was started",
-            hint="to resume the newest checkpoint: --resume auto; to start at step 0: "
-            "--resume never",
+            hint="give --resume auto for the newest checkpoint, or --resume never to start at 0",
         )
     return resume
 
