@@ -1,11 +1,11 @@
 """The Typer application: global options, lazy commands, help layout and error output.
 
-Only :func:`main` turns errors into text and exit codes. A command is imported when it is called,
-so that ``--help`` and ``ckpt`` never import torch.
+Only :func:`main` turns errors into text and exit codes. The module of a command is imported when
+the command is called. So ``--help`` and ``ckpt`` never import torch.
 
 Typer's own help needs at least 50 columns and breaks words at hyphens, so that an option in an
 example cannot be copied. The formatter here fits every line into the terminal and cuts no word. On
-a narrow terminal, the meaning of an option is below the option.
+a narrow terminal, the meaning of an option is on the line below the option.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Table of the commands: module and help line of each, without an import of the module."""
+"""Table of the commands, with the module and the help line of each command.
+
+The table imports no module of a command.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Checkpoints and runs of other tools on a command line.
 
-An argument may name a checkpoint of any tool, a folder in which another tool keeps several, or a
-repository of ours.
+An argument may name a checkpoint of any tool, a folder with several checkpoints of another tool, or
+a repository of this project.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Checks that ``k8s`` and ``slurm`` share before another system starts a training.
+"""Checks of ``k8s`` and ``slurm`` before Kubernetes or SLURM starts a training.
 
-The checks refuse options that the other system decides, and secrets that other users could read in
+The checks refuse options that Kubernetes or SLURM sets, and secrets that other users could read in
 the job.
 """
 

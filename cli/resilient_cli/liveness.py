@@ -1,8 +1,9 @@
-"""Liveness of the process that may write to a repository, from event files and this machine.
+"""Liveness of the process that may write to a repository, from event files and local processes.
 
-The events of an agent name its process, which its own host can check. An agent on another host
-counts as alive if that host wrote an event within the last minute. The newest generation record may
-also name a process, and the repository may contain the heartbeat of this process.
+The events of an agent name the process of the agent. Only the host of the agent can check this
+process. An agent on another host counts as alive if that host wrote an event within the last
+minute. The newest generation record may also name a process, and the repository may contain the
+heartbeat of this process.
 """
 
 from __future__ import annotations

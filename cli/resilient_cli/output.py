@@ -1,12 +1,12 @@
 """Output to stdout and stderr: tables, plain columns, JSON, errors and progress.
 
-stdout carries only the answer; messages about the work go to stderr. Text goes through :func:`put`,
-which escapes the control sequences of terminals. Names, messages and lines of servers may contain
+Only the answer goes to stdout. Messages about the work go to stderr. Text goes through :func:`put`,
+which escapes the control sequences of terminals. Names, messages and text from servers may contain
 escape sequences, bells, carriage returns or characters that reverse the writing direction. Newlines
 and the colours of this module are not escaped. Colours are a few escape codes, so no styling
 library is loaded.
 
-Progress appears after 1 s: a bar on a terminal, otherwise a line every 10 s.
+Progress appears after 1 s, as a bar on a terminal, and otherwise as a line every 10 s.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Format(StrEnum):
 
 @dataclass(slots=True)
 class Output:
-    """Output settings, which the global options fill in as the parser meets them.
+    """Output settings, which the parser fills in from the global options.
 
     Attributes:
         format: Format of the answer.

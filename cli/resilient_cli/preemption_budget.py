@@ -3,7 +3,7 @@
 ``p95 of a save + p95 of its promotion + 5 s <= --grace < termination grace <= notice``
 
 Each limit includes the limit before it. The trainers save within ``--grace``. The agent ends before
-its container or job is killed, and the kill comes before the machine is gone.
+its container or job is killed. The container or job is killed before the machine is gone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Early signals of ``resilient train``, and the exit code of a process with leftover threads.
 
-This module loads some hundredths of a second after the start of Python, and the rest of the program
-some tenths later. Until then SIGTERM would end the program at once. Signals are therefore recorded
-from the first moment and handled later. To load early, this module imports only a few modules of
-the standard library.
+Python loads this module some hundredths of a second after its start. The rest of the program is
+loaded some tenths of a second later. Without this module, SIGTERM would end the program at once
+during this time. The module therefore records signals, and the program handles the recorded signals
+later. To load early, this module imports only a few modules of the standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Repositories and references on a command line, and the completion of references.
 
-Completion reads only the names of objects, never a manifest. The user waits for it at the Tab key,
-so a store that does not answer within 2 s completes nothing.
+Completion reads only the names of objects, never a manifest. The user waits for the completion
+after the Tab key. If the store does not answer within 2 s, the completion is empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stores and folders that cache a listing or report how much was read."""
+"""Stores and folders that cache a listing or report the number of bytes read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Manifests and verification results of checkpoints, shared by several commands.
 
-The module also has partial verification (``ckpt verify --sample --max-duration``), and the
-resumability of our own checkpoints.
+The module also does partial verification (``ckpt verify --sample --max-duration``), and checks the
+resumability of this project's checkpoints.
 """
 
 from __future__ import annotations

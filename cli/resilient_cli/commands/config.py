@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One argument.
+    """Argument with its value and origin.
 
     Attributes:
         name: Name in Python.

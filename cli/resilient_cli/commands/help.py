@@ -1,9 +1,10 @@
 """``resilient help``: exit codes, errors, topics and JSON schemas.
 
-The message of an error describes the current case. The explanation of its code describes the usual
-cause, the safe state and the next command. A help topic belongs to no single command. There is one
-schema for each command, and one for errors. Programs can validate our output against them, and our
-tests do. The schemas are files of the package, read on demand.
+The message of an error describes the current case. The explanation of an error code describes the
+usual cause, the data that is safe, and the next command. A help topic belongs to no single command.
+Each command has a JSON schema, and all errors share one schema. Programs and our tests can validate
+the output of commands against the schemas. The schemas are files of the package, and are read on
+demand.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``resilient k8s``: Kubernetes manifests of a run, and the run in a cluster through kubectl."""
+"""``resilient k8s``: Kubernetes manifests of a run, and control of the run through kubectl."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """States of a checkpoint, as ``--state`` takes them."""
+    """State of a checkpoint, as a value of ``--state``."""
 
     OK = "ok"
     WARNING = "warning"

@@ -41,7 +41,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of the newest checkpoint; its name is empty if there is none."""
+    """Size of the newest checkpoint, with an empty name if there is no checkpoint."""
 
     checkpoint: str = ""
     size_bytes: int = 0

@@ -1,6 +1,7 @@
 """``resilient ckpt repair``: repair of checkpoints, and the losses that remain.
 
-The command repairs checkpoints of this project in place, and those of other tools as new ones.
+The command repairs checkpoints of this project in place. A repair of another tool's checkpoint
+writes a new checkpoint.
 """
 
 from __future__ import annotations

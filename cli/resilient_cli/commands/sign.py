@@ -1,4 +1,4 @@
-"""``resilient ckpt sign``: signature for a checkpoint that was saved without the key."""
+"""``resilient ckpt sign``: signature for a checkpoint that was saved without the signing key."""
 
 from __future__ import annotations
 

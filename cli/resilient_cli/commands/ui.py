@@ -1,4 +1,4 @@
-"""``resilient ui``: page of ``resilient report``, served during the run."""
+"""``resilient ui``: HTML page of ``resilient report``, served during the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``resilient ckpt unlock``: liveness of the writer of a repository, and its fencing."""
+"""``resilient ckpt unlock``: liveness and fencing of the writer of a repository."""
 
 from __future__ import annotations
 

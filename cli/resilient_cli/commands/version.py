@@ -1,4 +1,4 @@
-"""``resilient version``: versions of the installed software, without an import of it."""
+"""``resilient version``: versions of the installed software, read without an import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Client of a cluster: it runs the user's own kubectl and parses the JSON output."""
+"""Client of a cluster that runs the user's own kubectl and parses the JSON output of kubectl."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Manifests of a run as Kubernetes objects and as YAML.
 
-All flavors share one pod template; ``k8s/base`` gives the reason for each of its parts. The
+All flavors share one pod template. ``k8s/base`` gives the reason for each part of the template. The
 functions are pure, so that tests can compare their results. The YAML consists of block mappings and
 lists. Strings that are not plain scalars are quoted as in JSON.
 """

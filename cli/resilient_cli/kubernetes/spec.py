@@ -1,7 +1,7 @@
 """Specification of a run on Kubernetes, checked against the rules of an API server.
 
-The specification includes the networks that pods may reach besides each other, and their cloud
-identity.
+The specification includes the cloud identity of the pods. The specification also includes the
+networks outside the run that the pods may reach.
 """
 
 from __future__ import annotations

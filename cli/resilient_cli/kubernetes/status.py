@@ -1,4 +1,4 @@
-"""State of a run from the objects of a cluster: its pods by index, and its exit code."""
+"""State of a run, derived from the objects of a cluster: pods by index, and exit code."""
 
 from __future__ import annotations
 

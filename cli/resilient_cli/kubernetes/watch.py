@@ -1,6 +1,7 @@
 """State, end and logs of a run in a cluster.
 
-Logs are read once, or followed until the run ends, through preemptions and lost connections.
+The module reads the logs once, or follows the logs until the run ends. After a preemption or a lost
+connection, the module continues to follow the logs.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class LogQuery:
 
 @dataclass(frozen=True, slots=True)
 class PodLogLine:
-    """Line that a pod printed, and its time; without colours and overwritten text."""
+    """Line that a pod printed, with its time, but without colours and overwritten text."""
 
     index: int
     pod: str

@@ -1,8 +1,9 @@
 """Style sheet, script and content security policy of the page.
 
-The page has all its content without the script. The script shows one part at a time, sorts,
-searches and opens rows. On a served page the script also requests slow parts, and updates changed
-parts. The script receives HTML only from the code that makes the page, which escapes every name.
+The page is complete without the script. The script shows one part of the page at a time, and sorts,
+searches and opens rows of tables. On a served page the script also requests slow parts, and updates
+changed parts. The script receives HTML only from the code that makes the page. This code escapes
+every name.
 """
 
 from __future__ import annotations

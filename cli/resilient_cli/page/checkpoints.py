@@ -1,7 +1,8 @@
 """Tree, sizes and table of the checkpoints in a repository.
 
-The tree has a line for each attempt, shows its branch, and marks the checkpoint that a resume
-takes. The sizes show how much each checkpoint shares with others.
+The tree has a line for each attempt, which begins at the parent checkpoint of the attempt. The tree
+marks the checkpoint from which a resume starts. The sizes show the bytes that each checkpoint
+shares with other checkpoints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Parts of a served page that are made on demand.
 
-One part is made at a time, and only while a client waits for it.
+The server makes one part at a time, and only while a client waits for this part.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RenderQueue:
 
 
 class LazyParts:
-    """Parts about the checkpoints of one repository, and about nothing else. Thread-safe.
+    """Parts of the page about the checkpoints of one repository. Thread-safe.
 
     Args:
         store: Function that returns the store; called each time, because a run may just begin.

@@ -1,4 +1,4 @@
-"""Page of ``resilient report -o`` and ``resilient ui``, put together from its sections."""
+"""Page of ``resilient report -o`` and ``resilient ui``, assembled from sections."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Read-only HTTP server on the loopback interface, behind a secret address.
+"""Read-only HTTP server on the loopback interface, with a secret part in its address.
 
 Other users of the machine do not know the address. A page of another origin in the same browser
-does not know the address either, and may not read a response. A foreign host name that points to
-the loopback interface (DNS rebinding) is refused by its ``Host`` header.
+does not know the address either, and may not read a response. A foreign host name may point to the
+loopback interface (DNS rebinding). The server refuses a request with such a name in its ``Host``
+header.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ALLOWED = {"Allow": "GET, HEAD"}
 
 
 class Page(Protocol):
-    """Page that is served. Several threads call it."""
+    """Page that is served. Several threads call its methods."""
 
     def version(self) -> str:
         """Return the newest version."""

@@ -1,4 +1,4 @@
-"""Client of SLURM: it runs SLURM's own programs and parses their output."""
+"""Client of SLURM that runs SLURM's own programs and parses their output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checked specification of a SLURM job, and its batch script.
 
-The script depends on nothing but the specification, so that tests can compare it.
+The script depends only on the specification, so that tests can compare the script.
 """
 
 from __future__ import annotations

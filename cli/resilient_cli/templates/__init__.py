@@ -1,1 +1,1 @@
-"""Templates."""
+"""Templates of ``resilient init``."""

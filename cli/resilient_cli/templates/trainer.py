@@ -18,7 +18,7 @@ CONTEXT = 8
 
 
 class Bytes(Dataset[dict[str, torch.Tensor]]):
-    """Your data: what it returns goes to the model's ``forward`` by name."""
+    """Your data. The items of a sample go to the model's ``forward`` by name."""
 
     def __init__(self, text: bytes) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -32,7 +32,7 @@ class Bytes(Dataset[dict[str, torch.Tensor]]):
 
 
 class Model(nn.Module):
-    """Your model: it returns its loss."""
+    """Your model, whose ``forward`` returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()

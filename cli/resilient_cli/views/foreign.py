@@ -1,6 +1,7 @@
 """Results of ``ckpt inspect``, ``ckpt verify`` and ``ckpt ls`` for checkpoints of other tools.
 
-The results include the line on resumability, which is the same for checkpoints of every tool.
+The results include a line on resumability. This line has the same form for checkpoints of every
+tool.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Results of ``report`` and ``status``.
 
-For a run without events, the results come from its repository.
+For a run without events, the results come from the repository of the run.
 """
 
 from __future__ import annotations
