@@ -9,7 +9,7 @@
     training waits                                 | forward, backward, before_update(), step
 
 Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
-rank posts a value or a failure, the coordinator decides, and every rank follows the decision. The
+rank posts a value or a failure. The coordinator decides, and every rank follows the decision. The
 protocol never uses the collective backend. Only the engine keeps track of the save in flight.
 """
 

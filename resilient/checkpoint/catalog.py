@@ -1,9 +1,10 @@
 """Catalog of committed checkpoints and the line of descent, read from the store at each call.
 
 The line of descent decides which checkpoints resume may use. The line begins with the checkpoints
-of the newest generation. Then come its parent and the earlier saves of the parent's generation, and
-so on. A checkpoint outside the line was abandoned, by a rollback or because a process of an older
-generation continued. Resume selects it only by name.
+of the newest generation. The line continues with the parent of this generation and the earlier
+saves of the parent's generation, and so on. A checkpoint outside the line was abandoned, by a
+rollback or because a process of an older generation continued. Resume selects an abandoned
+checkpoint only if the user names the checkpoint.
 """
 
 from __future__ import annotations

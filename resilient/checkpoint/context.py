@@ -103,7 +103,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True)
 class PostCommitPlan:
-    """Actions of every place after a commit, as the coordinator decided.
+    """Actions of every group that shares a near tier after a commit, as the coordinator decided.
 
     Attributes:
         due: Checkpoints to promote to the durable tier, oldest first.
@@ -139,7 +139,7 @@ class PostCommitPlan:
 
 
 class Promoter(Protocol):
-    """Promotion of checkpoints from a near tier to the durable one, by the leader of each place."""
+    """Promotion from near tiers to the durable tier, by the leader of each near tier."""
 
     def begin(
         self, context: CheckpointContext, generation: int, parent: CheckpointId | None

@@ -49,7 +49,7 @@ class CachedStepLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepCacheDisabled(Event):
-    """Steps are not, or no longer, cached; a crash loses everything since the last save."""
+    """Steps are no longer cached, or never were; a crash loses all steps since the last save."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = "steps are not cached in memory: {reason}; saves continue as before"
@@ -58,7 +58,7 @@ class StepCacheDisabled(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCopyRejected(Event):
-    """A file in the daemon's memory differs from the stored one; it was read from the store."""
+    """A file in the daemon's memory differs from the stored file, so the stored file was read."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (
@@ -219,7 +219,7 @@ class PromotionFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class NearTierEmpty(Event):
-    """The near tier of a host has no generation of this run, but those of other hosts do."""
+    """The near tier of a host has no generation of this run, but near tiers of other hosts do."""
 
     level: ClassVar[Level] = Level.WARNING
     ranks: Sequence[int]

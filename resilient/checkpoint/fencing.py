@@ -4,11 +4,11 @@ A server that ignores ``If-None-Match`` responds normally and lets two writers w
 does not reveal such a server. Several writers therefore race for probe keys, once per repository.
 The result is stored in the repository.
 
-No lock exists that a dead process could leave behind: a new attempt begins at any time. Only the
-newest generation may write. Any process of this generation may save and delete until a newer
-generation begins, even a process that hung, was forgotten, or lost its launcher. To fence such a
-process, begin a generation from the checkpoint that resume would take, and save nothing. Such a
-generation abandons no checkpoint.
+The repository has no lock that a dead process could leave behind. A new attempt can therefore begin
+at any time. Only the newest generation may write. Any process of this generation may save and
+delete until a newer generation begins, even a process that hung, was forgotten, or lost its
+launcher. To fence such a process, begin a generation from the checkpoint that resume would take,
+and save nothing. Such a generation abandons no checkpoint.
 """
 
 from __future__ import annotations

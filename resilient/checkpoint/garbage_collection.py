@@ -1,13 +1,14 @@
-"""Garbage collection of old checkpoints: scan, plan (pure), then delete, manifests first.
+"""Garbage collection of old checkpoints: scan, plan (pure), and deletion with manifests first.
 
-Garbage collection runs after a commit and counts manifests. It deletes all doomed manifests before
-any file, so a half-deleted checkpoint does not exist. A file that a remaining checkpoint references
-stays; a later collection deletes it when no checkpoint needs it any more. Checkpoints in the trash
-(:mod:`resilient.checkpoint.trash`) stay until their grace period is over.
+Garbage collection runs after a commit. Garbage collection deletes the manifests of all selected
+checkpoints before any other file, so a half-deleted checkpoint does not exist. A file that a
+remaining checkpoint references stays. A later collection deletes this file when no checkpoint needs
+the file any more. Checkpoints in the trash (:mod:`resilient.checkpoint.trash`) stay until their
+grace period is over.
 
 A scan reads one listing of the checkpoints, one listing of the generations, and the record of each
-generation in the line of descent. Tags, and each remaining manifest once, are read only if
-something would be deleted.
+generation in the line of descent. The scan reads the tags and each remaining manifest only if the
+plan would delete a checkpoint.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ segments outside the chain, whose steps were trained and lost.
 
 An attempt stores its generation record before anything else, and the record is never deleted. A
 generation number without a record therefore stands for work that the audit cannot account for. The
-exception is a number that a claim skipped, which the next record shows (``Generation.skipped``).
+exception is a number that a claim skipped. The next record lists this number
+(``Generation.skipped``).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class EpochCoverage:
 
 
 class LedgerGap(Exception):
-    """A record does not continue where the previous one ended."""
+    """A record does not continue where the previous record ended."""
 
 
 @dataclass(slots=True)
@@ -226,7 +227,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class LedgerProblem:
-    """Problem because of which the ledger proves nothing.
+    """Problem that invalidates the ledger as proof of the trained samples.
 
     Attributes:
         key: Key of the wrong object.

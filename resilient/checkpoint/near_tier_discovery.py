@@ -1,7 +1,8 @@
 """Discovery of near tiers that ranks share, and servers of near tiers for peers.
 
 Each rank writes a random key of this attempt into its near repository. Ranks that read back the
-same content share a repository. A name, a path or a disk id would be equal on cloned hosts.
+same content share a repository. A name, a path or a disk id does not identify a repository, because
+these are equal on cloned hosts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Promotion of checkpoints from the near tier to the durable tier.
 
-Files are copied first, each verified, and the manifest last. The manifest is equal in both tiers,
-byte for byte. The manifest is put by an exclusive create after a check of the fence. The promoted
-checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Without the
-manifest, the copied files look like leftovers if a newer checkpoint is committed in the durable
+The promotion copies and verifies each file, and puts the manifest last. The manifest is equal in
+both tiers, byte for byte. After a check of the fence, an exclusive create puts the manifest. The
+promoted checkpoint is therefore equal to a checkpoint that was saved in the durable tier. Without
+the manifest, the copied files look like leftovers if a newer checkpoint is committed in the durable
 tier. A garbage collection may then delete the files. The promotion therefore checks all files again
 after the put of the manifest.
 
 One thread per near repository copies its files, one checkpoint at a time. The save of a due
 checkpoint ends only after the promotion in progress, so the next save waits too. The durable tier
-therefore lags by no more than its schedule allows. The coordinator alone decides which checkpoints
-are due, and announces them with the commit.
+therefore lags by no more than its schedule allows. Only the coordinator decides which checkpoints
+are due. The coordinator announces these checkpoints with the commit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def is_committed(store: Store, checkpoint: CheckpointId) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromotionGroup:
-    """Group of the leaders of all places, who promote a checkpoint together.
+    """Group of the leaders of all near tiers, who promote a checkpoint together.
 
     Attributes:
         comms: Control group of the leaders; the coordinator is the first.
@@ -280,7 +280,7 @@ def _size_of(store: Store, key: str) -> int:
 
 
 class TierPromoter:
-    """Promoter of checkpoints from the near tier to the durable one, at the leader of each place.
+    """Promoter of checkpoints from near tiers to the durable tier, at the leader of each near tier.
 
     These checkpoints are always promoted: the parent of the attempt, its first save, and the
     checkpoints that the run protects (its best). The others are the checkpoints due by the

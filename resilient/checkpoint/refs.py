@@ -1,8 +1,8 @@
 """References (``latest~2``, ``step:120``, a tag, ``@{1}``, a moment) and tags.
 
-A tag is a name that a person gives to a checkpoint; retention never deletes a tagged checkpoint. A
-tag is one small sealed object, created exclusively. To move a tag, remove it and create it again.
-If two users move a tag at the same time, one of them gets an error.
+A tag is a name that a person gives to a checkpoint. Retention never deletes a tagged checkpoint. A
+tag is a small object with its own digest, created exclusively. To move a tag, remove it and create
+it again. If two users move a tag at the same time, one of them gets an error.
 """
 
 from __future__ import annotations

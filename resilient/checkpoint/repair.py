@@ -1,10 +1,10 @@
 """Repair of damaged checkpoints: the plan (reads only) and its execution.
 
-Every replacement is verified against the manifest. Each file is replaced by one atomic put under
-its key, the manifest last. The damaged file is first copied under another name in the same folder,
-because only a person can decide that it is worthless. Readers ignore the copy, and it is deleted
-with its checkpoint. So a repair never increases the damage, may stop anywhere, and may be run
-again.
+Every replacement is verified against the manifest. One atomic put replaces each file under its key.
+The manifest is replaced last. The damaged file is first copied under another name in the same
+folder, because only a person can decide that the file is worthless. Readers ignore the copy, and
+retention deletes the copy with its checkpoint. A repair therefore never increases the damage. A
+repair may be interrupted at any point and run again.
 
 Sources are parity, other repositories, and other checkpoints of the run. A chunk is identified by
 its digest, so an equal digest in another step means the same bytes, for example of frozen weights.
@@ -69,7 +69,7 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
 
 
 class SiblingSource:
-    """Another checkpoint as a source of chunks, read by the keys of the damaged one.
+    """Another checkpoint as a source of chunks, read by the keys of the damaged checkpoint.
 
     Attributes:
         url: Name for people.

@@ -1,12 +1,13 @@
-"""Resume policy: where an attempt begins, and whether a live writer forbids the start.
+"""Resume policy: starting point of an attempt, and refusal of a start beside a live writer.
 
-Each decision is a pure function of facts. The coordinator reads the facts, so all ranks decide
-alike.
+Each decision is a pure function of facts. The coordinator reads the facts, so all ranks reach the
+same decision.
 
 A resume option other than ``auto`` applies in every attempt until a checkpoint of this run exists.
-A manual start is refused while the newest generation's writer is alive. This host checks its own
-processes. A writer on another host is alive if its heartbeat changes while this start waits. A dead
-process, the same process, the same scheduler job and a restart by an agent never block a start.
+A manual start is refused while the newest generation's writer is alive. If the writer ran on this
+host, the start checks the process of the writer. A writer on another host is alive if its heartbeat
+changes while the start waits. Three kinds of writers never block a start: a dead process, this
+process, and a process of the same scheduler job. A restart by an agent is never blocked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Resume selection: all ranks agree on the newest checkpoint that each can verify."""
+"""Resume selection: agreement of all ranks on the newest checkpoint that every rank can verify."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Rollback and undo: select an older checkpoint for the next resume, or revert this choice.
+"""Rollback and undo: selection of an older checkpoint for the next resume, and its reversal.
 
 A rollback or an undo is a generation that begins from the selected checkpoint and saves nothing. So
-nothing is copied or deleted, and the cost is one small object. A process of the older generation is
-fenced: it ends at its next save (exit code 80). A file that the process stores before this check is
-outside the line of descent.
+a rollback copies and deletes no file, and costs one small object. A process of the older generation
+is fenced, and ends at its next save with exit code 80. A checkpoint that the process stores before
+this check is outside the line of descent.
 """
 
 from __future__ import annotations

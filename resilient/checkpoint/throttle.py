@@ -1,11 +1,11 @@
-"""Throttle of background writes while training uses every core, and the CPU measurements for it.
+"""Throttle of background writes while training uses every core, and its CPU measurements.
 
 A multi-threaded step ends with its slowest thread, so a process that uses the core of one thread
 delays the step. On two cores a save at full speed halves training's speed, and the low priority of
 the daemon's process hardly helps. Therefore the saving thread or daemon uses a small share of one
 core while no core is idle. The save must end within half of the time between two saves, and within
-``seconds_max``, even if that slows training. If training waits for the save (the next save, a stop,
-the end), the save continues at full speed.
+``seconds_max``, even if this limit slows training. If training waits for the save (at the next
+save, a stop or the end), the save continues at full speed.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class ThrottleHistory:
 
 
 class SessionThrottle:
-    """Throttle of one rank's saves; other threads may hurry it, and it ends with the rank.
+    """Throttle of one rank's saves; another thread or the end of the rank ends its pauses.
 
     Args:
         pacing: Throttle history of its attempt.

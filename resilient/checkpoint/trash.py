@@ -1,10 +1,10 @@
 """Trash: pruned checkpoints that can be restored until their grace period is over.
 
-A manifest moves to another name in its folder, and nothing else happens. Without its manifest the
-checkpoint does not exist, for readers of any release. The new name contains the begin and end of
-the grace period, so a listing shows the trash. All files stay, also those that the checkpoint
-references in older folders. Later the manifest in the trash is deleted, and then the files that no
-checkpoint needs.
+To move a checkpoint to the trash, only its manifest is renamed within the folder. For readers of
+any release, a checkpoint without its manifest does not exist. The new name contains the start and
+the end of the grace period, so a listing shows the trash. All files stay, including the files that
+the checkpoint references in older folders. Later the manifest in the trash is deleted, and then the
+files that no checkpoint needs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrashPolicy:
-    """Grace period of deleted checkpoints, and which part of the trash has expired.
+    """Grace period of deleted checkpoints, and the check whether a grace period is over.
 
     Attributes:
         clock: Source of the present time.

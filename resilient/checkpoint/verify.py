@@ -3,9 +3,10 @@
 Bytes that match their digests can still be inconsistent, because of a defect in the writer. The
 ``deep`` level therefore compares regions, headers and documents with the manifest.
 
-A sample consists of random chunks, not of files. Its share is therefore exact even if a terabyte is
-in few files. A chunk that several checkpoints need is read once. A small sample each night covers
-nearly all chunks within a year, at a fraction of the cost of full verifications.
+A sample consists of random chunks, not of files. The sampled share of the bytes is therefore exact
+even if a terabyte is in few files. A chunk that several checkpoints need is read once. A small
+sample each night covers nearly all chunks within a year, at a fraction of the cost of full
+verifications.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Damage of one file, as precisely as it is known.
+    """Damage of one file: the chunks and tensors that differ, if known.
 
     Attributes:
         finding: The damage for people.

@@ -1,4 +1,4 @@
-"""Client of the saver daemon: stage into shared memory, hand over a job, receive the result.
+"""Client of the saver daemon: staging into shared memory, hand-over of jobs, and their results.
 
 A rank never waits for the daemon during a save. The rank announces a job while the bytes are
 copied, and a thread listens for the result. Either all ranks hand over a save or none does. After
@@ -9,8 +9,8 @@ A daemon that does not answer is killed before the ranks take over its save. A s
 could otherwise continue in the middle of that save. The daemon would then overwrite committed files
 and delete files according to an outdated plan.
 
-If the daemon is gone, the rank reads the result of the save from the key-value store. Without a
-decision there, the rank looks for the manifest in the repository.
+If the daemon is gone, the rank reads the result of the save from the key-value store. If the
+key-value store has no decision, the rank looks for the manifest in the repository.
 """
 
 from __future__ import annotations

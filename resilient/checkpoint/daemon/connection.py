@@ -1,9 +1,9 @@
-"""Connection between a rank and its saver daemon, and streams for saves larger than its memory.
+"""Connection of a rank to its saver daemon, and streams for saves beyond the daemon's memory.
 
 A save that does not fit into the daemon's memory is streamed through a few slots. The daemon
 requests a file, the rank copies the file into a slot, and the daemon writes the slot to the store.
-Then the slot is free again. So the slots bound the bytes in flight. Training waits, because the
-rank must not change its state before the result arrives. The daemon may request the same file
+Then the slot is free again. The slots therefore limit the bytes in flight. Training waits, because
+the rank must not change its state before the result arrives. The daemon may request the same file
 again, for parity or a signature. The content of the file must then be unchanged.
 
 A rank may send further requests before it reads the answers.

@@ -1,6 +1,6 @@
 """Messages between a rank and the saver daemon: hello, save job, tiers.
 
-A save job is JSON; its bytes stay in shared memory.
+A save job is a JSON message. The bytes to save stay in shared memory.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def tiers_to_json(context: CheckpointContext) -> dict[str, Any]:
 
 
 class SessionTiers:
-    """Both tiers of one rank, while it saves.
+    """Near and durable tier of one rank during a save.
 
     Args:
         info: Rank with a near tier.

@@ -1,17 +1,17 @@
 """Session of one rank in the saver daemon, and the commit of its cached steps.
 
-Once a hand-over is acknowledged, the rank's death changes nothing. The session has the bytes, its
-own connection to the key-value store, and a thread that persists. When a rank announces a job, its
-session registers a failure notice in the key-value store. If the rank dies before the hand-over,
-its peers fail at once. Only the process that reserved memory may write there. A stale process
-therefore never overwrites the bytes of a newer process.
+After the acknowledgement of a hand-over, the rank's death has no effect on the save. The session
+has the bytes, its own connection to the key-value store, and a thread that persists. When a rank
+announces a job, its session registers a failure notice in the key-value store. If the rank dies
+before the hand-over, its peers fail at once. Only the process that reserved memory may write to
+this memory. A stale process therefore never overwrites the bytes of a newer process.
 
-A cached step costs only a copy. Nothing is stored, the ranks need no agreement, and the daemon gets
-no message. Each rank has two slots and swaps them, so one slot is complete while the other is
-overwritten. When the ranks are gone, for any reason, their sessions read the slots. The sessions
-agree on the newest step that is complete on every rank, and save this step as the trainers would.
-The save has the generation number of the ranks and the ledger segment, and checks the fence. So the
-next attempt finds an ordinary checkpoint.
+A cached step costs only a copy. The rank stores nothing, needs no agreement with other ranks, and
+sends no message to the daemon. Each rank has two slots and swaps them, so one slot is complete
+while the other is overwritten. When the ranks have ended for any reason, their sessions read the
+slots. The sessions agree on the newest step that is complete on every rank, and save this step as
+the trainers would. The save has the generation number of the ranks and the ledger segment, and
+checks the fence. So the next attempt finds an ordinary checkpoint.
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
 """Step slot: crash-consistent content of a shared-memory slot of the step cache.
 
-The rank writes a slot. The daemon reads the slot, but only after the end of the rank::
+The rank writes a slot, and the daemon reads the slot only after the end of the rank. A slot has
+three parts::
 
     said    word | proof | message       word: the message's length, 0 if the slot is not complete
     notes   values that the message names and that rarely change
     rows    rows of the ledger, one per line; each write appends the rows that are new in this slot
 
-``invalidate`` sets the word to 0 before all other stores. ``publish`` sets the word to the
-message's length after all other stores, including the stores to the files of the slot. A process
-that dies in any way stops between two of its stores. All stores before that point remain in shared
-memory after the process has died. The kernel closes the socket of the process after its last thread
-has stopped, and the daemon reads only then. The daemon therefore finds either the word 0, or a
-message with all data that the message names. The daemon verifies all of these data. The proof is
-the SHA-256 of the message and of the digests of its notes, and the ledger's head verifies the rows.
-If the proof or the head does not match, the slot is void.
+``invalidate`` sets the word to 0 before all other memory writes. ``publish`` sets the word to the
+message's length after all other writes, including writes to the files of the slot. A process that
+dies in any way stops between two of its writes. All earlier writes remain in shared memory after
+the process has died. The kernel closes the socket of the process after its last thread has stopped,
+and the daemon reads only then. The daemon therefore finds either the word 0, or a message with all
+data that the message names. The daemon verifies all of these data. The proof is the SHA-256 of the
+message and of the digests of its notes, and the ledger's head verifies the rows. If the proof or
+the head does not match, the daemon ignores the slot.
 
-The message is JSON, written at each step. A note has values that rarely change from step to step:
-the layout of one file, the dedup bases, the plain values of the configuration. The message names
-each note by its place, and the ledger's rows by number and length. The save job of a cached step
-streams no file and protects no checkpoint from retention. The job has no topic (the name under
+The message is JSON, written at each step. A note has values that rarely change from step to step,
+such as the layout of one file, the dedup bases, or plain configuration values. The message gives
+the offset of each note, and the number and length of the ledger's rows. The save job of a cached
+step streams no file and protects no checkpoint from retention. The job has no topic (the name under
 which ranks agree in the key-value store), because its save has not begun.
 """
 

@@ -1,4 +1,4 @@
-"""Store that reads files from the staging memory while they are intact there."""
+"""Store that reads a file from the staging memory if the file is intact there."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Verified read of the bytes that a rank needs from a committed checkpoint.
 
-Large files are read range by range, several ranges at once, and verified as they arrive. Unverified
-bytes never leave this module, except in places that the caller provides.
+Large files are read in ranges, several ranges at once. Each range is verified as it arrives.
+Unverified bytes never leave this module, except in memory that the caller provides.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Deduplication: references to unchanged regions instead of writing them again.
+"""Deduplication: references to unchanged regions that the store already has.
 
 A rank compares each staged region with the newest committed checkpoint of its attempt. If tensor,
 dtype, box and digest are equal, the store already has the bytes. A reference names the file and the
-offset of the stored bytes. A reference never points to another reference. Only verified places
-count. This attempt wrote them, or read and verified them when it resumed.
+offset of the stored bytes. A reference never points to another reference. A reference points only
+to bytes that this attempt wrote, or read and verified when it resumed.
 
 Three bounds keep a repository simple. A small region is always written. A file is referenced only
-while a good part of it is needed, so few stored bytes are unneeded. A checkpoint references at most
-a fixed number of folders.
+while a large part of the file is needed, so few stored bytes are unneeded. A checkpoint references
+at most a fixed number of folders.
 """
 
 from __future__ import annotations

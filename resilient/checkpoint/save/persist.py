@@ -1,8 +1,8 @@
-"""Persisting of a save: write, agree, commit, collect garbage.
+"""Persisting of a save: write, agreement, commit and garbage collection.
 
-A save turns host bytes into a committed checkpoint, collectively. The save runs while training
-continues, in a thread or in the saver daemon, and works on bytes, not on tensors. Free space is
-checked before the first byte is written. Errors after the commit are only events.
+All ranks together turn host bytes into a committed checkpoint. The save runs in a thread or in the
+saver daemon while training continues. The save works on bytes, not on tensors. Free space is
+checked before the first byte is written. An error after the commit is only reported as an event.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 The near repository takes every save, and the durable repository decides which checkpoints exist.
 Generations, tags and all other decisive records are in the durable repository only. Files of a
 checkpoint are written to the near repository and read from the nearest repository that has them.
-The near repository counts only for generations whose record it contains byte for byte. The store
-therefore ignores leftovers of another run, or of this run before its repository was replaced.
+The store uses the near repository only for a generation whose record is equal in both repositories,
+byte for byte. The store therefore ignores leftovers of another run, or of this run before its
+repository was replaced.
 
 With a near repository per host, missing files are first read from the near repositories of other
 hosts over the network (:mod:`resilient.checkpoint.tiers.peer_store`).
