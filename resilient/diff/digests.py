@@ -1,7 +1,7 @@
 """Digests of opaque values, of storage bytes and of whole files.
 
-A value is digested in one canonical form, in which the order of dicts and sets does not count. A
-call in a pickle is digested as its name and arguments; nothing is called. The plain values of
+A value is digested in one canonical form, which does not depend on the order of dicts and sets. A
+call in a pickle is digested as its name and arguments. No function is called. The plain values of
 native documents (docs/format.md) are read without torch.
 """
 

@@ -1,8 +1,9 @@
 """View of another tool's checkpoint, for comparison.
 
-Everything is read as data, as in :mod:`resilient.layouts`: nothing is unpickled. Tensors, fields
-and random states are compared by value. All other content is compared by a digest: files that no
-reader opens, and pickled values that are not fields (NumPy arrays, sets, sparse tensors).
+As in :mod:`resilient.layouts`, all content is read as data, and nothing is unpickled. Tensors,
+fields and random states are compared by value. All other content is compared by a digest. This
+content consists of files that no reader opens, and pickled values that are not fields (NumPy
+arrays, sets, sparse tensors).
 """
 
 from __future__ import annotations

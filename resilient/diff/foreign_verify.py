@@ -1,8 +1,9 @@
-"""Verification of a foreign checkpoint: every byte is read for its checksum and its numbers.
+"""Verification of another tool's checkpoint: checksums, finite numbers and holes of zero bytes.
 
 After a power loss a file can have its full length but not all of its bytes. The missing bytes read
 as zeros, in whole pages. Such a hole begins or ends at a page boundary of the file. A row of a
-tensor begins there only by chance. Rows that are zero on purpose begin and end at row boundaries.
+tensor begins at a page boundary only by chance. Rows that are zero on purpose begin and end at row
+boundaries.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueChange:
-    """Opaque content that differs byte for byte; ``is_in`` as for a field."""
+    """Opaque content that differs byte for byte; ``is_in`` is as in :class:`FieldChange`."""
 
     place: str
     is_in: str = "both"

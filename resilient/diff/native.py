@@ -1,6 +1,6 @@
 """View of a native checkpoint, for comparison.
 
-Tensors are read by ranges without verification; ``verify`` checks the bytes of files.
+Tensors are read by ranges without verification. ``verify`` checks the bytes of files.
 """
 
 from __future__ import annotations

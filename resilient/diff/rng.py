@@ -1,4 +1,4 @@
-"""States of random generators in one form, and the number of draws between two (pure).
+"""States of random generators in one form, and the number of draws between two states (pure).
 
 Sources:
 

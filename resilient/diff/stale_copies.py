@@ -1,4 +1,4 @@
-"""Files of a checkpoint that equal those of an older step beside it, byte for byte.
+"""Files of a checkpoint that equal files of an older step of the same run, byte for byte.
 
 Configurations, tokenizers, arguments, scalers and frozen weights are the same in all steps. Trained
 weights, their moments, and the random state of a run with dropout change with each step.

@@ -1,7 +1,7 @@
 """State of a repair: a virtual folder with the planned result, its problems, and its donors.
 
-Nothing is written. A virtual folder is read like any other folder. The result of a repair is
-therefore detected, assessed and verified before its first byte is written.
+This module writes nothing. The readers treat a virtual folder like any other folder. The result of
+a repair is therefore detected, assessed and verified before its first byte is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Files from other copies of the same checkpoint, and removal of broken optional files.
 
-A copy may be in another tier or in a backup. If a file is intact in both places but differs, these
-are two checkpoints, or one file has undetected damage. The repair then uses neither file. A broken
-file is removed if the tool fails on the broken file but continues without it.
+A copy may be in another tier or in a backup. Two intact copies of a file may differ. Then the
+copies belong to two checkpoints, or one copy has undetected damage. The repair uses neither copy. A
+broken file is removed if the tool fails on the broken file but continues without it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan of a repair of another tool's checkpoint, verified before anything is written.
 
-Executing the plan writes a new checkpoint, or the intact tensors; the damaged checkpoint is only
-read.
+The execution of the plan writes a new checkpoint, or the intact tensors. The damaged checkpoint is
+only read.
 """
 
 from __future__ import annotations

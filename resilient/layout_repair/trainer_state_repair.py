@@ -1,13 +1,13 @@
 """Repair of ``trainer_state.json`` and of schedulers.
 
-A truncated state has its first keys, in alphabetical order: the best checkpoint, the epoch, the
+A truncated file still has its first keys in alphabetical order: the best checkpoint, the epoch, the
 step, and the beginning of the history. State that is common to the run is copied from another step
 or from the arguments. Other state is lost and reported.
 
-The optimizer stores the current and the initial rate of each group, so a scheduler gets both rates
-back bit for bit. The step of the scheduler comes from the other files, and its kind from another
-step of the run or from the arguments. Other counters, such as a plateau's patience, are not
-restored.
+The optimizer stores the current and the initial rate of each group, so the repair restores both
+rates bit for bit. The repair takes the step of the scheduler from the other files. The repair takes
+the kind of the scheduler from another step of the run or from the arguments. Other counters, such
+as a plateau's patience, are not restored.
 """
 
 from __future__ import annotations

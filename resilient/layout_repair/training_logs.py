@@ -1,9 +1,9 @@
 """Logged metrics of a run, from the files beside its checkpoints.
 
-There are three kinds of files. ``log.jsonl`` and the events of our trainer have all digits. The
-event files of TensorBoard, which the Trainer of Transformers writes to ``runs``, have single
-precision. The files of a resumed run contain several attempts. Only the attempts that led to the
-checkpoint count.
+The module reads three kinds of files. ``log.jsonl`` and the events of our trainer have all digits
+of each number. The event files of TensorBoard, which the Trainer of Transformers writes to
+``runs``, have single precision. The files of a resumed run contain several attempts. Only the
+attempts that led to the checkpoint count.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ looks like a single flipped bit with a probability of n / 2^32. Therefore only s
 repaired this way, and the result must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
-directory at the end repeats these values. A lost directory can therefore be rewritten, and the
-intact members of a truncated zip can be found.
+directory at the end repeats these values. The repair can therefore rewrite a lost directory, and
+find the intact members of a truncated zip.
 
-Values are written as torch and pickle would write them, without using either. A call is written as
-the reader (:mod:`resilient.layouts.pickle_reader`) found it. This module adds no names of its own.
+The repair writes values as torch and pickle would write them, but uses neither torch nor pickle. A
+call is written as the reader (:mod:`resilient.layouts.pickle_reader`) found it. This module adds no
+names of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Universal checkpoints of DeepSpeed: a folder for each parameter, with its state in files.
 
 Source: ``deepspeed.checkpoint.ds_to_universal`` and ``.universal_checkpoint`` (0.19). The weights
-and moments are whole for any number of ranks. The model states of the converted engine are beside
-them, with the counters and the scheduler.
+and moments are whole for any number of ranks. The checkpoint also contains the model states of the
+converted engine, with the counters and the scheduler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints of Lightning's Trainer: one file, or a sharded folder with an unsharded file.
 
 Source: ``lightning.pytorch.trainer.connectors.checkpoint_connector`` and
-``lightning.pytorch.strategies.fsdp`` 2.6. Lightning saves no random states in either.
+``lightning.pytorch.strategies.fsdp`` 2.6. Lightning saves no random states in either form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``iter_<n>`` folders of Megatron-Core's distributed checkpoints, and their parent folder.
 
 Source: ``megatron.core.dist_checkpointing`` and ``megatron.training.checkpointing``. The tensors
-are a distributed checkpoint of torch; state common to all ranks is one torch file.
+are a distributed checkpoint of torch. State that is common to all ranks is in one torch file.
 """
 
 from __future__ import annotations

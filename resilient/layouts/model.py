@@ -68,7 +68,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One whole tensor, as before it was split.
+    """Whole tensor, as it was before its split over files and ranks.
 
     Attributes:
         name: Name that its tool uses; for optimizers ``state.0.exp_avg``.

@@ -1,4 +1,4 @@
-"""Names in pickles: data that they rebuild, effects of unpickling, and how torch loads a file.
+"""Names in pickles: rebuilt data, effects of unpickling, and torch's rules for loading a file.
 
 A pickle may name any importable object and call it. A few names only rebuild data, and are resolved
 here without torch or NumPy. Some names are known to run commands. The effect of all other names is

@@ -1,4 +1,4 @@
-"""Decoder of pickles as data: it interprets the opcodes, and imports or calls nothing.
+"""Decoder of pickles as data, which interprets the opcodes but imports and calls nothing.
 
 A call in a pickle becomes a value that describes it (:class:`PickledCall`). A few names that only
 rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All other calls keep

@@ -2,9 +2,9 @@
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
 (:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`.
-This function is the only such check. Its callers are the Trainer's import, the agent's restart
-policy, ``ckpt import``, ``ckpt inspect``, ``ckpt verify`` and ``ckpt repair``. :func:`remedy` gives
-the fix for each problem.
+This function is the only such check. The callers of this function are the Trainer's import, the
+agent's restart policy, ``ckpt import``, ``ckpt inspect``, ``ckpt verify`` and ``ckpt repair``.
+:func:`remedy` gives the fix for each problem.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Security scan of a checkpoint: content that can harm a process or user that loads or lists it.
 
-The scan only reads files; it runs no code and follows no links. The scan looks for pickles that
-call code, links and names that lead out of the folder, and archives that expand hugely. The scan
-also finds headers and documents unfit for a library, code that comes with a model, and text that
+The scan only reads files, runs no code and follows no links. The scan looks for pickles that call
+code, links and names that lead out of the folder, and archives that expand hugely. The scan also
+finds headers and documents unfit for a library, code that comes with a model, and text that
 controls a terminal.
 
 Control characters move the cursor of a terminal and change its title. Direction marks make a text

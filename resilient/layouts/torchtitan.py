@@ -1,8 +1,8 @@
 """``step-<n>`` folders of torchtitan: a distributed checkpoint with its own tensor names.
 
-Source: ``torchtitan.components.checkpoint``. The weights have their own names. Other state has the
-prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. Random states are
-not saved.
+Source: ``torchtitan.components.checkpoint``. The names of the weights have no prefix. Other state
+has the prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. Random
+states are not saved.
 """
 
 from __future__ import annotations
