@@ -1,17 +1,17 @@
 """Progress heartbeats of a rank, its phases, and the heartbeat of a user's training loop.
 
 A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. A
-heartbeat costs about a microsecond and needs no network. The agent can read it in any state of the
-rank and its collectives. The times in a heartbeat are from the monotonic clock, which all processes
-of a host share.
+heartbeat costs about a microsecond and needs no network. The agent can read a heartbeat in any
+state of the rank and its collectives. The times in a heartbeat are from the monotonic clock, which
+all processes of a host share.
 
 The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
 rejects a half-written slot and reads the other slot. If a rank is stopped or killed inside a write,
 the previous progress therefore remains.
 
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
-signal handler is the C handler of ``faulthandler``. It therefore answers even if the rank is stuck
-inside a collective or has the interpreter lock.
+signal handler is the C handler of ``faulthandler``. This handler writes the stacks even if the rank
+is stuck inside a collective or has the interpreter lock.
 
 While torch's compiler works, a step may take minutes without being a hang.
 """

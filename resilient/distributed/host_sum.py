@@ -3,11 +3,11 @@
 Each rank has a page that only this rank writes, and reads the pages of all other ranks. A rank's
 number in one turn is one record::
 
-    turn | number | CRC-32 of both      in place of the record some turns before
+    turn | number | CRC-32 of turn and number      overwrites the record 4 turns before
 
-A record that another processor sees only in part does not match its CRC and is read again. Readers
-poll, so no thread is woken. A sum of eight bytes by gloo wakes threads of every rank in the middle
-of an optimizer step, which costs more than polling.
+If another processor sees only a part of a record, the CRC does not match and the record is read
+again. Readers poll, so no thread is woken. A sum of eight bytes by gloo wakes threads of every rank
+in the middle of an optimizer step, which costs more than polling.
 """
 
 from __future__ import annotations

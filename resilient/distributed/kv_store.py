@@ -1,15 +1,15 @@
 """Key-value store for small values of all ranks of an attempt: in memory and over TCP sockets.
 
-The socket store is for processes that must not load torch: the saver daemons. One daemon serves,
-the others connect. A client may leave a *failure notice* (``will``) for a key. The server posts
-this value if the connection of the client ends before the client has posted the key. The death of a
-process is therefore noticed at once instead of at a deadline. The idea is the "last will" of MQTT
-3.1.1, section 3.1.2.5.
+The socket store is for processes that must not load torch: the saver daemons. One daemon runs the
+server, and the other daemons connect. A client may leave a *failure notice* (``will``) for a key.
+The server posts this value if the connection of the client ends before the client has posted the
+key. The death of a process is therefore noticed at once instead of at a deadline. The idea is the
+"last will" of MQTT 3.1.1, section 3.1.2.5.
 
 Messages are one JSON value per line. No received value can run code, and no sender can make the
 reader buffer more than a bound. The server accepts clients that know a token, with one thread per
-connection. The token separates the attempts on one port; it does not protect against an attacker
-who can read the network traffic (docs/guarantees.md).
+connection. The token separates the attempts on one port. The token does not protect against an
+attacker who can read the network traffic (docs/guarantees.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Detection of a rank that continues to train while another rank waits for it at ``save()``.
 
 ``if rank == 0: checkpointer.save(step)`` makes rank 0 wait for ranks that never call ``save()``. A
-second thread of such a rank posts a failure for it. Its peers then fail at once, with the hint that
-all ranks must call ``save()``.
+second thread of a rank that misses the save posts a failure for this rank. The other ranks then
+fail at once, with the hint that all ranks must call ``save()``.
 
 A rank is certainly absent in three cases. The first is that the rank closed its checkpointer. The
 second is that the rank made more optimizer steps than the waiting rank had made at its call. The

@@ -1,6 +1,7 @@
 """Rank group of this process, and the key-value store that its ranks share.
 
-A process joins once, at the first request of the trainer or of a checkpointer in a user's loop.
+A process joins the group once, at the first request of the trainer or of a checkpointer in a user's
+loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Identity of a start: one start of the command, and the scheduler job of the process.
+"""Identity of a start: name of one start of the command, and the scheduler job.
 
 The generation record contains the identity, so a later attempt finds the generations of the same
 run. An option such as ``--resume never`` therefore applies until this run has a checkpoint.

@@ -1,1 +1,1 @@
-"""Elastic agent on torch.distributed.elastic; it manages processes, not tensors."""
+"""Elastic agent, which manages processes (not tensors) on torch.distributed.elastic."""

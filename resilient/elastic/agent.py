@@ -1,8 +1,8 @@
 """The elastic agent of one host: run attempts until a decision ends the run.
 
 torch provides the rendezvous and the ranks. This package starts, monitors and stops the workers and
-decides on restarts. The agent loop of torch loses exit codes, waits 30 s for survivors, leaves
-orphans, and ends at SIGUSR1.
+decides on restarts. The agent loop of torch is not used, because it loses exit codes, waits 30 s
+for survivors, leaves orphans, and ends at SIGUSR1.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ outside training               see the next table
 Ranks that train together wait for the rank with the fewest steps. So the group hangs when every
 rank with the fewest steps done is overdue. Ranks with more steps only wait and are not blamed. The
 floor is the option ``--hang-floor`` (60 s by default), and the patience is ``--hang-patience``.
-Until 5 steps were seen, the patience replaces the deadline of a step.
+Before 5 steps were seen, the patience replaces the deadline of a step.
 
 The time before and after training has no learned deadline:
 
 ============================== ========================================================
-a rank is                      it is overdue the patience after
+a rank is                      it is overdue when the patience has passed since
 ============================== ========================================================
-no heartbeat yet, or not in    the last heartbeat of any rank, while another rank waits
-training yet (`starting`)      that has come further, and before any rank did a step
+without a heartbeat, or not    the last heartbeat of any rank, while a rank at a later
+in training yet (`starting`)   stage waits, and before any rank did a step
 out of training (`ending`)     the exit of another rank with 0, or a later heartbeat of
                                any rank, once no rank trains any more
 ============================== ========================================================
@@ -31,15 +31,15 @@ A slow start is not a hang, and ranks may leave a job one after the other. So a 
 if another rank waits for it. A rank without a heartbeat is blamed only if another rank cannot begin
 without it. A job whose ranks write no heartbeat never counts as hung.
 
-Several hosts: an agent sees only its own ranks. When one rank hangs, all others wait for it in a
-collective, and become overdue at the same moment on every host. So hosts exchange the status of the
-rank that delays the others most, and blame in this order:
+With several hosts, an agent sees only its own ranks. When one rank hangs, all others wait for this
+rank in a collective, and become overdue at the same moment on every host. So hosts exchange the
+status of the rank that delays the others most. The hosts blame ranks in this order:
 
-1. a stopped rank delays all others at any step;
-2. else the rank with the fewest steps;
-3. among ranks with equally many steps, no rank is blamed while one of them has time left;
-4. then ranks stuck in the kernel, then busy ranks, because a sleeping rank usually waits;
-5. then ranks in a phase that needs no other rank, then the longest wait.
+1. a stopped rank at any step, because it delays all others;
+2. the rank with the fewest steps;
+3. among ranks with equally many steps, no rank while one of these ranks is not overdue;
+4. a rank stuck in the kernel, then a busy rank, because a sleeping rank usually waits;
+5. a rank in a phase that needs no other rank, then the rank that has waited longest.
 """
 
 from __future__ import annotations

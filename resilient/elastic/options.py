@@ -1,4 +1,4 @@
-"""Options of the agent, the workers, the saver daemon and the metrics; values without torch."""
+"""Options of the agent, the workers, the saver daemon and the metrics, without torch."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Check of ``--resume`` by the agent, before it starts a worker.
 
-The agent assesses the resumability of a folder as the workers do, but without torch. The workers
-alone check two cases:
+The agent assesses the resumability of a folder by the rules of the workers, but without torch. Only
+the workers check two cases:
 
 * A reference into the repository, because only the script defines the near tier.
-* A start that may continue an earlier start of its scheduler job. The option applies until a
-  checkpoint of the run exists, and its folder may be gone by then.
+* A start that may continue an earlier start of its scheduler job. The option applies only until a
+  checkpoint of the run exists. After that, the folder that the option names may be deleted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Directory that an agent shares with its workers, and the file of the agent's events.
 
-The directories of killed agents are removed. The agent's events are stored beside the ranks'
-events, whose folder is known only after the ranks have started.
+A new agent removes the directories of killed agents. The agent's events are stored beside the
+ranks' events. The folder of the ranks' events is known only after the ranks have started.
 """
 
 from __future__ import annotations

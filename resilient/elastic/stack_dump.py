@@ -1,9 +1,9 @@
 """Stack dumps of all ranks of this host, taken when a hang is found, before any kill.
 
 A rank answers :data:`resilient.distributed.heartbeat.STACKS_SIGNAL` with the Python stacks of all
-its threads. A stopped process cannot answer. So the agent reads its kernel state, continues the
-process once, and kills it a moment later. If a process does not answer (state D, or not Python),
-the dump has only its kernel state and a note.
+its threads. A stopped process cannot answer. So the agent reads the kernel state of the process,
+continues the process once, and kills it a moment later. If a process does not answer (state D, or
+not Python), the dump has only its kernel state and a note.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Detection of times in which the agent itself was suspended, frozen or starved.
 
-A SLURM suspend, a frozen cgroup or a debugger stops the agent and the ranks together. The processes
-continue in any order. The monotonic clock counts the stopped time, but no rank could write a
-heartbeat in that time. Time in which the agent did not run therefore counts against no rank.
+A SLURM suspend, a frozen cgroup or a debugger stops the agent and the ranks together. Later, the
+processes continue in any order. The monotonic clock counts the stopped time, but no rank could
+write a heartbeat in that time. Time in which the agent did not run therefore counts against no
+rank.
 """
 
 from __future__ import annotations

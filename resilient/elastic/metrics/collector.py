@@ -5,7 +5,7 @@ thread answers scrapes from values already collected. Neither thread can block t
 failure in them becomes an event.
 
 The cost of the goodput report is bounded. If there are too many records, frequent records are
-joined over growing intervals. A report that takes longer is rebuilt less often.
+joined over growing intervals. The longer a report takes, the less often it is rebuilt.
 """
 
 from __future__ import annotations

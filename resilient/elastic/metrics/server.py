@@ -1,8 +1,8 @@
-"""HTTP server for ``GET /metrics`` and ``GET /healthz``, and nothing else.
+"""HTTP server that answers only ``GET /metrics`` and ``GET /healthz``.
 
-The server runs in one thread. Each connection is a task of its event loop with a deadline and a
-size limit, and the answers are already computed. So slow or many clients cost the agent only the
-time of that thread.
+The server runs in one thread. Each connection is a task of its event loop, with a deadline and a
+size limit. The answers are computed before a request arrives. Slow or many clients therefore cost
+the agent only the time of that thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Preemption notices from a file, an HTTP hook, a URL or SLURM.
 
-HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls our address. The call is
-``POST /stop`` with ``{"reason": ..., "seconds": ...}`` or an empty body. A Kubernetes hook can
-only send ``GET /stop``. Every client that can connect to the address can stop the run. The address
-is therefore on the loopback unless another address is named, and requires a token if a token is
-set.
+HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls our address. Each call is
+``POST /stop`` with ``{"reason": ..., "seconds": ...}`` or an empty body. A Kubernetes hook can only
+send ``GET /stop``. Every client that can connect to the address can stop the run. The server
+therefore listens on the loopback interface unless the user names another address. The server
+requires a token if a token is set.
 
 SLURM: the agent receives SLURM's signals (``--signal=USR1@120``, SIGTERM at a preemption) anyway.
-No signal contains the time. ``scontrol show job`` shows the time, also after an extension or a
-preemption. ``SLURM_JOB_END_TIME`` is the end planned at the start of the job.
+No signal contains the end time of the job. ``scontrol show job`` shows this time, even after an
+extension or a preemption. ``SLURM_JOB_END_TIME`` is the end time planned at the start of the job.
 
 File: a script, a shared folder or a projected volume creates a file.
 

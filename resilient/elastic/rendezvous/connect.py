@@ -1,19 +1,19 @@
 """Connection to the c10d rendezvous, with tolerance for missing names, clock skew and lost nodes.
 
-Own name: torch resolves this host's own name, but the name has no address in many images. The
+Own name: torch resolves this host's own name, but the name has no address in many images. This
 module finds the address without the name.
 
-Late server: the node that serves the rendezvous may be late, or may be lost and come back. In
-Kubernetes a pod and its replacement wait for a machine.
+Late server: the node that serves the rendezvous may start late, or may be lost and come back. For
+example, a Kubernetes pod or its replacement may wait for a machine.
 
-Clock skew: nodes of torch write their own time of day into the rendezvous state, and each compares
-it with its own clock. One hour of difference looks like one hour of silence. Here a heartbeat
-counts from the time at which this node saw it change, on the monotonic clock.
+Clock skew: nodes of torch write their own time of day into the rendezvous state. Each node compares
+the times of other nodes with its own clock. One hour of difference looks like one hour of silence.
+Here a heartbeat counts from the time at which this node saw it change, on the monotonic clock.
 
 Silent members: between rendezvous and start, nodes exchange their ranks, and the first node names
-the attempt. torch waits for both inside its store. That wait blocks the connection that heartbeats
-need, ignores signals, and lasts a minute even if the other node is dead. Here such waits poll, and
-end when the awaited member is gone.
+the attempt. torch waits for the ranks and the name inside its store. That wait blocks the
+connection that heartbeats need, ignores signals, and lasts a minute even if the other node is dead.
+Here such waits poll, and end when the awaited member is gone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detection of nodes that join, leave or are lost, and of a lost rendezvous; exit barrier."""
+"""Exit barrier, and detection of joining, leaving and lost nodes and of a lost rendezvous."""
 
 from __future__ import annotations
 

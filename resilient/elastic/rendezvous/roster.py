@@ -1,8 +1,7 @@
 """Roster of the nodes of a round: lost nodes, leaving nodes, and reachable hosts.
 
 An agent that gets a stop request publishes the request in the round's store before it signals its
-ranks. The message is therefore there when the ranks of the other hosts end, and the agents of these
-hosts read it.
+ranks. The ranks of the other hosts end later. The agents of these hosts can then read the request.
 """
 
 from __future__ import annotations
@@ -213,7 +212,7 @@ _TOGETHER = 2
 
 @dataclass(frozen=True, slots=True)
 class NodesLost(Event):
-    """Nodes of an attempt disappeared without a goodbye: their heartbeats stopped.
+    """Nodes of an attempt stopped their heartbeats without a leave message.
 
     Attributes:
         agents: Addresses of hosts that answer, where only the agent died.

@@ -1,7 +1,7 @@
-"""First code of a worker: tie its lifetime to the agent, run the program, report its end.
+"""First code of a worker, which ties the worker to the agent, runs the program and reports its end.
 
-The file is run by path, ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the standard
-library is imported before the user's program, and no folder of ours stays on ``sys.path``.
+A worker runs this file by its path: ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the
+standard library is imported before the user's program, and no folder of ours stays on ``sys.path``.
 
 The program runs in a separate module that stays ``__main__`` until the process ends, as under
 Python itself. ``runpy`` would remove that module while threads and exit handlers still need it.

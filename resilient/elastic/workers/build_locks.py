@@ -8,13 +8,13 @@ waits for the file without a limit.
 Other locks need no removal. The kernel frees the ``flock`` of a dead process (filelock, inductor,
 Triton, huggingface_hub), and ``SoftFileLock`` of filelock detects a dead owner itself.
 
-The agent removes a lock only if each of these conditions holds:
+The agent removes a lock only if each of these conditions is true:
 
 * The lock has the place in the extension cache, the size and the mode bits of torch's locks.
 * This user owns the lock.
 * The file system is local, so no process of another host can own the lock.
-* This process sees every process that can reach the folder. In a container this holds for the
-  container's own root file system only.
+* This process sees every process that can reach the folder. In a container, this is true only for
+  the container's own root file system.
 * No process has the lock open or works in the build folder, at two checks 0.3 s apart. A builder
   closes the lock just before the removal, so one check is not enough.
 * The open files of every process of this user can be read. The host's init process and the login

@@ -1,16 +1,16 @@
-"""Fork server: a process with the imports of a worker that forks the workers of later attempts.
+"""Fork server: a process that imports a worker's packages and forks the workers of later attempts.
 
-The file is run by path, ``python -u fork_server.py SOCKET IMPORTS``, with the environment and the
-standard streams of the workers. In the file IMPORTS, the first worker records the known packages
-that it imports, with their environment variables at that time. The fork server imports the same
-packages in the same order under the same variables. The fork server never imports the user's
-modules, and computes nothing.
+The agent runs this file by its path: ``python -u fork_server.py SOCKET IMPORTS``. The process has
+the environment and the standard streams of the workers. The first worker records its imports of
+known packages in the file IMPORTS, with the environment variables at that time. The fork server
+imports the same packages in the same order under the same variables. The fork server never imports
+the user's modules, and never runs computations.
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
 The agent adopts orphans meanwhile, so it becomes the parent of the workers as if it had started
-them. Each worker sends its pid on its socket and waits for a start message, which an agent that
-gave up never sends. Then the worker runs the bootstrap, in a process with one thread and no open
-device.
+them. Each worker sends its pid on its socket and waits for a start message. An agent that has given
+up never sends this message. Then the worker runs the bootstrap, in a process with one thread and no
+open device.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Agent's side of the fork server: start it, request workers, stop it.
+"""Agent's side of the fork server: start of the server, requests for workers, and stop.
 
-After any failure of the fork server, each worker starts as a new process and imports by itself.
+After any failure of the fork server, each worker starts as a new process and does its own imports.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Group of worker processes of one attempt: start, watch and stop. Linux only.
 
-Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies
-until :meth:`WorkerGroup.close`. So the number of their process group is not reused, and the agent
-can kill their remaining children without the risk of killing another process.
+Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies until
+:meth:`WorkerGroup.close`. So the number of their process group is not reused. The agent can
+therefore kill the remaining children of ended workers without the risk of killing another process.
 """
 
 from __future__ import annotations
