@@ -1,12 +1,12 @@
 """Sealed canonical JSON documents, and bounded validation of untrusted documents.
 
-A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. Its ``root``
-is the SHA-256 of the same document without that field. A reader accepts only the exact bytes that a
-writer would produce, so a change of any bit is detected.
+A document is one line of canonical JSON (sorted keys, no spaces, ASCII) and a newline. The field
+``root`` is the SHA-256 of the document without this field. A reader accepts only the exact bytes
+that a writer would produce, so a change of any bit is detected.
 
-The bounds limit types, lengths, counts and depths. A seal detects damage, but anyone who can write
-a document can also seal it. Therefore no value of a document is multiplied, allocated or walked
-before it was checked against these bounds.
+The bounds limit types, lengths, counts and depths. The root (seal) detects damage, but any writer
+of a document can also compute its root. The reader therefore checks each value against these bounds
+before it multiplies, allocates or walks the value.
 """
 
 from __future__ import annotations

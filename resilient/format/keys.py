@@ -1,17 +1,19 @@
-"""Object keys of a repository; the only module that builds or parses a key.
+"""Object keys of a repository.
+
+Only this module builds or parses a key.
 
 ::
 
     generations/g000003.json                 one attempt of the run, created exclusively
     generations/g000003.committed.json       that attempt has committed a checkpoint
-    heartbeats/g000003-9f2c...41.json        sign of life of the process of that attempt
+    heartbeats/g000003-9f2c...41.json        heartbeat of the process of that attempt
     store-abilities.json                     result of the test of exclusive create
-    store-probe/3f2a...9c-0                  an object of a probe of that ability
+    store-probe/3f2a...9c-0                  object that this test writes
     tags/release.json                        a name for a checkpoint, created exclusively
     ledger/g000003-000000000120.json         samples trained up to step 120 of generation 3
     checkpoint-120-g3/manifest.json          its presence is the commit
-    checkpoint-120-g3/manifest.copy.json     the same bytes again; its presence means nothing
-    checkpoint-80-g3/manifest.trashed-...    in the trash since and until two times; no commit
+    checkpoint-120-g3/manifest.copy.json     the same bytes again, but no commit
+    checkpoint-80-g3/manifest.trashed-...    manifest in the trash, with its start and end
     checkpoint-120-g3/model.r00000.safetensors
     checkpoint-120-g3/optimizer.r00000-00.safetensors
     checkpoint-120-g3/optimizer.r00000-01.safetensors

@@ -1,8 +1,9 @@
 """Encoding of the sample ledger: rows, a hash chain over them, and segments.
 
-A record is a row of JSON. Its link is a SHA-256 over the previous link, the generation that wrote
-the record and the record's text. A link therefore depends on every record since the run began, but
-not on the division into segments. A segment has the records between one checkpoint and the next::
+A record is a row of JSON. The link of a record is a SHA-256 over the previous link, the generation
+that wrote the record and the record's text. A link therefore depends on every record since the run
+began, but not on the division into segments. A segment has the records between one checkpoint and
+the next::
 
     link 0 = sha256(run and place where the ledger begins)
     link 1 = sha256(link 0, generation, row 1)    link 2 = sha256(link 1, generation, row 2)    ...

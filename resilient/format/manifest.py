@@ -1,6 +1,6 @@
 """Manifest of a checkpoint, its consistency checks, and the merge of rank receipts.
 
-The manifest is a checkpoint's table of contents; its presence is the commit.
+The manifest is a checkpoint's table of contents. The presence of the manifest is the commit.
 """
 
 from __future__ import annotations

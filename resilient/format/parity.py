@@ -5,9 +5,9 @@ group's longest file. Shorter files are padded with zeros. Any k files of a grou
 reconstructed. The code works byte by byte, so at each chunk position of the group any k files may
 be damaged.
 
-Addition is XOR; multiplication is that of polynomials over GF(2) modulo x^8+x^4+x^3+x^2+1
-(0x11D, as in RAID-6 and most Reed-Solomon codes). The code is systematic: byte ``p`` of parity row
-``i`` is the sum over the group's files ``j`` of ``coefficient(i, j)`` times their byte ``p``. The
+Addition is XOR. Multiplication is that of polynomials over GF(2) modulo x^8+x^4+x^3+x^2+1 (0x11D,
+as in RAID-6 and most Reed-Solomon codes). The code is systematic. Byte ``p`` of parity row ``i`` is
+the sum over the group's files ``j`` of ``coefficient(i, j)`` times their byte ``p``. The
 coefficients are a Cauchy matrix whose columns are scaled so that row 0 is all ones (plain XOR).
 Every square submatrix of such a matrix is invertible, so any ``k`` losses have a solution.
 """

@@ -1,1 +1,1 @@
-"""Goodput of a run, computed from its event files alone. No torch, no clock, no store."""
+"""Goodput of a run, computed only from its event files, without torch, clock or store."""

@@ -1,4 +1,4 @@
-"""Attempts of a run, and a timeline of each.
+"""Attempts of a run, and the timeline of each attempt.
 
 An agent reports the start and the end of an attempt, and its ranks report their work. Ranks that no
 agent of `resilient` started (torchrun, plain python) form separate attempts, one per generation.

@@ -1,14 +1,14 @@
 """Event files of all hosts as records, with corrected clocks.
 
-A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``; the class of the event documents the
-fields. A truncated last line is ignored. Times are whole milliseconds since 1970, so sums are
-exact.
+A record is one line of ``agent.jsonl`` or ``rank-N.jsonl``. The class of the event documents the
+fields of the record. A truncated last line is ignored. Times are whole milliseconds since 1970, so
+sums are exact.
 
 Each record has the time of day and the seconds since the boot of its machine. No user can set the
-boot seconds, and all processes of one boot share them. Differences between records of one boot are
-therefore differences of boot seconds. The time of day only converts boot seconds to dates. The
-offset between the two is the median over all records of the boot. The clocks of several hosts are
-aligned at the rendezvous of each attempt.
+boot seconds, and all processes of one boot share them. The time between two records of one boot is
+therefore the difference of their boot seconds. The time of day only converts boot seconds to dates.
+The offset between boot seconds and time of day is the median over all records of the boot. The
+clocks of several hosts are aligned at the rendezvous of each attempt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Wall clock of a run cut into classes; faults and lost work.
+"""Wall-clock time of a run divided into classes, with faults and lost work.
 
-The intervals of a timeline are adjacent, each has one class, and their lengths sum to the whole. A
-fault is an early end of an attempt, or a rewind to a checkpoint. Its cost includes the lost work.
+The intervals of a timeline are adjacent, and each interval has one class. The lengths of the
+intervals sum to the length of the timeline. A fault is an early end of an attempt, or a rewind to a
+checkpoint. The cost of a fault includes the lost work.
 """
 
 from __future__ import annotations

@@ -1,1 +1,4 @@
-"""Integrations with other trainers; each module needs its trainer installed."""
+"""Integrations with other trainers.
+
+Each module needs the installed package of its trainer.
+"""

@@ -1,7 +1,7 @@
 """Changes that a trainer's hooks make to the checkpoint that the trainer would write.
 
-A trainer gives its hooks a dictionary of all state. The parts of a checkpoint hold that state
-already, so only the changes of the hooks are stored beside them.
+A trainer gives its hooks a dictionary of all state. The parts of a checkpoint already contain that
+state, so the checkpoint additionally stores only the changes of the hooks.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 ::
 
     trainer = Trainer(callbacks=[ResilientCheckpoint("runs/mine", every_n_steps=100)])
-    trainer.fit(module, loader)           # starting is resuming
+    trainer.fit(module, loader)           # resumes if a checkpoint exists
 
 The callback replaces ``ModelCheckpoint``. Lightning alone can continue within an epoch only with
-stateful loaders, and saves no random state. The callback restores the position of any loader: it
-draws the order of the epoch again and skips the trained batches.
+stateful loaders, and saves no random state. The callback restores the position of any loader. To do
+so, the callback draws the order of the epoch again and skips the trained batches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Random state of a trainer and of its data loaders, and state that is restored by functions.
+"""Random state of a trainer and its data loaders, and state that functions save and restore.
 
-A loader draws twice for an epoch. First, when the loop starts to iterate, the loader draws the seed
-of its workers. Then, when the first batch is fetched, the sampler draws the order. Other code may
-draw in between.
+A loader draws random numbers twice for an epoch. When the loop starts to iterate, the loader draws
+the seed of its workers. When the loop fetches the first batch, the sampler draws the order. Other
+code may draw numbers between these two moments.
 """
 
 from __future__ import annotations

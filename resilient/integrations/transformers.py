@@ -4,7 +4,7 @@
 
     trainer = Trainer(model, args, train_dataset=...)
     trainer.add_callback(ResilientCallback(trainer, "runs/mine"))
-    trainer.train()                       # starting is resuming
+    trainer.train()                       # resumes if a checkpoint exists
 
 The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
 ``load_best_model_at_end``). The repository replaces the checkpoints in ``output_dir``, which the
