@@ -1,12 +1,12 @@
-"""Cache of captured parts: skip flattening if nothing but values changed.
+"""Cache of captured parts, which skips flattening if only values changed.
 
 The step cache captures the state at each step, and usually only numbers change. Three methods save
-time. Plain ``torch.nn.Module`` trees without hooks are walked here, faster than by their own
-``state_dict()``. Change detectors compare the objects of the last capture one by one, without a new
-``state_dict()`` call. Otherwise every key, container kind and tensor (storage, offset, shape,
-strides, dtype) is compared with the last capture. If all are equal, the tensors are the same
-*object*, :class:`CachedTensors`, and results derived from them stay valid. Any other state is
-flattened again, so the cache affects only time.
+time. First, the cache walks plain ``torch.nn.Module`` trees without hooks, which is faster than
+their own ``state_dict()``. Second, change detectors compare the objects of the last capture one by
+one, without a new ``state_dict()`` call. Third, all other states are compared with the last capture
+by every key, container kind and tensor (storage, offset, shape, strides, dtype). If all are equal,
+the capture returns the same :class:`CachedTensors` object, and results derived from this object
+stay valid. Any other state is flattened again, so the cache affects only time.
 """
 
 from __future__ import annotations

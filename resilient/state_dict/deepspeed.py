@@ -1,15 +1,16 @@
 """DeepSpeed engine as parts: its ZeRO partitions by parameter name, in torch's vocabulary.
 
-Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector. They cut the
-vector into equal partitions at any element; ``param._hp_mapping`` has a rank's range of a
-parameter. ZeRO 3 cuts each parameter into equal partitions; ``optimizer.grad_position`` has the
-start of each. Without ZeRO, half-precision training keeps whole copies in full precision. In every
-case the full-precision weights are the saved state, from which the model's own weights are rounded.
+Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector, and cut this
+vector into equal partitions at any element. ``param._hp_mapping`` has a rank's range of a
+parameter. ZeRO 3 cuts each parameter into equal partitions. ``optimizer.grad_position`` has the
+start of each partition. Without ZeRO, half-precision training keeps whole copies in full precision.
+In every case the full-precision weights are the saved state, from which the model's own weights are
+rounded.
 
 A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
 gathered, and padding of a partition is not stored. A checkpoint of any ZeRO stage is therefore
-layout-independent: DDP, FSDP and single processes load such a checkpoint, and DeepSpeed loads
-theirs. ``tests/process/test_zero_resharding.py`` verifies this property.
+layout-independent. DDP, FSDP and single processes can load such a checkpoint, and DeepSpeed can
+load their checkpoints. ``tests/process/test_zero_resharding.py`` verifies this property.
 """
 
 from __future__ import annotations

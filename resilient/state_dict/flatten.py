@@ -1,13 +1,13 @@
-"""State dicts to JSON trees and named tensors, and back, without pickle.
+"""Conversion of state dicts to JSON trees and named tensors and back, without pickle.
 
-Plain JSON values stand for themselves. Everything else is an object with one key that begins
-with ``$``: ``{"$tensor": name}``, ``{"$tuple": [...]}``, ``{"$float": "nan"}`` and so on, listed
-in docs/format.md. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
+Plain JSON values are stored unchanged. Every other value is an object with one key that begins with
+``$``, such as ``{"$tensor": name}``, ``{"$tuple": [...]}`` or ``{"$float": "nan"}``. docs/format.md
+lists these objects. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
 A value of another type is an error that names its path, at save time rather than at resume.
 
 Objects in an optimizer's state become values that need no pickle. Low-rank optimizers have a
 projector per parameter, and low-bit optimizers have tensors made of other tensors. Only the classes
-named here are converted and rebuilt; an object of another class is rejected at the save.
+named here are converted and rebuilt. The save rejects an object of another class.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 FSDP1 flattens parameters into one vector per wrapped module. The ``state_dict()`` of the module and
 of the optimizer therefore have no values per parameter. ``torch.distributed.checkpoint.state_dict``
-returns values per parameter, with a ``device_mesh`` as DTensors. Such a checkpoint is
-layout-independent: FSDP2, DDP and single processes load such a checkpoint, and FSDP1 loads theirs.
-``tests/process/test_resharding.py`` verifies this property.
+returns values per parameter. With a ``device_mesh``, these values are DTensors. Such a checkpoint
+is layout-independent. FSDP2, DDP and single processes can load this checkpoint, and FSDP1 can load
+their checkpoints. ``tests/process/test_resharding.py`` verifies this property.
 """
 
 from __future__ import annotations

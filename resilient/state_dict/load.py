@@ -1,14 +1,14 @@
 """Load of verified bytes into live state, in place, from any world size and any layout.
 
-A plain tensor is read whole. Of a tensor that is sharded over the live ranks, only this rank's
-boxes are read, directly into its memory. So no rank ever has such a tensor whole, for any stored
-layout. Live tensors are filled after all ranks have verified their reads.
+A plain tensor is read whole. If a tensor is sharded over the live ranks, a rank reads only its own
+boxes, directly into the memory of its shard. No rank therefore ever has the whole tensor, for any
+stored layout. Live tensors are filled after all ranks have verified their reads.
 
-With ``in_place``, live tensors are read into directly and verified there. Separate buffers would
-take twice the memory, and most of a load's time would go to page faults. During an in-place read,
-live tensors contain unverified bytes. If the checkpoint is damaged, live tensors contain a mixture
-afterwards. The mixture is harmless under three conditions, and only tensors that meet all three are
-read in place:
+With ``in_place``, bytes are read directly into live tensors and verified there. Separate buffers
+would take twice the memory, and most of a load's time would go to page faults. During an in-place
+read, live tensors contain unverified bytes. If the checkpoint is damaged, live tensors afterwards
+contain a mixture of old, new and damaged values. This mixture is harmless under three conditions.
+Only tensors that meet all three conditions are read in place:
 
 1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part
    takes its state as a whole. Such parts are modules with a strict ``load_state_dict``, and

@@ -4,15 +4,15 @@
 layer would get the moments of another layer. With names, a mere reordering is harmless, and any
 other change is an error.
 
-torch loads any state into any optimizer; the first step then ends in a ``KeyError``, or uses
+torch loads any state into any optimizer. The first step then ends in a ``KeyError``, or uses
 moments with another meaning. Therefore state of another kind of optimizer is rejected. The group
-options and the state of each parameter identify the kind; options that change between torch
-releases do not.
+options and the state of each parameter identify the kind. Options that change between torch
+releases are ignored here.
 
 On each rank, an optimizer of pieces has one contiguous run of elements of each parameter, which may
 be empty. The optimizer updates this run in pieces. The states of one run's pieces are concatenated
-and written in place. The checkpoint is layout-independent. Replicas, FSDP and single processes load
-the checkpoint, and such an optimizer loads theirs.
+and written in place. The checkpoint is layout-independent. Replicas, FSDP and single processes can
+load the checkpoint, and such an optimizer can load their checkpoints.
 """
 
 from __future__ import annotations

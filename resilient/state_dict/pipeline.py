@@ -1,9 +1,9 @@
 """Pipeline model as parts: this rank's stages, under the names of the whole model.
 
 Each rank has the names and shapes of all tensors of the model, and has the values only for its
-stages. A checkpoint of a pipeline is therefore layout-independent. One process, DDP, FSDP and other
-pipelines load such a checkpoint, and a pipeline loads theirs. ``tests/process/test_pipelines.py``
-verifies this property.
+stages. A checkpoint of a pipeline is therefore layout-independent. Single processes, DDP, FSDP and
+other pipelines can load such a checkpoint, and a pipeline can load their checkpoints.
+``tests/process/test_pipelines.py`` verifies this property.
 
 Parameters of other stages are on the meta device.
 """

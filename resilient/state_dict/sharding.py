@@ -1,16 +1,16 @@
 """Local regions of sharded tensors, FlatShard, and torch dtypes by their safetensors names.
 
-Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the
-first mesh dimension to the last. ``Shard`` cuts the rest of an axis as ``torch.chunk`` does,
-so the last ranks may have less or nothing. ``_StridedShard`` (FSDP over a tensor-parallel model)
-first cuts the axis into ``split_factor`` pieces and takes the same chunk of each piece. A rank may
-therefore have several runs of an axis. ``tests/property/test_placement.py`` compares this with
-torch.
+Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the first
+mesh dimension to the last. ``Shard`` cuts the rest of an axis as ``torch.chunk`` does, so the last
+ranks may have fewer elements or none. ``_StridedShard`` (FSDP over a tensor-parallel model) first
+cuts the axis into ``split_factor`` pieces and takes the same chunk of each piece. A rank may
+therefore have several runs of an axis. ``tests/property/test_placement.py`` compares this
+arithmetic with torch.
 
 A :class:`FlatShard` is cut between any two elements, as in ZeRO, and only one rank has it.
 
-``torch.distributed.tensor`` is imported inside the functions. Its import takes longer than the rest
-of this library, and most runs have no such tensor.
+``torch.distributed.tensor`` is imported inside the functions. This import takes longer than the
+import of this library, and most runs have no such tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Conversion of user objects to parts: modules, optimizers, other statefuls, plain values.
 
-Wrappers are ignored: a model inside DDP or ``torch.compile`` is saved under its own names, and
-optimizer state under the names of its parameters. Metrics and log entries are converted to plain
-numbers.
+Wrappers are ignored. A model inside DDP or ``torch.compile`` is saved under its own names.
+Optimizer state is saved under the names of its parameters. Metrics and log entries are converted to
+plain numbers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A Store accepts only keys of the repository format. A checkpoint of another tool has files such as
 ``.metadata`` and names chosen by its users. Only listed names can be read, so a name found inside a
-file cannot lead outside.
+file cannot lead outside the folder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""fsspec filesystem of a URL, with deadlines; the only module that imports fsspec.
+"""fsspec filesystem of a URL, with deadlines.
 
-A client of s3fs has no deadline for a server that never answers ``100 Continue``. Its library
-botocore sends ``Expect: 100-continue`` with each body, and aiohttp waits for the answer without a
-timeout. A server that accepts the connection and stays silent blocks a put forever. We observed
-this with aiobotocore 3 and aiohttp 3, whose read timeout starts only after the body is sent.
+Only this module imports fsspec.
+
+A client of s3fs has no deadline for a server that never answers ``100 Continue``. The library
+botocore below s3fs sends ``Expect: 100-continue`` with each body, and aiohttp waits for the answer
+without a timeout. A server that accepts the connection and stays silent therefore blocks a put
+forever. We observed such a block with aiobotocore 3 and aiohttp 3, whose read timeout starts only
+after the body is sent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Any fsspec URL as a Store, and the exclusive creates of fsspec filesystems.
 
-A protocol supports exclusive creates only if its library passes the condition to a service that
-decides alone. We have checked the code of each such library. The generic ``mode="create"`` of
-fsspec checks and then writes, which guarantees nothing.
+A protocol supports exclusive creates only if its library passes the condition to the service, and
+the service alone evaluates the condition. We have checked the code of each such library. The
+generic ``mode="create"`` of fsspec checks and then writes. This is not atomic, so it does not
+guarantee an exclusive create.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choice of the storage backend for a URL: ``open_store`` is the only place that chooses."""
+"""Choice of the storage backend for a URL, made only by ``open_store``."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ Options of S3. Their values are never shown.
 ==================  ==============================================================
 ``endpoint``        URL of the server; Amazon's by default
 ``region``          for example ``us-east-1``
-``key`` ``secret``  the credentials; ``token`` goes with temporary credentials
-``anon``            true: do not sign
+``key`` ``secret``  credentials; temporary credentials also need ``token``
+``anon``            true: do not sign requests
 ``ca_file``         PEM file of trusted authorities for https, besides those of the machine
 ``client``          ``obstore`` or ``s3fs``; by default the fastest installed client
 ``connect_seconds`` deadline of a connection (5)
@@ -18,11 +18,11 @@ Options of S3. Their values are never shown.
                     verifies a checksum of the body
 ==================  ==============================================================
 
-Both clients take missing options from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
+obstore and s3fs take missing options from the standard ``AWS_*`` variables (``AWS_CA_BUNDLE`` for
 ``ca_file``) and from the machine's role. Only s3fs also reads the profiles in ``~/.aws``. Names
 that only s3fs knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) select s3fs.
 
-Options of ``gs://`` and ``az://``: the names of ``s3://`` for the same meaning.
+Options of ``gs://`` and ``az://`` have the names of the S3 options with the same meaning.
 
 ===================  =================================  ==========================================
 ours                 gcsfs                              adlfs

@@ -1,8 +1,8 @@
-"""POSIX file operations, direct I/O and the fsync of files that a killed process left.
+"""POSIX file operations, direct I/O, and fsync of files that a killed process left.
 
 Tests replace these operations with a model of power loss. A killed process can leave a visible name
-that is not durable yet. A power loss may then remove a name that was already read, or restore a
-manifest whose files were deleted meanwhile.
+that is not durable yet. A power loss may then remove a name that readers have already seen. A power
+loss may also restore a manifest whose files were deleted meanwhile.
 """
 
 from __future__ import annotations

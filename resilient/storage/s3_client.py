@@ -3,14 +3,15 @@
 A digest or checksum protects each body, so that a server rejects a changed body. Every server
 supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it.
 The checksum takes far less time than a SHA-256 on both sides (ADR 0055). TLS protects the body in
-transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon describes both
-in "Checking object integrity" and "Unsigned payload" of its S3 documentation. A server that
-supports the checksum repeats it in its response; other servers ignore it.
+transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon's S3
+documentation describes checksums in "Checking object integrity", and unsigned bodies in "Unsigned
+payload". A server that supports the checksum repeats the checksum in its response. Other servers
+ignore the checksum.
 
 Requests are signed with AWS Signature Version 4, by the steps of "Signature Calculations for the
 Authorization Header" in Amazon's S3 API reference. Bytes go between a socket and memory without a
-copy. Each request has a deadline and no retries; the caller interprets the response. A connection
-that was read to the end is reused.
+copy. Each request has a deadline and no retries. The caller interprets the response. A connection
+is reused if its last response was read to the end.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def summed(body: memoryview) -> BodyChecksum:
 
 
 class ChecksumSupport:
-    """Detection of a server's support for checksums by a first body, for which others do not wait.
+    """Detection of a server's support for checksums, by one request that no other request awaits.
 
     A test without an answer is inconclusive. A proxy may answer an unknown checksum with an error
     that looks like an outage. Therefore the next body after such a test is signed, and after three

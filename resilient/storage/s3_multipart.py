@@ -1,8 +1,8 @@
-"""Unfinished multipart uploads: list and abort.
+"""Listing and abort of unfinished multipart uploads.
 
-A killed client leaves an invisible upload, which costs money. The client obstore can neither list
-nor abort uploads of other clients. Requests go through s3fs or through this package's own S3
-client.
+A killed client leaves an invisible upload, which costs money. The client library obstore can
+neither list nor abort uploads of other clients. Requests go through s3fs or through this package's
+own S3 client.
 """
 
 from __future__ import annotations

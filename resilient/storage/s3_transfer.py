@@ -1,7 +1,7 @@
 """Transfer of large S3 objects to and from caller memory, over our own connections.
 
-A client library reads a body piece by piece into its own memory and copies it from there. For the
-bytes of a checkpoint this copy costs more than everything else. Here the socket reads and writes
+A client library reads a body piece by piece into its own memory, and then copies each piece. For
+the bytes of a checkpoint this copy costs more than all other work. Here the socket reads and writes
 the caller's memory directly.
 """
 

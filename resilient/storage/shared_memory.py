@@ -2,8 +2,8 @@
 
 One process owns each folder by the folder's lock. The kernel releases the lock when the owner dies
 for any reason. ``sweep`` therefore distinguishes stale folders from live ones in any PID namespace.
-Python's multiprocessing.shared_memory is not used: its resource tracker unlinks segments when the
-process that mapped them dies (Python issue 82300).
+Python's multiprocessing.shared_memory is not used, because its resource tracker unlinks segments
+when the process that mapped the segments dies (Python issue 82300).
 """
 
 from __future__ import annotations
