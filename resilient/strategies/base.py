@@ -4,7 +4,7 @@ Replicated values stay equal on all ranks, because the buffers of rank 0 are use
 Process groups of some ranks get the timeout of the group of all ranks. Without an explicit timeout,
 torch ignores ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo.
 torch exposes the timeout of a group only under names that begin with an underscore. Ranks that
-share a model use one fp16 scale: all skip a step, or none does.
+share a model use the same fp16 loss scale, so either all of these ranks skip a step or none does.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def with_group_timeout(mesh: DeviceMesh) -> DeviceMesh:
 
 
 class JointScaler(torch.amp.GradScaler):
-    """torch's scaler, with overflows shared: an overflow on one rank is an overflow on all ranks.
+    """torch's gradient scaler, for which an overflow on one rank is an overflow on all ranks.
 
     For DTensor gradients torch reduces the overflow flag by the placement of the first gradient. If
     the first layer is replicated and other layers are sharded, torch therefore does not reduce the

@@ -1,14 +1,14 @@
 """DeepSpeed config: "auto" values, key checks and schedules (pure).
 
-DeepSpeed ignores an unknown key at the top level, so a misspelt key silently has no effect. A key
-that resembles a known name is rejected here; any other unknown key is kept. Inside
+DeepSpeed ignores an unknown key at the top level, so a misspelt key silently has no effect. Here a
+key that resembles a known name is rejected. Any other unknown key is kept. Inside
 ``zero_optimization`` both DeepSpeed and this module know every key.
 
 ``"auto"`` is allowed for the same keys and has the same value as in Transformers
 (integrations/deepspeed.py, 5.23). Here missing values are filled as well. Values that contradict
-the run's arguments are rejected, in one error that shows both values of each. The optimizer is the
-Trainer's: a block with the same optimizer is accepted, any other is rejected. The Trainer follows a
-block that names a schedule.
+the run's arguments are rejected. One error shows both values of each contradiction. The Trainer
+creates the optimizer. An ``optimizer`` block with the same optimizer is accepted, and any other
+block is rejected. If a ``scheduler`` block names a schedule, the Trainer follows this schedule.
 
 The rate of ``WarmupLR`` rises and then stays constant. The rate of ``WarmupDecayLR`` rises and then
 falls to 0. With ``w`` iterations of warm-up out of ``n``, iteration ``i`` has the rate ``low +
@@ -21,7 +21,7 @@ falls to 0. With ``w`` iterations of warm-up out of ``n``, iteration ``i`` has t
 
 DeepSpeed's engine starts a schedule before iteration 0 and steps it after each update, so the first
 two updates have the rate ``low``. The operations are those of deepspeed.runtime.lr_schedules 0.19,
-so the rates are equal to the bit.
+so the rates are bitwise equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store with planned faults at counted operations, so that one line reproduces a failing test."""
+"""Store with planned faults at counted operations, so that a plan reproduces a failing test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITES = frozenset({"put", "put_new"})
 
 
 class Crash(BaseException):
-    """Simulated death of the process; no ``except Exception`` can swallow it."""
+    """Simulated death of the process, which no ``except Exception`` can catch."""
 
 
 class StoreFaultKind(Enum):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MemoryStore:
-    """Store in this process's memory; it keeps every promise except durability.
+    """Store in this process's memory, with every guarantee of a Store except durability.
 
     Attributes:
         objects: Stored objects, which a test may inspect or damage.

@@ -1,8 +1,9 @@
 """Object-store simulator in memory, with planned faults for single requests.
 
-Large objects are uploaded in parts, as on S3: begin, upload parts, complete. Until then the object
-is invisible. The server evaluates a condition (``If-None-Match: *``). Faults happen between client
-and server, so a client may not learn which effects happened.
+Large objects are uploaded in parts, as on S3: begin, upload parts, complete. The object is
+invisible until the upload is complete. The server, not the client, evaluates the condition
+``If-None-Match: *``. Faults happen between client and server, so a client may not know the effects
+of its request.
 """
 
 from __future__ import annotations

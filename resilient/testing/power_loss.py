@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Keep(Enum):
-    """Unsynced data that survives a power loss. POSIX allows each of these."""
+    """Unsynced data that survives a power loss. POSIX allows each of these values."""
 
     NOTHING = "no unsynced name and no unsynced byte"
     TORN = "every name; of unsynced content the first half"

@@ -1,12 +1,14 @@
 """Checks for canonical reduction: modules that mix micro-batches, and the host's arithmetic.
 
-Some modules change a buffer (running statistics, the vectors of spectral norm) or a parameter (a
-codebook, the weights of a teacher) in the forward pass. Such a module carries state from one
-micro-batch to the next. The number of ranks determines which micro-batch comes before.
+In the forward pass, some modules change a buffer (running statistics, vectors of spectral norm) or
+a parameter (a codebook, weights of a teacher). Such a module carries state from one micro-batch to
+the next micro-batch of the same rank. The order of micro-batches on a rank depends on the number of
+ranks.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
-compute equal bits in these operations; other processors, libraries or numbers of threads usually do
-not. Matrix products have several shapes, because libraries choose their kernels by shape.
+compute equal bits in these operations. Hosts with other processors, libraries or numbers of threads
+usually have other digests. Matrix products have several shapes, because libraries choose their
+kernels by shape.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ Floating-point addition is commutative but not associative. If only the two halv
 added, the bits are therefore the same for any division over ranks. A rank computes a contiguous run
 of leaves, and sends the sums of the shortest list of nodes that covers the run.
 
-Parameters are cut into blocks of fixed size and concatenated. One rank sums, measures and steps a
-block as a whole, at any world size. No kernel therefore sees a tensor whose length depends on the
-number of ranks. Each rank sums one span of the flat buffer of all gradients. The rank receives this
-span of every partial sum and joins the partial sums by the tree. With replicas it sends the result
-to all ranks. A rank that steps only its own span keeps the result. With one partial per rank the
-traffic equals that of a native ring all-reduce. Spans are exchanged in windows, so that buffers
-stay small.
+Parameters are cut into blocks of fixed size and concatenated. One rank sums a block, computes its
+norm and steps it as a whole, at any world size. No kernel therefore sees a tensor whose length
+depends on the number of ranks. Each rank sums one span of the flat buffer of all gradients. The
+rank receives this span of every partial sum and joins the partial sums by the tree. With replicas,
+each rank sends its result to all ranks. A rank that steps only its own span keeps the result. With
+one partial sum per rank, the traffic equals that of a ring all-reduce. Spans are exchanged in
+windows, so that buffers stay small.
 """
 
 from __future__ import annotations

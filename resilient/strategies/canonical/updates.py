@@ -1,7 +1,7 @@
 """Optimizer steps over reduced gradients, replicated or sharded (ZeRO 1).
 
-The norm of all gradients is the norm of their blocks' norms, in the order of the parameters. The
-numbers and their order are the same for any division over ranks.
+The norm of all gradients is computed from the norms of their blocks, in the order of the
+parameters. These norms and their order are the same for any division over ranks.
 
 A sharded optimizer steps only this rank's span of the parameters. Each rank keeps the optimizer
 state of its span, in blocks of fixed size. A block is stepped as one tensor at any world size, so

@@ -1,18 +1,19 @@
 """Split of a model into stages, and the module trees that run one stage each.
 
 A stage begins at a named module. When the model's forward pass calls that module, the previous
-stage ends, and the module's input tensor goes to the next rank. Modules registered before it belong
-to earlier stages, modules registered after it to later stages.
+stage ends, and the module's input tensor goes to the next rank. Modules registered before this
+module belong to earlier stages. Modules registered after this module belong to this stage or to
+later stages.
 
 Each stage runs the model's own forward pass, from its start, on the whole micro-batch. A stand-in
-replaces each module of an earlier stage; the stand-in computes only shapes (torch's fake tensors).
+replaces each module of an earlier stage. The stand-in computes only shapes (torch's fake tensors).
 The stage's first module gets the tensor of the previous stage in place of a fake tensor. The pass
 ends at the first module of the next stage, and returns the input of that call. Masks, positions and
 other values computed from the samples therefore exist in every stage, and only one tensor goes
-between stages. A second tensor from an earlier stage would be fake, and so would all results that
-use it, up to the loss. A fake result is detected and rejected.
+between stages. A second tensor from an earlier stage would be fake. All results that use this
+tensor, up to the loss, would be fake too. The pipeline detects and rejects a fake result.
 
-Containers are copied without their contents; parameters keep their names in the user's model.
+Containers are copied without their contents. Parameters keep their names in the user's model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Runtime of a pipeline: rank placement, random streams, schedules, training and evaluation.
 
-Training uses torch's schedules over stages whose shapes are known in advance. Evaluation goes from
-stage to stage.
+Training uses torch's schedules over stages whose shapes are known in advance. Evaluation runs one
+stage after the other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Faults that this machine can inject, checked before a start; no fault is skipped silently."""
+"""Faults that this machine can inject, checked before a start.
+
+A fault that the machine cannot inject is an error, and is never skipped silently.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Injectors that carry out each fault on a job.
 
 An injection returns when the fault is over or the job has ended. File faults are a flipped bit, a
-full disk and a failing fsync. For failing saves, the injector waits until the job notices.
+full disk and a failing fsync. If saves must fail, the injector waits until the job reports a failed
+save.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fault plans in TOML, and the injections that a seed draws from a plan.
 
-The same plan and seed give the same injections. A plan is shipped by name or is a user's file.
+The same plan and seed give the same injections. A plan is a shipped plan, chosen by its name, or a
+user's file.
 
 ::
 

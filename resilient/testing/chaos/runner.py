@@ -1,6 +1,7 @@
 """Runner of a chaos experiment: an undisturbed run, then a run under a fault plan.
 
-If the runner receives a termination signal, it removes everything that the experiment has started.
+If the runner receives a termination signal, the runner kills the processes of the experiment and
+removes its mounts.
 """
 
 from __future__ import annotations

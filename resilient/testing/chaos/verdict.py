@@ -1,7 +1,7 @@
 """Verdict of an experiment: observations of the faulted run, and guarantees kept or broken.
 
-Each guarantee is judged on its own, from all injections that test it. The evaluation is pure; only
-the inspection of a repository reads files.
+Each guarantee is judged separately, from all injections that test this guarantee. The evaluation is
+pure. Only the inspection of a repository reads files.
 """
 
 from __future__ import annotations
