@@ -1,8 +1,10 @@
-"""Search for a batch size that fits into memory; a failed step has no effect on any rank.
+"""Search for a batch size that fits into memory.
+
+A failed step has no effect on any rank.
 
 Ranks that communicate during a pass cannot know that one of them failed, and would wait for this
-rank in a collective. Here no rank communicates before it has run all passes of the step. Then the
-ranks exchange failures, and average the gradients only if no rank failed.
+rank in a collective. Here a rank communicates only after all its passes of the step. Then the ranks
+exchange failures, and average the gradients only if no rank failed.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Training step with canonical reduction: sampler, passes and checks of equal bits.
 
-All hosts of an attempt, and of the attempt that saved, must compute the same bits. Before any
-step, every rank computes the first micro-batch. Ranks must get the same bits, and the pass must
-leave the model unchanged. The check runs the same operations as training.
+All hosts of an attempt, and of the attempt that saved, must compute the same bits. Before any step,
+every rank computes the first micro-batch. All ranks must get the same bits, and the pass must leave
+the model unchanged. The check runs the operations of training.
 
-Each micro-batch has its own random stream, and so has the code between steps. A micro-batch
-therefore draws the same numbers on every rank.
+Each micro-batch has its own random stream, and the code between steps has another stream. A
+micro-batch therefore draws the same numbers on every rank.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class TrainingStopped(Event):
 
 @dataclass(frozen=True, slots=True)
 class UntilStepReached(Event):
-    """This agent run reached the step at which it was to end (``--until-step``)."""
+    """This agent run reached the step of ``--until-step`` and ends."""
 
     template: ClassVar[str] = "step {global_step} is saved, and this launch was to end there"
     global_step: int

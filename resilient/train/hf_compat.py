@@ -1,7 +1,8 @@
 """Accelerator facade for Transformers scripts, and the refusal of overrides without effect.
 
-An override that no code calls would be silently ignored, so it is refused. All methods of the
-pinned Transformers version's Trainer are in one of the three lists; a test compares them.
+An override that no code calls would be silently ignored. Such an override is refused. Each method
+of the Trainer in the pinned Transformers version is in one of the three lists. A test compares the
+lists with Transformers.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def rows_of(
 
 
 class PendingSegment:
-    """Segment that the next save would write, extended by new rows at each call."""
+    """Segment that the next save would write; each call extends it by the new rows."""
 
     def __init__(self) -> None:
         self._source: tuple[LedgerHead, list[Entry]] | None = None

@@ -1,9 +1,9 @@
 """Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
 
-Broken numbers are always reported, from values that are read in any case. These values are the mean
-losses and norms of a log, and the losses of all steps when the ledger reads them. No step waits for
-the check. A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next
-save.
+Broken numbers are always reported. The check uses only values that other code reads in any case.
+These values are the logged mean losses and norms, and the losses of all steps when the ledger reads
+these losses. No step waits for the check. A loss that the log leaves out
+(``logging_nan_inf_filter``) is detected before the next save.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """Stop on request: every rank ends after the same step, and signals reach the coordinator.
 
 A thread reads signals, because the main thread may be inside a collective. Another thread uses the
-key-value store, because the store may hang with the rank that serves it. The stop must meet its
-deadline even then. The agreement never uses the collectives::
+key-value store, because the store hangs if the rank that serves it hangs. The stop must meet its
+deadline even in this case. The agreement never uses the collectives::
 
     any rank      posts    request              (its own signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)
     every rank    posts    entered/<rank>       the last turn it has begun
-    every rank    agreed = max(entered)         turns up to there are finished, later ones not begun
+    every rank    agreed = max(entered)         the last turn; no later turn begins
 
-A turn is a step, or a batch of the evaluation after a step, so a long evaluation also ends at once.
-No rank can get stuck: a rank inside turn t has posted t, so a rank that is frozen before t may
-enter t.
+A turn is a step, or a batch of the evaluation after a step. A long evaluation therefore also ends
+at once. No rank can get stuck. A rank inside turn t has posted t, so a rank that is frozen before t
+may enter t.
 """
 
 from __future__ import annotations

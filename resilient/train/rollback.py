@@ -1,8 +1,8 @@
 """Rollback from a broken loss, without the data that led to it.
 
-A rollback is a new attempt in the same processes. The checkpoint is loaded in place as by a resume,
-with a new generation. The data from the checkpoint to the broken step is skipped, in the cursor and
-in the ledger.
+A rollback is a new attempt in the same processes, with a new generation. The rollback loads the
+checkpoint in place, as a resume does. The data cursor and the ledger skip the data from the
+checkpoint to the broken step.
 """
 
 from __future__ import annotations

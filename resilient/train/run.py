@@ -67,7 +67,7 @@ def set_seed(seed: int) -> None:
 
 @dataclass(slots=True)
 class TrainingRun:
-    """Objects of one training; all of them exist before anything is restored.
+    """Objects of one training, all created before any state is restored.
 
     Attributes:
         model: Model as the strategy wrapped it.

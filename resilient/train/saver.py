@@ -1,7 +1,7 @@
-"""Saver of a run: save decisions of the loop, the best model, the last save and the step cache.
+"""Saver of a run: save decisions, the best model, the last save and the step cache.
 
-The saver also compares a resume's arguments and objects with the checkpoint's, and selects the
-target of the last save before a preemption.
+At a resume, the saver also compares the arguments and objects with those in the checkpoint. Before
+a preemption, the saver selects the destination of the last save.
 """
 
 from __future__ import annotations

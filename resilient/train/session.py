@@ -1,7 +1,7 @@
 """Process-wide objects and settings: ranks, store, process group, torch's global options.
 
-Without our agent, an uncaught error of ours still ends the script with its exit code; under
-`resilient train` the worker's bootstrap does the same.
+Without our agent, an uncaught error of this library also ends the script with the exit code of the
+error. Under `resilient train` the worker's bootstrap does so.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The state is a pure function of training, without time, speed or generation. Two runs can therefore
 be compared by equality. Timings are events.
 
-A run of a million steps may log 100,000 entries. An attempt only appends, so neither a resume nor a
-save parses all entries. The entries stay JSON text until a caller requests the list.
+A run of a million steps may log 100,000 entries. An attempt only appends entries, so neither a
+resume nor a save parses all of them. The entries stay JSON text until a caller requests the list.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Choice of the parallel strategy from the arguments.
 
-For ``parallelism="auto"`` the model and the machines decide, and an event reports the reasons.
+With ``parallelism="auto"``, the size of the model and the machines determine the strategy. An event
+reports the reasons.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class TrainOutput(NamedTuple):
 
 
 class Trainer(TrainerEvaluation):
-    """Train a model to the end, across any number of restarts.
+    """Trainer that trains a model to the end, across any number of restarts.
 
     Args:
         model: Module that returns its loss first or as ``loss``; it is moved to the device.

@@ -1,7 +1,7 @@
 """TrainingArguments, and the properties derived from arguments and the launcher.
 
-The derived properties give this process's rank, device and log level. Names and defaults of
-arguments are those of Transformers.
+The derived properties give this process's rank, device and log level. Arguments have the names and
+defaults of Transformers.
 """
 
 from __future__ import annotations

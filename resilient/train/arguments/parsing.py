@@ -1,9 +1,10 @@
 """Arguments from a TOML, YAML or JSON file and from the command line, which takes precedence.
 
-``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does; options are split
-among them by name. Each field is ``--learning-rate`` or ``--learning_rate``. A flag is ``--fp16``,
-``--fp16 false`` or ``--no-fp16``. Several values follow one option. A dict is given as JSON. Secret
-fields (``storage_options``, ``hub_token``) have no option, because `ps` shows command lines.
+``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does. Each option goes to
+the dataclass that has a field with its name. The option of a field is ``--learning-rate`` or
+``--learning_rate``. The option of a boolean field is ``--fp16``, ``--fp16 false`` or ``--no-fp16``.
+A list of values follows its option. A dict is given as JSON. Secret fields (``storage_options``,
+``hub_token``) have no option, because `ps` shows command lines.
 """
 
 from __future__ import annotations

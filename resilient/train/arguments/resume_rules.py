@@ -23,7 +23,7 @@ PART = "part:"
 
 
 class Rule(NamedTuple):
-    """Treatment of a difference by a resume, and the reason."""
+    """Reaction of a resume to a difference, and the reason."""
 
     kind: str
     reason: str

@@ -1,7 +1,7 @@
 """Validation of arguments, and the tables of unsupported arguments and names (pure).
 
 Every argument of Transformers is a field of ``TrainingArguments``. If the feature of an argument is
-missing, only the values that turn the feature off are accepted. So no value is ever silently
+missing, only the values that turn the feature off are accepted. No value is therefore ever silently
 ignored.
 
 To enable an argument once its feature exists:
@@ -9,12 +9,12 @@ To enable an argument once its feature exists:
 * for the whole argument: delete its line in :data:`NOT_YET`;
 * for one name among several (an optimizer, a schedule, a tracker): delete it from
   :data:`NAMES_NOT_YET`;
-* if the default should become Transformers': change the default in ``fields.py`` too;
-* adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and
-  update the rows of ``docs/parity.md``.
+* to use the default of Transformers: change the default in ``fields.py`` too;
+* adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and update the rows
+  of ``docs/parity.md``.
 
-Arguments that depend on another need no line: arguments that begin with ``hub_`` have no effect
-without ``push_to_hub``, and ``liger_kernel_config`` has no effect without ``use_liger_kernel``.
+Arguments that depend on another argument need no line. Arguments that begin with ``hub_`` have no
+effect without ``push_to_hub``. ``liger_kernel_config`` has no effect without ``use_liger_kernel``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Save schedule by time or by cost: measurements, planning and the callback.
 
-No rank waits for another at a step. The ranks agree on the next save's step once per save, when
-there are new measurements, and only count steps until then.
+No rank waits for another rank at a step. Once per save, when new measurements exist, the ranks
+agree on the step of the next save. Until this step, the ranks only count steps.
 
 All ranks reach each agreement at the end of the same step, which every rank has begun. A stop
 request in the meantime therefore never waits for a rank that does not reach the agreement.

@@ -1,11 +1,12 @@
 """Sample order of an epoch by ``train_sampling_strategy``, and the draws of Transformers' runs.
 
 An order is a function of the seed, the epoch and the dataset. The order is therefore the same on
-every rank and in every attempt, and a checkpoint needs only a position in it.
+every rank and in every attempt, and a checkpoint needs only a position in the order.
 
 Our loaders do not use torch's global stream, so no evaluation changes later training. Transformers
-draws one number for each loader, and with length grouping also the epoch's order. That order
-depends on all earlier draws, so the position in the data keeps the stream's state.
+draws one number from this stream for each loader. With length grouping, Transformers also draws the
+epoch's order. This order depends on all earlier draws, so the position in the data contains the
+stream's state.
 """
 
 from __future__ import annotations

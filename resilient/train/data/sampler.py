@@ -1,16 +1,16 @@
 """Resumable sampler, the whole job's position in the data, and the train loader.
 
-The order of an epoch is a function of (seed, epoch). The order is cut into rounds: one micro-batch
-for each rank, consecutive in the order, dealt to ranks 0, 1, 2, ... in turn. The position is the
-number of the epoch's samples that the whole job has trained on. The position advances when a round
-was trained on, not when a loader prefetched it. A resume therefore repeats and skips no sample,
-costs the same at every step, and works at another batch size or number of ranks.
+The order of an epoch is a function of (seed, epoch). The order is cut into rounds. A round has one
+micro-batch for each rank, consecutive in the order, for ranks 0, 1, 2, ... in turn. The position is
+the number of the epoch's samples that the whole job has trained on. The position advances when a
+round was trained on, not when a loader prefetched it. A resume therefore repeats and skips no
+sample, costs the same at every step, and works at another batch size or number of ranks.
 
 A scheduler or a terminal often signals all processes of a job. The current step still needs its
 samples, so the loader's processes ignore the signal until the trainer ends them.
 
-A Transformers run's position is computed from its steps and fractional epoch. The number of
-batches per epoch is not recorded; it follows from the size of the training set.
+A Transformers run's position is computed from its steps and fractional epoch. The number of batches
+per epoch is not recorded, but follows from the size of the training set.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class ResumableSampler(Sampler[Any]):
 
 
 class KeyedDataset(Dataset[Any]):
-    """Dataset that fetches micro-batches; in a worker each under its own random stream.
+    """Dataset that fetches micro-batches, in a worker each with its own random stream.
 
     Random augmentation therefore depends on the sample's place in the run. It depends neither on
     the worker nor on that worker's earlier batches.

@@ -3,9 +3,9 @@
 Samples are used in the order of the stream. Like a dataset with a length, the stream is cut into
 rounds. A round has one micro-batch for each rank, consecutive in the stream. Every rank and every
 loader process reads the whole stream and keeps its share. The trained samples therefore depend
-neither on the number of readers nor on their speed. The position is the number of samples of the
-pass that all ranks have trained on. If the dataset has its own reliable state, the position
-includes this state.
+neither on the number of readers nor on their speed. The position is the number of samples that all
+ranks together have trained on in the current pass over the stream. If the dataset has its own
+reliable state, the position includes this state.
 """
 
 from __future__ import annotations

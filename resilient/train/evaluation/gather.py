@@ -1,7 +1,7 @@
 """Gathering of outputs over ranks: rows of tensors, or any picklable objects.
 
 Model outputs are nested: tensors in tuples, lists and mappings. A list without tensors has one
-value per sample, such as decoded texts.
+value per sample, for example a decoded text.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Checkpoint folder of Hugging Face's Trainer (5.x), verified as far as its files allow.
 
-The folder has no digests, so other redundancy is checked: the checksums inside torch's files, the
-sizes in safetensors headers, and numbers that several files share. Files are unpickled only as data
-(:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` contains more than data and is
-not read.
+The folder has no digests, so this module checks other redundancy. This redundancy is the checksums
+inside torch's files, the sizes in safetensors headers, and numbers that several files share. Files
+are unpickled only as data (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin``
+contains more than data and is not read.
 
 Weights and optimizer are in separate files, in torch's distributed checkpoints (FSDP with
 ``SHARDED_STATE_DICT``), in whole files of FSDP, or in a DeepSpeed folder.

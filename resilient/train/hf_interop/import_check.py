@@ -1,4 +1,4 @@
-"""Checks of an import before its commit: the verdict, and a rehearsed resume."""
+"""Checks of an import before its commit: resumability of the source, and a test resume."""
 
 from __future__ import annotations
 

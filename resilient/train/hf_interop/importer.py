@@ -1,9 +1,9 @@
 """Import of a Transformers checkpoint as the first checkpoint of one of our repositories.
 
 One rank writes the complete checkpoint before training begins. Every rank then resumes from this
-checkpoint as from any other, in any layout. The source folder is no longer needed. A repository
-that is not empty continues only if its run began from exactly this checkpoint. Otherwise the
-request is refused.
+checkpoint as from any other, in any layout. The source folder is no longer needed. If the
+repository is not empty, its run must have begun from exactly this checkpoint. Otherwise the import
+is refused.
 
 Without a training script, the model is built from its configuration.
 """

@@ -1,8 +1,8 @@
 """Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
 
 Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data. The
-reader also accepts the few classes named here: random states of NumPy, and stubs for classes of
-DeepSpeed, which only keep attributes.
+reader also accepts the few classes named here. These are random states of NumPy, and stubs for
+classes of DeepSpeed, which only keep attributes.
 
 A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
 Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1

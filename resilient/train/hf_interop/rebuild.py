@@ -1,11 +1,11 @@
-"""Rebuilding of checkpoints that lost state: known facts, their sources, and the losses.
+"""Rebuild of checkpoints that lost state: known facts, their sources, and the losses.
 
 Nothing is changed in place. Intact data is written to a new folder in the format of Transformers.
-Its Trainer and ours continue from this folder as far as possible. ``rebuilt.json`` beside it lists
-the losses.
+The Trainer of Transformers and our trainer continue from this folder as far as possible.
+``rebuilt.json`` in this folder lists the losses.
 
-For checkpoints of ours that ``resilient ckpt repair`` cannot repair, intact parts are extracted.
-The manifest must exist: all data is verified against it.
+If ``resilient ckpt repair`` cannot repair a checkpoint of this project, the intact parts are
+extracted. The manifest must exist, because all data is verified against the manifest.
 
 Lost random states are recomputed from the seed and the step. With canonical reduction all random
 numbers are reseeded after the passes of each step. Without draws between the reseeding and the

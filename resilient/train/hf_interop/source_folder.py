@@ -1,7 +1,7 @@
 """Source folder of an import, read by the rules of ``ckpt inspect``.
 
-Only plain files inside the folder are opened. A link that leads out, a pipe, a device and a name
-with ``..`` are refused. A file that changes during the import is refused.
+Only plain files inside the folder are opened. A link that leads out of the folder, a pipe, a device
+and a name with ``..`` are refused. A file that changes during the import is refused.
 """
 
 from __future__ import annotations

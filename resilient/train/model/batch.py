@@ -1,4 +1,4 @@
-"""Batches on their way through a model: to the device, forward, outputs (pure but torch).
+"""Batches of a model: transfer to the device, forward pass, and outputs (no state).
 
 A batch is a mapping (passed by name), a tuple (passed by position) or one tensor.
 """

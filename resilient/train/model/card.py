@@ -1,7 +1,8 @@
 """Model card: a README.md with the training data, the arguments and the results.
 
-Its head is metadata as the Hub reads it (https://huggingface.co/docs/hub/model-cards); each value
-is written as JSON, which is also YAML.
+The head of the card is metadata in the format of the Hub
+(https://huggingface.co/docs/hub/model-cards). Each value is written as JSON, which is valid YAML
+too.
 """
 
 from __future__ import annotations

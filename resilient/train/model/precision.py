@@ -1,6 +1,6 @@
 """Precision: autocast and loss scaling, fp8 layers, half-precision evaluation, device checks.
 
-Mixed precision uses torch alone; fp16 also works on a CPU (accelerate ignores it there).
+Mixed precision uses only torch. Here fp16 also works on a CPU, where accelerate ignores fp16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights without a run: load them from any checkpoint, write them for use elsewhere."""
+"""Weights without a run: load from any checkpoint, and export for use elsewhere."""
 
 from __future__ import annotations
 

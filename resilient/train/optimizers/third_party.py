@@ -5,8 +5,8 @@ error shows the command that installs it.
 
 Muon (Jordan et al. 2024) orthogonalises the momentum of a matrix, and torch's Muon accepts only
 matrices. All other parameters are trained by AdamW in the same optimizer. Embeddings are matrices
-too, but AdamW trains them, as Muon's author recommends. GaLore (Zhao et al. 2024) and APOLLO (Zhu
-et al. 2024) keep moments of projected gradients.
+too, but AdamW trains the embeddings, as Muon's author recommends. GaLore (Zhao et al. 2024) and
+APOLLO (Zhu et al. 2024) keep moments of projected gradients.
 """
 
 from __future__ import annotations

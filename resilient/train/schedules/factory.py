@@ -3,8 +3,8 @@
 Two schedules follow a metric of the evaluations instead of the step. ``reduce_lr_on_plateau`` is
 torch's ReduceLROnPlateau. ReduceLROnPlateau multiplies the rate by ``factor`` after ``patience``
 evaluations without an improvement by ``threshold``. ``greedy`` is GreedyLR of Transformers (arXiv
-2512.14527), which also divides the rate by ``factor`` while the metric improves. Their counters are
-state and are saved with the checkpoint.
+2512.14527), which also divides the rate by ``factor`` while the metric improves. The counters of
+both schedules are saved with the checkpoint.
 
 If DeepSpeed's config names a schedule, the training loop steps that schedule.
 """

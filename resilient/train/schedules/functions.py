@@ -1,9 +1,9 @@
-"""Closed-form learning-rate schedules, and functions that return them for a user's own loop.
+"""Closed-form learning-rate schedules, and functions that return schedules for a user's own loop.
 
 Each closed form returns the factor on the base rate at ``step`` (0 before the first optimizer
 step). The step is the only state, so a schedule resumes at any step. ``warmup`` and ``total`` are
-optimizer steps. The forms are those of Transformers 5.23 (optimization.py), operation for
-operation, so the rates are equal to the bit.
+optimizer steps. The operations are exactly those of Transformers 5.23 (optimization.py), so the
+rates are bitwise equal.
 
 During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up
 ``p = (step - warmup) / (total - warmup)`` rises from 0 to 1.

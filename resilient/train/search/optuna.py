@@ -1,4 +1,4 @@
-"""Optuna studies in a file beside the trials, and a sampler with equal draws after a restart."""
+"""Optuna studies in a file beside the trials, and a sampler with the same draws after a restart."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Study(Protocol):
 
 
 class GivenTrial:
-    """Trial with known values: on ranks without a study, and in scripts.
+    """Trial with known values, for ranks without a study and for scripts.
 
     Args:
         params: Values by name.
@@ -188,7 +188,7 @@ class GivenTrial:
 
 
 class TrialReporter(TrainerCallback):
-    """Reporter of each evaluation to its trial, which also ends a pruned training.
+    """Reporter of each evaluation to its trial, which also stops a pruned training.
 
     Args:
         trial: Receives the objective.

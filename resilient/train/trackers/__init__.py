@@ -1,14 +1,14 @@
-"""Trackers: connections to the tools that draw the curves of a run.
+"""Trackers: connections to tools that plot the metrics of a run.
 
 ::
 
     trainer.log --> Reporting (a callback, rank 0) --> TrackerWorker (a thread each) --> Tracker
                                                        removes points already logged     the tool
 
-``report_to`` names trackers of this package. A tracker of your own is a subclass of
-:class:`Tracker`, given as ``callbacks=[Reporting(MyTracker())]``. A checkpoint contains the id of
-the run in the tool and the last step that the tool has. A resumed run therefore continues the
-same run of the tool, and no point is drawn twice.
+``report_to`` names trackers of this package. To add a tracker, write a subclass of :class:`Tracker`
+and pass ``callbacks=[Reporting(MyTracker())]``. A checkpoint contains the id of the run in the tool
+and the last step that the tool has. A resumed run therefore continues the same run of the tool, and
+no point is plotted twice.
 """
 
 from __future__ import annotations

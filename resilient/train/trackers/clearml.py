@@ -1,4 +1,4 @@
-"""ClearML tracker; with ``CLEARML_OFFLINE_MODE`` it writes to a local folder."""
+"""ClearML tracker, which writes to a local folder if ``CLEARML_OFFLINE_MODE`` is set."""
 
 from __future__ import annotations
 

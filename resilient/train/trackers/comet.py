@@ -1,4 +1,4 @@
-"""Comet tracker; with ``COMET_START_ONLINE=0`` it writes archives instead."""
+"""Comet tracker, which writes archives instead of uploads if ``COMET_START_ONLINE=0`` is set."""
 
 from __future__ import annotations
 

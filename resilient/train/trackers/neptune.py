@@ -1,4 +1,4 @@
-"""Neptune tracker; with ``NEPTUNE_MODE=offline`` it writes to a local folder."""
+"""Neptune tracker, which writes to a local folder if ``NEPTUNE_MODE=offline`` is set."""
 
 from __future__ import annotations
 
