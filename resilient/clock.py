@@ -1,4 +1,4 @@
-"""Clock protocol and system clock, so that tests can control time; stopwatches."""
+"""Clock protocol, so that tests can control time, with the system clock and stopwatches."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@
     |- WorkerFailed                      1   RES-WORKER
     `- Preempted                        75   RES-PREEMPTED
 
-An error states what failed, where and why; its ``hint`` is the next command to run. ``resilient
-help errors`` shows the first sentence of each class docstring.
+An error states what failed, where and why. The ``hint`` of an error is the next command to run.
+``resilient help errors`` shows the first sentence of each class docstring.
 
-Exit codes follow sysexits.h where it has a name for the case. One table serves all commands:
-``resilient help exit-codes``, ``resilient --help`` and ``docs/exit-codes.md`` are made from it.
+Exit codes follow sysexits.h where it has a name for the case. ``resilient help exit-codes``,
+``resilient --help`` and ``docs/exit-codes.md`` are made from one table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Event base class, levels, emitter, sinks (JSON lines, console) and append-only log file.
 
-An event is the record of a fact; a log line is one rendering of it.
+An event is the record of a fact. A log line is a rendering of an event.
 
 An event name consists of a noun and a past participle. The last word of a numeric field is its
 unit. ``run``, ``generation``, ``rank`` and ``step`` are bound once in an :class:`Emitter` and never
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class AppendOnlyLog:
-    """Appends lines to a file without ever failing: lines that cannot be written are dropped.
+    """Append-only text file whose writer never raises and drops lines that cannot be written.
 
     A full disk must not end a training that stores its checkpoints elsewhere or needs none. A
     message on standard error marks the first dropped line. Another message marks the end of the gap
@@ -329,7 +329,7 @@ class BestCheckpointDamaged(Event):
 
 @dataclass(frozen=True, slots=True)
 class Emitter:
-    """Sends events to sinks, with the context of this process bound once.
+    """Sender of events to sinks, with the context of this process bound once.
 
     A sink that raises an ``Exception`` affects neither the other sinks nor the caller, and still
     receives the next event. The first error of each sink is reported on standard error. Other

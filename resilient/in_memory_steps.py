@@ -5,10 +5,11 @@
     capture -> copy what a forward pass changes -> | copy the rest -> | mark the step complete
     training waits                                 | forward          | backward, before_update()
 
-Nothing is written and the ranks need no agreement, so a step costs only its copy. Marking a step
-complete needs the interpreter. A forward pass needs the interpreter too, and torch's backward pass
-does not. So the mark waits for the backward pass if training signals that this pass begins.
-:mod:`resilient.checkpoint.daemon.session` explains why there is always a step that all ranks have.
+The cache writes nothing and the ranks need no agreement, so a step costs only its copy. The thread
+that marks a step complete needs the interpreter lock. A forward pass needs the interpreter lock
+too, but torch's backward pass does not. If training signals the start of the backward pass, the
+thread therefore waits for this pass. :mod:`resilient.checkpoint.daemon.session` explains why there
+is always a step that all ranks have.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Start guard: refuses a start at step 0 that would ignore existing checkpoints of any tool."""
+"""Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool."""
 
 from __future__ import annotations
 
