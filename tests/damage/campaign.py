@@ -235,8 +235,8 @@ def summarized(found: Sequence[Case]) -> str:
     lines = [
         _HEAD,
         (
-            f"{len(found)} cases. In {launched} cases `resilient train` also ran as a process. "
-            f"The four ways disagree in {bad} cases."
+            f"The campaign has {len(found)} cases. In {launched} cases `resilient train` also ran "
+            f"as a process. The four ways disagree in {bad} cases."
         ),
         "",
         "| layout | cases | resumed | resumed with a named loss | refused | repaired |",

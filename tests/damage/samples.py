@@ -315,10 +315,10 @@ SAMPLES = [
            {WEIGHTS: "model-00001-of-00003.safetensors", INDEX: "model.safetensors.index.json"}),
     Sample("safetensors", make_safetensors, load_safetensors, "`load_file`",
            {WEIGHTS: "model.safetensors"}),
-    Sample("ours", own.maker(0), resume_ours, "our `train()`, from the newest that it takes", OURS,
-           is_ours=True),
+    Sample("ours", own.maker(0), resume_ours, "our `train()`, from the newest intact checkpoint",
+           OURS, is_ours=True),
     Sample("ours, parity", own.maker(1), resume_ours,
-           "our `train()`, from the newest that it takes",
+           "our `train()`, from the newest intact checkpoint",
            {**OURS, PARITY: "parity-0-0.r00000.parity", SECOND: "manifest.copy.json"},
            is_ours=True),
 ]  # fmt: skip
