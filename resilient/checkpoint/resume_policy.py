@@ -224,21 +224,30 @@ class WriterFacts:
 
     Attributes:
         is_alive: The writer's process is proven alive and has not ended its run.
+        is_here: The writer's process is proven to run on this host and has not ended its run.
         is_same_process: The starting process is the writer.
-        is_same_job: Both belong to one start or to one scheduler job.
+        is_restart: The agent or the scheduler began the writer's start again.
+        is_same_job: Both belong to one scheduler job.
         takes_over: The user asked to fence off the writer.
     """
 
     is_alive: bool = False
+    is_here: bool = False
     is_same_process: bool = False
+    is_restart: bool = False
     is_same_job: bool = False
     takes_over: bool = False
 
 
 def may_start(facts: WriterFacts) -> bool:
-    """Decide whether a start may fence off the newest writer."""
-    is_related = facts.is_same_process or facts.is_same_job
-    return facts.takes_over or is_related or not facts.is_alive
+    """Decide whether a start may fence off the newest writer.
+
+    A scheduler starts a job again on another host while the old host is unreachable. It never
+    does so beside a live process on one host: a user started the command twice within the job.
+    """
+    if facts.takes_over or facts.is_same_process or facts.is_restart:
+        return True
+    return not facts.is_here if facts.is_same_job else not facts.is_alive
 
 
 def is_alive_here(record: Generation) -> bool:
@@ -251,12 +260,14 @@ def read_writer_facts(
     record: Generation, starts: Collection[StartIdentity], claimant: Claimant
 ) -> WriterFacts:
     """Compare the newest generation with the process that starts."""
-    start_identity, process = record.start, record.process
+    earlier, process = record.start, record.process
+    is_here = is_alive_here(record)
     return WriterFacts(
-        is_alive=is_alive_here(record),
+        is_alive=is_here,
+        is_here=is_here,
         is_same_process=process is not None and process == claimant.process,
-        is_same_job=start_identity is not None
-        and any(start.is_related(start_identity) for start in starts),
+        is_restart=earlier is not None and any(start.is_restart_of(earlier) for start in starts),
+        is_same_job=earlier is not None and any(start.is_related(earlier) for start in starts),
         takes_over=claimant.takes_over,
     )
 

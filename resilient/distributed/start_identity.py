@@ -53,16 +53,23 @@ class StartIdentity:
         """
         if self.training != earlier.training:
             return False
+        if self.is_restart_of(earlier):
+            return True
+        return self._is_of_same_job(earlier) and not self.job.startswith(_SLURM)
+
+    def is_restart_of(self, earlier: StartIdentity) -> bool:
+        """Return whether the agent or SLURM began this start again, without a user."""
         if self.id and self.id == earlier.id:
             return True
-        if not self.job or self.job != earlier.job:
-            return False
-        return not self.job.startswith(_SLURM) or self.requeues > earlier.requeues
+        is_slurm = self.job.startswith(_SLURM)
+        return is_slurm and self._is_of_same_job(earlier) and self.requeues > earlier.requeues
 
     def is_related(self, earlier: StartIdentity) -> bool:
         """Return whether both identities are of one start of the command, or one scheduler job."""
-        is_same_start = bool(self.id) and self.id == earlier.id
-        return is_same_start or (bool(self.job) and self.job == earlier.job)
+        return self.is_restart_of(earlier) or self._is_of_same_job(earlier)
+
+    def _is_of_same_job(self, earlier: StartIdentity) -> bool:
+        return bool(self.job) and self.job == earlier.job
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a generation record."""

@@ -205,9 +205,17 @@ MUTANTS = [
     Mutant(
         "every start in one SLURM job counts as the same run",
         "resilient/distributed/start_identity.py",
-        "not self.job.startswith(_SLURM) or self.requeues > earlier.requeues",
-        "True",
+        "self._is_of_same_job(earlier) and not self.job.startswith(_SLURM)",
+        "self._is_of_same_job(earlier)",
         "tests/unit/test_identity.py",
+        promise="Start and resume",
+    ),
+    Mutant(
+        "a second start in one job ends the live run on its host",
+        "resilient/checkpoint/resume_policy.py",
+        "return not facts.is_here if facts.is_same_job else not facts.is_alive",
+        "return facts.is_same_job or not facts.is_alive",
+        "tests/unit/test_live_writer.py",
         promise="Start and resume",
     ),
     Mutant(

@@ -40,6 +40,22 @@ def test_identity_continues_the_same_run_only(later, earlier, is_same):
     assert later.continues(earlier) == is_same
 
 
+@pytest.mark.parametrize(
+    ("later", "earlier", "is_restart"),
+    [
+        (FIRST, FIRST, True),
+        (StartIdentity("a", "", 0, 2), FIRST, True),
+        (StartIdentity(), StartIdentity(), False),
+        (StartIdentity("b", "slurm/here/7", 1, 2), SLURM, True),
+        (StartIdentity("b", "slurm/here/7", 0, 1), SLURM, False),
+        (StartIdentity("b", "slurm/here/8", 1, 1), SLURM, False),
+        (StartIdentity("b", "rendezvous/x", 0, 1), RENDEZVOUS, False),
+    ],
+)
+def test_identity_is_a_restart_without_a_user(later, earlier, is_restart):
+    assert later.is_restart_of(earlier) == is_restart
+
+
 def test_identity_of_two_starts_by_hand_differs():
     assert not new_start({}).continues(new_start({}))
 

@@ -74,13 +74,17 @@ def begin(monkeypatch):
     return begin_run
 
 
-def test_may_start_refuses_only_a_live_stranger():
+def test_may_start_refuses_a_live_stranger_and_a_job_that_is_alive_here():
     refused = [
         facts
-        for values in itertools.product((False, True), repeat=4)
-        if not may_start(facts := WriterFacts(*values))
+        for values in itertools.product((False, True), repeat=6)
+        if (facts := WriterFacts(*values)).is_alive >= facts.is_here and not may_start(facts)
     ]
-    assert refused == [WriterFacts(is_alive=True)]
+    assert refused == [
+        WriterFacts(is_alive=True),
+        WriterFacts(is_alive=True, is_here=True),
+        WriterFacts(is_alive=True, is_here=True, is_same_job=True),
+    ]
 
 
 def test_start_beside_a_live_writer_is_refused(written, other, begin):
@@ -100,19 +104,41 @@ def test_start_after_the_writer_was_killed_begins(written, other, begin):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "environ",
     [
-        ("RESILIENT_TAKE_OVER", "yes"),
-        ("SLURM_JOB_ID", "7"),
-        ("RESILIENT_JOB", "slurm//7"),
-        ("RESILIENT_CAUSE", "failure"),
-        ("TORCHELASTIC_RESTART_COUNT", "1"),
+        {"RESILIENT_TAKE_OVER": "yes"},
+        {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"},
+        {"RESILIENT_CAUSE": "failure"},
+        {"TORCHELASTIC_RESTART_COUNT": "1"},
     ],
+    ids=str,
 )
-def test_start_by_right_beside_a_live_writer_begins(name, value, written, begin):
+def test_start_by_right_beside_a_live_writer_begins(environ, written, begin):
     with pytest.raises(WriterAlive):
         begin(written, SLURM_JOB_ID="8")
-    assert begin(written, **{name: value}).generation == 2
+    assert begin(written, **environ).generation == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "environ"),
+    [
+        ("slurm//7", {"SLURM_JOB_ID": "7"}),
+        ("slurm//7", {"RESILIENT_JOB": "slurm//7"}),
+        ("rendezvous/run-7", {"TORCHELASTIC_RUN_ID": "run-7"}),
+        ("kubernetes/train", {"RESILIENT_JOB": "kubernetes/train"}),
+    ],
+)
+def test_second_start_in_one_job_beside_a_live_writer_is_refused(
+    job, environ, tmp_path, other, begin
+):
+    store = open_store(str(tmp_path))
+    start = StartIdentity("abc", job)
+    claim(store, None, cause="start", clock=SystemClock(), start=start, process=identify(other.pid))
+    with pytest.raises(WriterAlive, match=f"process {other.pid} on"):
+        begin(tmp_path, **environ)
+    other.kill()
+    other.wait()
+    assert begin(tmp_path, **environ).generation == 2
 
 
 def test_start_beside_a_heartbeat_of_another_host_is_refused(tmp_path, begin):
