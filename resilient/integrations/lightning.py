@@ -15,7 +15,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Checkpoint,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -27,7 +33,13 @@ from resilient.integrations.events import (
     EarlyStopKept,
 )
 from resilient.integrations.judged import JudgedCheckpoint, judge_checkpoint
-from resilient.integrations.lightning_state import HookState, LoggedMetrics, stopping_callback
+from resilient.integrations.lightning_state import (
+    HeldGroups,
+    HookState,
+    LoggedMetrics,
+    TrainingChanges,
+    stopping_callback,
+)
 from resilient.integrations.random_state import (
     DeferredRandomState,
     RandomPoint,
@@ -46,6 +58,20 @@ if TYPE_CHECKING:
     from resilient.distributed.heartbeat import LoopHeartbeat
 
 _KNOWN_STRATEGIES = ("SingleDeviceStrategy", "DDPStrategy")
+_TUNERS = (BatchSizeFinder, LearningRateFinder)
+"""Callbacks that train a few steps before the run; they must not see the loaded state."""
+_REFUSED_CALLBACKS = (
+    (
+        StochasticWeightAveraging,
+        "Lightning begins its average and its schedule at the start of an epoch only",
+        "use WeightAveraging or EMAWeightAveraging from lightning.pytorch.callbacks",
+    ),
+    (
+        ModelPruning,
+        "it renames the weights in training, so a new model cannot load them",
+        "remove ModelPruning, and prune the model after the training",
+    ),
+)
 
 
 class ResilientCheckpoint(Checkpoint):
@@ -61,8 +87,9 @@ class ResilientCheckpoint(Checkpoint):
     that file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged
     file and reports a loss.
 
-    A save comes after the validation and the plateau schedulers of its step. A run that
-    ``EarlyStopping`` stopped stays stopped when it is started again.
+    The states of callbacks are loaded before the hooks ``on_fit_start``, as in Lightning. A save
+    comes after the validation and the plateau schedulers of its step. A run that ``EarlyStopping``
+    stopped stays stopped when it is started again.
 
     Args:
         url: URL or path of the repository.
@@ -87,16 +114,26 @@ class ResilientCheckpoint(Checkpoint):
         self._best_checkpoint: JudgedCheckpoint | None = None
         self._is_resumed_epoch = False
         self._seams: list[tuple[Any, str]] = []
+        self._groups: list[HeldGroups] = []
+        self._changes: TrainingChanges | None = None
         self._checkpointer: Checkpointer | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - the seam's
-        """Replace methods of the loops, before any code iterates the loader."""
+        """Replace methods of the loops, before any code iterates the loader.
+
+        Raises:
+            ConfigError: The callback cannot access the strategy's state, or another callback cannot
+                be resumed.
+        """
         if stage != "fit":
             return
+        _require_resumable(trainer)
         self._remove_seams()
-        self._order, self._best_checkpoint = _EpochOrder(), None
+        self._order, self._best_checkpoint, self._groups = _EpochOrder(), None, []
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        others = (callback for callback in trainer.callbacks if not isinstance(callback, _TUNERS))
         seams: list[tuple[Any, str, Callable[..., None]]] = [
+            (next(others), "on_fit_start", self._load_first),
             (trainer._checkpoint_connector, "resume_start", self._load_lightning),  # noqa: SLF001
             (fit, "setup_data", self._set_up_data),
             (fit, "on_advance_start", self._begin_epoch),
@@ -109,22 +146,40 @@ class ResilientCheckpoint(Checkpoint):
             self._seams.append((loop, name))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - the seam's
+        """Put back the loaded groups of optimizers, which Lightning loads after these hooks.
+
+        Lightning calls this hook after those of other callbacks.
+        """
+        for held_groups in self._groups:
+            held_groups.put_back()
+        if self._changes is not None:
+            self._changes.begin()
+
+    def _load_first(
+        self, trainer: Any, original: Callable[..., None], *hook_arguments: Any
+    ) -> None:
+        """Load everything before the first callback's ``on_fit_start``, as Lightning does."""
+        groups = [HeldGroups(optimizer) for optimizer in trainer.optimizers]
+        self._load(trainer)
+        if self._checkpointer is not None and self._checkpointer.resumed is not None:
+            self._groups = groups
+            for held_groups in groups:
+                held_groups.hold()
+        original(*hook_arguments)
+
+    def _load(self, trainer: Any) -> None:
         """Load everything, before the loader draws the order of its first epoch.
 
         Raises:
-            ConfigError: The callback cannot access the strategy's state, or a name is taken.
+            ConfigError: A name is taken.
             IntegrityError: The repository is empty, and ``ckpt_path`` names a damaged checkpoint.
             IncompatibleCheckpoint: ``ckpt_path`` lost a part, and ``--strict-resume`` refuses a
                 loss.
         """
-        strategy = type(trainer.strategy).__name__
-        if strategy not in _KNOWN_STRATEGIES:
-            raise ConfigError(
-                f"a Trainer with {strategy} keeps its state where this library cannot read it",
-                hint=f"use one of {', '.join(_KNOWN_STRATEGIES)}",
-            )
         hooks, metrics, callbacks = HookState(trainer), LoggedMetrics(trainer), _Callbacks(trainer)
-        resume = _Resume(trainer, metrics, was_iterated=trainer.fit_loop._data_fetcher is not None)  # noqa: SLF001
+        self._changes = TrainingChanges(trainer)
+        was_iterated = trainer.fit_loop._data_fetcher is not None  # noqa: SLF001 - no public way
+        resume = _Resume(trainer, metrics, self._changes, was_iterated=was_iterated)
         trainer_parts = self._parts(trainer) | {
             "callbacks": Part(callbacks),
             "progress": Part(StateField(resume.progress, resume.put_progress), optional=True),
@@ -403,6 +458,7 @@ class _Resume:
     Args:
         trainer: The trainer that resumes.
         metrics: Logged metrics, which the trainer resets once more before it trains.
+        changes: Changes that training made to flags.
         was_iterated: Whether the loader was iterated before the checkpoint was loaded.
 
     Attributes:
@@ -411,10 +467,18 @@ class _Resume:
         stopped_by: Callback that had stopped the run early, else empty.
     """
 
-    def __init__(self, trainer: Any, metrics: LoggedMetrics, *, was_iterated: bool) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        metrics: LoggedMetrics,
+        changes: TrainingChanges,
+        *,
+        was_iterated: bool,
+    ) -> None:
         self._loop = trainer.fit_loop
         self._trainer = trainer
         self._metrics = metrics
+        self._changes = changes
         self.was_iterated = was_iterated
         self.is_within_epoch = False
         self.is_loader_stateful = False
@@ -427,6 +491,7 @@ class _Resume:
         return {
             "stopped_by": stopping_callback(self._trainer),
             "reloaded_epoch": self._loop._last_train_dl_reload_epoch,  # noqa: SLF001 - no public way
+            "changes": self._changes.state(),
         }
 
     def put_progress(self, state: Mapping[str, Any]) -> None:
@@ -434,6 +499,7 @@ class _Resume:
         self.stopped_by = state["stopped_by"]
         self._trainer.should_stop = bool(self.stopped_by)
         self._reloaded_epoch = state["reloaded_epoch"]
+        self._changes.load(state.get("changes", {}))
 
     def begin(self) -> None:
         """Find the position in the epoch, after all parts have been loaded."""
@@ -460,10 +526,30 @@ class _Resume:
             iter(loop._data_fetcher)  # noqa: SLF001 - no public way
 
     def restore_metrics(self) -> None:
-        """Restore logged metrics, and the epoch in which the loaders were made."""
+        """Restore logged metrics, gradient accumulation, and the epoch of the loaders."""
+        self._changes.restore_accumulation()
         self._metrics.restore(is_within_epoch=self.is_within_epoch)
         if self._reloaded_epoch is not None:
             self._loop._last_train_dl_reload_epoch = self._reloaded_epoch  # noqa: SLF001 - no public way
+
+
+def _require_resumable(trainer: Any) -> None:
+    """Refuse a strategy or a callback whose state cannot be resumed.
+
+    Raises:
+        ConfigError: Names the strategy or callback.
+    """
+    strategy = type(trainer.strategy).__name__
+    if strategy not in _KNOWN_STRATEGIES:
+        raise ConfigError(
+            f"a Trainer with {strategy} keeps its state where this library cannot read it",
+            hint=f"use one of {', '.join(_KNOWN_STRATEGIES)}",
+        )
+    for kind, reason, hint in _REFUSED_CALLBACKS:
+        if any(isinstance(callback, kind) for callback in trainer.callbacks):
+            raise ConfigError(
+                f"a run with {kind.__name__} cannot be resumed exactly: {reason}", hint=hint
+            )
 
 
 def loaders_of(trainer: Any, *, with_validation: bool = False) -> list[Any]:

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from resilient.integrations.hook_state import changes_of, host_copy, is_same, outline, with_changes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _WEIGHTS, _CALLBACKS = "state_dict", "callbacks"
 
@@ -174,6 +174,99 @@ class LoggedMetrics:
             update(key, value, batch_size)
 
         return added
+
+
+class HeldGroups:
+    """Groups of an optimizer while the hooks ``on_fit_start`` run.
+
+    Lightning loads optimizers after these hooks, so the hooks see the groups that the module made.
+    A hook may add groups, or replace them by groups with the options of an earlier epoch.
+
+    Args:
+        optimizer: Optimizer before its load.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._made = [
+            {**group, "params": list(group["params"])} for group in optimizer.param_groups
+        ]
+        self._loaded: list[dict[str, Any]] = []
+
+    def hold(self) -> None:
+        """Keep the loaded groups, and show the groups that the module made."""
+        self._loaded, self._optimizer.param_groups = self._optimizer.param_groups, self._made
+
+    def put_back(self) -> None:
+        """Put back the loaded groups, and keep groups of new parameters."""
+        members = {id(parameter) for group in self._loaded for parameter in group["params"]}
+        self._loaded += (
+            group
+            for group in self._optimizer.param_groups
+            if group["params"] and members.isdisjoint(map(id, group["params"]))
+        )
+        self._optimizer.param_groups = self._loaded
+
+
+_FLAGS = ("requires_grad", "training", "track_running_stats")
+
+
+class TrainingChanges:
+    """Changes that training makes to flags of the module, and to gradient accumulation.
+
+    A callback may unfreeze a layer in a later epoch. The script makes the flags of a new start, so
+    only their changes since the start are state.
+
+    Args:
+        trainer: Trainer whose module and accumulation factor change.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._made: dict[str, dict[str, bool]] | None = None
+        self._made_factor: int = trainer.accumulate_grad_batches
+        self._loaded: Mapping[str, Any] = {}
+
+    def begin(self) -> None:
+        """Note the flags of the start, and restore the loaded changes."""
+        self._made = {flag: self._flags(flag) for flag in _FLAGS}
+        for flag in _FLAGS:
+            owners = dict(self._owners(flag))
+            for name, value in self._loaded.get(flag, {}).items():
+                if name in owners:
+                    setattr(owners[name], flag, value)
+
+    def restore_accumulation(self) -> None:
+        """Restore the accumulation factor; callbacks check it before the first epoch."""
+        if factor := self._loaded.get("accumulate_grad_batches"):
+            self._trainer.accumulate_grad_batches = factor
+
+    def state(self) -> dict[str, Any]:
+        """Return the flags that differ from those of the start, and a changed factor."""
+        factor: int = self._trainer.accumulate_grad_batches
+        made = self._made or {}
+        changed = {
+            flag: {
+                name: value
+                for name, value in self._flags(flag).items()
+                if made.get(flag, {}).get(name, value) != value
+            }
+            for flag in _FLAGS
+        }
+        return {**changed, "accumulate_grad_batches": factor if factor != self._made_factor else 0}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Keep the changes until :meth:`begin` and :meth:`restore_accumulation`."""
+        self._loaded = state
+
+    def _flags(self, flag: str) -> dict[str, bool]:
+        return {name: getattr(owner, flag) for name, owner in self._owners(flag)}
+
+    def _owners(self, flag: str) -> Iterable[tuple[str, Any]]:
+        module = self._trainer.lightning_module
+        if flag == "requires_grad":
+            return module.named_parameters()  # type: ignore[no-any-return]  # Lightning is untyped
+        return [pair for pair in module.named_modules() if hasattr(pair[1], flag)]
 
 
 def stopping_callback(trainer: Any) -> str:

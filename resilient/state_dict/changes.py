@@ -154,6 +154,7 @@ class ResumeCheck:
         policy, saved_setup = self._policy, manifest.config.get(SETUP, {})
         compares = policy.compares_options(manifest.config)
         changes = [*_setup_changes(saved_setup, self._setup, options=compares)]
+        changes += _added_groups(saved_setup, self._setup, trees, parts)
         changes += _scheduler_changes(trees, parts, known_names=saved_setup.keys())
         changes += _model_changes(manifest.tensors, trees, parts)
         lost_parts = policy.lost(entry.name for entry in manifest.parts)
@@ -283,6 +284,28 @@ def _option_changes(
     if change_texts:
         follows = "the values of the checkpoint are used: they are part of its state"
         yield StateChange(name, f"{', '.join(change_texts)}: {follows}")
+
+
+def _added_groups(
+    saved: Mapping[str, Any],
+    current: Mapping[str, Any],
+    trees: Mapping[str, Any],
+    parts: Mapping[str, Part],
+) -> Iterator[StateChange]:
+    """Let optimizers add the groups that training had added after it created the optimizer.
+
+    An optimizer that this run creates with other groups than the saving run is compared by names.
+    """
+    for name in [part for part in trees if part in saved and part in current]:
+        stateful: Any = parts[name].stateful
+        groups = saved[name]["options"].get("groups")
+        if not hasattr(stateful, "adds_groups") or groups != current[name]["options"]["groups"]:
+            continue
+        count = len(trees[name]["param_groups"]) - groups
+        stateful.adds_groups = count > 0
+        if count > 0:
+            text = f"groups {groups} -> {groups + count}: training had added groups, added again"
+            yield StateChange(name, text)
 
 
 def _scheduler_changes(

@@ -122,6 +122,9 @@ class NamedOptimizer:
         model: The plain module, not its parallel wrapper.
         optimizer: Optimizer with only parameters of that module.
 
+    Attributes:
+        adds_groups: Whether a load adds the groups that training had added when it saved.
+
     Raises:
         ConfigError: The optimizer has a parameter that the model does not have.
     """
@@ -134,6 +137,8 @@ class NamedOptimizer:
         self._names_by_id: dict[int, str] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._sizes: list[int] = []
+        self._model_tensors: dict[str, torch.Tensor] = {}
+        self.adds_groups = False
         self._name()
 
     @property
@@ -261,7 +266,17 @@ class NamedOptimizer:
         place, _, name_and_kind = path.partition("/")
         name, _, kind = name_and_kind.partition("/")
         # torch keeps the number of steps whole, for any layout of the other state.
-        return self._tensors.get(name) if place == "state" and kind != "step" else None
+        if place != "state" or kind == "step":
+            return None
+        return self._tensors[name] if name in self._tensors else self._of_model().get(name)
+
+    def _of_model(self) -> dict[str, torch.Tensor]:
+        """Return the model's parameters by escaped name; a load may add their group."""
+        if not self._model_tensors:
+            self._model_tensors = {
+                escape(name): parameter for name, parameter in self._model.named_parameters()
+            }
+        return self._model_tensors
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
         """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
@@ -277,9 +292,31 @@ class NamedOptimizer:
 
     def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the saved group of each group of the optimizer."""
-        require_same_names((name for group in saved for name in group["params"]), self._names)
-        own_groups = self.groups()
+        own_groups = [*self.groups(), *self._added_groups(saved)]
+        own_names = [name for group in own_groups for name in group["params"]]
+        require_same_names((name for group in saved for name in group["params"]), own_names)
         return matched_groups([group["params"] for group in own_groups], saved, own_groups)
+
+    def _added_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the saved groups that a load adds; torch appends a group to the others."""
+        added_groups = saved[len(self._optimizer.param_groups) :] if self.adds_groups else []
+        names = [name for group in added_groups for name in group["params"]]
+        is_known = self._of_model().keys() >= set(map(escape, names))
+        is_new = len(set(names)) == len(names) and set(self._names).isdisjoint(names)
+        return [dict(group) for group in added_groups] if is_known and is_new else []
+
+    def _add_groups(self, saved: Mapping[str, Any]) -> None:
+        """Add the groups that training had added, and let their parameters train again."""
+        for group in self._added_groups(saved["param_groups"]):
+            tensors = [self._of_model()[escape(name)] for name in group["params"]]
+            trained = set(group["params"]) & saved["state"].keys() or set(group["params"])
+            for name, tensor in zip(group["params"], tensors, strict=True):
+                if name in trained and tensor.is_floating_point():
+                    tensor.requires_grad_()
+            names = group.pop("param_names", None)
+            group["params"] = list(zip(names, tensors, strict=True)) if names else tensors
+            self._optimizer.add_param_group(group)
+        self._name()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load the state of each parameter by its name.
@@ -290,9 +327,10 @@ class NamedOptimizer:
             ConfigError: The optimizer has a parameter that the model does not have.
         """
         self._name()
+        saved_groups = self._matched(state_dict["param_groups"])
+        self._add_groups(state_dict)
         # torch gives a parameter that is twice in a group the number of its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
-        saved_groups = self._matched(state_dict["param_groups"])
         own_groups = self._optimizer.state_dict()["param_groups"]
         groups = [
             {**saved_group, "params": group["params"]}

@@ -98,6 +98,13 @@ MUTANTS = [
         "tests/process/test_adapters.py -k get_on and transformers",
     ),
     Mutant(
+        "Lightning accumulates as at the start after a resume within an epoch",
+        "resilient/integrations/lightning.py",
+        "        self._changes.restore_accumulation()\n",
+        "",
+        "tests/process/test_lightning_callbacks.py -k accumulation",
+    ),
+    Mutant(
         "a step of Lightning's Trainer has the deadline of other phases",
         "resilient/integrations/lightning.py",
         "            self._beat.begin_step()\n",

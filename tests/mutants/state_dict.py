@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         "moments of sharded parameters are loaded whole",
         "resilient/state_dict/optimizer.py",
-        'return self._tensors.get(name) if place == "state" and kind != "step" else None',
+        "return self._tensors[name] if name in self._tensors else self._of_model().get(name)",
         "return None",
         "tests/unit/state_dict/test_optimizer.py",
     ),

@@ -130,17 +130,19 @@ def test_an_optimizer_over_two_models_knows_both(tmp_path):
     }
 
 
-def unfreeze_at(folder, steps, *, frozen=True):
+def unfreeze_at(folder, steps, *, frozen=True, kind=torch.optim.AdamW):
     """Train to a step, the second layer from step 3 on; resume what is there, return all bits."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    optimizer = torch.optim.AdamW(model[0].parameters(), lr=0.1)
+    optimizer = kind(model[0].parameters(), lr=0.1)
     second = {"params": list(model[1].parameters()), "lr": 0.01}
+    model[1].requires_grad_(not frozen)
     if not frozen:
         optimizer.add_param_group(second)
     with Checkpointer(folder, model=model, optimizer=optimizer) as checkpointer:
         for step in range((checkpointer.resume() or 0) + 1, steps + 1):
             if step == 3:
+                model[1].requires_grad_()
                 optimizer.add_param_group(second)
             optimizer.zero_grad()
             model(torch.rand(4, 3)).square().sum().backward()
@@ -152,9 +154,23 @@ def unfreeze_at(folder, steps, *, frozen=True):
 def test_layers_that_are_unfrozen_later_are_saved_and_resumed_to_the_bit(tmp_path):
     whole = unfreeze_at(tmp_path / "whole", 6)
     unfreeze_at(tmp_path / "cut", 4)
-    with pytest.raises(IncompatibleCheckpoint, match=r"parameters differ: 1\.bias"):
-        unfreeze_at(tmp_path / "cut", 6)
     assert unfreeze_at(tmp_path / "cut", 6, frozen=False) == whole
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_group_added_in_training_is_added_at_the_resume(tmp_path, capfd, kind):
+    whole = unfreeze_at(tmp_path / "whole", 6, kind=kind)
+    unfreeze_at(tmp_path / "cut", 3, kind=kind)
+    unfreeze_at(tmp_path / "cut", 4, kind=kind)
+    capfd.readouterr()
+    assert unfreeze_at(tmp_path / "cut", 6, kind=kind) == whole
+    assert "optimizer: groups 1 -> 2: training had added groups" in capfd.readouterr().err
+
+
+def test_optimizer_created_with_fewer_groups_is_refused(tmp_path):
+    unfreeze_at(tmp_path, 2, frozen=False)
+    with pytest.raises(IncompatibleCheckpoint, match=r"parameters differ: 1\.bias"):
+        unfreeze_at(tmp_path, 6)
 
 
 def test_the_state_of_another_kind_of_optimizer_is_refused_before_anything_is_loaded(tmp_path):
