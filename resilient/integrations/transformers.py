@@ -30,7 +30,7 @@ from resilient.integrations.events import EarlyStopKept, StateNotKept
 from resilient.integrations.random_state import DeferredRandomState, RandomPoint, StateField
 from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state_dict.snapshot import Part
-from resilient.state_dict.statefuls import plain_log, plain_value
+from resilient.state_dict.statefuls import plain_log, plain_numbers
 from resilient.storage.open import local_path
 from resilient.storage.urls import protocol_of
 
@@ -341,8 +341,7 @@ class ResilientCallback(TrainerCallback):
     def _state(self) -> dict[str, Any]:
         state = dataclasses.asdict(self._trainer.state)
         history = [plain_log(entry) for entry in state["log_history"]]
-        plain = {"log_history": history, "best_metric": plain_value(state["best_metric"])}
-        return {**state, **plain, "best_model_checkpoint": None}
+        return {**plain_numbers(state), "log_history": history, "best_model_checkpoint": None}
 
     def _put_state(self, state: Mapping[str, Any]) -> None:
         self._trainer.state = TrainerState(**state)

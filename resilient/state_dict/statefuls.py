@@ -411,6 +411,18 @@ def plain_value(value: Any) -> Any:
     return value.item() if _elements(value) == 1 else value
 
 
+def plain_numbers(value: Any) -> Any:
+    """Return dicts, lists and tuples with NumPy numbers and one-element tensors as numbers.
+
+    All other values, and the kinds of containers, stay as they are.
+    """
+    if type(value) is dict:
+        return {name: plain_numbers(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_numbers, value))
+    return value if isinstance(value, dict | list | tuple) else plain_value(value)
+
+
 def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a log as plain values.
 

@@ -155,12 +155,57 @@ def _damaged(why: str) -> IntegrityError:
     )
 
 
-def _copies(entries: list[Entry]) -> list[Entry]:
+def _copies(entries: list[Any]) -> list[Entry]:
     # The history is most of a long run's state, and `deepcopy` is slow.
     return [
-        dict(entry) if _PLAIN.issuperset(map(type, entry.values())) else deepcopy(entry)
+        dict(entry)
+        if isinstance(entry, dict) and _PLAIN.issuperset(map(type, entry.values()))
+        else _plain_entry(entry)
         for entry in entries
     ]
+
+
+def _plain_entry(entry: Any) -> Entry:
+    """Return a copy of an entry of a callback, with numbers in place of NumPy's and tensors.
+
+    Raises:
+        UnsavableState: The entry is not a dict, or has an array of several elements.
+    """
+    from resilient.state_dict.statefuls import plain_log, plain_numbers
+
+    if not isinstance(entry, dict):
+        raise _unsavable(_FIELD, entry)
+    plain = {name: plain_numbers(deepcopy(value)) for name, value in entry.items()}
+    plain_log({name: value for name, value in plain.items() if hasattr(value, "ndim")})
+    return plain
+
+
+def _savable(brief: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with plain numbers, in a form that ``load_state_dict`` accepts."""
+    # Cached steps call this function too: it only looks at values of another type than at first.
+    for name, value in brief.items():
+        default = getattr(_DEFAULTS, name, None)
+        if type(value) is type(default):
+            continue
+        from resilient.state_dict.statefuls import plain_numbers
+
+        plain = plain_numbers(value)
+        if name in _NUMBERS_OR_NONE and isinstance(plain, bool):
+            plain = float(plain)
+        if not _is_kind(default, plain, may_be_none=name in _NUMBERS_OR_NONE):
+            raise _unsavable(name, value)
+        brief[name] = plain
+    return brief
+
+
+def _unsavable(name: str, value: Any) -> UnsavableState:
+    kind = type(value).__name__
+    return UnsavableState(
+        f"cannot save the trainer's state: `{name}` was set to a value of the class `{kind}`, "
+        "which a resume rejects; older checkpoints are intact",
+        path=f"trainer_state/{name}",
+        hint=f"set `{name}` of the trainer's state to a value of its own kind",
+    )
 
 
 # Facts about this process, not about training: saved alike by all ranks, never restored.
@@ -209,13 +254,13 @@ class TrainerState:
         """Return a copy of all fields; the same on every rank.
 
         The history is :class:`~resilient.format.state_json.JsonRows` unless a caller requested the
-        list.
+        list. Callbacks may have set NumPy numbers or tensors; the copy has numbers.
+
+        Raises:
+            UnsavableState: A resume would reject a field, or an entry is not a dict of numbers.
         """
         brief = fast_asdict(self, _brief(cast("Any", type(self))))
-        # A callback may have set a number of NumPy or a tensor.
-        item = getattr(self.best_metric, "item", None)
-        brief["best_metric"] = self.best_metric if item is None else item()
-        return brief | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
+        return _savable(brief) | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the known fields; fields of a newer version are ignored.
@@ -238,6 +283,9 @@ class TrainerState:
         from pathlib import Path
 
         fields_of_state = asdict(replace(self, log_history=self.history.copied()))
+        fields_of_state |= _savable(
+            {name: fields_of_state[name] for name in _brief(cast("Any", type(self)))}
+        )
         text = json.dumps(fields_of_state, indent=2, sort_keys=True) + "\n"
         Path(json_path).write_text(text, encoding="utf-8")
 
@@ -265,8 +313,9 @@ class TrainerState:
 
     def measured(self) -> dict[str, float]:
         """Return the metrics of the evaluations at the current step, by name."""
+        entries: Iterator[Any] = self.history.newest()
         latest = takewhile(
-            lambda entry: entry.get("step") == self.global_step, self.history.newest()
+            lambda entry: isinstance(entry, dict) and entry.get("step") == self.global_step, entries
         )
         return {
             name: value
@@ -302,6 +351,9 @@ class TrainerState:
         self.save_steps = absolute_steps(args.save_steps, max_steps)
 
 
+_DEFAULTS = TrainerState()
+
+
 @cache
 def _brief(kind: Any) -> tuple[str, ...]:
     """Return the names of all fields except the history, which may be long."""
@@ -310,9 +362,10 @@ def _brief(kind: Any) -> tuple[str, ...]:
 
 def _require_kinds(taken: Mapping[str, Any]) -> None:
     """Raise TypeError if a field's value has another type than its default."""
-    defaults = TrainerState()
     for name, value in taken.items():
-        if not _is_kind(getattr(defaults, name), value, may_be_none=name in _NUMBERS_OR_NONE):
+        if not _is_kind(
+            getattr(_DEFAULTS, name, None), value, may_be_none=name in _NUMBERS_OR_NONE
+        ):
             raise TypeError(f"`{name}` cannot be {value!r:.40}")
 
 

@@ -199,3 +199,85 @@ def test_numpy_number_that_a_callback_makes_the_best_metric_is_saved(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=8)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.best_metric == 2.5
+
+
+ODD_ROW = {
+    **NUMBERS, "nan": np.float32("nan"), "inf": -np.inf, "scalar": np.array(7), "step": np.int64(4)
+}  # fmt: skip
+PLAIN_ROW = {**PLAIN, "nan": float("nan"), "inf": float("-inf"), "scalar": 7, "step": 4}
+
+
+def setting(base):
+    class Sets(base):
+        """Sets fields and history of the trainer's state by itself, and keeps such a state."""
+
+        best = None
+
+        def on_step_end(self, args, state, control, **_):
+            if state.global_step == 4:
+                state.log_history.append(dict(ODD_ROW))
+                state.best_metric = np.bool_(1)
+                state.total_flos = np.float64(3.5)
+                state.num_input_tokens_seen = np.int64(6)
+                state.trial_params = {"lr": np.float64(0.5)}
+                self.best = np.int64(5)
+
+        def state(self):
+            return {"args": {}, "attributes": {"best": self.best}}
+
+        @classmethod
+        def from_state(cls, state):
+            made = cls()
+            made.best = state["attributes"]["best"]
+            return made
+
+    return Sets
+
+
+def ours(tmp_path, steps):
+    return make_trainer(
+        tmp_path, max_steps=steps, save_steps=2, callbacks=[setting(TrainerCallback)()]
+    )
+
+
+def adapters(tmp_path, steps):
+    trainer = adapted(tmp_path, {})
+    trainer.args.max_steps = steps
+    kind = setting(transformers.TrainerCallback)
+    kind.__bases__ += (transformers.trainer_callback.ExportableState,)
+    trainer.add_callback(kind())
+    return trainer
+
+
+@pytest.mark.parametrize("make", [ours, adapters], ids=["trainer", "adapter"])
+def test_odd_values_that_a_callback_sets_are_saved_and_resumed(tmp_path, make):
+    make(tmp_path, 4).train()
+    for steps in (6, 8):
+        trainer = make(tmp_path, steps)
+        trainer.train()
+        state = trainer.state
+        assert state.global_step == steps
+        row = next(one for one in state.log_history if "scalar" in one)
+        assert repr({name: row[name] for name in PLAIN_ROW}) == repr(PLAIN_ROW)
+        assert (state.best_metric, state.num_input_tokens_seen) == (1.0, 6)
+        json.dumps(state.log_history)
+        state.save_to_json(str(tmp_path / "state.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda state: state.log_history.append({"odd": np.zeros(2)}), "odd"),
+        (lambda state: state.log_history.append("a text"), "log_history"),
+        (lambda state: setattr(state, "best_metric", "good"), "best_metric"),
+        (lambda state: setattr(state, "epoch", None), "epoch"),
+    ],
+    ids=["array", "row", "metric", "epoch"],
+)
+def test_value_that_a_resume_rejects_is_refused_at_the_save(tmp_path, repository, change, name):
+    class Sets(TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            change(state)
+
+    with pytest.raises(UnsavableState, match=f"`{name}`"):
+        make_trainer(tmp_path, max_steps=4, save_steps=2, callbacks=[Sets()]).train()
