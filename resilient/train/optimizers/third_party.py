@@ -302,7 +302,8 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     """Return the ids of the weights of the linear modules that ``optim_target_modules`` names.
 
     A list holds parts of names or patterns for whole names, as in Transformers. A text is a
-    pattern for whole names, and ``all-linear`` means all linear modules.
+    pattern for whole names, and ``all-linear`` means all linear modules. A tied weight has only the
+    name of its first module, so the name of an output layer does not select the embeddings.
     """
     patterns = args.optim_target_modules
     if not patterns:
@@ -313,13 +314,13 @@ def target_weights(args: TrainingArguments, model: nn.Module) -> set[int]:
     linear = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
     }
-    target_ids = {id(value.weight) for name, value in linear.items() if _names(patterns, name)}
-    if not target_ids:
+    target_names = {f"{name}.weight" for name in linear if _names(patterns, name)}
+    if not target_names:
         raise ConfigError(
             f"no linear module of the model is named by `optim_target_modules`={patterns!r}; "
             f"it has {', '.join(linear) or 'none'}"
         )
-    return target_ids
+    return {id(value) for name, value in model.named_parameters() if name in target_names}
 
 
 def _names(patterns: list[str] | str, module: str) -> bool:

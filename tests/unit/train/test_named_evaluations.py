@@ -114,6 +114,25 @@ def test_low_rank_targets_match_as_in_transformers():
         assert target_weights(args, model) == theirs, wanted
 
 
+@pytest.mark.parametrize("wanted", ["all-linear", ["head"]], ids=str)
+def test_low_rank_targets_of_tied_embeddings_are_those_of_transformers(wanted):
+    pytest.importorskip("galore_torch")
+    from transformers.trainer_optimizer import _setup_low_rank_optimizer
+
+    from resilient.train.optimizers.third_party import target_weights
+
+    model = torch.nn.ModuleDict(
+        {"embedding": torch.nn.Embedding(4, 4), "up": torch.nn.Linear(4, 4)}
+        | {"head": torch.nn.Linear(4, 4, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    args = TrainingArguments(optim="galore_adamw", optim_target_modules=wanted)
+    _, theirs = _setup_low_rank_optimizer(
+        args, model, "galore_adamw", {"galore_adamw": torch.optim.AdamW}, {}, {}
+    )
+    assert target_weights(args, model) == set(map(id, theirs["params"][1]["params"]))
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_galore_groups_are_those_of_transformers(tmp_path, repository, weight_decay):
     pytest.importorskip("galore_torch")
