@@ -45,12 +45,16 @@ else
 	$(PYTEST) -n 2 --dist loadfile $(WAITING)
 endif
 
-# All other tests.
+# All other tests; of the modules with tests marked `long`, a third, in turn by the day.
 test-slow: $(STAMP)
 	$(PYTEST) -n auto -m slow $(BESIDE)
 	$(PYTEST) -n 2 --dist loadfile -m slow $(WAITING)
 
 test-all: test test-slow
+
+# All tests marked `long`.
+long: $(STAMP)
+	$(PYTEST) -n 2 --dist loadfile -m long tests/process
 
 # The S3 server of tests/s3, what makes hosts of network namespaces, a browser, SLURM. Tests install these themselves
 # where they can, and skip where they cannot; this says why.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def pytest_addoption(parser):
         type=int,
         default=3,
         help="one case of so many of each long sweep (make crash takes all)",
+    )
+    parser.addoption(
+        "--long-every",
+        type=int,
+        default=3,
+        help="one of so many modules of tests marked `long`, in turn by the day (make long takes all)",
     )
     parser.addoption(
         "--fuzz-runs",
@@ -97,10 +104,27 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Mark what is not in the fast tier, before marks select tests."""
+    """Mark what is not in the fast tier, before marks select tests; thin the long tests."""
     for item in items:
         if _is_in_slow_folder(item.path, config) and item.get_closest_marker("smoke") is None:
             item.add_marker("slow")
+    if config.getoption("markexpr") == "slow":
+        _thin_long_modules(config, items)
+
+
+def _thin_long_modules(config, items):
+    """Deselect the long tests of the modules whose turn is another day.
+
+    A module shares costly fixtures, so all its long tests have one turn.
+    """
+    every = config.getoption("--long-every")
+    long_items = [item for item in items if item.get_closest_marker("long")]
+    modules = sorted({item.path for item in long_items})
+    day = int(os.environ["TESTS_DAY"])
+    idle = {path for number, path in enumerate(modules) if (number + day) % every}
+    deselected = [item for item in long_items if item.path in idle]
+    items[:] = [item for item in items if item not in set(deselected)]
+    config.hook.pytest_deselected(items=deselected)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -122,6 +146,8 @@ def pytest_configure(config):
     # Programs that tests start draw from the same seed.
     if config.getoption("--seed") is not None:
         os.environ["SEED"] = config.getoption("--seed")
+    # Workers of xdist inherit the variable, so all collect the same tests at midnight.
+    os.environ.setdefault("TESTS_DAY", str(datetime.now(UTC).toordinal()))
 
 
 STATES_MIN, SWEEPS_MIN = 100_000, 36

@@ -27,6 +27,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_killed_example_ends_as_one_that_was_not(tmp_path, name):
     length, step, repository, launcher = EXAMPLES[name]

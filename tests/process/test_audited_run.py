@@ -132,6 +132,7 @@ def check(folder, worlds, faults, steps):
     assert len(list(folder.glob("checkpoint-*"))) <= 3
 
 
+@pytest.mark.long
 def test_deaths_and_resizes_are_proven_to_have_lost_nothing(tmp_path):
     worlds = [2, 1, 3]
     folder = tmp_path / "run"

@@ -37,6 +37,7 @@ def alone(tmp_path_factory):
     return job("sizes", tmp_path_factory.mktemp("alone"), "1")["1"]
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_ends_with_one_digest(tmp_path, alone):
     assert job("sizes", tmp_path, "2,3,4,5,7") == dict.fromkeys("23457", alone)
 
@@ -58,6 +59,7 @@ def test_loader_processes_and_small_windows_change_no_bit(tmp_path, alone):
     assert job("sizes", tmp_path, "2", **options) == {"2": alone}
 
 
+@pytest.mark.long
 def test_ten_random_faults_at_random_world_sizes_leave_no_trace(tmp_path):
     """With the optimizer sharded; the resized run below has it whole."""
     found = job("storm", tmp_path, "10,7", shard_optimizer_state=True)
@@ -68,6 +70,7 @@ def test_a_run_resized_4_3_5_2_7_by_kills_ends_with_the_digest_of_one(tmp_path, 
     assert job("resized", tmp_path, "4,3,5,2,7", shard_optimizer_state=False) == alone
 
 
+@pytest.mark.long
 def test_a_launcher_that_is_killed_goes_on_with_another_number_of_ranks(tmp_path, alone):
     beats = tmp_path / "beats"
     with launched(tmp_path, 2, pause=0.1) as process:

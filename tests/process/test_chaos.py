@@ -82,6 +82,7 @@ def states(ended):
     return {one["name"]: one["state"] for one in promises}
 
 
+@pytest.mark.long
 def test_a_training_that_survives_a_kill_and_a_flipped_bit_keeps_its_promises(tmp_path):
     plan = tmp_path / "two.toml"
     plan.write_text(PLAN, encoding="utf-8")
@@ -99,6 +100,7 @@ def test_a_training_that_survives_a_kill_and_a_flipped_bit_keeps_its_promises(tm
     assert verdict["missed"] == []
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(why_not_moving()), reason=why_not_moving())
 def test_a_training_whose_clock_jumps_keeps_its_promises(tmp_path):
     plan = tmp_path / "clock.toml"

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 WORKLOAD = str(Path(__file__).with_name("workload.py"))
 PATIENCE_SECONDS = 100.0
 FULL = """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCRIPT = str(Path(__file__).with_name("canonical_job.py"))
 # Silence for 6 s is death; torch's own 15 s and 60 s would make this long.
 CONF = "last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=3,read_timeout=15"

@@ -9,7 +9,10 @@ from resilient.testing.chaos.clock_shift import MovableClock, why_not_moving
 HOUR = 3600.0
 STEPS = 24
 
-pytestmark = pytest.mark.skipif(bool(why_not_moving()), reason=why_not_moving())
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(why_not_moving()), reason=why_not_moving()),
+]
 
 
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR], ids=["fast", "slow"])

@@ -16,6 +16,7 @@ from tests.process.deepspeed_forks import run_forks
 WORKER = Path(__file__).with_name("compile_worker.py")
 COMPILED = [kind for kind in KINDS if kind != "plain"]
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(900),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("compiled"),

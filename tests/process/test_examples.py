@@ -40,6 +40,7 @@ def test_the_quickstart_trains_and_a_second_start_has_nothing_to_do(tmp_path):
     assert (tmp_path / "runs/quickstart/model.safetensors").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", ["3"])
 def test_the_demo_ends_identical(tmp_path, seed):
     ended = run(
@@ -57,6 +58,7 @@ def test_small_examples_are_short(script):
     assert script.name in LONG or script.read_text().count("\n") < 80
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("switch", "strategy"), [("USE_FSDP", "fsdp"), ("USE_DEEPSPEED", "zero-2")]
 )

@@ -21,6 +21,8 @@ import sys, time
 from pathlib import Path
 from resilient import Checkpointer
 
+pytestmark = pytest.mark.long
+
 stop = Path(sys.argv[1])
 with Checkpointer("repo", count=0) as saver:
     start = saver.resume() or 0

@@ -46,10 +46,12 @@ def whole(tmp_path_factory):
     return example(tmp_path_factory.mktemp("whole"), TORCHRUN).run_to_end()
 
 
+@pytest.mark.long
 def test_a_killed_job_of_torchrun_goes_on_when_it_is_started_again(tmp_path, whole):
     assert example(tmp_path, TORCHRUN).killed_and_started_again(60) == whole
 
 
+@pytest.mark.long
 def test_a_killed_rank_is_started_again_by_our_launcher(tmp_path, whole):
     with example(tmp_path, OURS).started() as job:
         job.wait_for_checkpoint(60)

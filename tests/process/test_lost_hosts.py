@@ -10,6 +10,8 @@ import pytest
 from tests.process.canonical_job import digest
 from tests.process.host_jobs import audited, calm_digest
 
+pytestmark = pytest.mark.long
+
 STEPS = 24
 JOB = {"max_steps": STEPS}
 

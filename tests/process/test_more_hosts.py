@@ -16,6 +16,8 @@ import pytest
 from tests.process.canonical_job import digest
 from tests.process.host_jobs import SCRIPT, audited, calm_digest
 
+pytestmark = pytest.mark.long
+
 STEPS = 16
 JOB = {"max_steps": STEPS}
 HANG_FLOOR_SECONDS = 3

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.preemptions import PHASES, draw, preempt_all
 
 
+@pytest.mark.long
 def test_every_preemption_leaves_the_agreed_step_within_the_deadline(tmp_path):
     outcomes = preempt_all(tmp_path, len(PHASES), seed=7)
     assert [one.problem for one in outcomes] == [""] * len(PHASES), outcomes

@@ -68,6 +68,7 @@ def test_ranks_go_back_together(gone_back):
     check_what_was_trained(*gone_back)
 
 
+@pytest.mark.long
 def test_ranks_that_share_a_model_go_back_together(tmp_path):
     check_what_was_trained(tmp_path, run(tmp_path, "fsdp"))
 
@@ -77,6 +78,7 @@ def test_two_runs_that_went_back_have_the_same_bits(gone_back, tmp_path):
     assert differences(ending(tmp_path), ending(gone_back[0])) == []
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_behind_the_data_meets_it_no_more(gone_back, tmp_path):
     said = run(tmp_path, "ddp", "8")
     assert (tmp_path / "death").exists()

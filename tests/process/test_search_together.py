@@ -14,6 +14,7 @@ optuna = pytest.importorskip("optuna")
 WORKER = Path(__file__).with_name("search_worker.py")
 LIVES = 6
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     # All tests read what one process and its forks left.
     pytest.mark.xdist_group("search"),

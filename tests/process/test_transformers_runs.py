@@ -27,6 +27,7 @@ THEIR_CPU = {"ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1", "HF_HUB_OFFL
 # Means of losses are told with six digits; of other arithmetic the last of them differ.
 NEAR, FAR = 1e-6, 1e-3
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.skipif(not HAS_AVX2, reason="the runs were recorded on AVX2"),
 ]
 # What comes with the source, and what lies beside it.
