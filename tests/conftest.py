@@ -44,7 +44,7 @@ def pytest_addoption(parser):
         "--long-every",
         type=int,
         default=3,
-        help="one of so many modules of tests marked `long`, in turn by the day (make long takes all)",
+        help="one of so many modules with long tests, in turn by the day (make long takes all)",
     )
     parser.addoption(
         "--fuzz-runs",
