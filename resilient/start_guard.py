@@ -1,43 +1,100 @@
-"""Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool."""
+"""Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool.
+
+Trainers keep checkpoints in the run's folder or in folders with known names. A checkpoint in any
+other folder belongs to another run. The search reads names alone, at most 50,000 in one place. A
+refusal judges the newest checkpoints, so that its hint names an intact one.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from resilient.errors import NothingToResume, StartOverRefused
+from resilient.errors import NothingToResume, StartOverRefused, StoreError, UnknownLayout
 from resilient.format.keys import MANIFEST, parse_checkpoint
-from resilient.layouts.detect import FILE, LAYOUTS, WEIGHTS, checkpoints_of, read_layout
+from resilient.layouts.detect import (
+    FILE,
+    LAYOUTS,
+    WEIGHTS,
+    checkpoints_of,
+    order_of,
+    read_layout,
+)
 from resilient.layouts.incomplete import saved_name
-from resilient.layouts.resumability import assess_resumability
+from resilient.layouts.resumability import is_costly, reasons
 from resilient.redaction import shell_quote
 from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import local_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
-    from resilient.format.keys import CheckpointId
     from resilient.layouts.detect import RunCheckpoint
     from resilient.storage.store import Store
 
 OURS = "resilient"
 TRANSFORMERS = "hf-trainer"
-_FILES_MAX = 50_000
-"""Limit on names read in one place; a folder with more was named by mistake."""
-_DEPTH_MAX = 2
-"""Depth of folders inside a checkpoint whose files identify its layout."""
-_HOLDER = re.compile(r"checkpoints?|lightning_logs|version_\d+")
-"""Folders in which trainers collect checkpoints."""
+UNKNOWN = "unknown"
+_LIGHTNING, _MEGATRON, _DEEPSPEED = "lightning", "megatron", "deepspeed"
 STEP_FOLDER = re.compile(r"checkpoint-\d+")
 """Name that the Hugging Face Trainer gives to a checkpoint."""
-_STATE_FILE = re.compile(r"(?i)ckpt|checkpoint|last|latest|step|iter|epoch")
-_INTACT, _LOSSY = "yes", "partly"
-_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+_FILES_MAX = 50_000
+"""Limit on names read in one place."""
+_FILES_OF_FOLDER_MAX = 5_000
+"""Limit on names read in one subfolder, so that a folder of data does not hide its siblings."""
+_PREFIX_FILES_MAX = 1_000
+_PREFIXES = (
+    *("checkpoint", "ckpt", "epoch", "global_step", "iter_", "last", "lightning_logs/", "step"),
+    "version_",
+)
+"""Prefixes listed one by one in a store with more names than the limit."""
+_DEPTH_MAX = 2
+"""Depth of folders inside a run's folder whose files identify a layout."""
+_HOLDER = re.compile(
+    r"(?i)(?!pre_?train|base|init|teacher)(?:\w+[-_])?(?:ckpts?|checkpoints?)"
+    r"|lightning_logs|version_\d+"
+)
+"""Folders in which trainers collect checkpoints."""
+_LOGGED = re.compile(r"[^/.][^/]*/(?:version_\d+|[a-z0-9]{8})/checkpoints")
+"""Folder of Lightning's checkpoints below that of its logger: CSV, TensorBoard or W&B."""
+_STEP_NAME = re.compile(
+    r"(?i)(?:\w*[-_.])?(?:checkpoint|ckpt|epoch|global_?step|iter(?:ation)?|step)s?"
+    r"[-_=.]?\d{1,12}(?:[-_.=].*)?"
+)
+"""Folder of one step, as scripts name it."""
+_STATE_IN_STEP = re.compile(
+    r"(?i)(?:.*[-_.])?(?:checkpoint|ckpt|model|network|optim|policy|state|weights)[^/]*"
+    r"\.(?:ckpt|distcp|pth?)(?:\.tar)?"
+)
+"""Files of torch in the folder of a step that are state, and not data."""
+_MEGATRON_FILE = "model_optim_rng.pt"
+_STATE_FILE = re.compile(r"(?i)(?P<stem>.+?)\.(?P<kind>ckpt|pth?|tar)(?:\.tar)?")
+_ROLLING = re.compile(
+    r"(?i)ckpt|checkpoint|(?<![a-z])(?:last|latest|resume|snapshot)"
+    r"|(?:^|train\w*[-_.])state(?![a-z])"
+)
+_OF_STEP = re.compile(
+    r"(?i)step|(?<![a-z])iter|epoch|(?:^|[-_.=])(?:model|net|ep?|state)?\d{1,12}(?=$|[-_.=])"
+)
+_NO_STATE = re.compile(
+    r"(?i)args|cache|consolidated|data|feature|label|loader|optim|random|rng|scaler|sched|token"
+    r"|vocab"
+)
+"""Names of data, of downloaded weights, and of a part of the state."""
+_NEWEST = (float("inf"),)
+"""Sort key of a file that each save replaces."""
+_CHECKPOINT_NAME = re.compile(r"(?i)ckpt|checkpoint|epoch|iter|last|lightning|step|version_")
+
+
+_JUDGED_MAX = 8
+_JUDGED_BYTES_MAX = 2 << 30
+"""Bytes of checkpoints that a refusal reads in full; of others it reads only the headers."""
 _TITLES = {
     OURS: "resilient",
     TRANSFORMERS: "Hugging Face Trainer",
@@ -50,6 +107,7 @@ _TITLES = {
     "dcp": "torch.distributed.checkpoint",
     "dcp-safetensors": "torch.distributed.checkpoint, safetensors",
     FILE: "torch.save or Lightning",
+    UNKNOWN: "unknown tool",
 }
 
 
@@ -81,7 +139,7 @@ class Door:
 
 TRAINER = Door(
     "trainer.train(resume_from_checkpoint=False)",
-    "trainer.train(resume_from_checkpoint='{path}')",
+    "trainer.train(resume_from_checkpoint={path})",
 )
 LOOP = Door("checkpointer.resume('never')")
 STOCK_TRAINER = Door("trainer.train(resume_from_checkpoint=False)")
@@ -135,185 +193,195 @@ def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
     root = local_root(store.url)
     if root is not None:
         return checkpoints_in_folder(root)
-    entries = islice(store.list(), _FILES_MAX)
-    return _find_checkpoints(
-        DirectoryListing({entry.key: entry.size_bytes for entry in entries}), store.url
-    )
+    sizes = {entry.key: entry.size_bytes for entry in islice(store.list(), _FILES_MAX)}
+    for prefix in _PREFIXES if len(sizes) == _FILES_MAX else ():
+        listed = islice(store.list(prefix), _PREFIX_FILES_MAX)
+        sizes |= {entry.key: entry.size_bytes for entry in listed}
+    return _find_checkpoints(DirectoryListing(sizes), store.url)
 
 
 def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
-    """Return the checkpoints of any layout directly in a folder, newest first.
+    """Return the checkpoints of any layout in the folder of a run, newest first.
 
-    Folders named as trainers name them (``checkpoints``, ``lightning_logs/version_0``) count as
+    Folders named as trainers name them (``checkpoints``, ``exp/version_0/checkpoints``) count as
     the folder itself. Checkpoints of other runs, in other subfolders, do not count.
     """
     sizes = dict(islice(_files_of(root), _FILES_MAX))
     return _find_checkpoints(DirectoryListing(sizes), str(root))
 
 
-@dataclass(frozen=True, slots=True)
-class SkippedFolder:
-    """Checkpoint folder that a takeover skips.
-
-    Attributes:
-        path: Path of the folder.
-        reason: Damage or loss.
-        is_lossy: Whether a resume works but loses the state that ``reason`` names.
-    """
-
-    path: str
-    reason: str
-    is_lossy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TakeoverPlan:
-    """Candidates of a takeover from the Hugging Face Trainer.
-
-    Attributes:
-        intact: Folders from which a resume loses nothing, newest first.
-        skipped: Other folders, newest first.
-    """
-
-    intact: tuple[str, ...] = ()
-    skipped: tuple[SkippedFolder, ...] = ()
-
-    def not_newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
-        """Return the skipped folders of lower steps."""
-        newer = self.newer_than(path)
-        return tuple(skip for skip in self.skipped if skip not in newer)
-
-    def newer_than(self, path: str) -> tuple[SkippedFolder, ...]:
-        """Return the skipped folders of higher steps."""
-        return tuple(skip for skip in self.skipped if _step_of(skip.path) > _step_of(path))
-
-
-def plan_takeover(folder: str) -> TakeoverPlan:
-    """Classify the ``checkpoint-<step>`` folders of the Hugging Face Trainer, newest first.
-
-    Crash: reads only.
-
-    Args:
-        folder: Output folder of the run; a URL has no candidates.
-    """
-    root = local_root(folder)
-    checkpoints = checkpoints_in_folder(root) if root is not None else []
-    step_folders = [checkpoint for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
-    intact_paths: list[str] = []
-    skipped_folders: list[SkippedFolder] = []
-    for checkpoint in sorted(
-        step_folders, key=lambda candidate: _step_of(candidate.path), reverse=True
-    ):
-        flaw = _flaw_of(checkpoint.path)
-        if flaw is None:
-            intact_paths.append(checkpoint.path)
-        else:
-            skipped_folders.append(flaw)
-    return TakeoverPlan(tuple(intact_paths), tuple(skipped_folders))
-
-
-def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:
-    path = Path(checkpoint.path)
-    is_named = STEP_FOLDER.fullmatch(path.name) is not None
-    return checkpoint.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
-
-
-def _step_of(path: str) -> int:
-    return int(path.rpartition("-")[2])
-
-
-def _flaw_of(path: str) -> SkippedFolder | None:
-    """Return the reason why a resume from a checkpoint loses state, None if it loses nothing."""
-    folder = open_folder(path)
-    contents = read_layout(folder, folder.list())
-    if contents is None or contents.layout != TRANSFORMERS:
-        return SkippedFolder(path, "incomplete: the state of the trainer is missing")
-    verdict = assess_resumability(contents, path)
-    if verdict.answer == _INTACT:
-        return None
-    return SkippedFolder(path, "; ".join(verdict.why), verdict.answer == _LOSSY)
+def _is_run_folder(folder: str) -> bool:
+    """Return whether the run keeps checkpoints in a subfolder; its own folder is the empty name."""
+    if not folder or _LOGGED.fullmatch(folder):
+        return True
+    return all(_HOLDER.fullmatch(part) for part in folder.split("/"))
 
 
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
-    own_checkpoints = {
-        checkpoint for name in listing.sizes if (checkpoint := _own_checkpoint(name))
-    }
-    checkpoints = [
-        FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(own_checkpoints, reverse=True)
+    own_names = {name for key in listing.sizes if (name := _own_checkpoint(key))}
+    own_checkpoints = [
+        FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(own_names, key=_age, reverse=True)
     ]
     foreign_files = DirectoryListing(
-        {n: size for n, size in listing.sizes.items() if not _is_own_key(n)}
+        {key: size for key, size in listing.sizes.items() if not _is_own_key(key)}
     )
-    if layout := _layout_of_root(foreign_files):
-        return [*checkpoints, FoundCheckpoint(url, layout)]
-    foreign_checkpoints = [
-        checkpoint for checkpoint in checkpoints_of(foreign_files) if _counts(checkpoint)
-    ]
-    return [
-        *checkpoints,
-        *(
-            FoundCheckpoint(f"{url}/{checkpoint.name}", checkpoint.layout)
-            for checkpoint in foreign_checkpoints
-        ),
-    ]
+    layout = _layout_of_root(foreign_files)
+    if layout and layout != WEIGHTS:
+        return [*own_checkpoints, FoundCheckpoint(url, layout)]
+    # The files of a finished run do not hide the checkpoints of another tool below.
+    below = DirectoryListing({k: s for k, s in foreign_files.sizes.items() if not _is_export(k)})
+    candidates = dict(_foreign(below))
+    names = sorted(sorted(candidates), key=lambda name: candidates[name][0], reverse=True)
+    return [*own_checkpoints, *(FoundCheckpoint(f"{url}/{n}", candidates[n][1]) for n in names)]
 
 
-def _own_checkpoint(key: str) -> CheckpointId | None:
-    folder, _, name = key.partition("/")
-    return parse_checkpoint(folder) if name == MANIFEST else None
+def _age(name: str) -> tuple[object, str]:
+    return parse_checkpoint(name.rpartition("/")[2]), name
+
+
+def _own_checkpoint(key: str) -> str:
+    """Return the name of our checkpoint that a key commits; empty for any other key."""
+    name, _, file = key.rpartition("/")
+    folder, _, base = name.rpartition("/")
+    is_own = file == MANIFEST and parse_checkpoint(base) is not None
+    return name if is_own and _is_run_folder(folder) else ""
 
 
 def _is_own_key(key: str) -> bool:
-    return parse_checkpoint(key.partition("/")[0]) is not None
+    return any(parse_checkpoint(part) is not None for part in key.split("/")[:-1])
+
+
+def _is_export(key: str) -> bool:
+    """Return whether a file belongs to the model and the log of a finished run."""
+    return "/" not in key and _STATE_FILE.fullmatch(key) is None
 
 
 def _layout_of_root(listing: DirectoryListing) -> str:
     """Return the layout of a folder that is itself a checkpoint; empty for any other folder."""
     layout = next((candidate.name for candidate in LAYOUTS if candidate.is_it(listing)), "")
-    names = {name.partition("/")[0] for name in listing.sizes}
     # `Trainer.save_state()` writes the trainer's state beside the checkpoints of its run.
-    is_end_of_run = layout == TRANSFORMERS and not names & set(_OPTIMIZERS)
+    is_end_of_run = layout == TRANSFORMERS and not _has_optimizer(listing, "")
     holds_others = bool(checkpoints_of(listing))
-    return "" if layout == WEIGHTS or is_end_of_run or holds_others else layout
+    return "" if is_end_of_run or holds_others else layout
 
 
-def _counts(checkpoint: RunCheckpoint) -> bool:
+def _has_optimizer(listing: DirectoryListing, prefix: str) -> bool:
+    """Return whether a folder of Transformers directly has the state of an optimizer."""
+    return any(
+        key.startswith(prefix) and "optim" in key.removeprefix(prefix) for key in listing.sizes
+    )
+
+
+def _foreign(listing: DirectoryListing) -> Iterator[tuple[str, tuple[tuple[float, ...], str]]]:
+    """Yield name, sort key and layout of the checkpoints of other tools."""
+    taken = set()
+    for checkpoint in checkpoints_of(listing):
+        if checkpoint.layout != FILE and _counts(checkpoint, listing):
+            name, layout = _as_loaded(checkpoint)
+            taken.add(name)
+            yield name, (order_of(name, layout)[1], layout)
+    for key in listing.sizes:
+        folder, _, base = key.rpartition("/")
+        if any(above in taken for above in _folders_above(key)):
+            continue
+        if _is_run_folder(folder) and _is_state_file(base):
+            yield key, (order_of(key, FILE)[1] or _age_of_file(base), FILE)
+        elif name := _step_folder(key):
+            layout = _MEGATRON if base == _MEGATRON_FILE else UNKNOWN
+            yield name, (order_of(name, layout)[1], layout)
+
+
+def _folders_above(key: str) -> Iterator[str]:
+    parts = key.split("/")
+    return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _as_loaded(checkpoint: RunCheckpoint) -> tuple[str, str]:
+    """Return the name that a tool loads, and the tool.
+
+    Lightning keeps the files of DeepSpeed in ``epoch=0-step=8.ckpt/checkpoint``.
+    """
+    name = checkpoint.name
+    if checkpoint.layout == _DEEPSPEED and checkpoint.base == "checkpoint":
+        name = checkpoint.folder if checkpoint.folder.endswith(".ckpt") else name
+    is_lightning = checkpoint.layout == _DEEPSPEED and name.endswith(".ckpt")
+    return name, _LIGHTNING if is_lightning else checkpoint.layout
+
+
+def _counts(checkpoint: RunCheckpoint, listing: DirectoryListing) -> bool:
     """Return whether this is a checkpoint of the run itself, by its place, layout and name.
 
     A staging folder of a save that never ended is not a checkpoint.
     """
-    if saved_name(checkpoint.base):
-        return False
-    if checkpoint.folder and not all(
-        _HOLDER.fullmatch(part) for part in checkpoint.folder.split("/")
-    ):
+    name, _ = _as_loaded(checkpoint)
+    folder, _, base = name.rpartition("/")
+    if saved_name(base) or not _is_run_folder(folder):
         return False
     if checkpoint.layout == WEIGHTS:
-        return STEP_FOLDER.fullmatch(checkpoint.base) is not None
-    if checkpoint.layout == FILE:
-        has_step = bool(checkpoint.order) or _STATE_FILE.search(checkpoint.base) is not None
-        return checkpoint.base.endswith(".ckpt") or has_step
+        return STEP_FOLDER.fullmatch(base) is not None
+    if checkpoint.layout == TRANSFORMERS and STEP_FOLDER.fullmatch(base) is None:
+        return _has_optimizer(listing, f"{name}/")
     return True
+
+
+def _is_state_file(base: str) -> bool:
+    """Return whether a file is named as scripts name the state of a run."""
+    match = _STATE_FILE.fullmatch(base)
+    if match is None:
+        return False
+    stem, kind = match["stem"], match["kind"].lower()
+    if kind == "ckpt":
+        return True
+    # An archive without the suffix of torch is data, unless its name says otherwise.
+    is_rolling = _ROLLING.search(stem) is not None
+    is_named = is_rolling or (kind != "tar" and _OF_STEP.search(stem) is not None)
+    return is_named and _NO_STATE.search(stem) is None
+
+
+def _age_of_file(base: str) -> tuple[float, ...]:
+    """Return the sort key of a file without a number: each save replaces ``last.ckpt``."""
+    match = _STATE_FILE.fullmatch(base)
+    stem = match["stem"] if match else ""
+    return _NEWEST if _ROLLING.search(stem) and "best" not in stem.lower() else ()
+
+
+def _step_folder(key: str) -> str:
+    """Return the folder of the step that a file belongs to; empty for any other file."""
+    parts = key.split("/")
+    if _STATE_IN_STEP.fullmatch(parts[-1]) is None:
+        return ""
+    for at in range(max(0, len(parts) - 2 - _DEPTH_MAX), len(parts) - 1):
+        is_step = _STEP_NAME.fullmatch(parts[at]) and not saved_name(parts[at])
+        if is_step and _is_run_folder("/".join(parts[:at])):
+            return "/".join(parts[: at + 1])
+    return ""
 
 
 def _files_of(root: Path) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files that identify the checkpoints in a folder."""
-    pending_folders = [("", -1)]
+    pending_folders = deque([("", 0)])
     linked_folders: set[tuple[int, int]] = set()
     while pending_folders:
-        prefix, depth = pending_folders.pop()
+        prefix, depth = pending_folders.popleft()
+        files_left = _FILES_OF_FOLDER_MAX if depth else _FILES_MAX // 2
         for entry in _entries(root / prefix):
             name = f"{prefix}{entry.name}"
             if entry.is_file():
-                yield name, entry.stat().st_size
-            elif depth < _DEPTH_MAX and not entry.name.startswith("."):
-                if entry.is_symlink():
-                    status = entry.stat()
-                    if (status.st_dev, status.st_ino) in linked_folders:
-                        continue
-                    linked_folders.add((status.st_dev, status.st_ino))
-                is_holder = depth < 0 and _HOLDER.fullmatch(entry.name) is not None
-                pending_folders.append((f"{name}/", -1 if is_holder else max(depth, 0) + 1))
+                files_left -= 1
+                if files_left >= 0:
+                    yield name, entry.stat().st_size
+                continue
+            below = 0 if _is_run_folder(name) else depth + 1
+            if below > _DEPTH_MAX or entry.name.startswith("."):
+                continue
+            if entry.is_symlink():
+                status = entry.stat()
+                if (status.st_dev, status.st_ino) in linked_folders:
+                    continue
+                linked_folders.add((status.st_dev, status.st_ino))
+            # The limit on names must not end the search in a folder of data.
+            is_likely = depth > 0 or _CHECKPOINT_NAME.search(entry.name) is not None
+            pending_folders.insert(0 if is_likely else len(pending_folders), (f"{name}/", below))
 
 
 def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
@@ -329,7 +397,7 @@ def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
 def _is_there(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a file or a folder, or a link to one.
 
-    A checkpoint behind a link is a checkpoint of the run too. The guard only looks at names.
+    A checkpoint behind a link is a checkpoint of the run too. The search only looks at names.
     """
     try:
         return entry.is_file() or entry.is_dir()
@@ -337,28 +405,103 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
         return False  # a link to itself
 
 
-def _refusal(checkpoints: list[FoundCheckpoint], entry_point: Door) -> StartOverRefused:
-    newest = checkpoints[0]
-    count = (
-        "a checkpoint" if len(checkpoints) == 1 else f"{len(checkpoints)} checkpoints, the first"
-    )
-    title = _TITLES.get(newest.layout, newest.layout)
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A checkpoint and what a resume from it costs.
+
+    Attributes:
+        checkpoint: The checkpoint.
+        flaw: Its damage or loss; empty for an intact one, and for one that was not read.
+        is_resumable: Whether a resume works, with or without the loss.
+        is_imported: Whether our Trainer imports it.
+    """
+
+    checkpoint: FoundCheckpoint
+    flaw: str = ""
+    is_resumable: bool = True
+    is_imported: bool = False
+
+
+def _judge_until_intact(checkpoints: Sequence[FoundCheckpoint]) -> list[_Judged]:
+    """Judge the newest checkpoints, until one is intact.
+
+    A resume from a repository judges its own checkpoints. Those of a remote store are not read.
+    """
+    judged: list[_Judged] = []
+    bytes_left = _JUDGED_BYTES_MAX
+    for checkpoint in checkpoints[:_JUDGED_MAX]:
+        result = _Judged(checkpoint)
+        if checkpoint.layout not in (OURS, UNKNOWN) and local_root(checkpoint.path) is not None:
+            # The hint then names a checkpoint whose reader tells the user what is wrong.
+            with suppress(StoreError, UnknownLayout):
+                result, bytes_left = _judge(checkpoint, bytes_left)
+        judged.append(result)
+        if not result.flaw:
+            break
+    return judged
+
+
+def _judge(checkpoint: FoundCheckpoint, bytes_left: int) -> tuple[_Judged, int]:
+    """Judge one checkpoint; return the bytes that are left to read, too.
+
+    Raises:
+        StoreError: A file could not be read.
+        UnknownLayout: No known tool wrote the checkpoint.
+    """
+    from resilient.diff.verification import verify_folder
+
+    folder = open_folder(checkpoint.path)
+    listing = folder.list()
+    bytes_left -= sum(listing.sizes.values())
+    contents = verify_folder(folder).contents if bytes_left >= 0 else read_layout(folder, listing)
+    if contents is None:
+        return _Judged(checkpoint), bytes_left
+    costly_problems = [problem for problem in contents.problems if is_costly([problem])]
+    return _Judged(
+        checkpoint,
+        "; ".join(reasons(costly_problems)),
+        is_resumable=not any(problem.is_fatal for problem in costly_problems),
+        is_imported=contents.layout == TRANSFORMERS and not contents.not_imported,
+    ), bytes_left
+
+
+def _refusal(checkpoints: list[FoundCheckpoint], door: Door) -> StartOverRefused:
+    judged = _judge_until_intact(checkpoints)
+    # Only the last one can be intact. Without it, the newest that is resumable with a loss.
+    by_cost = sorted(judged, key=lambda one: bool(one.flaw))
+    choice = next((one for one in by_cost if one.is_resumable), None)
     return StartOverRefused(
-        f"will not start at step 0: there is {count} at `{newest.path}` ({title}); "
-        "nothing was changed",
-        hint=f"to continue: {_continuing(newest, entry_point)}; to start at step 0: "
-        f"resilient train --resume never SCRIPT, or {entry_point.never}",
+        f"will not start at step 0: {_found(checkpoints, judged)}; nothing was changed",
+        hint=f"{_way_to_continue(choice, judged[0], door)}; to start at step 0: "
+        f"resilient train --resume never SCRIPT, or {door.never}",
     )
 
 
-def _continuing(checkpoint: FoundCheckpoint, entry_point: Door) -> str:
+def _found(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) -> str:
+    """Return the number of checkpoints, the newest, and the newest intact one in words."""
+    newest, count = checkpoints[0], len(checkpoints)
+    head = "there is a checkpoint" if count == 1 else f"there are {count} checkpoints, the newest"
+    text = f"{head} at `{newest.path}` ({_TITLES.get(newest.layout, newest.layout)})"
+    for number, one in enumerate(judged):
+        if one.flaw:
+            subject = f"; `{one.checkpoint.path}`" if number else ", which"
+            text += f"{subject} is not intact: {one.flaw}"
+        elif number:
+            text += f"; the newest intact one is `{one.checkpoint.path}`"
+    return text
+
+
+def _way_to_continue(choice: _Judged | None, newest: _Judged, door: Door) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
+    if choice is None:
+        return f"to see the damage: resilient ckpt verify {shell_quote(newest.checkpoint.path)}"
+    checkpoint, path = choice.checkpoint, choice.checkpoint.path
+    head = "to continue with that loss" if choice.flaw else "to continue"
     if checkpoint.layout == OURS:
-        return f"resilient train --repo {shell_quote(checkpoint.path.rpartition('/')[0])} SCRIPT"
-    command = f"resilient train --resume {shell_quote(checkpoint.path)} SCRIPT"
-    if checkpoint.layout == TRANSFORMERS and entry_point.takes:
-        return f"{command}, or {entry_point.takes.format(path=checkpoint.path)}"
-    if checkpoint.layout == TRANSFORMERS:
-        return f"{command} with resilient.train.Trainer"
+        return f"{head}: resilient train --repo {shell_quote(path.rpartition('/')[0])} SCRIPT"
+    if choice.is_imported and door.takes:
+        command = f"resilient train --resume {shell_quote(path)} SCRIPT"
+        return f"{head}: {command}, or {door.takes.format(path=repr(path))}"
     title = _TITLES.get(checkpoint.layout, checkpoint.layout)
-    return f"load `{checkpoint.path}` with {title} in the script, then start with --resume never"
+    other = ", or continue with resilient.train.Trainer" if choice.is_imported else ""
+    return f"{head}: load `{path}` with {title} in the script, and start with --resume never{other}"

@@ -591,14 +591,24 @@ def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
     return max((listing.changed[name] for name in names if name in listing.changed), default=None)
 
 
-def _run_checkpoint(
-    name: str, layout: str, sizes: Mapping[str, int], changed: float | None
-) -> RunCheckpoint:
+def order_of(name: str, layout: str) -> tuple[int | None, tuple[int, ...]]:
+    """Return the step in a checkpoint's name, None without one, and its sort key within a run.
+
+    Args:
+        name: Path in the run's folder.
+        layout: Name of its layout.
+    """
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
     steps = _STEP.findall(base)
     # accelerate numbers its saves, not its steps.
     step = int(steps[-1]) if steps and layout != "accelerate" else None
-    order = tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
+    return step, tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
+
+
+def _run_checkpoint(
+    name: str, layout: str, sizes: Mapping[str, int], changed: float | None
+) -> RunCheckpoint:
+    step, order = order_of(name, layout)
     return RunCheckpoint(
         name,
         step,

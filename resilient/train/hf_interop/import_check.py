@@ -1,17 +1,22 @@
-"""Checks of an import before its commit: resumability of the source, and a test resume."""
+"""Checks of an import before its commit: choice and resumability of the source, a test resume."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from resilient.diff.verification import refuse_losses, require_importable, verify_folder
 from resilient.errors import IncompatibleCheckpoint
-from resilient.layouts.resumability import reasons
+from resilient.layouts.detect import WEIGHTS, read_layout
+from resilient.layouts.resumability import assess_resumability, reasons
+from resilient.start_guard import STEP_FOLDER, TRANSFORMERS, checkpoints_in_folder
 from resilient.state_dict.changes import refused_changes
+from resilient.storage.folder import open_folder
+from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline.registry import pipeline_of
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
@@ -19,10 +24,10 @@ from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from torch import nn
 
+    from resilient.start_guard import FoundCheckpoint
     from resilient.state_dict.changes import ChangePolicy
     from resilient.state_dict.snapshot import Part
     from resilient.train.data.sampler import DataCursor
@@ -30,6 +35,80 @@ if TYPE_CHECKING:
 _NAMED_MAX = 3
 _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
 """Options of an optimizer that reveal its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedFolder:
+    """Checkpoint folder that is not intact.
+
+    Attributes:
+        path: Path of the folder.
+        reason: Damage or loss.
+        is_lossy: Whether a resume works but loses the state that ``reason`` names.
+    """
+
+    path: str
+    reason: str
+    is_lossy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverPlan:
+    """Candidates of a takeover from the Hugging Face Trainer, judged by their headers.
+
+    Attributes:
+        candidates: Folders whose headers show no loss, newest first. Their bytes were not read.
+        skipped: Other folders, newest first.
+    """
+
+    candidates: tuple[str, ...] = ()
+    skipped: tuple[SkippedFolder, ...] = ()
+
+
+def plan_takeover(folder: str) -> TakeoverPlan:
+    """Classify the ``checkpoint-<step>`` folders of the Hugging Face Trainer, newest first.
+
+    Crash: reads only.
+
+    Args:
+        folder: Output folder of the run; a URL has no candidates.
+    """
+    root = local_root(folder)
+    checkpoints = checkpoints_in_folder(root) if root is not None else []
+    paths = [checkpoint.path for checkpoint in checkpoints if _is_step_folder(checkpoint, root)]
+    candidates: list[str] = []
+    skipped_folders: list[SkippedFolder] = []
+    for path in sorted(paths, key=step_of, reverse=True):
+        flaw = _flaw_of(path)
+        if flaw is None:
+            candidates.append(path)
+        else:
+            skipped_folders.append(flaw)
+    return TakeoverPlan(tuple(candidates), tuple(skipped_folders))
+
+
+def step_of(path: str) -> int:
+    """Return the step in the name of a folder of the Hugging Face Trainer."""
+    return int(path.rpartition("-")[2])
+
+
+def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:
+    path = Path(checkpoint.path)
+    is_named = STEP_FOLDER.fullmatch(path.name) is not None
+    return checkpoint.layout in (TRANSFORMERS, WEIGHTS) and is_named and path.parent == root
+
+
+def _flaw_of(path: str) -> SkippedFolder | None:
+    """Return the reason why a resume from a checkpoint loses state, None if it loses nothing."""
+    folder = open_folder(path)
+    contents = read_layout(folder, folder.list())
+    if contents is None or contents.layout != TRANSFORMERS:
+        return SkippedFolder(path, "incomplete: the state of the trainer is missing")
+    verdict = assess_resumability(contents, path)
+    if verdict.answer == "yes":
+        return None
+    is_lossy = verdict.answer == "partly"
+    return SkippedFolder(path, verdict.line() if is_lossy else "; ".join(verdict.why), is_lossy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -34,7 +34,7 @@ from resilient.errors import (
 from resilient.events import CheckpointSkipped, Event, Level
 from resilient.format.keys import CheckpointId
 from resilient.redaction import shell_quote
-from resilient.start_guard import STEP_FOLDER, SkippedFolder, plan_takeover
+from resilient.start_guard import STEP_FOLDER
 from resilient.state_dict.flatten import PLAIN
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import bare
@@ -56,11 +56,14 @@ from resilient.train.hf_interop.conversion import (
     trainer_state,
 )
 from resilient.train.hf_interop.import_check import (
+    SkippedFolder,
     open_source,
+    plan_takeover,
     require_loadable,
     require_place,
     require_same_objects,
     require_same_optimizer,
+    step_of,
 )
 from resilient.train.optimizers.builtin import parameter_groups
 from resilient.train.saver import policy_for
@@ -72,7 +75,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from resilient.checkpoint_engine import CheckpointEngine
-    from resilient.train.hf_interop.import_check import ImportSource
+    from resilient.train.hf_interop.import_check import ImportSource, TakeoverPlan
     from resilient.train.trainer_hooks import TrainerHooks
 
 IMPORTED_AS, BEST = "imported_as", "best"
@@ -357,35 +360,61 @@ def _refuse_unsigned(folder: str) -> None:
 def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the newest intact Transformers checkpoint of the output folder to the repository.
 
-    A repository that holds a run is left unchanged.
+    Without an intact one, the newest that is resumable with a loss is taken. A repository that
+    holds a run is left unchanged.
 
     Raises:
-        NoIntactCheckpoint: There are Transformers checkpoints, and none of them is intact.
+        NoIntactCheckpoint: There are Transformers checkpoints, and none of them is resumable.
+        IncompatibleCheckpoint: Each of them has a loss, which ``strict_resume`` refuses.
     """
     session = hooks.session
     if not _holds_step_folder(session.args.output_dir):
         return ""
     plan = plan_takeover(session.args.output_dir)
-    if not plan.intact and not plan.skipped:
+    if not plan.candidates and not plan.skipped:
         return ""
-    engine = session.checkpointer_alone(f"{topic}/look")
+    engine = session.checkpointer_alone(topic)
     try:
         if holds_run(engine):
             return ""
+        folder, prepared, skipped = _choose(hooks, plan, more)
+        for skip in skipped:
+            if step_of(skip.path) > step_of(folder):
+                session.emit(CheckpointSkipped(skip.path, skip.reason))
+        return _commit(hooks, engine, folder, prepared)
     finally:
         engine.close()
-    damaged_folders: list[SkippedFolder] = []
-    for number, folder in enumerate(plan.intact):
-        for skip in (*plan.newer_than(folder), *damaged_folders):
-            session.emit(CheckpointSkipped(skip.path, skip.reason))
-        plan, damaged_folders = replace(plan, skipped=plan.not_newer_than(folder)), []
+
+
+def _choose(
+    hooks: TrainerHooks, plan: TakeoverPlan, more: Mapping[str, Part]
+) -> tuple[str, Import, list[SkippedFolder]]:
+    """Return the folder to take over, its data, and the other folders that were judged.
+
+    Each candidate is read in full: only its bytes show a flipped bit or an infinite number.
+    """
+    skipped = list(plan.skipped)
+    for folder in plan.candidates:
         try:
-            return _take(hooks, folder, more, f"{topic}/{number}")
+            prepared = _prepare(hooks, folder, more, strict=False)
         except SignatureRefused:
             raise
         except IntegrityError as error:
-            damaged_folders = [SkippedFolder(folder, error.message)]
-    raise _nothing_intact(session.args.output_dir, (*damaged_folders, *plan.skipped))
+            skipped.append(SkippedFolder(folder, error.message))
+            continue
+        if not prepared.lost:
+            return folder, prepared, skipped
+        reason = f"resumable with loss of {'; '.join(prepared.lost)}"
+        skipped.append(SkippedFolder(folder, reason, is_lossy=True))
+    skipped.sort(key=lambda skip: step_of(skip.path), reverse=True)
+    for skip in [skip for skip in skipped if skip.is_lossy]:
+        try:
+            prepared = _prepare(hooks, skip.path, more, strict=_is_strict(hooks))
+        except IntegrityError as error:
+            skipped[skipped.index(skip)] = SkippedFolder(skip.path, error.message)
+        else:
+            return skip.path, prepared, skipped
+    raise _nothing_resumable(hooks.session.args.output_dir, skipped)
 
 
 def _holds_step_folder(output: str) -> bool:
@@ -402,19 +431,13 @@ def _holds_step_folder(output: str) -> bool:
         return False
 
 
-def _nothing_intact(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:
+def _nothing_resumable(output: str, skipped: Sequence[SkippedFolder]) -> NoIntactCheckpoint:
     reasons = "; ".join(f"{skip.path}: {skip.reason}" for skip in skipped)
-    lossy = next((skip for skip in skipped if skip.is_lossy), None)
-    if lossy is not None:
-        inspect_hint = (
-            f"to continue with that loss: resilient train --resume {shell_quote(lossy.path)} SCRIPT"
-        )
-    else:
-        inspect_hint = f"resilient ckpt inspect {shell_quote(skipped[0].path)}"
     return NoIntactCheckpoint(
         f"no checkpoint of Transformers in `{output}` is intact, and training does not start over "
         f"silently: {reasons}",
-        hint=f"{inspect_hint}; to start at step 0: --resume never, or resume_from_checkpoint=False",
+        hint=f"resilient ckpt inspect {shell_quote(skipped[0].path)}; to start at step 0: "
+        "resilient train --resume never SCRIPT, or trainer.train(resume_from_checkpoint=False)",
     )
 
 
@@ -431,25 +454,37 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
     try:
         if holds_run(engine):
             return _digests(folder, is_whole=session.gang.launch.cause == "start")
-        prepared = prepare_import(
-            folder,
-            _naming(hooks),
-            hooks.model,
-            strict=session.gang.launch.strict_resume or session.args.strict_resume,
-            fresh=_fresh(hooks),
-        )
-        _require_run(hooks, prepared.parts)
-        replicated_parts = {name: part for name, part in more.items() if part.scope == "replicated"}
-        prepared.parts.update(replicated_parts)
-        checkpoint = prepared.commit(engine)
-        session.emit(HFCheckpointImported(folder, str(checkpoint), prepared.source.step))
-        if prepared.lost:
-            session.emit(ImportLossReported(folder, prepared.lost))
-        if prepared.odd:
-            session.emit(ImportOddityReported(folder, prepared.odd))
+        prepared = _prepare(hooks, folder, more, strict=_is_strict(hooks))
+        return _commit(hooks, engine, folder, prepared)
     finally:
         engine.close()
-    return f"{prepared.source.state_digest}:{prepared.source.digest}"
+
+
+def _is_strict(hooks: TrainerHooks) -> bool:
+    session = hooks.session
+    return session.gang.launch.strict_resume or session.args.strict_resume
+
+
+def _prepare(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], *, strict: bool) -> Import:
+    """Read and verify a folder, and check that this run can load it; nothing is committed."""
+    naming, fresh = _naming(hooks), _fresh(hooks)
+    prepared = prepare_import(folder, naming, hooks.model, strict=strict, fresh=fresh)
+    _require_run(hooks, prepared.parts)
+    replicated_parts = {name: part for name, part in more.items() if part.scope == "replicated"}
+    prepared.parts.update(replicated_parts)
+    return prepared
+
+
+def _commit(hooks: TrainerHooks, engine: CheckpointEngine, folder: str, prepared: Import) -> str:
+    """Write a prepared import to the repository; return the digests of its folder."""
+    session, source = hooks.session, prepared.source
+    checkpoint = prepared.commit(engine)
+    session.emit(HFCheckpointImported(folder, str(checkpoint), source.step))
+    if prepared.lost:
+        session.emit(ImportLossReported(folder, prepared.lost))
+    if prepared.odd:
+        session.emit(ImportOddityReported(folder, prepared.odd))
+    return f"{source.state_digest}:{source.digest}"
 
 
 def _digests(folder: str, *, is_whole: bool) -> str:

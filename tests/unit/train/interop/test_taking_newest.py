@@ -6,8 +6,15 @@ import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from resilient.errors import NoIntactCheckpoint, NothingToResume, StartOverRefused
+from resilient.errors import (
+    IncompatibleCheckpoint,
+    NoIntactCheckpoint,
+    NothingToResume,
+    StartOverRefused,
+)
 from tests.helpers.hf_runs import HERE, SHARED, make, read_record
 
 
@@ -131,3 +138,113 @@ def test_train_output_of_another_tool_is_refused(tmp_path):
     run = make("reg_sgd", tmp_path / "out", repo=str(tmp_path / "repo"))
     with pytest.raises(StartOverRefused, match="global_step10"):
         run.train()
+
+
+def change_file(file, change):
+    """Load a torch file, change its value in place and save it."""
+    value = torch.load(file, weights_only=False)
+    change(value)
+    torch.save(value, file)
+
+
+def spoil_weights(folder):
+    """Write an infinite number into the weights: only their bytes show the loss."""
+    weights = load_file(folder / "model.safetensors")
+    next(one for one in weights.values() if one.is_floating_point()).view(-1)[0] = float("inf")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def copy_as_older(output):
+    """Write a checkpoint of one step before the only one, and return both steps."""
+    newest = steps_in(output)[0]
+    older = newest - 1
+    source, folder = output / f"checkpoint-{newest}", output / f"checkpoint-{older}"
+    shutil.copytree(source, folder)
+    state = json.loads((folder / "trainer_state.json").read_text())
+    state["epoch"] *= older / newest
+    state["global_step"] = older
+    state["log_history"] = [one for one in state["log_history"] if one["step"] <= older]
+    (folder / "trainer_state.json").write_text(json.dumps(state))
+    rate = json.loads((source / "trainer_state.json").read_text())["log_history"][-1][
+        "learning_rate"
+    ]
+
+    def set_rate(optimizer):
+        for group in optimizer["param_groups"]:
+            group["lr"] = rate
+
+    schedule = {"last_epoch": older, "_step_count": newest, "_last_lr": [rate, rate]}
+    change_file(folder / "scheduler.pt", lambda one: one.update(schedule))
+    change_file(folder / "optimizer.pt", set_rate)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: one * 0.5 if one.is_floating_point() else one for name, one in weights.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    return newest, older
+
+
+def taken_and_skipped(output):
+    told = events_of(output)
+    taken = next(one["step"] for one in told if one["event"] == "HFCheckpointImported")
+    skipped = [one for one in told if one["event"] == "CheckpointSkipped"]
+    return taken, [(one["checkpoint"].rpartition("-")[2], one["reason"]) for one in skipped]
+
+
+def test_train_newest_has_a_loss_takes_the_intact_older(output):
+    newest, older = copy_as_older(output)
+    spoil_weights(output / f"checkpoint-{newest}")
+    make("reg_sgd", output).train()
+    taken, skipped = taken_and_skipped(output)
+    assert taken == older
+    assert [one for one, _ in skipped] == [str(newest)]
+    assert "loss of finite numbers in the weights" in skipped[0][1]
+
+
+def test_train_all_have_a_loss_takes_the_newest(output):
+    newest, older = copy_as_older(output)
+    for step in (newest, older):
+        spoil_weights(output / f"checkpoint-{step}")
+    make("reg_sgd", output).train()
+    assert taken_and_skipped(output) == (newest, [])
+    told = next(one for one in events_of(output) if one["event"] == "ImportLossReported")
+    assert told["lost"] == ["finite numbers in the weights"]
+
+
+def test_train_only_checkpoint_lost_a_file_is_taken_with_that_loss(output):
+    (output / "checkpoint-7" / "rng_state.pth").unlink()
+    make("reg_sgd", output).train()
+    assert taken_and_skipped(output) == (7, [])
+    assert any(one["event"] == "ImportLossReported" for one in events_of(output))
+
+
+def test_train_newest_is_damaged_and_older_has_a_loss_takes_the_older(output):
+    newest, older = copy_as_older(output)
+    (output / f"checkpoint-{newest}" / "optimizer.pt").write_bytes(b"PK damaged")
+    spoil_weights(output / f"checkpoint-{older}")
+    make("reg_sgd", output).train()
+    taken, skipped = taken_and_skipped(output)
+    assert (taken, [one for one, _ in skipped]) == (older, [str(newest)])
+
+
+def test_train_strict_with_losses_only_is_refused(output):
+    spoil_weights(output / "checkpoint-7")
+    run = make("reg_sgd", output, strict_resume=True)
+    with pytest.raises(IncompatibleCheckpoint, match="strict_resume refuses a loss"):
+        run.train()
+    assert not list(output.glob("checkpoint-*-g*"))
+
+
+def test_train_strict_takes_the_intact_older(output):
+    newest, older = copy_as_older(output)
+    spoil_weights(output / f"checkpoint-{newest}")
+    make("reg_sgd", output, strict_resume=True).train()
+    assert taken_and_skipped(output)[0] == older
+
+
+def test_train_named_checkpoint_with_a_loss_holds(output):
+    newest, _ = copy_as_older(output)
+    spoil_weights(output / f"checkpoint-{newest}")
+    make("reg_sgd", output).train(str(output / f"checkpoint-{newest}"))
+    assert taken_and_skipped(output)[0] == newest
