@@ -46,7 +46,15 @@ from resilient.checkpoint.writer_heartbeat import WriterHeartbeat
 from resilient.clock import Stopwatch
 from resilient.distributed.coordination import RankFailure, agree, capture_failure
 from resilient.distributed.start_identity import StartIdentity
-from resilient.errors import ConfigError, Fenced, IncompatibleCheckpoint, ResilientError, SaveFailed
+from resilient.errors import (
+    ConfigError,
+    Fenced,
+    IncompatibleCheckpoint,
+    NothingToResume,
+    RepositoryNotFound,
+    ResilientError,
+    SaveFailed,
+)
 from resilient.format.keys import CheckpointId, whole_step
 from resilient.format.partial_read import read_bytes
 from resilient.processes import release_claim
@@ -62,6 +70,7 @@ if TYPE_CHECKING:
 
     from resilient.checkpoint.context import CheckpointContext
     from resilient.checkpoint.generations import Generation
+    from resilient.checkpoint.restore.read import ReadRequest
     from resilient.checkpoint.save.executor import SaveExecutor
     from resilient.distributed.coordination import ControlGroup
     from resilient.start_guard import StartGuard
@@ -347,9 +356,7 @@ class CheckpointEngine:
             self._context = discover_near_tiers(self._context)
         store = self._persister.open(self._context)
         request = self._context.read_request(names, landing.boxes, landing.places)
-        choice = select_resume_checkpoint(
-            store, self._context.comms, ref, request, self._context.limits.within_seconds
-        )
+        choice = self._select(store, ref, request, guard)
         if guard is not None and ref == "auto" and choice.proved is None:
             is_mine = self._context.world.is_coordinator
             self._agree(
@@ -374,6 +381,20 @@ class CheckpointEngine:
             events.CheckpointRestored(name, resume_result.step, size_bytes, took_seconds)
         )
         return resume_result
+
+    def _select(
+        self, store: Store, ref: str, request: ReadRequest, guard: StartGuard | None
+    ) -> ResumeChoice:
+        """Return the checkpoint that a reference names, verified on every rank."""
+        within_seconds = self._context.limits.within_seconds
+        try:
+            return select_resume_checkpoint(
+                store, self._context.comms, ref, request, within_seconds
+            )
+        except (NothingToResume, RepositoryNotFound) as error:
+            if guard is None:
+                raise
+            raise guard.explain(error, ref, store) from None
 
     def _load(
         self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck

@@ -59,6 +59,14 @@ class ResilientError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            # Python prints the notes of an uncaught error below its message.
+            self.add_note(f"hint: {hint}")
+
+    def drop_hint_note(self) -> None:
+        """Remove the note with the hint, before the caller prints the hint in another form."""
+        notes = [note for note in getattr(self, "__notes__", []) if note != f"hint: {self.hint}"]
+        self.__notes__ = notes
 
 
 class ConfigError(ResilientError, ValueError):
@@ -317,6 +325,27 @@ class Preempted(ResilientError):
 
     exit_code = 75
     code = "RES-PREEMPTED"
+
+
+REFUSAL_CODES = frozenset(
+    kind.code
+    for kind in (
+        ConfigError,
+        IncompatibleCheckpoint,
+        IntegrityError,
+        NoIntactCheckpoint,
+        NotExclusive,
+        NothingToResume,
+        RepositoryNotFound,
+        SignatureRefused,
+        StartOverRefused,
+        UnknownLayout,
+        UnsavableState,
+        UsageError,
+        WriterAlive,
+    )
+)
+"""RES ids of errors with which a rank refuses to start; the next attempt would refuse as well."""
 
 
 @dataclass(frozen=True, slots=True)

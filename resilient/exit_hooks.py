@@ -72,6 +72,8 @@ def _end_or_tell(*, is_last: bool = False) -> None:
     try:
         run_exit_hooks(is_last=is_last)
     except Exception as error:  # noqa: BLE001 - after a hook that raises, Python skips the others
+        if isinstance(error, ResilientError):
+            error.drop_hint_note()
         with suppress(OSError, ValueError, AttributeError):
             traceback.print_exception(error)
         if isinstance(error, ResilientError):

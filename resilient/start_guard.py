@@ -13,9 +13,16 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from resilient.errors import NothingToResume, StartOverRefused, StoreError, UnknownLayout
+from resilient.errors import (
+    NothingToResume,
+    RepositoryNotFound,
+    ResilientError,
+    StartOverRefused,
+    StoreError,
+    UnknownLayout,
+)
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.layouts.detect import (
     FILE,
@@ -37,6 +44,8 @@ if TYPE_CHECKING:
 
     from resilient.layouts.detect import RunCheckpoint
     from resilient.storage.store import Store
+
+_Error = TypeVar("_Error", bound=ResilientError)
 
 OURS = "resilient"
 TRANSFORMERS = "hf-trainer"
@@ -160,26 +169,55 @@ class StartGuard:
     requires_checkpoint: bool = False
 
     def check(self, store: Store) -> None:
-        """Refuse a start at step 0 that would ignore a checkpoint. Reads names only.
+        """Refuse a start at step 0 that would ignore a checkpoint.
+
+        Reads names only. A refusal also reads the newest checkpoints.
 
         Raises:
             StartOverRefused: The repository or a further folder has checkpoints.
             NothingToResume: The script asked to resume and no place has a checkpoint.
             StoreError: The store failed.
         """
+        checkpoints = self._ignored(store)
+        if checkpoints:
+            raise _refusal(checkpoints, self.door)
+        if self.requires_checkpoint:
+            raise NothingToResume(
+                f"no checkpoint to resume from at {store.url}; nothing was changed",
+                hint=_starting(self.door),
+            )
+
+    def explain(self, error: _Error, reference: str, store: Store) -> _Error:
+        """Return the error of an unknown reference with a hint that leads to a checkpoint.
+
+        Reads only.
+
+        Args:
+            error: Error of the reference.
+            reference: Reference, or a path that the user took for one.
+            store: Repository.
+        """
+        try:
+            checkpoints = checkpoints_at(reference)
+            if not checkpoints and isinstance(error, RepositoryNotFound):
+                checkpoints = self._ignored(store)
+        except StoreError:
+            return error
+        if checkpoints:
+            return lead_to(error, checkpoints, self.door)
+        if isinstance(error, RepositoryNotFound):
+            return type(error)(error.message, hint=_starting(self.door))
+        return error
+
+    def _ignored(self, store: Store) -> list[FoundCheckpoint]:
+        """Return the checkpoints that a start at step 0 would ignore."""
         checkpoints = checkpoints_in_store(store)
         own_root = local_root(store.url)
         for place in self.places:
             root = local_root(place)
             if root is not None and root != own_root:
                 checkpoints += checkpoints_in_folder(root)
-        if checkpoints:
-            raise _refusal(checkpoints, self.door)
-        if self.requires_checkpoint:
-            raise NothingToResume(
-                f"no checkpoint to resume from at {store.url}; nothing was changed",
-                hint=f"to start at step 0: --resume never, or {self.door.never}",
-            )
+        return checkpoints
 
 
 def checkpoints_in_store(store: Store) -> list[FoundCheckpoint]:
@@ -208,6 +246,18 @@ def checkpoints_in_folder(root: Path) -> list[FoundCheckpoint]:
     """
     sizes = dict(islice(_files_of(root), _FILES_MAX))
     return _find_checkpoints(DirectoryListing(sizes), str(root))
+
+
+def checkpoints_at(path: str) -> list[FoundCheckpoint]:
+    """Return the checkpoints at a path, newest first: the file or folder itself, or those in it."""
+    root = local_root(path)
+    if root is None or not root.exists():
+        return []
+    if root.is_file():
+        return [FoundCheckpoint(path, FILE)]
+    if (root / MANIFEST).is_file() and parse_checkpoint(root.name) is not None:
+        return [FoundCheckpoint(path, OURS)]
+    return checkpoints_in_folder(root)
 
 
 def _is_run_folder(folder: str) -> bool:
@@ -266,10 +316,13 @@ def _layout_of_root(listing: DirectoryListing) -> str:
 
 
 def _has_optimizer(listing: DirectoryListing, prefix: str) -> bool:
-    """Return whether a folder of Transformers directly has the state of an optimizer."""
-    return any(
-        key.startswith(prefix) and "optim" in key.removeprefix(prefix) for key in listing.sizes
-    )
+    """Return whether a folder of Transformers has the state of an optimizer.
+
+    A folder of DeepSpeed in the run's own folder is a checkpoint of its own.
+    """
+    parts = ("optimizer_", "global_step") if prefix else ("optimizer_",)
+    names = (key.removeprefix(prefix) for key in listing.sizes if key.startswith(prefix))
+    return any("optim" in name and ("/" not in name or name.startswith(parts)) for name in names)
 
 
 def _foreign(listing: DirectoryListing) -> Iterator[tuple[str, tuple[tuple[float, ...], str]]]:
@@ -467,14 +520,27 @@ def _judge(checkpoint: FoundCheckpoint, bytes_left: int) -> tuple[_Judged, int]:
 
 def _refusal(checkpoints: list[FoundCheckpoint], door: Door) -> StartOverRefused:
     judged = _judge_until_intact(checkpoints)
-    # Only the last one can be intact. Without it, the newest that is resumable with a loss.
-    by_cost = sorted(judged, key=lambda one: bool(one.flaw))
-    choice = next((one for one in by_cost if one.is_resumable), None)
     return StartOverRefused(
         f"will not start at step 0: {_found(checkpoints, judged)}; nothing was changed",
-        hint=f"{_way_to_continue(choice, judged[0], door)}; to start at step 0: "
-        f"resilient train --resume never SCRIPT, or {door.never}",
+        hint=f"{_continuing(judged, door)}; {_starting(door)}",
     )
+
+
+def lead_to(error: _Error, checkpoints: Sequence[FoundCheckpoint], door: Door) -> _Error:
+    """Return an error of the same kind that also names the newest intact checkpoint.
+
+    Args:
+        error: Error of a reference that names none of the checkpoints.
+        checkpoints: Checkpoints, newest first.
+        door: API through which the run starts.
+    """
+    judged = _judge_until_intact(checkpoints)
+    message = f"{error.message}; {_found(checkpoints, judged)}"
+    return type(error)(message, hint=f"{_continuing(judged, door)}; {_starting(door)}")
+
+
+def _starting(door: Door) -> str:
+    return f"to start at step 0: resilient train --resume never SCRIPT, or {door.never}"
 
 
 def _found(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) -> str:
@@ -491,10 +557,13 @@ def _found(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) ->
     return text
 
 
-def _way_to_continue(choice: _Judged | None, newest: _Judged, door: Door) -> str:
+def _continuing(judged: Sequence[_Judged], door: Door) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
+    # Only the last one can be intact. Without it, the newest that is resumable with a loss.
+    by_cost = sorted(judged, key=lambda one: bool(one.flaw))
+    choice = next((one for one in by_cost if one.is_resumable), None)
     if choice is None:
-        return f"to see the damage: resilient ckpt verify {shell_quote(newest.checkpoint.path)}"
+        return f"to see the damage: resilient ckpt verify {shell_quote(judged[0].checkpoint.path)}"
     checkpoint, path = choice.checkpoint, choice.checkpoint.path
     head = "to continue with that loss" if choice.flaw else "to continue"
     if checkpoint.layout == OURS:

@@ -301,12 +301,21 @@ def agree(
         comms.broadcast(topic, answer or {"value": ruling}, within_seconds)
     else:
         if isinstance(gather_result, RankFailure):
-            raise gather_result.to_error(comms.world.size) from gather_result.cause
+            raise _raised(gather_result, comms.world.size, gather_result.cause)
         ruling = _hear(comms, topic, within_seconds)
     if isinstance(ruling, RankFailure):
         cause = ruling.cause or (own_result.cause if isinstance(own_result, RankFailure) else None)
-        raise ruling.to_error(comms.world.size) from cause
+        raise _raised(ruling, comms.world.size, cause)
     return ruling
+
+
+def _raised(failure: RankFailure, size: int, cause: BaseException | None) -> BaseException:
+    """Return the error to raise for a failure; a single rank raises its own error again."""
+    if size == 1 and isinstance(cause, ResilientError):
+        return cause
+    error = failure.to_error(size)
+    error.__cause__ = cause
+    return error
 
 
 def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any:

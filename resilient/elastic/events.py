@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from resilient.elastic.worker_errors import WorkerFailure
 
 _TRACEBACK_LINES_MAX = 15
+_CHAIN = "\nThe above exception was the direct cause of the following exception:\n\n"
+_RANK = re.compile(r"rank \d+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,24 @@ class WorkerFailed(Event):
             self.error or name_of(self.status)
         )
         body = [f"  {name:<7} {text}" for name, text in rows if text]
-        traceback_lines = [
-            f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]
-        ]
+        rows_shown = _frames(self.traceback, self.error).splitlines()[-_TRACEBACK_LINES_MAX:]
+        traceback_lines = [f"    {row}" for row in rows_shown]
         return "\n".join([head, *traceback_lines, *body])
+
+
+def _frames(traceback: str, error: str) -> str:
+    """Return a traceback without the text of the error, which the message already has.
+
+    A rank raises the error of another rank again: the traceback then repeats the text, too.
+    """
+    text = _RANK.sub("", error.partition(": ")[2]).strip()
+    if not text:
+        return traceback
+    *causes, last = traceback.split(_CHAIN)
+    frames, found, rest = last.rpartition(text)
+    if found and not rest.strip():
+        last = frames.rpartition("\n")[0]
+    return _CHAIN.join([*(cause for cause in causes if text not in cause), last])
 
 
 def tell_failure(

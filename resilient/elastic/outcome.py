@@ -8,27 +8,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from resilient.errors import (
-    ConfigError,
     DeadlineExceeded,
-    IncompatibleCheckpoint,
-    IntegrityError,
-    NoIntactCheckpoint,
-    NotExclusive,
-    NothingToResume,
     NumbersBroken,
     PeerFailed,
     Preempted,
-    RepositoryNotFound,
     SaveAbandoned,
-    SignatureRefused,
-    StartOverRefused,
     StoreError,
     StoreFull,
     StoreUnavailable,
-    UnknownLayout,
-    UnsavableState,
-    UsageError,
-    WriterAlive,
 )
 
 
@@ -54,25 +41,6 @@ class Cause(Enum):
 
 
 ECHO_CODES = frozenset({PeerFailed.code, DeadlineExceeded.code, SaveAbandoned.code})
-REFUSAL_CODES = frozenset(
-    kind.code
-    for kind in (
-        ConfigError,
-        IncompatibleCheckpoint,
-        IntegrityError,
-        NoIntactCheckpoint,
-        NotExclusive,
-        NothingToResume,
-        RepositoryNotFound,
-        SignatureRefused,
-        StartOverRefused,
-        UnknownLayout,
-        UnsavableState,
-        UsageError,
-        WriterAlive,
-    )
-)
-"""RES ids of errors with which a rank refuses to start; the next attempt would refuse as well."""
 _BY_CODE = {
     StoreFull.code: Cause.DISK_FULL,
     StoreUnavailable.code: Cause.STORAGE_UNREACHABLE,

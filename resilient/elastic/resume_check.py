@@ -17,14 +17,22 @@ from typing import TYPE_CHECKING
 from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.resume_policy import AUTO, NEVER
 from resilient.diff.verification import require_trainer_folder
-from resilient.errors import KeyNotFound, NothingToResume, StoreError
+from resilient.errors import (
+    IntegrityError,
+    KeyNotFound,
+    NothingToResume,
+    StoreError,
+    UnknownLayout,
+)
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.redaction import shell_quote
+from resilient.start_guard import TRAINER, checkpoints_at, lead_to
 from resilient.storage.open import open_store
 
 if TYPE_CHECKING:
     from resilient.distributed.start_identity import StartIdentity
     from resilient.elastic.options import WorkerOptions
+    from resilient.start_guard import FoundCheckpoint
 
 _STATE = "trainer_state.json"
 """File by which a worker knows a folder of the Hugging Face Trainer."""
@@ -87,6 +95,10 @@ def _is_path(resume_option: str) -> bool:
     )
 
 
+def _is_inside(found: FoundCheckpoint, folder: Path) -> bool:
+    return Path(found.path).resolve() != folder.resolve()
+
+
 def _require_folder(resume_option: str, *, strict: bool) -> None:
     folder = Path(resume_option)
     if (folder / MANIFEST).is_file() and parse_checkpoint(folder.name) is not None:
@@ -106,3 +118,10 @@ def _require_folder(resume_option: str, *, strict: bool) -> None:
         ) from error
     except StoreError:
         return  # the workers report it
+    except (IntegrityError, UnknownLayout) as error:
+        checkpoints = [
+            found for found in checkpoints_at(resume_option) if _is_inside(found, folder)
+        ]
+        if not checkpoints:
+            raise
+        raise lead_to(error, checkpoints, TRAINER) from None

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from resilient.elastic.outcome import (
     CODE_PREEMPTED,
     NOTHING_SEEN,
-    REFUSAL_CODES,
     Cause,
     Evidence,
     find_cause,
     is_echo,
 )
+from resilient.errors import REFUSAL_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

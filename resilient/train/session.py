@@ -70,6 +70,8 @@ def end_with_exit_codes() -> None:
     def report(
         kind: type[BaseException], error: BaseException, frames: TracebackType | None
     ) -> None:
+        if isinstance(error, ResilientError):
+            error.drop_hint_note()
         if not isinstance(error, Preempted):
             previous_hook(kind, error, frames)
         if not isinstance(error, ResilientError):

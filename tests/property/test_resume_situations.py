@@ -1,5 +1,7 @@
 """Resume policy: 10,000 histories of a repository, each begun, killed, saved and damaged at random.
 
+The start guard sees each checkpoint among 10,000 random contents of a folder.
+
 ``--fuzz-seed`` repeats the histories of another run.
 """
 
@@ -23,6 +25,8 @@ from resilient.distributed.start_identity import StartIdentity
 from resilient.elastic.restart_policy import PERMANENT_CODES
 from resilient.errors import NoIntactCheckpoint, NothingToResume, RepositoryNotFound, UsageError
 from resilient.format.keys import CheckpointId, generation_key
+from resilient.start_guard import _find_checkpoints
+from resilient.storage.folder import DirectoryListing
 from resilient.testing.memory_store import MemoryStore
 
 SITUATIONS = 10_000
@@ -130,3 +134,54 @@ def test_settle_wish_random_histories_never_start_over_silently(draw):
             elif wish not in ("auto", "never"):
                 assert began in (None, parent) or history.damaged, "a reference moved"
                 began = parent
+
+
+ENGINE = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+CHECKPOINTS = {
+    "checkpoint-{n}": ("trainer_state.json", "model.safetensors", "optimizer.pt"),
+    "checkpoint-{n}-g1": ("manifest.json", "model/0.safetensors"),
+    "checkpoint_{n}": ("model.safetensors", "optimizer.bin", "random_states_0.pkl"),
+    "step-{n}": (".metadata", "__0_0.distcp"),
+    "global_step{n}": ENGINE,
+    "epoch=0-step={n}.ckpt": ("latest", *(f"checkpoint/{name}" for name in ENGINE)),
+    "epoch=1-step={n}.ckpt": ("",),
+    "iter_{n:07d}": ("mp_rank_00/model_optim_rng.pt", "mp_rank_01/model_optim_rng.pt"),
+    "iter_{n:08d}": ("common.pt", "metadata.json", "__0_0.distcp"),
+    "epoch_{n}": ("model.pt", "optimizer.pt"),
+    "model_{n}.pth": ("",),
+    "ckpt_{n}.pth.tar": ("",),
+    "resume.pth.tar": ("",),
+}
+HOLDERS = (
+    *("", "", "", "checkpoints/", "ckpt/", "ckpts/", "my_checkpoints/", "version_0/checkpoints/"),
+    *("exp/version_0/checkpoints/", "lightning_logs/version_2/checkpoints/"),
+    "project/1a2b3c4d/checkpoints/",
+)
+NOISE = (
+    *("events/rank-0.jsonl", "log.jsonl", "config.json", "model.safetensors", "train.py"),
+    *("trainer_state.json", "latest", "latest_checkpointed_iteration.txt", "tokenizer.json"),
+    *("data/train-0001.arrow", "cache/step_3/part-0.arrow", "shards/train-000001.tar"),
+    *(
+        ".git/HEAD",
+        ".cache/checkpoint-3/trainer_state.json",
+        "pretrained.pth",
+        "resnet50-0676ba61.pth",
+    ),
+    *("bert/config.json", "bert/model.safetensors", "best.pt", "data.pt", "tensorboard/events.out"),
+    *("other/checkpoint-3/trainer_state.json", "other/checkpoint-3-g1/manifest.json"),
+    *("tmp-checkpoint-4/trainer_state.json", "wandb/run-1/files/config.yaml"),
+)
+
+
+def test_guard_random_contents_each_checkpoint_is_seen(draw):
+    for _ in range(SITUATIONS):
+        names = set(draw.sample(NOISE, draw.randint(0, 5)))
+        placed = {
+            (draw.choice(HOLDERS) + name.format(n=draw.randint(1, 99)), files)
+            for name, files in draw.sample(sorted(CHECKPOINTS.items()), draw.choice((0, 0, 1, 2)))
+        }
+        for place, files in placed:
+            names |= {f"{place}/{file}".rstrip("/") for file in files}
+        found = _find_checkpoints(DirectoryListing(dict.fromkeys(names, 1)), "run")
+        seen = {one.path.removeprefix("run/") for one in found}
+        assert seen == {place for place, _ in placed}, sorted(names)

@@ -104,14 +104,18 @@ def _run_to_the_end(arguments: list[str]) -> None:
         ending.run_exit_hooks()
 
 
-def write_error_file(error: BaseException, code: int) -> None:
-    """Write the error to the agent's error file, in torch's format with additional fields."""
+def write_error_file(error: BaseException, code: int) -> bool:
+    """Write the error to the agent's error file, in torch's format with additional fields.
+
+    Returns:
+        True if the file was written.
+    """
     import json
     import time
 
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path:
-        return
+        return False
     record = {
         "message": {
             "message": f"{type(error).__name__}: {error}",
@@ -132,6 +136,8 @@ def write_error_file(error: BaseException, code: int) -> None:
             json.dump(record, file)
     except OSError as failure:
         sys.stderr.write(f"resilient: cannot write the error file `{path}`: {failure}\n")
+        return False
+    return True
 
 
 def die_with_the_agent() -> None:
@@ -266,12 +272,21 @@ def _report(error: BaseException, *, is_worker: bool) -> int:
         sys.stderr.write(f"{error}\n")
         return code
     error.__traceback__ = _without_us(error.__traceback__)
-    if is_worker:
-        write_error_file(error, code)
+    drop_hint_note = getattr(error, "drop_hint_note", None)
+    if is_worker and drop_hint_note is not None:
+        drop_hint_note()  # the agent prints the hint
+    is_reported = is_worker and write_error_file(error, code)
     # As the interpreter does: exit handlers read these to detect an error.
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-    sys.excepthook(type(error), error, error.__traceback__)
+    if not (is_reported and _is_refusal(error)):
+        sys.excepthook(type(error), error, error.__traceback__)
     return code
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return True for an error that all ranks raise at the start: the agent prints it once."""
+    errors = sys.modules.get("resilient.errors")
+    return errors is not None and getattr(error, "code", "") in errors.REFUSAL_CODES
 
 
 def _code_of(error: BaseException) -> int:
