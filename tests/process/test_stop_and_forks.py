@@ -58,6 +58,15 @@ def test_a_signal_to_the_process_group_saves_although_loaders_hear_it(tmp_path, 
     assert "Traceback" not in said
 
 
+def test_uncaught_error_of_ours_shows_its_hint_under_plain_python():
+    program = "from resilient.errors import StoreFull\nraise StoreFull('full', hint='df -h')"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("StoreFull: full\nhint: df -h\n")
+
+
 def test_other_errors_end_plain_python_as_ever_and_ours_with_their_code(tmp_path):
     program = "from resilient.train.session import end_with_exit_codes as end\nend()\nend()\n"
     raised = {
@@ -73,4 +82,5 @@ def test_other_errors_end_plain_python_as_ever_and_ours_with_their_code(tmp_path
         )
         assert ended.returncode == code
         assert ended.stderr.endswith(last)
+        assert ended.stderr.count("hint: ") == last.count("hint: ")
         assert ended.stderr.count("Traceback") == 1

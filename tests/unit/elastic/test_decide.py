@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from resilient import errors
-from resilient.elastic.outcome import ECHO_CODES, REFUSAL_CODES, Cause, Outcome, OutcomeKind
+from resilient.elastic.outcome import ECHO_CODES, Cause, Outcome, OutcomeKind
 from resilient.elastic.restart_policy import (
     PERMANENT_CODES,
     Finish,
@@ -258,12 +258,15 @@ def test_a_status_has_a_name():
 
 @pytest.mark.parametrize(
     ("kind", "is_permanent"),
-    [(one, one.exit_code in PERMANENT_CODES or one.code in REFUSAL_CODES) for one in KINDS],
+    [(one, one.exit_code in PERMANENT_CODES or one.code in errors.REFUSAL_CODES) for one in KINDS],
 )
 def test_error_that_refuses_a_start_is_never_tried_again(kind, is_permanent):
     is_echo = kind.code in ECHO_CODES
     outcome = Outcome(
-        OutcomeKind.FAILED, kind.exit_code, is_echo=is_echo, is_refusal=kind.code in REFUSAL_CODES
+        OutcomeKind.FAILED,
+        kind.exit_code,
+        is_echo=is_echo,
+        is_refusal=kind.code in errors.REFUSAL_CODES,
     )
     action = decide(outcome, PLENTY)
     if is_permanent and not is_echo:
@@ -277,7 +280,7 @@ def test_error_that_refuses_a_start_is_never_tried_again(kind, is_permanent):
     "kind", [one for one in KINDS if one.code.startswith(("RES-CKPT", "RES-CONFIG", "RES-RESUME"))]
 )
 def test_error_of_a_checkpoint_or_a_setting_is_permanent(kind):
-    assert kind.exit_code in PERMANENT_CODES or kind.code in REFUSAL_CODES
+    assert kind.exit_code in PERMANENT_CODES or kind.code in errors.REFUSAL_CODES
 
 
 def test_damage_met_after_a_step_is_tried_again():

@@ -81,6 +81,26 @@ def test_resume_check_unknown_layout_refused(tmp_path):
     assert raised.value.exit_code == 65
 
 
+def test_resume_check_folder_of_run_names_its_newest_intact_checkpoint(folder):
+    intact = folder.rename(folder.parent / "checkpoint-7")
+    shutil.copytree(intact, folder.parent / "checkpoint-8")
+    damage(folder.parent / "checkpoint-8")
+    with pytest.raises(UnknownLayout) as raised:
+        check(folder.parent)
+    assert raised.value.exit_code == 65
+    assert f"the newest intact one is `{intact}`" in raised.value.message
+    assert raised.value.hint.startswith(f"to continue: resilient train --resume {intact} SCRIPT")
+
+
+def test_resume_check_folder_of_own_run_names_its_repository(tmp_path):
+    own = tmp_path / "run" / "checkpoint-4-g1"
+    own.mkdir(parents=True)
+    (own / "manifest.json").write_text("{}")
+    with pytest.raises(ResilientError) as raised:
+        check(tmp_path / "run")
+    assert f"resilient train --repo {tmp_path / 'run'} SCRIPT" in raised.value.hint
+
+
 def test_resume_check_folder_of_other_tool_refused(folder):
     (folder / "trainer_state.json").unlink()
     with pytest.raises(ResilientError) as raised:
