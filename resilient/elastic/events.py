@@ -77,7 +77,7 @@ class WorkerFailed(Event):
         proof: Evidence for the cause; empty if none is needed or known.
         error: The exception, such as ``ValueError: boom``; empty if the worker reported none.
         hint: Hint of one of our errors: the next command to run.
-        traceback: Traceback as Python prints it.
+        traceback: Traceback as Python prints it; of a refusal only its frames.
         others: Number of other workers of this host that failed later.
         safe: Newest checkpoint that is committed.
         follows: Next action of the agent.
@@ -113,13 +113,14 @@ class WorkerFailed(Event):
             self.error or name_of(self.status)
         )
         body = [f"  {name:<7} {text}" for name, text in rows if text]
-        rows_shown = _frames(self.traceback, self.error).splitlines()[-_TRACEBACK_LINES_MAX:]
-        traceback_lines = [f"    {row}" for row in rows_shown]
+        traceback_lines = [
+            f"    {row}" for row in self.traceback.splitlines()[-_TRACEBACK_LINES_MAX:]
+        ]
         return "\n".join([head, *traceback_lines, *body])
 
 
-def _frames(traceback: str, error: str) -> str:
-    """Return a traceback without the text of the error, which the message already has.
+def frames_of(traceback: str, error: str) -> str:
+    """Return the traceback of a refusal without its text, which the message already has.
 
     A rank raises the error of another rank again: the traceback then repeats the text, too.
     """
@@ -138,6 +139,7 @@ def tell_failure(
 ) -> WorkerFailed:
     """Return the event for the first of ``failures``, with the number of the others."""
     first_failure = failures[0]
+    error = first_failure.error
     return WorkerFailed(
         rank=first_failure.exit.command.rank,
         local_rank=first_failure.exit.command.local_rank,
@@ -147,9 +149,11 @@ def tell_failure(
         status=first_failure.status,
         cause=first_failure.cause.value,
         proof=first_failure.proof,
-        error=first_failure.error.message,
-        hint=first_failure.error.hint,
-        traceback=first_failure.error.traceback,
+        error=error.message,
+        hint=error.hint,
+        traceback=frames_of(error.traceback, error.message)
+        if first_failure.is_refusal
+        else error.traceback,
         others=len(failures) - 1,
         safe=safe,
         follows=follows,
