@@ -140,10 +140,14 @@ class NotExclusive(StoreError):
 
 
 class RepositoryNotFound(ResilientError):
-    """The URL holds no checkpoints and no generations."""
+    """The URL holds no checkpoints and no generations; ``url`` names a place with other files."""
 
     exit_code = 66
     code = "RES-REPO-404"
+
+    def __init__(self, message: str, *, url: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.url = url
 
 
 class NothingToResume(ResilientError, ValueError):

@@ -29,7 +29,7 @@ import typer
 from typer.completion import completion_init
 from typer.core import TyperCommand, TyperGroup
 
-from resilient.errors import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN, ResilientError
+from resilient.errors import EXIT_CODE_FILE, EXIT_CODES, UNKNOWN, RepositoryNotFound, ResilientError
 from resilient.redaction import shell_quote
 from resilient.storage.urls import redacted_text
 from resilient_cli.command_tree import COMMANDS
@@ -310,7 +310,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     timeout_token = WITHIN_SECONDS.set(WITHIN_SECONDS.get())
     try:
         status = build().main(arguments_given, prog_name=PROGRAM, obj=output, standalone_mode=False)
-    except ResilientError as error:
+    except ResilientError as caught:
+        error = _explained(caught)
         hint = drop_useless_hint(error.hint, arguments_given, error.code)
         return _fail(error, output, error.exit_code, error.code, error.message, hint)
     except _PARSER_ERROR as error:
@@ -333,6 +334,16 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _do_nothing() -> None:
     """Stand in for a command that is not imported yet, and for the callback of a group."""
+
+
+def _explained(error: ResilientError) -> ResilientError:
+    """Return an error that names what is at a location where no repository is."""
+    if not isinstance(error, RepositoryNotFound) or not error.url:
+        return error
+    # Import late: commands on our own repositories do not need these modules.
+    from resilient_cli.foreign import explain_not_found
+
+    return explain_not_found(error)
 
 
 def _accept_global_options(command: Any) -> Any:

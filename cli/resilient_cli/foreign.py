@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import committed, read_manifest
@@ -21,6 +21,7 @@ from resilient.errors import (
     KeyNotFound,
     NothingToResume,
     RepositoryNotFound,
+    ResilientError,
     StoreError,
     UnknownLayout,
     UsageError,
@@ -35,13 +36,14 @@ from resilient.layouts.detect import (
     referred,
     with_last,
 )
-from resilient.layouts.incomplete import saved_name
+from resilient.layouts.incomplete import is_empty, saved_name
 from resilient.layouts.model import Remedy
 from resilient.layouts.resumability import (
     Alternatives,
     RepairOutcome,
     assess_resumability,
     is_costly,
+    reasons,
 )
 from resilient.layouts.single_file import ALONE
 from resilient.layouts.weights import SAFE, TORCH
@@ -76,8 +78,7 @@ class ForeignCheckpoint:
         contents: Contents of the checkpoint.
         verdict: Whether training can continue from it.
         listing: Files of the checkpoint.
-        sibling: Another checkpoint of the run from which training can continue; empty if none was
-            found or looked for.
+        others: Other ways to continue the run, as far as they were looked for.
         read_bytes: Bytes read for a verification; None if only headers were read.
     """
 
@@ -85,7 +86,7 @@ class ForeignCheckpoint:
     contents: Contents
     verdict: Resumability
     listing: DirectoryListing
-    sibling: str = ""
+    others: Alternatives = field(default_factory=Alternatives)
     read_bytes: int | None = None
 
     @property
@@ -161,9 +162,7 @@ def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | N
     ):
         alternatives = _alternatives(url, listing, verdict, is_read=is_read)
         verdict = assess_resumability(contents, folder.url, alternatives)
-    return ForeignCheckpoint(
-        folder.url, contents, verdict, listing, alternatives.sibling, read_bytes
-    )
+    return ForeignCheckpoint(folder.url, contents, verdict, listing, alternatives, read_bytes)
 
 
 def _alternatives(
@@ -210,7 +209,7 @@ def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
         listing = folder.list()
     except KeyNotFound:
         return None
-    if not listing.sizes and not listing.outside:
+    if not listing.sizes and not listing.outside and not is_empty(folder.url, listing):
         return None
     contents = read_layout(folder, listing)
     if contents is None:
@@ -218,23 +217,66 @@ def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
     return folder, listing, contents
 
 
+def explain_not_found(error: RepositoryNotFound) -> ResilientError:
+    """Return the error for a place without a repository; another one if other files are there.
+
+    Args:
+        error: The error; its ``url`` is the place.
+    """
+    if protocol_of(error.url) != "file":
+        return error
+    folder = open_folder(error.url)
+    try:
+        listing = folder.list()
+        contents = read_layout(folder, listing)
+    except StoreError:
+        return error
+    if contents is not None:
+        return _only_repositories(folder, contents)
+    if not checkpoints_of(listing):
+        return error
+    return UsageError(
+        f"`{folder.url}` is a folder of checkpoints of another tool, and this form of the command "
+        "reads only repositories of `resilient`",
+        hint=f"resilient ckpt ls {shell_quote(folder.url)}",
+    )
+
+
+def _only_repositories(folder: Folder, contents: Contents) -> ResilientError:
+    """Return the refusal of a checkpoint of another tool; it names the damage, if there is any."""
+    hint = f"resilient ckpt verify {shell_quote(folder.url)}"
+    fatal_problems = (problem for problem in contents.problems if problem.is_fatal)
+    damage = [problem for problem in fatal_problems if problem.what != ALONE]
+    if damage:
+        text = f"`{folder.url}` is damaged: {reasons(damage)[0]}"
+        return IntegrityError(text, key=folder.url, hint=hint)
+    return UsageError(
+        f"`{folder.url}` is a checkpoint of another tool ({contents.title}), and this form of the "
+        "command reads only repositories of `resilient`",
+        hint=hint,
+    )
+
+
 def _unknown(url: str, listing: DirectoryListing) -> UnknownLayout:
-    checkpoint_names = checkpoints_in(listing)
+    checkpoint_names = [
+        name
+        for name in checkpoints_in(listing)[:_SIBLINGS_MAX]
+        if _answer(f"{url.rstrip('/')}/{name}", is_read=False)
+    ]
     newer = f"{url.rstrip('/')}/{checkpoint_names[0]}" if checkpoint_names else ""
     hint = f"resilient ckpt inspect {shell_quote(newer)}" if checkpoint_names else ""
-    newest = (
-        f"; its newest checkpoint seems to be `{checkpoint_names[0][:80]}`"
-        if checkpoint_names
-        else ""
-    )
+    newest = f"; its newest checkpoint is `{checkpoint_names[0][:80]}`" if checkpoint_names else ""
     hint_text = newest or "; docs/layouts.md lists the supported layouts"
     if protocol_of(url) in ("http", "https"):
         hint_text = "; over http a folder cannot be listed: give the URL of one file"
         hint = f"resilient ckpt inspect {shell_quote(url.rstrip('/') + '/model.safetensors')}"
     return UnknownLayout(
         f"`{url}` is not a checkpoint of a supported tool{hint_text}",
-        hint=hint or f"resilient ckpt ls {shell_quote(url)}",
+        hint=hint or _GIVE_ONE,
     )
+
+
+_GIVE_ONE = "give the path of one checkpoint, a folder or a file, of a supported tool"
 
 
 def _sibling(url: str, *, is_read: bool) -> str:

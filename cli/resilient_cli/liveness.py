@@ -17,12 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from resilient.checkpoint.fencing import find_writer
 from resilient.checkpoint.resume_policy import is_alive_here
 from resilient.checkpoint.writer_heartbeat import HeartbeatWatch
 from resilient.clock import boot_name
-from resilient.errors import RepositoryNotFound
+from resilient.errors import RepositoryNotFound, WriterAlive
 from resilient.goodput.event_log import agents, read_records
 from resilient.goodput.report import SILENT_MS
+from resilient.processes import identify
+from resilient.redaction import shell_quote
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,6 +200,37 @@ def ask_heartbeat(
         return replace(found, state=LivenessState.ALIVE, why=f"{process_text} sent a heartbeat")
     seconds = clock.monotonic_seconds() - began_seconds
     return replace(found, why=f"{process_text} sent no heartbeat for {seconds:.0f} s")
+
+
+def require_no_live_writer(store: Store, clock: Clock, words: str) -> None:
+    """Refuse a command that would end the run of a live writer, as a start by hand is refused.
+
+    Only proof counts: the process of the newest generation runs on this host, or its heartbeat
+    changes. Waits for that heartbeat, up to 1.5 times the time between two of them.
+
+    Args:
+        store: Repository.
+        clock: Clock of this host.
+        words: The refused command, with the option that carries it out.
+
+    Raises:
+        WriterAlive: Another process is proven alive and writes to the repository.
+        StoreError: The store failed.
+    """
+    writer = find_writer(store)
+    record = writer.record if writer else None
+    process = record.process if record else None
+    if record is None or process is None or process == identify(os.getpid()):
+        return
+    is_alive = is_alive_here(record)
+    if not is_alive and not process.is_of_this_boot:
+        is_alive = bool(HeartbeatWatch(store, clock).wait(record.number, record.token))
+    if is_alive:
+        raise WriterAlive(
+            f"process {process.pid} on {record.host} has written to {store.url} since "
+            f"{record.claimed_at}, and is alive; nothing was changed",
+            hint=f"resilient stop {shell_quote(store.url)}; {words} loses its unsaved steps",
+        )
 
 
 def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:

@@ -122,7 +122,7 @@ _LAST_MIN = 20
 """Smallest width to which a last column is wrapped; with less room, rows are stacked."""
 _KIBI = 1024
 _STYLES = {"ok": "32", "DAMAGED": "31;1", "warning": "33", "abandoned": "2", "error:": "31;1"}
-_STYLES |= {"danger": "31;1", "note": "2"}
+_STYLES |= {"danger": "31;1", "note": "2", "UNSIGNED": "31;1"}
 
 
 class Format(StrEnum):

@@ -191,6 +191,7 @@ def committed_checkpoints(store: Store) -> list[CheckpointId]:
     if not checkpoints and not list_numbers(store) and not lineage(store).skipped:
         raise RepositoryNotFound(
             f"no repository at `{store.url}`: no run was ever started there",
+            url=store.url,
             hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
     return checkpoints

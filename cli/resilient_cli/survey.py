@@ -17,7 +17,7 @@ from resilient.checkpoint.refs import list_tags, read_tag
 from resilient.checkpoint.verify import MISSING, read_sample, repair_command, verify
 from resilient.clock import SystemClock
 from resilient.errors import IntegrityError, KeyNotFound, UsageError
-from resilient.format.keys import MANIFEST
+from resilient.format.keys import MANIFEST, signature_name
 from resilient.format.signature import UNSIGNED
 from resilient.redaction import shell_quote
 from resilient_cli.durations import parse_duration, parse_percentage
@@ -51,18 +51,33 @@ class Survey:
     findings: tuple[Finding, ...]
 
     @property
+    def _refusals(self) -> tuple[Finding, ...]:
+        """Findings at which a resume refuses the checkpoint."""
+        return tuple(finding for finding in self.findings if finding.severity == "damaged")
+
+    @property
+    def unsigned(self) -> bool:
+        """True if only the required signature is missing: the data is intact."""
+        if self.manifest is None or not self._refusals:
+            return False
+        file = signature_name(self.manifest.root)
+        return all(finding.file == file for finding in self._refusals)
+
+    @property
     def damaged(self) -> bool:
         """True if committed data is missing or changed."""
-        return any(finding.severity == "damaged" for finding in self.findings)
+        return bool(self._refusals) and not self.unsigned
 
     @property
     def intact(self) -> bool:
         """True if a resume can use the checkpoint, as far as the level verified it."""
-        return self.manifest is not None and not self.damaged
+        return self.manifest is not None and not self._refusals
 
     @property
     def state(self) -> str:
         """State word of the checkpoint."""
+        if self.unsigned:
+            return "UNSIGNED"
         if self.damaged:
             return "DAMAGED"
         return "warning" if self.findings else "ok"

@@ -263,7 +263,8 @@ def resolve(store: Store, ref: str) -> CheckpointId:
     if not checkpoints:
         raise RepositoryNotFound(
             f"no checkpoint at {store.url}: no run has saved there",
-            hint=f"resilient ckpt ls {shell_quote(store.url)}",
+            url=store.url,
+            hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
     descent = lineage(store)
     order = [

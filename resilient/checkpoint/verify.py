@@ -332,14 +332,14 @@ def _verify_signature(
 ) -> list[Finding]:
     """Check the signature with the key if one is required, else only its own seal."""
     file = signature_name(manifest.root)
+    fix = f"resilient ckpt sign {manifest.checkpoint} {shell_quote(store.url)}"
     try:
         signed = check_signature(store, manifest, signing)
     except SignatureRefused as error:
-        return [Finding(file, "", error.message)]
+        return [Finding(file, "", error.message, fix=fix)]
     if signed is not None:
         return [] if level == "quick" else _verify_signed(store, manifest, signed)
     problem = signature_problem(store, manifest)
-    fix = f"resilient ckpt sign {manifest.checkpoint} {shell_quote(store.url)}"
     return [Finding(file, "", problem, "warning", fix=fix)] if problem else []
 
 

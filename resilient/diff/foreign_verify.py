@@ -9,7 +9,7 @@ boundaries.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ class ZeroPageScan:
         return min(page_offset, PAGE_BYTES - page_offset) < self._item_bytes
 
 
-_NAMED_MAX = 16
+NAMED_MAX = 16
 """Largest number of tensors that are named."""
 
 
@@ -177,15 +177,15 @@ def _odd_numbers(
 ) -> Iterator[Problem]:
     spared: set[str] = set()
     steps: dict[Tensor, float] = {}
-    problems = list(islice(_each(near, listing, tensors, spared, steps, buffers), _NAMED_MAX))
+    problems = list(islice(_each(near, listing, tensors, spared, steps, buffers), NAMED_MAX))
     yield from problems
-    if len(problems) == _NAMED_MAX:
+    if len(problems) == NAMED_MAX:
         return  # not all tensors were scanned
     yield from _out_of_step(steps)
     weights = {name: None for tensor in tensors if tensor.part == MODEL for name in tensor.files}
     for name in weights:
         if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
-            yield Problem(name, _ZEROS, is_fatal=True, cure=Remedy.COPY)
+            yield Problem(name, ZEROS, is_fatal=True, cure=Remedy.COPY)
 
 
 def _each(
@@ -205,7 +205,12 @@ def _each(
             counts = _counted(near, listing, tensor)
         except Unreadable as error:
             spared.update(tensor.files)
-            yield Problem(tensor.files[0], f"`{tensor.name[:80]}`: {error}", is_fatal=True)
+            yield Problem(
+                tensor.files[0],
+                f"`{tensor.name[:80]}`: {error}",
+                is_fatal=True,
+                tensor=tensor.name,
+            )
             continue
         if counts.nonzero:
             # The pieces of a tensor that is split over files were not counted one by one: all pass.
@@ -214,7 +219,7 @@ def _each(
             steps[tensor] = counts.first
         problem = _odd(tensor, counts, buffers)
         if problem is not None:
-            yield problem
+            yield replace(problem, tensor=tensor.name)
 
 
 def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
@@ -268,7 +273,7 @@ _STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's normalization layers."""
 _SQUARES = ("exp_avg_sq", "square_avg")
 """Moments whose root an optimizer takes; the root of a negative number is NaN."""
-_ZEROS = "every number in it is zero, as after a loss of power"
+ZEROS = "every number in it is zero, as after a loss of power"
 _ZEROS_BYTES = 4096
 _SCALES_MAX = 1e15
 _BEYOND = "a flipped bit causes this, and a step spoils all weights"

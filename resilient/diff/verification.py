@@ -13,6 +13,7 @@ from resilient.errors import (
     UnknownLayout,
 )
 from resilient.layouts.detect import read_layout
+from resilient.layouts.incomplete import is_empty
 from resilient.layouts.resumability import assess_resumability
 from resilient.redaction import shell_quote
 from resilient.storage.folder import open_folder
@@ -53,19 +54,19 @@ def verify_folder(
         buffers: Names of weights that are known not to be parameters.
 
     Raises:
-        KeyNotFound: The folder is empty or missing.
+        KeyNotFound: The folder is missing, or empty without the name of a checkpoint.
         UnknownLayout: No known tool wrote the checkpoint.
         StoreError: A file could not be read.
     """
     folder = open_folder(place) if isinstance(place, str) else place
     listing = folder.list()
-    if not listing.sizes and not listing.outside:
+    if not listing.sizes and not listing.outside and not is_empty(folder.url, listing):
         raise KeyNotFound(f"nothing is at {folder.url}", key=folder.url)
     contents = read_layout(folder, listing)
     if contents is None:
         raise UnknownLayout(
             f"`{folder.url}` is not a checkpoint of a supported tool",
-            hint=f"resilient ckpt ls {shell_quote(folder.url)}",
+            hint="give the path of one checkpoint, a folder or a file, of a supported tool",
         )
     problems = (*contents.problems, *verify_foreign(folder, listing, contents, buffers))
     contents = replace(contents, problems=problems)

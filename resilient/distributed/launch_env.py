@@ -119,6 +119,15 @@ class LaunchEnv:
         return self.cause == "start" and self.restarts == 0
 
 
+def read_agent_pid(environ: Mapping[str, str]) -> int:
+    """Return the process of our agent; 0 without an agent.
+
+    Raises:
+        ConfigError: The variable is no number.
+    """
+    return read_integer(environ, "RESILIENT_AGENT_PID", 0, least=0)
+
+
 def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
     """Parse the start of this worker; a world of one without a launcher.
 
@@ -147,7 +156,7 @@ def read_launch(environ: Mapping[str, str]) -> LaunchEnv:
         single_writer=read_flag(environ, "RESILIENT_SINGLE_WRITER"),
         keeper=environ.get("RESILIENT_KEEPER", ""),
         storage_options=read_storage_options(environ),
-        agent_pid=read_integer(environ, "RESILIENT_AGENT_PID", 0, least=0),
+        agent_pid=read_agent_pid(environ),
         grace_seconds=read_seconds(environ, "RESILIENT_GRACE"),
         notes=environ.get("RESILIENT_NOTES", ""),
         require_signature=read_flag(environ, REQUIRE_SIGNATURE),

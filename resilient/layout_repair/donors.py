@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING
 
 from resilient.diff.stale_copies import STALE
 from resilient.layout_repair.case import BLOCK_BYTES, FileSpan, looked_through, names_of
+from resilient.layouts.checksums import check_bytes
+from resilient.layouts.model import Unreadable
 from resilient.layouts.single_file import ALONE
+from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.training_state import OF_DEVICES, OLDER
+from resilient.storage.folder import DirectoryListing
 
 if TYPE_CHECKING:
     from resilient.layout_repair.case import Donor, RepairCase
@@ -132,7 +136,7 @@ def _same(left: Folder, right: Folder, name: str, size_bytes: int) -> bool:
 
 
 _RANDOM = re.compile(r"(?:rng_state(?:_\d{1,7})?\.pth|random_states_\d{1,7}\.pkl)")
-_OPTIMIZER, _SCHEDULE = "optimizer.pt", "scheduler.pt"
+_OPTIMIZER, _SCHEDULE, _ARGUMENTS = "optimizer.pt", "scheduler.pt", "training_args.bin"
 _SLICED = re.compile(r"optimizer_\d{1,4}/")
 _ENGINE = re.compile(r"global_step(?:\d{1,12}|\*)/")
 _OF_ENGINE = ("latest", "zero_to_fp32.py", "zero_to_torch.py")
@@ -148,7 +152,6 @@ _UNREAD = {
         "the model's configuration",
         "a resume does not need it; `from_pretrained` of this folder does",
     ),
-    "training_args.bin": ("the run's arguments", "a resume takes the arguments of its own script"),
 }
 _LOST = (
     "{}, and they are lost: their positions follow from no seed, no step and no other rank. The "
@@ -164,7 +167,8 @@ _OF_DEVICES = (
 def drop_optional_files(case: RepairCase) -> None:
     """Remove broken random states, and in a Trainer a broken optimizer with its scheduler."""
     for name in case.broken():
-        if _RANDOM.fullmatch(name) and name in case.listing.sizes and not _is_kept(case, name):
+        is_listed = name in case.listing.sizes and case.is_broken(name)
+        if _RANDOM.fullmatch(name) and is_listed and not _is_kept(case, name):
             case.losses["random state"] = _DRAWN
             case.draft.drop(name)
             case.done(name, "left out: it is damaged", "its tool continues without it")
@@ -176,6 +180,7 @@ def drop_optional_files(case: RepairCase) -> None:
                 problem.place, problem.what if problem.what == OLDER else _OF_DEVICES
             )
     if case.contents.layout == "hf-trainer":
+        _take_arguments(case)
         _leave_unread(case)
         _leave_optimizer(case)
         _leave_slices(case)
@@ -197,6 +202,27 @@ def _leave_unread(case: RepairCase) -> None:
             case.losses[loss_text] = follows
             case.draft.drop(name)
             case.done(name, "left out: it is damaged", "its tool continues without it")
+
+
+def _take_arguments(case: RepairCase) -> None:
+    """Copy the run's arguments from another step; without one, they stay: no resume reads them."""
+    if _ARGUMENTS not in case.broken() or _ARGUMENTS not in case.listing.sizes:
+        return
+    for donor in case.near:
+        size_bytes = donor.listing.sizes.get(_ARGUMENTS, 0)
+        alone = DirectoryListing({_ARGUMENTS: size_bytes})
+        if size_bytes and _is_archive(donor.folder, alone) and not check_bytes(donor.folder, alone):
+            case.draft.put(_ARGUMENTS, FileSpan(donor.folder, _ARGUMENTS, 0, size_bytes))
+            case.done(_ARGUMENTS, "copied: the steps of a run have the same arguments", donor.url)
+            return
+
+
+def _is_archive(folder: Folder, listing: DirectoryListing) -> bool:
+    try:
+        open_archive(folder, listing, _ARGUMENTS)
+    except Unreadable:
+        return False
+    return True
 
 
 def _leave_optimizer(case: RepairCase) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from resilient.diff.foreign_verify import NAMED_MAX, ZEROS
 from resilient.layout_repair.case import FileSpan, VirtualFolder, looked_through, size_of, sliced
 from resilient.layout_repair.zip_repair import repaired_zip, scan_members
 from resilient.layouts.checksums import BEHIND
@@ -351,9 +352,23 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
             lost_file = _split_file(case.draft, name)
         except Unreadable:
             continue
+        lost_file = _without_damaged(case, lost_file)
         if lost_file.saved:
             salvaged_files.append(lost_file)
     return tuple(salvaged_files)
+
+
+def _without_damaged(case: RepairCase, part: SalvagedFile) -> SalvagedFile:
+    """Count tensors as lost whose bytes are here, but whose numbers or shape are damaged."""
+    problems = [problem for problem in case.fatal() if problem.place == part.file]
+    tensor_names = {problem.tensor for problem in case.fatal() if problem.tensor}
+    is_scanned = sum(bool(problem.tensor) for problem in case.problems) < NAMED_MAX
+    if not is_scanned or any(problem.what == ZEROS for problem in problems):
+        lost_names = (*(tensor.name for tensor in part.saved), *part.lost)
+        return SalvagedFile(part.file, (), lost_names)
+    saved = tuple(tensor for tensor in part.saved if tensor.name not in tensor_names)
+    lost_names = tuple(tensor.name for tensor in part.saved if tensor.name in tensor_names)
+    return SalvagedFile(part.file, saved, (*lost_names, *part.lost))
 
 
 def _split_file(draft: VirtualFolder, name: str) -> SalvagedFile:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,7 @@ class LayoutRepairPlan:
         verdict: Resumability of the result.
         salvaged: Intact tensors of files that cannot be repaired.
         draft: The result.
+        sources: Named places of copies, other steps and logs.
     """
 
     url: str
@@ -104,6 +106,7 @@ class LayoutRepairPlan:
     verdict: Resumability
     salvaged: tuple[SalvagedFile, ...]
     draft: VirtualFolder
+    sources: tuple[str, ...] = ()
 
     @property
     def is_repaired(self) -> bool:
@@ -172,6 +175,7 @@ def plan_layout_repair(
         assess_resumability(contents, case.draft.url),
         salvage(case) if case.fatal() else (),
         case.draft,
+        tuple(urls),
     )
 
 
@@ -229,7 +233,7 @@ def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[M
             return logs
         raise UnknownLayout(
             f"`{folder.url}` is {UNKNOWN}",
-            hint=f"resilient ckpt inspect {shell_quote(folder.url)}",
+            hint="give a checkpoint of the same run, or a log of the run, with `--from`",
         )
     return Donor(folder, listing, contents)
 
@@ -240,7 +244,17 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
     if is_mixed and len(names) == 1:
         return True  # the step in its files is in doubt
     own_step, donor_step = _step(case.contents), _step(other.contents)
-    return own_step is None or donor_step is None or own_step == donor_step
+    if own_step is None or donor_step is None:
+        return not _are_other_steps(names)
+    return own_step == donor_step
+
+
+def _are_other_steps(names: Iterable[str]) -> bool:
+    """Return True for names that differ only in the number at their end."""
+    matches = [_ENDS_IN_NUMBER.fullmatch(name) for name in names]
+    stems = {match[1] if match else "" for match in matches}
+    numbers = {int(match[2]) for match in matches if match}
+    return all(matches) and len(stems) == 1 and len(numbers) > 1
 
 
 def _step(contents: Contents) -> int | None:
@@ -315,10 +329,13 @@ def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
         StoreError: A place could not be read.
     """
     if target.exists():
-        url, free_path = plan.url, f"{target}-2"
+        numbered_paths = (Path(f"{target}-{number}") for number in count(2))
+        free_path = next(path for path in numbered_paths if not path.exists())
+        options = "".join(f" --from {shell_quote(source)}" for source in plan.sources)
         raise ConfigError(
             f"`{target}` exists already",
-            hint=f"resilient ckpt repair {shell_quote(url)} --apply --out {shell_quote(free_path)}",
+            hint=f"resilient ckpt repair {shell_quote(plan.url)}{options} --apply --out "
+            f"{shell_quote(free_path)}",
         )
     if not plan.is_repaired and not plan.salvaged:
         raise ConfigError(f"nothing can be written from `{plan.url}`")

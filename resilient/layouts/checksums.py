@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import KeyNotFound
 from resilient.layouts.dcp import INDEX, read_index
-from resilient.layouts.model import Problem, Unreadable
+from resilient.layouts.model import Problem, Remedy, Unreadable
 from resilient.layouts.torch_zip import BROKEN, RangeReader, data_start, is_contradictory
 from resilient.layouts.weights import TORCH
 
@@ -50,7 +50,8 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
             is_random = bool(_RANDOM.fullmatch(name))
             loses = "random state" if is_random and problem_text != BEHIND else ""
             is_fatal = not is_random and problem_text != BEHIND and name != _UNREAD
-            problems.append(Problem(name, problem_text, loses, is_fatal=is_fatal))
+            cure = Remedy.NEEDLESS if name == _UNREAD else Remedy.REPAIR
+            problems.append(Problem(name, problem_text, loses, is_fatal=is_fatal, cure=cure))
             if len(problems) >= _LOST_MAX:
                 return tuple(problems)
     return (*problems, *_behind(folder, listing))

@@ -31,7 +31,7 @@ from resilient.layouts.model import (
 from resilient.layouts.pickle_names import shape_of
 from resilient.layouts.pickle_reader import TensorRef, leaves
 from resilient.layouts.torch_zip import Archive, data_start, open_archive, tensors_in
-from resilient.layouts.training_state import required, schedule_of
+from resilient.layouts.training_state import optimizer_of, required, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -335,6 +335,7 @@ SKIPPED = "fp16 steps that were skipped"
 _TITLE = "an engine of DeepSpeed"
 _RESUME = "engine.load_checkpoint('{path}')"
 _MOMENTS = "the optimizer's state"
+_PARTS_LOST = "the optimizer's parts of {} are missing: DeepSpeed fails without them"
 
 
 def is_engine(listing: DirectoryListing, prefix: str = "") -> bool:
@@ -455,9 +456,7 @@ def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
-        problem_text = "no optimizer states beside the model's"
-        problem = Problem(engine.prefix or ".", problem_text, _MOMENTS, cure=Remedy.COPY)
-        return replace(contents, problems=(*contents.problems, *disagreements(engine), problem))
+        return _without_parts(engine, contents)
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in present) + 1
@@ -496,6 +495,35 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
             *disagreements(replace(engine, parts=parts)),
         ),
     )
+
+
+def _without_parts(engine: Engine, contents: Contents) -> Contents:
+    """Return the contents of an engine that has no file of optimizer states.
+
+    Without ZeRO the optimizer is in the model's states. ZeRO writes the shapes of the parameters
+    there, and DeepSpeed fails if the parts of the ranks are missing.
+    """
+    archive = engine.models[0]
+    fields = archive.value if isinstance(archive.value, dict) else {}
+    state = fields.get("optimizer")
+    if isinstance(state, dict) and state:
+        # The optimizer of fp16 without ZeRO wraps that of torch.
+        inner_state = state.get("optimizer_state_dict", state)
+        return replace(
+            contents,
+            tensors=(*contents.tensors, *tensors_in(archive, inner_state, OPTIMIZER)),
+            optimizer=optimizer_of(inner_state, archive),
+            problems=(*contents.problems, *disagreements(engine)),
+        )
+    place, is_cut = engine.prefix or ".", bool(fields.get("param_shapes"))
+    world, _ = _sizes(engine)
+    ranks = f"all {world} ranks" if world and world > 1 else "its rank"
+    problem = (
+        Problem(place, _PARTS_LOST.format(ranks), is_fatal=True, cure=Remedy.COPY)
+        if is_cut
+        else Problem(place, "no optimizer states beside the model's", _MOMENTS, cure=Remedy.COPY)
+    )
+    return replace(contents, problems=(*contents.problems, *disagreements(engine), problem))
 
 
 def _state(archive: Archive) -> dict[Any, Any] | None:

@@ -24,7 +24,14 @@ from resilient.layouts import (
     torchtitan,
 )
 from resilient.layouts.consistency import check_layer_names, check_optimizer_fits
-from resilient.layouts.incomplete import SENTINEL, is_cut_short, pointers, saved_name, unfinished
+from resilient.layouts.incomplete import (
+    SENTINEL,
+    is_cut_short,
+    is_empty,
+    pointers,
+    saved_name,
+    unfinished,
+)
 from resilient.layouts.json_files import POINTER, pointers_in, read_json, read_text, whole
 from resilient.layouts.majorities import Witnesses, odd_dtypes, odd_weight
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
@@ -46,6 +53,8 @@ _WANTED = {
     r"(?i)data|sampler|train_state|step$": "the place in the data",
 }
 _DCP_TITLE = "a distributed checkpoint of torch"
+EMPTY = "empty"
+"""Layout of a folder that is named like a checkpoint and has no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,8 @@ def read_layout(folder: Folder, listing: DirectoryListing) -> Contents | None:
 
 
 def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
+    if is_empty(folder.url, listing):
+        return Contents(EMPTY, "an empty folder")
     if not listing.is_file:
         layout_or_none = next((layout for layout in LAYOUTS if layout.is_it(listing)), None)
         is_model = layout_or_none is None or layout_or_none.name == "hf-model"

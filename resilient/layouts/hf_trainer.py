@@ -6,6 +6,7 @@ Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from resilient.layouts.accelerate import StateHalf
-    from resilient.layouts.model import Optimizer, RandomStates, Schedule
+    from resilient.layouts.model import Optimizer, Schedule
     from resilient.storage.folder import DirectoryListing, Folder
 
 STATE = "trainer_state.json"
@@ -85,8 +86,11 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     arguments = _arguments(folder, listing)
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
+    leftover, ranks = _leftover(listing, ranks)
+    sizes = {name: size for name, size in listing.sizes.items() if name not in leftover}
+    of_run = replace(listing, sizes=sizes)
     rng, random_problems = read_random(
-        folder, listing, _RANDOM, world=ranks, stops=True, device=device
+        folder, of_run, _RANDOM, world=ranks, stops=True, device=device
     )
     step = whole(state.get("global_step"))
     world = ranks or (max(rng.ranks) + 1 if rng else None)
@@ -100,7 +104,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *wrapped(model.tensors),
         *schedule_problems,
         *random_problems,
-        *_leftover(listing, rng, ranks),
+        *(Problem(name, text, cure=Remedy.NEEDLESS) for name, text in leftover.items()),
+        *_in_doubt(listing, ranks),
         *_config(folder, listing, model),
         *check_learning_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
@@ -141,24 +146,42 @@ def _processes(arguments: PickledCall | None) -> int | None:
     return whole(distributed.get("num_processes")) if isinstance(distributed, PickledCall) else None
 
 
-def _leftover(
-    listing: DirectoryListing, rng: RandomStates | None, world: int | None
-) -> list[Problem]:
-    """Return random states left over from other runs, and doubt about the number of ranks."""
-    numbered = {
-        int(match[1]): file
-        for file in listing.sizes
-        if (match := re.fullmatch(_RANDOM, file))
-        if match[1]
-    }
-    if world:
-        last = 0 if world == 1 else world
-        leftover_files = [numbered[rank] for rank in sorted(numbered) if rank >= last]
-        problem_text = (
-            f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
-        )
-        return [Problem(name, problem_text, cure=Remedy.NEEDLESS) for name in leftover_files]
-    if not numbered or _ALONE not in listing.sizes or rng is None:
+def _leftover(listing: DirectoryListing, world: int | None) -> tuple[dict[str, str], int | None]:
+    """Return the random states of other runs with the reasons, and the number of ranks.
+
+    A run of one process writes one file without a number, a larger run one for each rank.
+
+    Args:
+        listing: Files of the checkpoint.
+        world: Number of ranks that other files name; None if none does.
+    """
+    numbered = _numbered(listing)
+    is_alone = _ALONE in listing.sizes
+    is_full = set(numbered) == set(range(len(numbered)))
+    if world is None and is_alone and not is_full:
+        world = 1
+    if world is None or (world == 1 and not is_alone):
+        return {}, world
+    last = 0 if world == 1 else world
+    names = [numbered[rank] for rank in sorted(numbered) if rank >= last]
+    if world > 1 and is_alone and 0 in numbered:
+        names.append(_ALONE)
+    problem_text = (
+        f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
+    )
+    return dict.fromkeys(names, problem_text), world
+
+
+def _numbered(listing: DirectoryListing) -> dict[int, str]:
+    """Return the random states whose names have the number of a rank."""
+    matches = ((re.fullmatch(_RANDOM, file), file) for file in listing.sizes)
+    return {int(match[1]): file for match, file in matches if match and match[1]}
+
+
+def _in_doubt(listing: DirectoryListing, world: int | None) -> list[Problem]:
+    """Return the doubt about the number of ranks, if the random states of two runs are whole."""
+    numbered = _numbered(listing)
+    if world or not numbered or _ALONE not in listing.sizes:
         return []
     problem_text = (
         f"`{_ALONE}` is of a run of one process, `{numbered[max(numbered)]}` of one of "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from resilient.layouts.model import Problem, Remedy
 from resilient.redaction import shell_quote
+from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -23,6 +24,10 @@ _SUFFIXED = re.compile(
     r"(?:orbax-checkpoint-tmp|tmp|temp|partial|staging|incomplete|unfinished)(?:[-_.]?\d{1,20})?"
 )
 _OF_TRAINER = re.compile(r"checkpoint-\d{1,12}")
+_OF_ANY = re.compile(
+    rf"(?i){_STEP}[-_=.]?\d.*|weights-\d{{1,12}}|(?:pytorch_model_fsdp|optimizer)_\d{{1,4}}"
+)
+"""Names of checkpoints, and of the folders of slices within a checkpoint."""
 _STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"
 _RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
 _ENGINE = re.compile(r"global_step\d{1,12}/.*")
@@ -62,6 +67,17 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
     return _OF_TRAINER.fullmatch(name) is not None and is_begun and lacks
 
 
+def is_empty(url: str, listing: DirectoryListing) -> bool:
+    """Return True for a folder without any file that is named like a checkpoint of a tool.
+
+    A store of objects has no empty folders, so only a folder of this machine can be one.
+    """
+    base = url.rstrip("/").rpartition("/")[2]
+    is_nothing = not listing.sizes and not listing.outside and not listing.is_file
+    is_named = _OF_ANY.fullmatch(saved_name(url) or base) is not None
+    return is_nothing and is_named and protocol_of(url) == "file"
+
+
 def unfinished(
     url: str, listing: DirectoryListing, problems: Iterable[Problem]
 ) -> tuple[Problem, ...]:
@@ -82,7 +98,8 @@ def unfinished(
         name for name, part in _PARTS.items() if not any(map(part.fullmatch, listing.sizes))
     ]
     of_trainer = _OF_TRAINER.fullmatch(saved_name(url) or url.rstrip("/").rpartition("/")[2])
-    lacking_text = f"; it lacks {', '.join(missing_parts)}" if missing_parts and of_trainer else ""
+    is_named = missing_parts and of_trainer and listing.sizes
+    lacking_text = f"; it lacks {', '.join(missing_parts)}" if is_named else ""
     first = Problem(place, f"{reason}{lacking_text}", is_fatal=True, cure=Remedy.EARLIER)
     other_problems = (
         replace(problem, help="", cure=Remedy.EARLIER)
@@ -106,13 +123,15 @@ def _reason(url: str, listing: DirectoryListing) -> tuple[str, str]:
         return SENTINEL, f"{_INCOMPLETE}: its save was never finished"
     if listing.is_file:
         return "", ""
-    if name := saved_name(url):
-        return ".", (
-            f"{_INCOMPLETE}: a staging folder, which is renamed to `{name}` at the end of a save"
-        )
-    if is_cut_short(url, listing):
-        return ".", f"{_INCOMPLETE}: its save ended early"
-    return "", ""
+    if is_empty(url, listing):
+        reason = "there is no file in it"
+    elif name := saved_name(url):
+        reason = f"a staging folder, which is renamed to `{name}` at the end of a save"
+    elif is_cut_short(url, listing):
+        reason = "its save ended early"
+    else:
+        return "", ""
+    return ".", f"{_INCOMPLETE}: {reason}"
 
 
 def pointers(

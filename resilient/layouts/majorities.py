@@ -84,7 +84,13 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
                     f"`{weight.name[:80]}` has the shape {list(weight.shape)}, but "
                     f"{_joined(odd_names)} say {list(shape)}: the weight is damaged"
                 )
-                return Problem(_place(weight), problem_text, is_fatal=True, cure=Remedy.COPY)
+                return Problem(
+                    _place(weight),
+                    problem_text,
+                    is_fatal=True,
+                    cure=Remedy.COPY,
+                    tensor=weight.name,
+                )
     return None
 
 

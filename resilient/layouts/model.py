@@ -123,6 +123,7 @@ class Problem:
         is_fatal: Whether the problem prevents a resume.
         help: Command that helps, with ``{path}`` in place of the checkpoint's path.
         cure: Remedy, if ``help`` names no command.
+        tensor: Name of the only damaged tensor; empty if the problem is of another kind.
     """
 
     place: str
@@ -131,6 +132,7 @@ class Problem:
     is_fatal: bool = False
     help: str = ""
     cure: Remedy = Remedy.REPAIR
+    tensor: str = ""
 
     @property
     def severity(self) -> str:

@@ -151,16 +151,18 @@ def is_costly(problems: Iterable[Problem]) -> bool:
     )
 
 
-def remedy(problem: Problem, path: str, sibling: str = "") -> str:
+def remedy(problem: Problem, path: str, others: Alternatives | None = None) -> str:
     """Return the remedy: a command, or a sentence that begins with ``none``.
 
     Args:
         problem: The problem.
         path: Path of the checkpoint.
-        sibling: Path of another checkpoint of the same run that is resumable.
+        others: Other ways to continue the run, as far as they are known.
     """
-    if problem.help:
-        return filled(problem.help, path)
-    if problem.cure is Remedy.EARLIER and sibling:
-        return f"resilient ckpt inspect {shell_quote(sibling)}"
-    return filled(_FIXES[problem.cure], path)
+    others = others or Alternatives()
+    if problem.cure is Remedy.EARLIER and others.sibling and not problem.help:
+        return f"resilient ckpt inspect {shell_quote(others.sibling)}"
+    fix = problem.help or _FIXES[problem.cure]
+    # Without another copy this repair would only say that it has nothing to do.
+    is_vain = fix == REPAIR and others.repair is RepairOutcome.NONE
+    return filled(_FIXES[Remedy.COPY] if is_vain else fix, path)

@@ -26,7 +26,7 @@ from resilient.distributed.launch_env import (
     World,
     publish_event_file,
     publish_repository,
-    read_launch,
+    read_agent_pid,
 )
 from resilient.distributed.rank_group import ProcessGroupSpec, join
 from resilient.engine_factory import claimant_of, open_engine
@@ -245,7 +245,8 @@ def open_session(args: TrainingArguments) -> Session:
         ConfigError: The launcher's variables are invalid, or contradict the arguments.
         PeerFailed: The rendezvous store cannot be reached.
     """
-    if not read_launch(os.environ).agent_pid:
+    # Before all other variables are read: an invalid one ends the process with its exit code too.
+    if not read_agent_pid(os.environ):
         end_with_exit_codes()
     # Published before joining: a rank that waits for a missing peer must not be blamed as stuck.
     pulse = progress_reporter()

@@ -8,6 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers.foreign_folders import write_slices
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "transformers"
 
@@ -160,3 +164,132 @@ def test_state_of_an_older_version_is_filled_up(checkpoint, call):
     assert found["train_batch_size"] == held["train_batch_size"]
     assert {key: found[key] for key in old} == old
     assert set(found["stateful_callbacks"]) == {"TrainerControl"}
+
+
+def test_inspect_empty_checkpoint_names_the_newest_complete_one(checkpoint, call):
+    empty = checkpoint.with_name("checkpoint-24")
+    empty.mkdir()
+    for name in ("inspect", "verify"):
+        outcome = call("ckpt", name, empty, "--json")
+        told = json.loads(outcome.stdout)["resumable"]
+        assert (outcome.status, told["answer"]) == (1, "no")
+        assert "there is no file in it" in told["why"][0]
+        assert shlex.split(told["command"]) == ["resilient", "ckpt", "inspect", str(checkpoint)]
+    outcome = call("ckpt", "repair", empty)
+    assert (outcome.status, outcome.stderr) == (1, "")
+    assert "there is no file in it" in outcome.stdout
+
+
+@pytest.mark.parametrize("has_sibling", [False, True])
+def test_run_arguments_cut_verify_and_repair_agree(checkpoint, call, has_sibling):
+    path = checkpoint / "training_args.bin"
+    torch.save({"output_dir": "run", "learning_rate": 0.5}, path)
+    whole = path.read_bytes()
+    if has_sibling:
+        sibling = checkpoint.with_name("checkpoint-4")
+        sibling.mkdir()
+        for name in ("trainer_state.json", path.name):
+            shutil.copy(checkpoint / name, sibling)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert call("ckpt", "verify", checkpoint).status == 0
+    outcome = call("ckpt", "repair", checkpoint, "--apply")
+    assert outcome.status == 0
+    made = checkpoint.parent / "repaired" / "checkpoint-8" / "training_args.bin"
+    assert made.exists() == has_sibling
+    if has_sibling:
+        assert made.read_bytes() == whole
+    else:
+        assert "note: training_args.bin: it is not a complete zip" in outcome.stdout
+
+
+def huge(found):
+    next(iter(found.values())).view(-1)[0] = 1e36
+
+
+def other_shape(found):
+    found["transformer.ln_f.weight"] = torch.ones(33)
+
+
+@pytest.mark.parametrize("damage", [huge, other_shape], ids=lambda one: one.__name__)
+def test_salvage_counts_a_tensor_with_damaged_numbers_as_lost(checkpoint, call, damage):
+    weights = checkpoint / "model.safetensors"
+    found = load_file(weights)
+    before = {name: value.clone() for name, value in found.items()}
+    damage(found)
+    save_file(found, weights, {"format": "pt"})
+    outcome = call("ckpt", "repair", checkpoint, "--apply")
+    assert outcome.status == 1
+    (name,) = [
+        name
+        for name, value in before.items()
+        if value.shape != found[name].shape or not value.equal(found[name])
+    ]
+    assert f"Lost: 1 tensor: {name}." in outcome.stdout
+    made = checkpoint.parent / "salvaged" / "checkpoint-8"
+    assert name not in load_file(made / "model.safetensors.salvaged.safetensors")
+
+
+def test_file_of_zeros_is_not_salvaged(checkpoint, call):
+    weights = checkpoint / "model.safetensors"
+    save_file({name: 0 * one for name, one in load_file(weights).items()}, weights)
+    outcome = call("ckpt", "repair", checkpoint)
+    assert outcome.status == 1
+    assert "Nothing can be repaired" in outcome.stdout
+    assert "Lost: 0" not in outcome.stdout
+
+
+def test_place_that_exists_hint_keeps_the_copy(checkpoint, call, tmp_path):
+    copy = shutil.copytree(checkpoint, tmp_path / "copy" / checkpoint.name)
+    (checkpoint / "model.safetensors").unlink()
+    options = ("--from", copy, "--apply")
+    assert call("ckpt", "repair", checkpoint, *options).status == 0
+    for _ in range(2):
+        refused = call("ckpt", "repair", checkpoint, *options)
+        (hint,) = [line for line in refused.stderr.splitlines() if "hint: " in line]
+        assert call(*shlex.split(hint.partition("hint: ")[2])[1:]).status == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("verify", "{}", "--sample", "5%"),
+        ("verify", "--all", "{}"),
+        ("cp", "{}", "other"),
+        ("repair", "{}", "--rebuild", "other"),
+        ("rollback", "latest", "{}"),
+        ("reflog", "{}"),
+    ],
+    ids=lambda one: one[0],
+)
+def test_repository_command_on_slices_says_what_is_there(call, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("step-8").mkdir()
+    write_slices({"w": torch.ones(3)}, tmp_path / "step-8")
+    named = [one.format(tmp_path / "step-8") for one in words]
+    outcome = call("ckpt", *named)
+    assert (outcome.status, "is a checkpoint of another tool" in outcome.stderr) == (2, True)
+    (tmp_path / "step-8" / ".metadata").unlink()
+    outcome = call("ckpt", *named)
+    assert outcome.status == 1
+    assert "is damaged: .metadata: it is missing" in outcome.stderr
+    assert call("ckpt", *words[:1], tmp_path / "absent").status != 1
+
+
+def test_rebuild_of_a_whole_state_names_a_command_that_answers(checkpoint, call, tmp_path):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-40])
+    outcome = call("ckpt", "repair", checkpoint, "--rebuild", tmp_path / "new")
+    assert outcome.status == 78
+    hint = outcome.stderr.partition("hint: ")[2]
+    assert shlex.split(hint)[1:3] == ["ckpt", "verify"]
+    assert call(*shlex.split(hint)[1:]).status == 1
+
+
+def test_lost_optimizer_folder_offers_the_restart(call, tmp_path):
+    path = tmp_path / "checkpoint-8"
+    shutil.copytree(GOLDEN / "gpt2_all" / "run" / "checkpoint-8", path)
+    (path / "optimizer.pt").unlink()
+    outcome = call("ckpt", "repair", path)
+    assert outcome.status == 1
+    assert "A resume continues with the loss of the optimizer's state" in outcome.stdout
+    assert f"resilient train SCRIPT --resume {path}" in outcome.stdout

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
 from tests.helpers.cli_repositories import flip_bit, write_usual_run
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers" / "reg_sgd" / "run" / "checkpoint-7"
 SECRET = "0123456789abcdef0123456789abcdef"  # noqa: S105 - of no other use
 
 
@@ -26,10 +28,34 @@ def test_what_is_not_signed_is_refused_where_that_is_asked_for(repo, call, monke
     monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
     assert call("ckpt", "verify", repo).status == 0
     outcome = call("ckpt", "verify", repo, "--require-signature", "--level", "quick")
-    assert outcome.status == 3
+    assert outcome.status == 77
     assert "checkpoint-35-g2 is not signed, and a signature is required" in outcome.stdout
+    assert "UNSIGNED" in outcome.stdout
+    assert "DAMAGED" not in outcome.stdout
+    assert "Its data is intact" in outcome.stderr
+    assert "resilient ckpt sign checkpoint-35-g2" in outcome.stderr
     monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "1")
-    assert call("ckpt", "verify", repo).status == 3
+    assert call("ckpt", "verify", repo).status == 77
+    listed = call("ckpt", "ls", repo).stdout
+    assert "UNSIGNED" in listed
+    assert "DAMAGED" not in listed
+
+
+def test_verify_required_signature_damage_stays_damage(repo, call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "1")
+    flip_bit(repo / "checkpoint-35-g2" / "model.r00000.safetensors")
+    outcome = call("ckpt", "verify", repo, "--json")
+    told = json.loads(outcome.stdout)
+    assert (outcome.status, told["damaged"], told["unsigned"]) == (3, 1, 0)
+
+
+def test_verify_required_signature_refuses_checkpoint_of_other_tool(call, monkeypatch):
+    monkeypatch.setenv("RESILIENT_SIGNING_KEY", SECRET)
+    monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", "1")
+    outcome = call("ckpt", "verify", GOLDEN)
+    assert outcome.status == 77
+    assert "is a checkpoint of another tool, which has no signature" in outcome.stderr
 
 
 @pytest.mark.parametrize("word", ["true", "yes", "ON", " 1"])

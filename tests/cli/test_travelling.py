@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+import subprocess
+import sys
 import time
 
 import pytest
 
-from resilient.checkpoint.catalog import lineage
+from resilient.checkpoint.catalog import committed, lineage
+from resilient.checkpoint.generations import claim, list_numbers
+from resilient.clock import SystemClock
+from resilient.processes import identify
 from resilient.storage.local import LocalStore
 from tests.helpers.cli_repositories import truncate_file, write_usual_run
 
@@ -55,6 +62,46 @@ def test_back_and_forth_as_in_the_transcripts(repo, call, matches):
 def test_a_checkpoints_own_url_is_a_reference(repo, call):
     assert call("ckpt", "rollback", repo / "checkpoint-25-g2").status == 0
     assert head(repo) == "checkpoint-25-g2"
+
+
+@pytest.fixture
+def writer(repo, call):
+    """Roll back once, then let another process of this machine claim the newest generation."""
+    assert call("ckpt", "rollback", "latest~1", repo).status == 0
+    store = LocalStore(repo)
+    parent = lineage(store).candidates[0]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        claim(store, parent, cause="start", clock=SystemClock(), process=identify(process.pid))
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("words", [("rollback", "checkpoint-20-g1"), ("undo",)])
+def test_move_beside_live_writer_needs_take_over(repo, call, writer, words):
+    numbers = list_numbers(LocalStore(repo))
+    outcome = call("ckpt", *words, repo)
+    assert outcome.status == 80
+    assert f"process {writer.pid} on " in outcome.stderr
+    assert "is alive; nothing was changed" in outcome.stderr
+    assert list_numbers(LocalStore(repo)) == numbers
+    assert call("ckpt", *words, repo, "--dry-run").status == 0
+    (command,) = re.findall(r"; (resilient ckpt .* --take-over)", outcome.stderr)
+    assert call(*shlex.split(command)[1:]).status == 0
+    assert list_numbers(LocalStore(repo)) > numbers
+
+
+def test_rollback_after_writer_ended_needs_no_option(repo, call, writer):
+    writer.kill()
+    writer.wait()
+    assert call("ckpt", "rollback", "checkpoint-20-g1", repo).status == 0
+
+
+def test_other_commands_beside_live_writer_are_allowed(repo, call, writer):
+    newest = committed(LocalStore(repo))[0]
+    assert call("ckpt", "tag", newest, "kept", repo).status == 0
+    assert call("ckpt", "untag", "kept", repo).status == 0
+    assert call("ckpt", "prune", repo, "--keep-last", "1", "--yes").status == 0
+    assert newest in committed(LocalStore(repo))
 
 
 def test_a_rollback_takes_less_than_a_second(repo, call):

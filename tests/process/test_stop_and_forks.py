@@ -84,3 +84,22 @@ def test_other_errors_end_plain_python_as_ever_and_ours_with_their_code(tmp_path
         assert ended.stderr.endswith(last)
         assert ended.stderr.count("hint: ") == last.count("hint: ")
         assert ended.stderr.count("Traceback") == 1
+
+
+def test_trainer_under_python_wrong_variable_ends_with_78(tmp_path):
+    program = (
+        "import torch, resilient\n"
+        "arguments = resilient.TrainingArguments('out', use_cpu=True)\n"
+        "resilient.Trainer(torch.nn.Linear(1, 1), arguments)\n"
+    )
+    environ = {**os.environ, "RESILIENT_REQUIRE_SIGNATURE": "2"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=environ,
+    )
+    assert ended.returncode == 78
+    assert "RESILIENT_REQUIRE_SIGNATURE='2' is not accepted" in ended.stderr

@@ -13,6 +13,7 @@ from resilient.checkpoint.signed_store import reading_signed
 from resilient.clock import SystemClock
 from resilient.errors import RepositoryNotFound, UsageError
 from resilient.format.keys import CHECKPOINTS, GENERATIONS, TAGS
+from resilient.format.signature import UNSIGNED
 from resilient.redaction import shell_quote
 from resilient.storage.open import open_store
 from resilient_cli.output import show
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from resilient.format.keys import CheckpointId
+    from resilient.format.signature import SigningPolicy
     from resilient.storage.store import Store
     from resilient_cli.output import CommandResult
     from resilient_cli.survey import Survey
@@ -44,6 +46,7 @@ class State(StrEnum):
     OK = "ok"
     WARNING = "warning"
     DAMAGED = "damaged"
+    UNSIGNED = "unsigned"
     ABANDONED = "abandoned"
 
 
@@ -66,7 +69,8 @@ def ls(
     """List checkpoints, newest first, and the generations of the run that wrote them.
 
     STATE is ok if every file is present with its full size, DAMAGED if not, and abandoned if a
-    later generation started from an older checkpoint. `ckpt verify` also reads the content.
+    later generation started from an older checkpoint. It is UNSIGNED if only a required signature
+    is missing. `ckpt verify` also reads the content.
 
     Options choose the checkpoints to show. The checkpoint to resume from and the sizes always refer
     to all checkpoints.
@@ -78,7 +82,8 @@ def ls(
 
     Example: resilient ckpt ls theirs/output --last 3
     """
-    store = open_repository(place, repo)
+    signing = signing_policy(is_required=False)
+    store = open_repository(place, repo, reads_unsigned=True)
     try:
         checkpoints = committed_checkpoints(store)
     except RepositoryNotFound:
@@ -87,7 +92,7 @@ def ls(
             raise
         show(answer, output_of(ctx))
         return
-    repository = list_repository(store, checkpoints)
+    repository = list_repository(store, checkpoints, signing)
     surveys = _select_surveys(
         repository, {state_name.value for state_name in state or ()}, set(tag or ())
     )[:last]
@@ -120,15 +125,18 @@ def _select_surveys(contents: Listing, states: set[str], tags: set[str]) -> list
     ]
 
 
-def list_repository(store: Store, checkpoints: Iterable[CheckpointId]) -> Listing:
+def list_repository(
+    store: Store, checkpoints: Iterable[CheckpointId], signing: SigningPolicy = UNSIGNED
+) -> Listing:
     """List a repository by presence and size of its files.
 
     Args:
         store: The repository.
         checkpoints: Its committed checkpoints.
+        signing: Whether a signature is required, and its key.
     """
     cached_store = CachedListingStore(store, CHECKPOINTS, GENERATIONS, TAGS)
-    surveys = survey(cached_store, checkpoints, VerifyLevel.QUICK)
+    surveys = survey(cached_store, checkpoints, VerifyLevel.QUICK, signing)
     trash = trash_of(folders_of(cached_store))
     return Listing(
         store.url,

@@ -27,6 +27,9 @@ from resilient.errors import (
     UsageError,
 )
 from resilient.format.keys import parse_checkpoint
+from resilient.layouts.incomplete import is_empty
+from resilient.layouts.model import Remedy
+from resilient.layouts.resumability import reasons
 from resilient.redaction import shell_quote
 from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
@@ -115,7 +118,7 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
             yield f"Nothing of {plan.url} is damaged."
             yield f"It lacks {loss_text}, and no source has it."
         else:
-            yield f"{plan.url} is intact: nothing to repair."
+            yield from _intact_lines(plan)
         return
     if plan.is_repaired:
         losses_note = "; its repaired.json lists what is lost" if plan.losses else ""
@@ -125,6 +128,20 @@ def _lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[s
         yield from _loss_lines(plan, target, is_done=is_done)
     else:
         yield "Nothing can be repaired, and nothing was changed."
+        if plan.verdict.lost:
+            lost_text = "; ".join(plan.verdict.lost)
+            yield f"A resume continues with the loss of {lost_text}: {plan.verdict.command}"
+
+
+def _intact_lines(plan: LayoutRepairPlan) -> Iterator[str]:
+    """Yield the line on an intact checkpoint, and the damage of files that no resume reads."""
+    notes = [problem for problem in plan.before if problem.cure is Remedy.NEEDLESS]
+    if not notes:
+        yield f"{plan.url} is intact: nothing to repair."
+        return
+    yield f"All that a resume of {plan.url} reads is intact: nothing to repair."
+    for problem in notes:
+        yield f"note: {problem.place}: {problem.what}"
 
 
 def _loss_lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Iterator[str]:
@@ -136,7 +153,11 @@ def _loss_lines(plan: LayoutRepairPlan, target: Path, *, is_done: bool) -> Itera
         f"No tool can resume from it. {count(intact_count, 'tensor')} of the damaged files {verb} "
         f"{target}."
     )
-    yield f"Lost: {count(len(lost_names), 'tensor')}{': ' + names if names else ''}."
+    if lost_names:
+        yield f"Lost: {count(len(lost_names), 'tensor')}: {names}."
+        return
+    damage = reasons([problem for problem in plan.after if problem.is_fatal])
+    yield f"No tensor is lost. The damage: {'; '.join(damage)}."
 
 
 def build_repair_result(
@@ -425,7 +446,8 @@ def _is_foreign(url: str) -> bool:
         return False
     folder = open_folder(url, read_storage_options(os.environ))
     try:
-        return bool(folder.list().sizes)
+        listing = folder.list()
+        return bool(listing.sizes) or is_empty(folder.url, listing)
     except KeyNotFound:
         return False
 

@@ -13,7 +13,8 @@ from resilient.checkpoint.signed_store import require_signed
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.redaction import shell_quote
-from resilient_cli.output import CommandResult, KeyValues, Table, show
+from resilient_cli.liveness import require_no_live_writer
+from resilient_cli.output import CommandResult, KeyValues, Table, Waiting, show
 from resilient_cli.repositories import (
     Place,
     Ref,
@@ -139,9 +140,16 @@ SingleWriter = Annotated[
     bool,
     typer.Option("--single-writer", help="Promise: no two jobs write to the repository at once."),
 ]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Also if a live process writes: it ends at its next save and loses unsaved steps.",
+    ),
+]
 
 
-def rollback(
+def rollback(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Ref,
     place: Place = None,
@@ -149,12 +157,15 @@ def rollback(
     *,
     dry_run: DryRun = False,
     single_writer: SingleWriter = False,
+    take_over: TakeOver = False,
 ) -> None:
     """Resume training from an older checkpoint. Nothing is copied and nothing is deleted.
 
     A new generation of the run starts from REF. Later checkpoints are abandoned: no run resumes
-    from them by default, `ckpt prune` deletes them, and `ckpt undo` restores them. A run that still
-    trains here ends at its next save, with exit code 80.
+    from them by default, `ckpt prune` deletes them, and `ckpt undo` restores them.
+
+    A live writer would end at its next save, with exit code 80. The command is therefore refused
+    with 80 if a process is proven to write here; --take-over carries it out.
 
     Example: resilient ckpt rollback step:12000 s3://bucket/run
     """
@@ -168,6 +179,11 @@ def rollback(
     target = resolve(store, ref)
     require_signed(store, target)
     journey = plan_rollback(store, target)
+    if not dry_run and not take_over and journey.is_needed:
+        command = (
+            f"resilient ckpt rollback {shell_quote(target)} {shell_quote(store.url)} --take-over"
+        )
+        _require_no_writer(store, command)
     _go("ckpt.rollback", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
 
@@ -178,17 +194,20 @@ def undo(
     *,
     dry_run: DryRun = False,
     single_writer: SingleWriter = False,
+    take_over: TakeOver = False,
 ) -> None:
     """Revert the newest rollback in force; run it again to revert the previous rollback.
 
     Training resumes from the checkpoint that was current before the rollback. Checkpoints saved
-    since the rollback are abandoned, but not deleted.
+    since the rollback are abandoned, but not deleted. Refused beside a live writer, as `rollback`.
 
     Example: resilient ckpt undo s3://bucket/run
     """
     store = open_repository(place, repo)
     committed_checkpoints(store)
     journey = plan_undo(store)
+    if not dry_run and not take_over and journey.is_needed:
+        _require_no_writer(store, f"resilient ckpt undo {shell_quote(store.url)} --take-over")
     _go("ckpt.undo", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
 
@@ -203,6 +222,11 @@ def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     committed_checkpoints(store)
     entries = Reflog(store).newest_first()
     show(moves(store.url, entries, SystemClock().now_iso()), output_of(ctx))
+
+
+def _require_no_writer(store: Store, command: str) -> None:
+    with Waiting("waiting for a heartbeat"):
+        require_no_live_writer(store, SystemClock(), command)
 
 
 def _go(

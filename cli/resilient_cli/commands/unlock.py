@@ -181,6 +181,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
     if writer is None:
         raise RepositoryNotFound(
             f"no repository at `{store.url}`: no run was ever started there",
+            url=store.url,
             hint=f"resilient doctor --repo {shell_quote(store.url)}",
         )
     now_ms = round(datetime.fromisoformat(clock.now_iso()).timestamp() * 1000)

@@ -15,6 +15,7 @@ from resilient.errors import (
     NoIntactCheckpoint,
     NothingToResume,
     RepositoryNotFound,
+    SignatureRefused,
     UsageError,
 )
 from resilient.redaction import shell_quote
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from resilient.checkpoint.verify import Finding
     from resilient.format.keys import CheckpointId
+    from resilient.format.signature import SigningPolicy
     from resilient.storage.store import Store
     from resilient_cli.survey import SampleResult
 
@@ -73,12 +75,15 @@ def verification(
     """
     intact_surveys = [survey for survey in surveys if survey.intact]
     damaged_surveys = [survey for survey in surveys if survey.damaged]
+    unsigned_surveys = [survey for survey in surveys if survey.unsigned]
+    known_count = len(intact_surveys) + len(damaged_surveys) + len(unsigned_surveys)
     document = {
         "repository": url,
         "level": level.value,
         "intact": len(intact_surveys),
         "damaged": len(damaged_surveys),
-        "unreadable": len(surveys) - len(intact_surveys) - len(damaged_surveys),
+        "unsigned": len(unsigned_surveys),
+        "unreadable": len(surveys) - known_count,
         "resume": folder(resume),
         "checkpoints": [_checkpoint(survey) for survey in surveys],
         "records": [asdict(record) for record in records],
@@ -92,7 +97,11 @@ def verification(
     fixes = dict.fromkeys(finding.fix for finding in findings if finding.fix)
     if not resume:
         fixes.pop(BY_ITSELF, None)
-    counts = f"{len(intact_surveys)} intact, {len(damaged_surveys)} damaged (level {level.value})."
+    unsigned_text = f", {len(unsigned_surveys)} unsigned" if unsigned_surveys else ""
+    counts = (
+        f"{len(intact_surveys)} intact, {len(damaged_surveys)} damaged{unsigned_text} "
+        f"(level {level.value})."
+    )
     ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (
         table,
@@ -168,9 +177,8 @@ def verify(  # noqa: PLR0913 - the options of a command
         bool,
         typer.Option(
             "--require-signature",
-            help="Checkpoints without a signature of the key of RESILIENT_SIGNING_KEY or "
-            "RESILIENT_SIGNING_KEY_FILE count as damaged. RESILIENT_REQUIRE_SIGNATURE has the "
-            "same effect.",
+            help="Refuse checkpoints without a signature of the key of RESILIENT_SIGNING_KEY or "
+            "RESILIENT_SIGNING_KEY_FILE. RESILIENT_REQUIRE_SIGNATURE has the same effect.",
         ),
     ] = False,
     sample: Annotated[
@@ -193,7 +201,7 @@ def verify(  # noqa: PLR0913 - the options of a command
 
     Exit code 0: intact. 1: damaged, and an intact checkpoint remains to resume from; or a resume of
     another tool's checkpoint fails or loses saved state. 3: no intact checkpoint remains. 65:
-    intact, but written by a newer release.
+    intact, but written by a newer release. 77: intact, but without the required signature.
 
     Example: resilient ckpt verify --all runs/gpt2 --level quick
     """
@@ -215,10 +223,11 @@ def verify(  # noqa: PLR0913 - the options of a command
     store = open_repository(place, repo, reads_unsigned=True)
     try:
         committed_ids = committed_checkpoints(store)
-    except RepositoryNotFound:
+    except RepositoryNotFound as error:
         path = find_in_run(ref, place or repo)
         if path is None:
-            raise
+            _refuse_foreign_unsigned(place or repo, signing)
+            raise error from None
         return verify(
             ctx,
             None,
@@ -241,12 +250,26 @@ def verify(  # noqa: PLR0913 - the options of a command
     part = sample_surveys(store, surveys, request) if request.is_some else None
     surveys = part.surveys if part else surveys
     states = {result.checkpoint: result.intact for result in surveys}
-    other_level = VerifyLevel.QUICK if request.is_some else level
-    resume = first_intact(store, states, other_level, signing)
+    resume = first_intact(store, states, VerifyLevel.QUICK if part else level, signing)
     records = verify_records(store, level.value)
     show(verification(store.url, surveys, resume, level, records, part), output_of(ctx))
     is_damaged = any(record.severity == "damaged" for record in records)
     return _verdict(store, surveys, resume) or (DAMAGE_FOUND if is_damaged else 0)
+
+
+def _refuse_foreign_unsigned(url: str | None, signing: SigningPolicy) -> None:
+    """Refuse a checkpoint of another tool, which has no signature, if one is required.
+
+    Raises:
+        SignatureRefused: A signature is required, and such a checkpoint is there.
+    """
+    if signing.is_required and (checkpoint := inspect_if_known(url, is_read=False)):
+        raise SignatureRefused(
+            f"`{checkpoint.url}` is a checkpoint of another tool, which has no signature, and a "
+            "signature is required; nothing else was verified",
+            key=checkpoint.url,
+            hint=f"resilient ckpt inspect {shell_quote(checkpoint.url)}",
+        )
 
 
 def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | None) -> int:
@@ -258,6 +281,15 @@ def _verdict(store: Store, surveys: Sequence[Survey], resume: CheckpointId | Non
         return DAMAGE_FOUND
     if not surveys and not lineage(store).lost:
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
+    unsigned_surveys = [survey for survey in surveys if survey.unsigned]
+    if unsigned_surveys:
+        checkpoint = unsigned_surveys[0].checkpoint
+        raise SignatureRefused(
+            f"{checkpoint} of `{store.url}` is refused: a signature of this key is required, and "
+            "no checkpoint has one. Its data is intact",
+            key=checkpoint.folder,
+            hint=f"resilient ckpt sign {checkpoint} {shell_quote(store.url)}",
+        )
     if surveys and not any(survey.damaged for survey in surveys):
         newer = next(survey for survey in surveys if not survey.intact).findings[0]
         raise IncompatibleCheckpoint(newer.problem, hint=newer.fix)

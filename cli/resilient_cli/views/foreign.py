@@ -132,7 +132,7 @@ def _problem(checkpoint: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
         "severity": problem.severity,
         "loses": problem.loses,
         "is_fatal": problem.is_fatal,
-        "fix": remedy(problem, checkpoint.url, checkpoint.sibling),
+        "fix": remedy(problem, checkpoint.url, checkpoint.others),
     }
 
 
@@ -140,9 +140,8 @@ def _fixes(checkpoint: ForeignCheckpoint) -> Iterator[str]:
     """Yield each fix once, except the one that is shown as the next command."""
     places: dict[str, list[str]] = {}
     for problem in checkpoint.contents.problems:
-        places.setdefault(remedy(problem, checkpoint.url, checkpoint.sibling), []).append(
-            problem.place
-        )
+        fix = remedy(problem, checkpoint.url, checkpoint.others)
+        places.setdefault(fix, []).append(problem.place)
     for fix, names in places.items():
         if fix != checkpoint.verdict.command:
             names_text = ", ".join(dict.fromkeys(names[:_NAMED_MAX]))

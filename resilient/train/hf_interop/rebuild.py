@@ -43,13 +43,16 @@ from resilient.errors import (
 )
 from resilient.format.digest import digest_file
 from resilient.format.keys import rank_part, rank_part_file
+from resilient.layouts.detect import read_layout
 from resilient.layouts.incomplete import saved_name
+from resilient.layouts.resumability import assess_resumability
 from resilient.layouts.training_state import schedule_of
 from resilient.redaction import shell_quote
 from resilient.state_dict.load import assemble
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part, capture
 from resilient.state_dict.staging import StagingBuffers, stage
+from resilient.storage.folder import open_folder
 from resilient.storage.open import open_store
 from resilient.train.data.sampler import seed_between_steps
 from resilient.train.hf_interop import exporter
@@ -197,7 +200,7 @@ def _require_lost(files: TransformersFiles) -> None:
         return
     raise ConfigError(
         f"the {STATE} of `{files.folder}` is intact: there is nothing to rebuild",
-        hint=f"resilient train --resume {shell_quote(files.folder)} SCRIPT",
+        hint=f"resilient ckpt verify {shell_quote(files.folder)}",
     )
 
 
@@ -209,12 +212,20 @@ def _require_finished(folder: Path) -> None:
     """
     if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
         return
-    sibling = max(_whole(folder.absolute().parent.glob("checkpoint-*")), key=_step, default=None)
+    siblings = sorted(_whole(folder.absolute().parent.glob("checkpoint-*")), key=_step)
+    resumable = (step for step in reversed(siblings) if _is_resumable(str(step.folder)))
+    sibling = next(resumable, None)
     raise IntegrityError(
         f"cannot rebuild `{folder}`: its save was never finished. Nothing was written",
         key=str(folder),
         hint=f"resilient ckpt inspect {shell_quote(sibling.folder if sibling else folder)}",
     )
+
+
+def _is_resumable(path: str) -> bool:
+    folder = open_folder(path)
+    contents = read_layout(folder, folder.list())
+    return contents is not None and assess_resumability(contents, path).answer != "no"
 
 
 def _step(checkpoint: TransformersCheckpoint) -> int:

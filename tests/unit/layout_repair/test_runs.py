@@ -269,14 +269,13 @@ def test_a_broken_configuration_comes_from_another_step_or_is_left_out(run):
     assert (plan.is_whole, plan.losses) == (True, {})
 
 
-def test_broken_arguments_are_left_out_and_told(run):
+def test_broken_arguments_stay_because_no_resume_reads_them(run):
     path = run / "training_args.bin"
     torch.save({"seed": 1}, path)
     path.write_bytes(path.read_bytes()[:100])
-    plan, made = mend(run)
-    assert list(plan.losses) == ["the run's arguments"]
-    assert not (Path(made) / "training_args.bin").exists()
-    assert plan.verdict.answer == "yes"
+    plan = plan_layout_repair(str(run))
+    assert [plan.steps, plan.losses, plan.refused] == [(), {}, {}]
+    assert (plan.is_damaged, plan.verdict.answer) == (False, "yes")
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,30 @@ def blank(state):
         one["exp_avg_sq"].zero_()
     for one in state["single_partition_of_fp32_groups"]:
         one.zero_()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_engine_all_optimizer_parts_lost_stops_like_one_lost(engine, trained, stage):
+    for make in (engine, trained):
+        folder = make(stage)
+        parts = sorted((folder / TAG).glob("*optim_states.pt"))
+        parts[0].unlink()
+        assert verdict(folder).answer == "no"
+        for part in parts[1:]:
+            part.unlink()
+        assert verdict(folder).answer == "no"
+        assert f"the optimizer's parts of all {RANKS} ranks are missing" in told(folder)
+
+
+def test_engine_without_zero_has_its_optimizer_in_the_model_states(engine):
+    folder = engine(1)
+    for part in (folder / TAG).glob("*optim_states.pt"):
+        part.unlink()
+    weight = torch.nn.Parameter(torch.zeros(1, 4))
+    held = torch.optim.AdamW([weight])
+    weight.grad = torch.ones(1, 4)
+    held.step()
+    changes = {"optimizer": held.state_dict(), "param_shapes": None}
+    alter(folder / TAG / MODEL, lambda it: it.update(changes))
+    assert look(folder).optimizer.states == 1
+    assert verdict(folder).answer == "yes"

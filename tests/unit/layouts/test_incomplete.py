@@ -185,3 +185,28 @@ def test_cuda_state_of_older_torch_is_named(checkpoint, is_list):
     assert remedy(problem, str(checkpoint)).startswith("none: every copy")
     assert is_costly([problem])
     assert plan_layout_repair(str(checkpoint)).refused[name] == OLDER
+
+
+@pytest.mark.parametrize("name", ["checkpoint-24", "step-3", "global_step6", "optimizer_0"])
+def test_empty_folder_named_like_a_checkpoint_is_incomplete(tmp_path, name):
+    path = tmp_path / name
+    (path / "inner").mkdir(parents=True)
+    contents, verdict = read(path)
+    assert (contents.layout, verdict.answer) == ("empty", "no")
+    assert verdict.why == ("it is an incomplete checkpoint: there is no file in it",)
+
+
+@pytest.mark.parametrize("name", ["runs", "checkpoint", "notes-24"])
+def test_other_empty_folder_is_no_checkpoint(tmp_path, name):
+    (tmp_path / name).mkdir()
+    folder = open_folder(str(tmp_path / name))
+    assert read_layout(folder, folder.list()) is None
+
+
+def test_empty_folder_takes_no_files_of_another_step(checkpoint):
+    path = checkpoint.with_name("checkpoint-24")
+    path.mkdir()
+    plan = plan_layout_repair(str(path), (str(checkpoint),))
+    assert not plan.is_repaired
+    copy = shutil.copytree(checkpoint, checkpoint.parent / "copy" / "checkpoint-24")
+    assert plan_layout_repair(str(path), (str(copy),)).is_repaired

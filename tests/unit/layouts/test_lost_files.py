@@ -13,6 +13,10 @@ import torch
 from transformers import TrainingArguments
 
 from resilient.layout_repair.plan import plan_layout_repair
+from resilient.layouts.detect import read_layout
+from resilient.layouts.model import Remedy
+from resilient.layouts.resumability import assess_resumability
+from resilient.storage.folder import open_folder
 from tests.helpers.foreign_folders import verdict
 
 HERE = Path(__file__).parents[2] / "golden" / "transformers"
@@ -127,3 +131,39 @@ def test_weights_in_a_file_that_is_broken_are_not_missed_twice(single):
     (single / "model.safetensors.index.json").write_text(json.dumps(index))
     (single / "model.safetensors").unlink()
     assert verdict(single).why == ("model-00002-of-00002.safetensors: it is missing",)
+
+
+DATA_PARALLEL = HERE / "gpt2_ddp2_all" / "run" / "checkpoint-4"
+SINGLE = HERE / "gpt2_all" / "run" / "checkpoint-8"
+
+
+def leftover_of(tmp_path, source, name, ranks):
+    path = Path(shutil.copytree(source, tmp_path / source.name))
+    state = next(iter(sorted(path.glob("rng_state*.pth"))))
+    shutil.copy(state, path / name)
+    if ranks is not None:
+        arguments = TrainingArguments(str(path), use_cpu=True)
+        arguments.distributed_state.num_processes = ranks
+        torch.save(arguments, path / "training_args.bin")
+    folder = open_folder(str(path))
+    return path, read_layout(folder, folder.list())
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "told", "ranks"),
+    [
+        (DATA_PARALLEL, "rng_state_2.pth", 2, 2),
+        (DATA_PARALLEL, "rng_state.pth", 2, 2),
+        (SINGLE, "rng_state_2.pth", 1, 1),
+        (SINGLE, "rng_state_2.pth", None, 1),
+    ],
+)
+def test_leftover_random_state_is_a_note_and_no_loss(tmp_path, source, name, told, ranks):
+    path, contents = leftover_of(tmp_path, source, name, told)
+    assert contents.rng.ranks == tuple(range(ranks))
+    assert contents.world == ranks
+    assert assess_resumability(contents, str(path)).answer == "yes"
+    (problem,) = contents.problems
+    assert (problem.place, problem.severity, problem.cure) == (name, "note", Remedy.NEEDLESS)
+    plan = plan_layout_repair(str(path))
+    assert [plan.steps, plan.losses, plan.refused] == [(), {}, {}]

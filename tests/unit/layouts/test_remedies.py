@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from resilient.layouts.model import Problem, Remedy
-from resilient.layouts.resumability import remedy
+from resilient.layouts.resumability import Alternatives, RepairOutcome, remedy
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,15 @@ def test_where_nothing_helps_that_is_said(cure):
 
 def test_what_was_saved_so_is_helped_by_another_step_where_one_is_whole():
     problem = Problem("a", "it has 3 NaN", is_fatal=True, cure=Remedy.EARLIER)
-    assert remedy(problem, "/r/c-8", "/r/c 4") == "resilient ckpt inspect '/r/c 4'"
+    others = Alternatives(sibling="/r/c 4")
+    assert remedy(problem, "/r/c-8", others) == "resilient ckpt inspect '/r/c 4'"
+
+
+def test_repair_that_needs_a_copy_is_named_with_it():
+    problem = Problem("a", "it is missing", is_fatal=True)
+    vain = Alternatives(repair=RepairOutcome.NONE)
+    assert remedy(problem, "/r/c-8") == "resilient ckpt repair /r/c-8"
+    assert remedy(problem, "/r/c-8", vain) == "resilient ckpt repair /r/c-8 --from COPY"
 
 
 def test_severity_says_what_follows():
