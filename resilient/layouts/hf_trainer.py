@@ -29,7 +29,7 @@ from resilient.layouts.training_state import ahead, read_random, required, sched
 from resilient.storage.urls import protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from resilient.layouts.accelerate import StateHalf
     from resilient.layouts.model import Optimizer, Schedule
@@ -87,10 +87,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
     leftover, ranks = _leftover(listing, ranks)
-    sizes = {name: size for name, size in listing.sizes.items() if name not in leftover}
-    of_run = replace(listing, sizes=sizes)
     rng, random_problems = read_random(
-        folder, of_run, _RANDOM, world=ranks, stops=True, device=device
+        folder, _without(listing, leftover), _RANDOM, world=ranks, stops=True, device=device
     )
     step = whole(state.get("global_step"))
     world = ranks or (max(rng.ranks) + 1 if rng else None)
@@ -170,6 +168,11 @@ def _leftover(listing: DirectoryListing, world: int | None) -> tuple[dict[str, s
         f"it belongs to a rank that the run of {world} did not have: a leftover of another run"
     )
     return dict.fromkeys(names, problem_text), world
+
+
+def _without(listing: DirectoryListing, names: Collection[str]) -> DirectoryListing:
+    sizes = {name: size for name, size in listing.sizes.items() if name not in names}
+    return replace(listing, sizes=sizes)
 
 
 def _numbered(listing: DirectoryListing) -> dict[int, str]:

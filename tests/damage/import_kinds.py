@@ -111,6 +111,38 @@ def of_older_version(value: dict[str, Any]) -> None:
         value.pop(name, None)
 
 
+def emptied(scene: Scene) -> None:
+    path = scene.path
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+def cut_arguments(scene: Scene) -> None:
+    path = scene.folder / "training_args.bin"
+    torch.save({"output_dir": "run"}, path)
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def leftover_alone(scene: Scene) -> None:
+    """Leave the random state of a rank without those of the ranks below it."""
+    leftover_random(scene)
+    (scene.folder / "training_args.bin").unlink(missing_ok=True)
+
+
+def all_parts(pattern: str) -> Callable[[Scene], None]:
+    """Lose the optimizer of every rank, not of one alone."""
+
+    def spoil(scene: Scene) -> None:
+        scene.file(OPTIMIZER)
+        parts = list(scene.folder.glob(pattern))
+        if not parts:
+            raise Inapplicable
+        for path in parts:
+            path.unlink()
+
+    return spoil
+
+
 def pointers(scene: Scene) -> None:
     for role in (WEIGHTS, OPTIMIZER, STATE):
         path = scene.file(role)
@@ -194,6 +226,11 @@ KINDS_OF_IMPORTS = [
     Kind("weights: of the step before", stale(WEIGHTS)),
     Kind("random state: a leftover of a third rank", of_trainer(leftover_random)),
     Kind("random state: of CUDA before torch 2.1", of_trainer(rewritten(RANDOM, older_cuda_state))),
+    Kind("random state: a leftover, and no arguments", of_trainer(leftover_alone)),
+    Kind("optimizer: the parts of all ranks missing", all_parts("global_step*/*optim_states.pt")),
+    Kind("optimizer: the slices of all ranks missing", all_parts("optimizer_0/*.distcp")),
+    Kind("arguments: cut short", of_trainer(cut_arguments)),
+    Kind("folder: empty", of_trainer(emptied)),
     Kind("state: stopped by a signal", state(stopped_by_signal)),
     Kind("state: of an older version", state(of_older_version)),
     Kind("configuration: missing", of_trainer(without_config)),
