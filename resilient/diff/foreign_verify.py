@@ -8,17 +8,25 @@ boundaries.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from resilient.diff.stale_copies import stale_copies
+from resilient.diff.other_steps import odd_update_counts, stale_copies
 from resilient.diff.tensor_reader import BLOCK_ELEMENTS, Elements, ReadAhead
-from resilient.diff.tensor_stats import is_complex, is_float, values
+from resilient.diff.tensor_stats import (
+    ScannedTensor,
+    TensorCounts,
+    is_complex,
+    is_float,
+    values,
+)
+from resilient.diff.zero_values import HOLE, odd_zeros
 from resilient.layouts.checksums import BEHIND, check_bytes
+from resilient.layouts.detect import witnesses_of
+from resilient.layouts.majorities import PRECISION, wider_copies
 from resilient.layouts.model import (
     ITEM_BITS,
     MODEL,
@@ -52,6 +60,10 @@ class ZeroPageScan:
         start: Offset of the tensor in the file, in bytes.
         item_bytes: Bytes per element.
         row: Elements per row.
+
+    Attributes:
+        run: First element and length of a run of zeros with an end at a page of the file; None
+            without one. Rows that are zero on purpose may end there too.
     """
 
     def __init__(self, start: int, item_bytes: int, row: int) -> None:
@@ -59,6 +71,7 @@ class ZeroPageScan:
         self._item_bytes = item_bytes
         self._row = max(row, 1)
         self._first: tuple[int, int] | None = None
+        self.run: tuple[int, int] | None = None
         self._is_usual = False
         self._columns: set[int] = set()
 
@@ -75,13 +88,15 @@ class ZeroPageScan:
             is_zero: Flag for each element.
         """
         elements_min = PAGE_BYTES // self._item_bytes
-        if self._is_usual or np.count_nonzero(is_zero) < elements_min:
+        if np.count_nonzero(is_zero) < elements_min:
             return
         edges: NDArray[Any] = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
         pairs = edges.reshape(-1, 2)
         for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= elements_min].tolist():
             # A run of zeros that continues beyond the block has no edge there.
             inner_edges = [place for place in (begin, end) if 0 < place < is_zero.size]
+            if self.run is None and any(self._is_at_page(first + at) for at in inner_edges):
+                self.run = (first + begin, end - begin)
             cuts = [first + place for place in inner_edges if self._cuts_a_row(first + place)]
             if any(map(self._is_at_page, cuts)):
                 at = self._start + (first + begin) * self._item_bytes
@@ -117,9 +132,10 @@ def verify_foreign(
     """Return the problems of the bytes; ``contents`` already has the problems of the headers.
 
     Reads everything: checksums of files of torch and of slices, and all numbers of weights and of
-    the optimizer. These are problems: NaN, negative second moments, a file of zeros only, and a
-    page of zeros that cuts a row. Also reported are infinite numbers, numbers far beyond the scale
-    of their tensor, and files that equal those of an older step beside them.
+    the optimizer. These are problems: NaN, negative second moments, a file of zeros only, a page of
+    zeros that cuts a row, and zeros that no training leaves
+    (:mod:`resilient.diff.zero_values`). Also reported are infinite numbers, numbers far beyond the
+    scale of their tensor, and files that equal those of an older step beside them.
 
     Args:
         folder: Folder of the checkpoint.
@@ -143,7 +159,12 @@ def verify_foreign(
         if tensor.part in (MODEL, OPTIMIZER) and not damaged_places & set(tensor.files)
     ]
     stale = stale_copies(folder, listing, contents)
-    return (*findings, *_odd_numbers(read_ahead, listing, tensors, buffers), *stale)
+    return (
+        *findings,
+        *_odd_numbers(read_ahead, listing, contents, tensors, buffers),
+        *_lossy_casts(read_ahead, listing, contents),
+        *stale,
+    )
 
 
 RISKS = "resilient ckpt scan {path}"
@@ -158,34 +179,30 @@ def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
             yield Problem(finding.file, finding.what, is_fatal=is_fatal, help=RISKS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """Counts of the kinds of elements of a tensor."""
-
-    nans: int = 0
-    infinite: int = 0
-    negative: int = 0
-    nonzero: int = 0
-    first: float = 0.0
-    hole: tuple[int, int] | None = None
-    top: float = 0.0
-    others: float = 0.0
-
-
 def _odd_numbers(
-    near: Folder, listing: DirectoryListing, tensors: list[Tensor], buffers: Collection[str]
+    near: Folder,
+    listing: DirectoryListing,
+    contents: Contents,
+    tensors: list[Tensor],
+    buffers: Collection[str],
 ) -> Iterator[Problem]:
     spared: set[str] = set()
-    steps: dict[Tensor, float] = {}
-    problems = list(islice(_each(near, listing, tensors, spared, steps, buffers), NAMED_MAX))
+    scans: list[ScannedTensor] = []
+    problems = list(islice(_each(near, listing, tensors, spared, scans, buffers), NAMED_MAX))
     yield from problems
     if len(problems) == NAMED_MAX:
         return  # not all tensors were scanned
-    yield from _out_of_step(steps)
     weights = {name: None for tensor in tensors if tensor.part == MODEL for name in tensor.files}
-    for name in weights:
-        if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES:
-            yield Problem(name, ZEROS, is_fatal=True, cure=Remedy.COPY)
+    zero_files = [
+        name
+        for name in weights
+        if name not in spared and listing.sizes.get(name, 0) >= _ZEROS_BYTES
+    ]
+    for name in zero_files:
+        yield Problem(name, ZEROS, is_fatal=True, cure=Remedy.COPY)
+    known = [scan for scan in scans if scan.place not in zero_files]
+    yield from odd_update_counts(near, contents, known)
+    yield from odd_zeros(near, listing, contents, known)
 
 
 def _each(
@@ -193,10 +210,10 @@ def _each(
     listing: DirectoryListing,
     tensors: list[Tensor],
     spared: set[str],
-    steps: dict[Tensor, float],
+    scans: list[ScannedTensor],
     buffers: Collection[str],
 ) -> Iterator[Problem]:
-    """Yield the problems of each tensor; note files with nonzero numbers, and all steps."""
+    """Yield the problems of each tensor; note files with nonzero numbers, and all scans."""
     for tensor in tensors:
         if not (is_float(tensor.dtype) or is_complex(tensor.dtype)) or not tensor.pieces:
             spared.update(tensor.files)  # not scanned
@@ -212,31 +229,16 @@ def _each(
                 tensor=tensor.name,
             )
             continue
+        scans.append(ScannedTensor(tensor, counts))
         if counts.nonzero:
             # The pieces of a tensor that is split over files were not counted one by one: all pass.
             spared.update(tensor.files)
-        if tensor.part == OPTIMIZER and tensor.name.endswith(".step") and tensor.elements == 1:
-            steps[tensor] = counts.first
         problem = _odd(tensor, counts, buffers)
         if problem is not None:
             yield replace(problem, tensor=tensor.name)
 
 
-def _out_of_step(steps: dict[Tensor, float]) -> Iterator[Problem]:
-    """Yield the first parameter that was updated more or less often than most.
-
-    It is no error: a parameter without a gradient, or one that was unfrozen later, is behind.
-    """
-    if len(set(steps.values())) > 1:
-        usual_step, _ = Counter(steps.values()).most_common(1)[0]
-        tensor = next(tensor for tensor, step in steps.items() if step != usual_step)
-        problem_text = (
-            f"`{tensor.name[:80]}` is {steps[tensor]:g}, but most others are {usual_step:g}"
-        )
-        yield Problem(tensor.files[0], problem_text, cure=Remedy.COPY)
-
-
-def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem | None:
+def _odd(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Problem | None:
     """Return the problem of a tensor's numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     if counts.nans or counts.infinite:
@@ -264,7 +266,7 @@ def _odd(tensor: Tensor, counts: _Counts, buffers: Collection[str]) -> Problem |
         problem_text = (
             f"`{name}` has {length} bytes of zeros from byte {at} of the file on, whole pages: "
         )
-        return Problem(place, problem_text + _HOLE, is_fatal=True, cure=Remedy.COPY)
+        return Problem(place, problem_text + HOLE, is_fatal=True, cure=Remedy.COPY)
     return None
 
 
@@ -279,16 +281,15 @@ _SCALES_MAX = 1e15
 _BEYOND = "a flipped bit causes this, and a step spoils all weights"
 _MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
 """Largest magnitudes by dtype: masks use the most negative number of a dtype."""
-_HOLE = "a loss of power causes this"
 
 
-def _is_beyond(counts: _Counts, dtype: str) -> bool:
+def _is_beyond(counts: TensorCounts, dtype: str) -> bool:
     """Return True for a largest number that no training reaches and no mask uses."""
     is_mask = counts.top >= _MASKS.get(dtype, np.inf)
     return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
 
 
-def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts:
+def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> TensorCounts:
     """Count NaN, infinite, negative and nonzero elements of a tensor."""
     elements = Elements(near, listing, tensor)
     nans = infinite = negative = nonzero = 0
@@ -305,9 +306,9 @@ def _counted(near: Folder, listing: DirectoryListing, tensor: Tensor) -> _Counts
         scale.look(numbers)
         if pages:
             pages.look(start, np.equal(numbers, 0))
-    hole = pages.hole if pages else None
-    top_magnitude, mean_magnitude = scale.result()
-    return _Counts(nans, infinite, negative, nonzero, first, hole, top_magnitude, mean_magnitude)
+    hole, run = (pages.hole, pages.run) if pages else (None, None)
+    top, mean = scale.result()
+    return TensorCounts(nans, infinite, negative, nonzero, first, hole, top, mean, run)
 
 
 class _Scale:
@@ -343,3 +344,58 @@ def _pages(tensor: Tensor) -> ZeroPageScan | None:
         return None
     row = tensor.shape[-1] if tensor.shape[1:] else tensor.elements
     return ZeroPageScan(piece.start, ITEM_BITS[tensor.dtype] // 8, row)
+
+
+_BF16_DIGITS = 0xFFFF
+"""Bits of F32 that BF16 does not have."""
+
+
+def _lossy_casts(
+    folder: Folder, listing: DirectoryListing, contents: Contents
+) -> Iterator[Problem]:
+    """Yield the loss of weights with digits that the dtype of most other files does not have.
+
+    A copy of F32 weights in F64 loses nothing: a resume casts it to F32.
+
+    Args:
+        folder: Folder of the checkpoint.
+        listing: Its files.
+        contents: Its contents.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    witnesses = witnesses_of(folder, listing, contents)
+    wide = wider_copies(contents.tensors, witnesses) if witnesses else []
+    rounded = [
+        (weight, dtype) for weight, dtype in wide if not _fits(folder, listing, weight, dtype)
+    ]
+    if rounded:
+        weight, dtype = rounded[0]
+        problem_text = (
+            f"{len(rounded)} of its weights have digits that {dtype} does not have, including "
+            f"`{weight.name[:80]}`"
+        )
+        place = weight.files[0] if weight.files else "."
+        yield Problem(place, problem_text, PRECISION, cure=Remedy.COPY)
+
+
+def _fits(folder: Folder, listing: DirectoryListing, tensor: Tensor, dtype: str) -> bool:
+    """Return True if a cast to a narrower dtype rounds no number; True if it cannot be read."""
+    try:
+        elements = Elements(folder, listing, tensor)
+        for at in range(0, tensor.elements, BLOCK_ELEMENTS):
+            data = elements.read(at, min(BLOCK_ELEMENTS, tensor.elements - at))
+            if not _is_exact(values(data, tensor.dtype), dtype):
+                return False
+    except Unreadable:
+        return True
+    return True
+
+
+def _is_exact(numbers: NDArray[np.float64], dtype: str) -> bool:
+    with np.errstate(over="ignore"):
+        narrow: NDArray[Any] = numbers.astype(np.float16 if dtype == "F16" else np.float32)
+    if dtype == "BF16" and np.any(narrow.view(np.uint32) & _BF16_DIGITS):
+        return False
+    return bool(np.array_equal(narrow.astype(np.float64), numbers, equal_nan=True))

@@ -489,3 +489,58 @@ def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDAr
     merged_counts = np.zeros(int(numbers[-1] - numbers[0]) + 1, np.int64)
     np.add.at(merged_counts, numbers - numbers[0], counts)
     return int(numbers[0]), merged_counts
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCounts:
+    """Counts of the kinds of elements of a tensor.
+
+    Attributes:
+        nans: Number of NaN.
+        infinite: Number of infinite elements.
+        negative: Number of negative elements.
+        nonzero: Number of elements that are not zero.
+        first: The element of a tensor of one element.
+        hole: Offset in the file and length of a hole, in bytes.
+        top: Largest magnitude, in a tensor of several elements.
+        others: Mean of the other magnitudes.
+        run: First element and length of a run of zeros with an end at a page of the file.
+    """
+
+    nans: int = 0
+    infinite: int = 0
+    negative: int = 0
+    nonzero: int = 0
+    first: float = 0.0
+    hole: tuple[int, int] | None = None
+    top: float = 0.0
+    others: float = 0.0
+    run: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScannedTensor:
+    """A tensor of which every number was read."""
+
+    tensor: Tensor
+    counts: TensorCounts
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.tensor.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its elements per axis."""
+        return self.tensor.shape
+
+    @property
+    def is_zero(self) -> bool:
+        """True if all its numbers are zero."""
+        return not self.counts.nonzero
+
+    @property
+    def place(self) -> str:
+        """Its first file."""
+        return self.tensor.files[0] if self.tensor.files else "."

@@ -26,13 +26,13 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from resilient.checkpointer import Checkpointer
+from resilient.diff.verification import JudgedCheckpoint, judge_checkpoint
 from resilient.errors import ConfigError
 from resilient.integrations.events import (
     CheckpointLossReported,
     CheckpointPathIgnored,
     EarlyStopKept,
 )
-from resilient.integrations.judged import JudgedCheckpoint, judge_checkpoint
 from resilient.integrations.lightning_state import (
     HeldGroups,
     HookState,

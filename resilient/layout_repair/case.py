@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from resilient.diff.foreign_verify import verify_foreign
-from resilient.diff.stale_copies import STALE
+from resilient.diff.other_steps import STALE
 from resilient.errors import KeyNotFound
 from resilient.layouts.detect import read_layout
 from resilient.layouts.model import Contents, Problem

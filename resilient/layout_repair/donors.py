@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from resilient.diff.stale_copies import STALE
+from resilient.diff.other_steps import STALE
 from resilient.layout_repair.case import BLOCK_BYTES, FileSpan, looked_through, names_of
 from resilient.layouts.checksums import check_bytes
 from resilient.layouts.model import Unreadable

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.consistency import check_base_rates, check_optimizer, check_update_count
 from resilient.layouts.dcp import INDEX, optimizer_at, read_index
 from resilient.layouts.deepspeed import LATEST, read_engine, tag_of
 from resilient.layouts.json_files import decimal, read_text, whole
@@ -304,7 +304,10 @@ def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) ->
     except Unreadable:
         return []
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
-    return check_update_count("scheduler.bin", value, saved_optimizer, "optimizer.bin")
+    return [
+        *check_update_count("scheduler.bin", value, saved_optimizer, "optimizer.bin"),
+        *check_base_rates("scheduler.bin", value, saved_optimizer),
+    ]
 
 
 def _scheduled(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.json_files import decimal, whole
-from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy
+from resilient.layouts.model import ADAM_ALONE, MODEL, OPTIMIZER, Problem, Remedy
 from resilient.layouts.pickle_reader import TensorRef
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ LOSES = "a weight of a layer"
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
     """Return the weights that only one layer has, in place of a weight of all other layers.
 
-    The tool loads such a file, and initializes the missing weight again.
+    Transformers loads such a file, and trains on with new numbers in place of the missing weight.
+    Our import and the strict loads of other tools refuse it.
 
     Args:
         tensors: Tensors of the whole checkpoint.
@@ -69,7 +70,7 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
         problem_text = (
             f"`{layer_tensor.name[:80]}` is in no other layer, and `{lacking_name[:80]}` of "
             f"{'the other' if is_pair else 'all others'} is not in this one: one of both names is "
-            "wrong, and its tool initializes that weight again"
+            "wrong, and the weight would start again"
         )
         yield Problem(
             layer_tensor.files[0] if layer_tensor.files else ".",
@@ -228,18 +229,7 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
                 Problem(place, problem_text, is_fatal=True, help="resilient ckpt repair {path}")
             ]
     count, last = whole(value.get("_step_count")), value.get("last_epoch")
-    step, last_rates = whole(last), value.get("_last_lr")
-    if _LAMBDAS in value and isinstance(rates, list) and isinstance(last_rates, list):
-        for at, (initial_rate, last_rate) in enumerate(zip(rates, last_rates, strict=False)):
-            if decimal(initial_rate) == 0 and decimal(last_rate):
-                problem_text = (
-                    f"group {at} starts from a rate of 0, but its last rate was {last_rate:g}"
-                )
-                return [
-                    Problem(
-                        place, f"{problem_text}: it learns nothing more", _BASES, cure=Remedy.COPY
-                    )
-                ]
+    step = whole(last)
     if type(last) is int and last < 0 and count:
         problem_text = f"it is at step {last} after {count} calls: its rates would start again"
         return [Problem(place, problem_text, "the place in the schedule", cure=Remedy.COPY)]
@@ -247,6 +237,84 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
         return []
     problem_text = f"it counts {count} calls at step {step}, but each step adds one"
     return [Problem(place, problem_text, cure=Remedy.NEEDLESS)]
+
+
+def _without_rate(place: str, group: int, evidence: str) -> Problem:
+    """Return the problem of a group whose rate would be 0 from the next step on."""
+    problem_text = f"group {group} starts from a rate of 0, but {evidence}: it learns nothing more"
+    return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
+
+
+def check_base_rates(
+    place: str, value: Any, optimizer: Optimizer | None, planned: float | None = None
+) -> list[Problem]:
+    """Return the problem of a scheduler whose base rates are not those of its optimizer.
+
+    torch copies ``initial_lr`` of each group to ``base_lrs`` when it makes a scheduler. A script
+    may set other base rates later. A base rate of 0 trains no longer, so it is damage if the last
+    rate, the optimizer or the arguments of the run show another rate.
+
+    Args:
+        place: File of the scheduler.
+        value: Content of the file.
+        optimizer: Summary of the optimizer.
+        planned: ``learning_rate`` of the run's arguments, if known.
+    """
+    rates = _numbers(value, "base_lrs") if isinstance(value, dict) and _LAMBDAS in value else []
+    last_rates = _numbers(value, "_last_lr") if rates else []
+    options = optimizer.options if optimizer and len(optimizer.options) == len(rates) else ()
+    initial_rates = [decimal(group.get("initial_lr")) for group in options]
+    for at, rate in enumerate(rates):
+        last_rate = last_rates[at] if at < len(last_rates) else None
+        initial_rate = initial_rates[at] if initial_rates else None
+        if rate == 0 and last_rate:
+            return [_without_rate(place, at, f"its last rate was {last_rate:g}")]
+        if rate == 0 and initial_rate:
+            evidence = f"its initial rate in the optimizer is {initial_rate:g}"
+            return [_without_rate(place, at, evidence)]
+        if rate and initial_rate and not math.isclose(rate, initial_rate, rel_tol=_RATES_APART):
+            problem_text = (
+                f"group {at} starts from a rate of {rate:g}, but its initial rate in the optimizer "
+                f"is {initial_rate:g}: the next step computes its rate from {rate:g}"
+            )
+            return [Problem(place, problem_text, cure=Remedy.COPY)]
+    if rates and planned and all(rate == 0 for rate in rates):
+        return [_without_rate(place, 0, f"the `learning_rate` of its run is {planned:g}")]
+    return []
+
+
+def _numbers(value: Mapping[Any, Any], name: str) -> list[float | None]:
+    rates = value.get(name)
+    return [decimal(rate) for rate in rates] if isinstance(rates, list) else []
+
+
+def check_adam_options(
+    place: str, optimizer: Optimizer | None, planned: Mapping[str, Any]
+) -> list[Problem]:
+    """Return the problem of an Adam whose betas are not those of the arguments of its run.
+
+    An optimizer that a script made has its own options. It is the Trainer's own if its initial
+    rate and its `eps` are those of the arguments.
+
+    Args:
+        place: File of the optimizer.
+        optimizer: Summary of the optimizer.
+        planned: The arguments ``learning_rate``, ``adam_beta1``, ``adam_beta2``, ``adam_epsilon``.
+    """
+    betas = tuple(decimal(planned.get(name)) for name in ("adam_beta1", "adam_beta2"))
+    for at, group in enumerate(optimizer.options if optimizer else ()):
+        is_own = (
+            ADAM_ALONE <= group.keys()
+            and group.get("eps") == decimal(planned.get("adam_epsilon"))
+            and group.get("initial_lr") == decimal(planned.get("learning_rate"))
+        )
+        if is_own and None not in betas and group.get("betas") != betas:
+            problem_text = (
+                f"`betas` of its group {at} is {group.get('betas')}, but the arguments of its run "
+                f"have {betas}: the next step uses those of the group"
+            )
+            return [Problem(place, problem_text, cure=Remedy.COPY)]
+    return []
 
 
 def check_update_count(
@@ -400,8 +468,6 @@ _SCALARS = (
 """Options that make every weight NaN if they are not finite; others may have an infinite bound."""
 _OPTIONS = set(_SCALARS) - {"initial_lr"}
 _OF_ADAM = {"betas", "eps", "weight_decay"}
-_ADAM_ALONE = {"amsgrad", "maximize", "capturable", "differentiable"}
-"""Keys in the groups of torch's Adam that no other optimizer has."""
 _STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 """Keys that the first step of Adam needs in each state that is not empty."""
 _KEPT_OF_EACH = {
@@ -519,7 +585,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
     keys = [{key for key in group if isinstance(key, str)} for group in groups]
     is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
     for at, group_keys in enumerate(keys):
-        absent_fields = {"lr"} | (_OF_ADAM if is_adam and _ADAM_ALONE <= group_keys else set())
+        absent_fields = {"lr"} | (_OF_ADAM if is_adam and ADAM_ALONE <= group_keys else set())
         for other_keys in keys:
             # A group may lack options of another group only if each lacks some of the other's.
             absent_fields |= (other_keys & _OPTIONS) if group_keys < other_keys else set()
@@ -530,7 +596,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
 
 def _foreign_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield the first state that lacks a key its groups' optimizer (torch's Adam) needs."""
-    if not all(_OF_ADAM | _ADAM_ALONE <= group.keys() for group in groups):
+    if not all(_OF_ADAM | ADAM_ALONE <= group.keys() for group in groups):
         return
     for key, moments in state.items():
         missing_names = (
@@ -580,7 +646,7 @@ def check_optimizer_fits(
 
     Args:
         tensors: Tensors of the whole checkpoint.
-        is_lenient: Whether its tool continues if weights are lost.
+        is_lenient: Whether a resume takes lost weights from the model that an adapter adapts.
         is_hurt: Whether files are known to be broken; their content is then not reported again.
     """
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
@@ -663,14 +729,33 @@ def _lost_weights_problem(
 ) -> Problem:
     """Return the problem of moments whose weights are missing while all other weights match."""
     lost_count, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
-    follows = "starts those again" if is_lenient else "fails at that"
+    follows = "start again" if is_lenient else "would start again with new numbers"
+    name = _lost_name(weights, odd.shape)
+    example = f"`{name[:80]}`" if name else f"one of the shape {list(odd.shape)}"
     problem_text = (
         f"the optimizer has the state of {shapes.total()} weights, but {lost_count} of them are "
-        f"not here, including one of the shape {list(odd.shape)}: its tool {follows}"
+        f"not here, including {example}: they {follows}"
     )
     place = places.pop() if len(places) == 1 else "."
     loses = f"{lost_count} of {shapes.total()} weights"
     return Problem(place, problem_text, loses, is_fatal=not is_lenient, cure=Remedy.COPY)
+
+
+def _lost_name(weights: Sequence[Tensor], shape: _Shape) -> str:
+    """Return the name of a lost weight that all other layers have; empty if unknown."""
+    layers: dict[tuple[str, str], set[str]] = {}
+    numbers: dict[str, set[str]] = {}
+    for weight in weights:
+        if match := LAYER.fullmatch(weight.name):
+            head = weight.name[: -len(match["own"]) - len(match["number"]) - 1]
+            numbers.setdefault(head, set()).add(match["number"])
+            if weight.shape == shape:
+                layers.setdefault((head, match["own"]), set()).add(match["number"])
+    for (head, own), present in layers.items():
+        missing_numbers = numbers[head] - present
+        if len(missing_numbers) == 1:
+            return f"{head}{missing_numbers.pop()}.{own}"
+    return ""
 
 
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:

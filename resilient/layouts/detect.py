@@ -33,7 +33,13 @@ from resilient.layouts.incomplete import (
     unfinished,
 )
 from resilient.layouts.json_files import POINTER, pointers_in, read_json, read_text, whole
-from resilient.layouts.majorities import Witnesses, odd_dtypes, odd_weight
+from resilient.layouts.majorities import (
+    Witnesses,
+    odd_dtypes,
+    odd_moments,
+    odd_names,
+    odd_weight,
+)
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
 from resilient.layouts.torch_zip import open_archive
 from resilient.layouts.weights import SAFE, STEMS, TORCH
@@ -52,6 +58,7 @@ _WANTED = {
     r"(?i)rng|random": "the random state",
     r"(?i)data|sampler|train_state|step$": "the place in the data",
 }
+_ADAPTER = "adapter_model"
 _DCP_TITLE = "a distributed checkpoint of torch"
 EMPTY = "empty"
 """Layout of a folder that is named like a checkpoint and has no file."""
@@ -223,21 +230,29 @@ def _read(folder: Folder, listing: DirectoryListing) -> Contents | None:
 
 def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Contents:
     files = {file for tensor in contents.tensors for file in tensor.files}
-    is_sliced = any(file.endswith(dcp.SLICES) for file in files)
-    is_lenient = contents.layout == "hf-trainer" and not is_sliced
+    is_lenient = any(file.startswith(_ADAPTER) for file in files)
     is_hurt = any(problem.is_fatal for problem in contents.problems)
-    problems, witnesses = contents.problems, _witnesses(folder, listing, contents)
+    problems, witnesses = contents.problems, witnesses_of(folder, listing, contents)
     blamed = None if witnesses is None or is_hurt else odd_weight(contents.tensors, witnesses)
+    names = tuple(odd_names(contents.tensors, witnesses)) if witnesses and not is_hurt else ()
     if blamed is not None:
         # This weight alone caused the problems of the configuration and of the optimizer.
         problems = tuple(problem for problem in problems if problem.place != neighbours.CONFIG)
         misfits: tuple[Problem, ...] = (blamed,)
+    elif any(problem.is_fatal for problem in names):
+        misfits = ()  # the lost weights, of which the optimizer knows only the shapes
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
     found_problems = (
         *misfits,
-        *check_layer_names(contents.tensors),
+        *(
+            # A resume would train on with new numbers in place of a weight under a wrong name.
+            replace(problem, is_fatal=contents.optimizer is not None)
+            for problem in check_layer_names(contents.tensors)
+        ),
+        *names,
         *(odd_dtypes(contents.tensors, witnesses) if witnesses else ()),
+        *(odd_moments(contents, witnesses) if witnesses else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
     return replace(contents, problems=(*problems, *found_problems))
@@ -247,7 +262,7 @@ def _is_trainer(contents: Contents) -> bool:
     return contents.layout == "hf-trainer"
 
 
-def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
+def witnesses_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
     """Return facts about the weights from other files; None if the weights are sharded by rank."""
     files = {file for tensor in contents.tensors if tensor.part == MODEL for file in tensor.files}
     if not _is_trainer(contents) or not files or any("/" in file for file in files):
@@ -261,8 +276,8 @@ def _witnesses(folder: Folder, listing: DirectoryListing, contents: Contents) ->
     config, index = documents
     meta = index.get("metadata")
     total = whole(meta.get("total_size")) if isinstance(meta, dict) else None
-    neighbour_weights = neighbours.weights_beside(folder.url)
-    return Witnesses(config, total, neighbour_weights)
+    weights, distance = neighbours.weights_beside(folder.url)
+    return Witnesses(config, total, weights, is_older=distance < 0)
 
 
 def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Contents:

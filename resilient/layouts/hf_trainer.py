@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from resilient.layouts.accelerate import OPTIMIZERS, optimizer_half, read_model_half
 from resilient.layouts.consistency import (
     behind,
+    check_adam_options,
+    check_base_rates,
     check_learning_rates,
     check_model_config,
     check_scheduler,
@@ -42,6 +44,7 @@ _SCHEDULE = "scheduler.pt"
 _CONFIG = "config.json"
 _SCALER = "scaler.pt"
 _ARGUMENTS = "training_args.bin"
+_OF_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
 _NO_LENGTH = (1 << 63) - 1
 """Epochs of a run whose data have no length: ``sys.maxsize``."""
 _ALONE = "rng_state.pth"
@@ -82,8 +85,8 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     tag = tag_of(folder, listing)
     model = read_model_half(folder, listing, tag)
     optimizer = optimizer_half(folder, listing, model, _BOTH)
-    schedule, schedule_problems = _schedule(folder, listing, model, optimizer)
     arguments = _arguments(folder, listing)
+    schedule, schedule_problems = _schedule(folder, listing, model, optimizer, arguments)
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
     leftover, ranks = _leftover(listing, ranks)
@@ -100,6 +103,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *model.problems,
         *optimizer.problems,
         *wrapped(model.tensors),
+        *check_adam_options(OPTIMIZERS[0], optimizer.optimizer, _planned(arguments)),
         *schedule_problems,
         *random_problems,
         *(Problem(name, text, cure=Remedy.NEEDLESS) for name, text in leftover.items()),
@@ -136,6 +140,11 @@ def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
     except Unreadable:
         return None
     return arguments if isinstance(arguments, PickledCall) else None
+
+
+def _planned(arguments: PickledCall | None) -> dict[str, Any]:
+    """Return the arguments of the run that make its optimizer, as far as they are known."""
+    return {name: arguments.get(name) for name in _OF_OPTIMIZER} if arguments else {}
 
 
 def _processes(arguments: PickledCall | None) -> int | None:
@@ -301,7 +310,11 @@ def _is_full(path: Path) -> bool:
 
 
 def _schedule(
-    folder: Folder, listing: DirectoryListing, model: StateHalf, optimizer: StateHalf
+    folder: Folder,
+    listing: DirectoryListing,
+    model: StateHalf,
+    optimizer: StateHalf,
+    arguments: PickledCall | None,
 ) -> tuple[Schedule | None, list[Problem]]:
     if model.engine is not None and _SCHEDULE not in listing.sizes:
         return model.engine.schedule, []
@@ -314,7 +327,12 @@ def _schedule(
     # Engines and checkpoints sharded by name count groups in another way.
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
     count_problems = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
-    return schedule, [*check_scheduler(_SCHEDULE, archive.value), *count_problems]
+    rate = decimal(_planned(arguments).get("learning_rate"))
+    return schedule, [
+        *check_scheduler(_SCHEDULE, archive.value),
+        *count_problems,
+        *check_base_rates(_SCHEDULE, archive.value, saved_optimizer, rate),
+    ]
 
 
 def _behind(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.consistency import check_base_rates, check_optimizer, check_update_count
 from resilient.layouts.dcp import INDEX, optimizer_at, read_index
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
@@ -92,6 +92,7 @@ def read_run(archive: Archive) -> Contents:
     schedules = _list(value.get("lr_schedulers"))
     if len(optimizers) == len(schedules) == 1:
         problems += check_update_count(archive.name, schedules[0], optimizers[0])
+        problems += check_base_rates(archive.name, schedules[0], optimizers[0])
     return replace(progress, problems=(*problems, *progress.problems))
 
 

@@ -10,12 +10,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.model import ITEM_BITS, MODEL, OPTIMIZER, Problem, Remedy
+from resilient.layouts.model import ADAM_ALONE, ITEM_BITS, MODEL, OPTIMIZER, Problem, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.layouts.model import Tensor
+    from resilient.layouts.model import Contents, Tensor
 
 _FIRST_MOMENTS = (".exp_avg", ".momentum_buffer", ".square_avg")
 """State that is stored once per parameter, in its shape and dtype."""
@@ -24,7 +24,9 @@ _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF
 _WIDTHS_OF_ONE = (1, 2, 3, 4)
 """Multiples of the model's width along an axis of a layer: projections stack it."""
 _VOTES = 2
-_PRECISION = "the precision of the weights"
+PRECISION = "the precision of the weights"
+_MOMENT_PRECISION = "the precision of the optimizer's moments"
+_NARROW = ("F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Witnesses:
         config: Configuration of the model.
         index: Bytes of all weights according to their index; None without one.
         beside: Weights of another step, by name.
+        is_older: Whether that step is older.
         beside_name: Name of that step.
     """
 
@@ -42,6 +45,7 @@ class Witnesses:
     index: int | None = None
     beside: Mapping[str, Tensor] = field(default_factory=dict)
     beside_name: str = "another step"
+    is_older: bool = False
 
 
 def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | None:
@@ -135,28 +139,90 @@ def _is_total(recorded: int | None, total: int, weight: Tensor, shape: tuple[int
     return total - weight.size_bytes + elements * ITEM_BITS.get(weight.dtype, 0) // 8 == recorded
 
 
-def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
-    """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
+def odd_names(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
+    """Yield the weights that this checkpoint or the step before has alone.
+
+    A run loses no weight, but it may add weights. Other files may have other names, for example
+    for tied weights.
 
     Args:
         tensors: Tensors of the checkpoint.
         references: Facts from other files.
     """
-    weights = [
-        tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
+    weights = {tensor.name: tensor for tensor in tensors if tensor.part == MODEL}
+    beside = references.beside
+    files = {name for weight in weights.values() for name in weight.files}
+    if not references.is_older or files != {name for one in beside.values() for name in one.files}:
+        return
+    place = files.pop() if len(files) == 1 else "."
+    if lost := [name for name in beside if name not in weights]:
+        problem_text = (
+            f"`{lost[0][:80]}` is missing, but {references.beside_name} has it: it would start "
+            "again with new numbers"
+        )
+        loses = f"{len(lost)} of {len(beside)} weights"
+        yield Problem(place, problem_text, loses, is_fatal=True, cure=Remedy.COPY)
+    if added := [name for name in weights if name not in beside]:
+        problem_text = (
+            f"`{added[0][:80]}` is in it, but not in {references.beside_name}: a model without "
+            "this weight ignores it"
+        )
+        yield Problem(place, problem_text, cure=Remedy.NEEDLESS)
+
+
+def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
+    """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
+
+    Weights of a narrower dtype were rounded. Weights of a wider dtype are a copy, and a resume
+    casts them; :func:`wider_copies` returns these weights.
+
+    Args:
+        tensors: Tensors of the checkpoint.
+        references: Facts from other files.
+    """
+    outliers = _outliers(tensors, references)
+    wide = {weight for weight, _ in wider_copies(tensors, references)}
+    for is_wide in (False, True):
+        found = [outlier for outlier in outliers if (outlier[0] in wide) == is_wide]
+        if not found:
+            continue
+        first, dtype_by_name = found[0]
+        dtype = next(iter(dtype_by_name.values()))
+        follows = f"a resume casts them to {dtype}" if is_wide else "they were rounded"
+        problem_text = (
+            f"{len(found)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
+            f"{_joined(list(dtype_by_name))} say {dtype}: {follows}"
+        )
+        loses, cure = ("", Remedy.NEEDLESS) if is_wide else (PRECISION, Remedy.COPY)
+        yield Problem(_place(first), problem_text, loses, cure=cure)
+    yield from _odd_config(tensors, references)
+
+
+def wider_copies(tensors: Sequence[Tensor], references: Witnesses) -> list[tuple[Tensor, str]]:
+    """Return the weights of a wider dtype than most files say, each with the dtype they say.
+
+    Args:
+        tensors: Tensors of the checkpoint.
+        references: Facts from other files.
+    """
+    return [
+        (weight, dtype)
+        for weight, dtype_by_name in _outliers(tensors, references)
+        if ITEM_BITS[dtype := next(iter(dtype_by_name.values()))] < ITEM_BITS[weight.dtype]
     ]
-    moments = _moments(tensors)
-    moment_dtypes = {moment.dtype for moment in moments}
-    dtype_text = references.config.get("dtype", references.config.get("torch_dtype"))
-    stated_dtype = (
-        _FLOATS.get(dtype_text.removeprefix("torch.")) if isinstance(dtype_text, str) else None
-    )
-    is_trained = len(moments) >= len(weights) > 0
+
+
+def _outliers(
+    tensors: Sequence[Tensor], references: Witnesses
+) -> list[tuple[Tensor, dict[str, str]]]:
+    """Return the weights whose dtype most files contradict, with the dtype that each file says."""
+    weights, moment_dtypes = _float_weights(tensors), _moment_dtypes(tensors)
+    is_trained = len(_moments(tensors)) >= len(weights)
     outliers = []
     for weight in weights:
         neighbour_weight = references.beside.get(weight.name)
         votes = {
-            "config.json": stated_dtype,
+            "config.json": _stated_dtype(references.config),
             "the optimizer": next(iter(moment_dtypes))
             if len(moment_dtypes) == 1 and is_trained
             else None,
@@ -166,31 +232,83 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
             name: dtype for name, dtype in votes.items() if dtype and dtype != weight.dtype
         }
         agreeing_names = [name for name, dtype in votes.items() if dtype == weight.dtype]
-        if (
-            len(dtype_by_name) >= _VOTES
-            and len(set(dtype_by_name.values())) == 1
-            and not agreeing_names
-        ):
+        is_outvoted = len(dtype_by_name) >= _VOTES and not agreeing_names
+        if is_outvoted and len(set(dtype_by_name.values())) == 1:
             outliers.append((weight, dtype_by_name))
-    if outliers:
-        first, dtype_by_name = outliers[0]
-        problem_text = (
-            f"{len(outliers)} of its weights are {first.dtype}, including `{first.name[:80]}`, but "
-            f"{_joined(list(dtype_by_name))} say {next(iter(dtype_by_name.values()))}: they were "
-            "rounded"
-        )
-        yield Problem(_place(first), problem_text, _PRECISION, cure=Remedy.COPY)
-    dtypes = {weight.dtype for weight in weights}
+    return outliers
+
+
+def _odd_config(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
+    """Yield the problem of a configuration with another dtype than weights and optimizer."""
+    weights, moment_dtypes = _float_weights(tensors), _moment_dtypes(tensors)
+    dtypes, stated_dtype = {weight.dtype for weight in weights}, _stated_dtype(references.config)
     if (
         stated_dtype
         and len(dtypes) == 1
         and stated_dtype not in dtypes
         and moment_dtypes == dtypes
-        and is_trained
+        and len(_moments(tensors)) >= len(weights)
     ):
-        problem_text = f"its `dtype` is {dtype_text}, but weights and optimizer are {dtypes.pop()}"
+        problem_text = (
+            f"its `dtype` is {_dtype_text(references.config)}, but weights and optimizer are "
+            f"{dtypes.pop()}"
+        )
         consequence = "`from_pretrained` of this folder would create another model"
         yield Problem("config.json", f"{problem_text}: {consequence}")
+
+
+def odd_moments(contents: Contents, references: Witnesses) -> Iterator[Problem]:
+    """Yield the problem of 16-bit moments beside wider weights.
+
+    torch's Adam keeps moments in the dtype of their weights, also when it loads a state. Other
+    optimizers may keep their moments in fewer bits, so only groups of torch's Adam are checked.
+
+    Args:
+        contents: Contents of the checkpoint.
+        references: Facts from other files.
+    """
+    groups = contents.optimizer.options if contents.optimizer else ()
+    dtypes = {weight.dtype for weight in _float_weights(contents.tensors)}
+    moment_dtypes = _moment_dtypes(contents.tensors)
+    voted_dtypes = {_stated_dtype(references.config)} | {
+        weight.dtype for weight in references.beside.values() if weight.dtype in _FLOATS.values()
+    }
+    is_stated = not voted_dtypes & set(_NARROW)
+    if (
+        groups
+        and all(group.keys() >= ADAM_ALONE for group in groups)
+        and is_stated
+        and dtypes
+        and not dtypes & set(_NARROW)
+        and (narrow := sorted(moment_dtypes & set(_NARROW)))
+    ):
+        moment = next(one for one in _moments(contents.tensors) if one.dtype in narrow)
+        problem_text = (
+            f"`{moment.name[:80]}` is {moment.dtype}, but the weights are "
+            f"{' and '.join(sorted(dtypes))}, and torch's Adam keeps both in one dtype: it was "
+            "rounded"
+        )
+        yield Problem(_place(moment), problem_text, _MOMENT_PRECISION, cure=Remedy.COPY)
+
+
+def _float_weights(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        tensor for tensor in tensors if tensor.part == MODEL and tensor.dtype in _FLOATS.values()
+    ]
+
+
+def _moment_dtypes(tensors: Sequence[Tensor]) -> set[str]:
+    return {moment.dtype for moment in _moments(tensors)}
+
+
+def _dtype_text(config: Mapping[str, Any]) -> Any:
+    return config.get("dtype", config.get("torch_dtype"))
+
+
+def _stated_dtype(config: Mapping[str, Any]) -> str | None:
+    """Return the dtype in a configuration, by its name in safetensors."""
+    text = _dtype_text(config)
+    return _FLOATS.get(text.removeprefix("torch.")) if isinstance(text, str) else None
 
 
 def _moments(tensors: Sequence[Tensor]) -> list[Tensor]:

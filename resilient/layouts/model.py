@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MODEL, OPTIMIZER, OTHER = "model", "optimizer", "other"
 """Parts of a checkpoint that a tensor can belong to."""
 
+ADAM_ALONE = frozenset({"amsgrad", "maximize", "capturable", "differentiable"})
+"""Keys in the groups of torch's Adam that no other optimizer has."""
+
 ITEM_BITS: Mapping[str, int] = {
     "F64": 64, "I64": 64, "U64": 64, "C64": 64, "C128": 128, "C32": 32,
     "F32": 32, "I32": 32, "U32": 32,
@@ -151,6 +154,8 @@ class Optimizer:
         groups: Parameter groups.
         rates: Learning rate of each group.
         slots: Names of the state per parameter, for example ``exp_avg``.
+        options: Options of each group by name: numbers, booleans and tuples of numbers; empty if
+            unknown.
     """
 
     step: int | None
@@ -159,6 +164,7 @@ class Optimizer:
     groups: int
     rates: tuple[float, ...] = ()
     slots: tuple[str, ...] = ()
+    options: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

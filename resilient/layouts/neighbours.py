@@ -64,18 +64,27 @@ def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
     yield from _opened(older[:_READ_MAX])
 
 
-def weights_beside(url: str) -> dict[str, Tensor]:
-    """Return the weights of the nearest other step by name; empty without one.
+def weights_beside(url: str) -> tuple[dict[str, Tensor], int]:
+    """Return the weights of the nearest other step by name, and its distance; empty without one.
 
     Args:
         url: URL of the checkpoint.
     """
-    nearest = [path for _, path in steps_beside(url)]
-    for folder, listing in _opened(nearest[:_READ_MAX]):
-        tensors, problems = read_weights(folder, listing)
-        if tensors and not problems:
-            return {tensor.name: tensor for tensor in tensors}
-    return {}
+    for distance, path in steps_beside(url)[:_READ_MAX]:
+        for folder, listing in _opened([path]):
+            tensors, problems = read_weights(folder, listing)
+            if tensors and not problems:
+                return {tensor.name: tensor for tensor in tensors}, distance
+    return {}, 0
+
+
+def nearest_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
+    """Yield the nearest other steps beside a checkpoint, older and newer.
+
+    Args:
+        url: URL of the checkpoint.
+    """
+    yield from _opened([path for _, path in steps_beside(url)[:_READ_MAX]])
 
 
 def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from resilient.layouts.consistency import check_optimizer, check_update_count
+from resilient.layouts.consistency import check_base_rates, check_optimizer, check_update_count
 from resilient.layouts.json_files import decimal, read_header, whole
 from resilient.layouts.model import (
     MODEL,
@@ -207,6 +207,7 @@ def read_state(archive: Archive, layout: str, title: str) -> Contents:
     states = [candidate for candidate in fields.values() if schedule_of(candidate) is not None]
     if len(states) == 1 and len(list(_states(fields))) == 1:
         problems += check_update_count(archive.name, states[0], optimizer)
+        problems += check_base_rates(archive.name, states[0], optimizer)
     return Contents(
         layout,
         title,

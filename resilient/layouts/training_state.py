@@ -173,6 +173,8 @@ _GAPS_MAX = 8
 _NUMBERED_LEAST = 2
 """Least number of ranks for which a Trainer numbers their files."""
 _REPAIR = "resilient ckpt repair {path}"
+_GROUPS_MAX = 4096
+_ROW_MAX = 4
 _BY_METRIC = {"best", "num_bad_epochs", "patience"}
 """Keys of schedulers that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
 _OF_TORCH = {"base_lrs", "_last_lr", "_step_count", "_schedulers"}
@@ -215,7 +217,24 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
         len(groups),
         _rates([_field(group, "lr") for group in groups], archive),
         tuple(slots),
+        tuple(_options(group, archive) for group in groups[:_GROUPS_MAX]),
     )
+
+
+def _options(group: Any, archive: Archive | None) -> dict[str, Any]:
+    """Return the options of a group that are booleans, numbers or short rows of numbers."""
+    options: dict[str, Any] = {}
+    for name, value in group.items() if isinstance(group, dict) else ():
+        if not isinstance(name, str) or name == "params":
+            continue
+        if isinstance(value, bool):
+            options[name] = value
+            continue
+        row = value if isinstance(value, list | tuple) else [value]
+        numbers = _rates(row, archive) if len(row) <= _ROW_MAX else ()
+        if numbers and len(numbers) == len(row):
+            options[name] = numbers if row is value else numbers[0]
+    return options
 
 
 def device_of(value: Any) -> str:

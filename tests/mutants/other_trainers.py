@@ -24,8 +24,36 @@ MUTANTS = [
     Mutant(
         "a folder that ckpt verify calls not resumable is imported",
         "resilient/diff/verification.py",
-        '    if verdict.answer == "no":\n',
+        '    if verdict.answer == "no":\n        raise ',
+        "    if False:\n        raise ",
+        "tests/unit/train/interop/test_taking_over.py",
+    ),
+    Mutant(
+        "a weight of zeros is resumed although its moments are not zero",
+        "resilient/diff/zero_values.py",
+        "    if _is_moved(contents):\n",
         "    if False:\n",
+        "tests/unit/diff/test_zero_values.py",
+    ),
+    Mutant(
+        "a frozen weight of zeros counts as damage",
+        "resilient/diff/zero_values.py",
+        "max(0, counts[shape] - owners[shape]) + idle[shape]",
+        "0",
+        "tests/unit/diff/test_zero_values.py",
+    ),
+    Mutant(
+        "a base rate of zero trains on at rate 0",
+        "resilient/layouts/consistency.py",
+        "        if rate == 0 and initial_rate:\n",
+        "        if False:\n",
+        "tests/unit/layouts/test_agreeing.py",
+    ),
+    Mutant(
+        "an import rounds a wider copy",
+        "resilient/train/hf_interop/import_check.py",
+        "    return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor\n",
+        "    return narrow\n",
         "tests/unit/train/interop/test_taking_over.py",
     ),
     Mutant(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from transformers import TrainingArguments
 
 from resilient.diff.foreign_verify import verify_foreign
 from resilient.layouts.detect import read_layout
@@ -146,17 +147,75 @@ def test_groups_that_do_not_fit_their_states_are_told(single, of, answer, why):
 
 
 @pytest.mark.parametrize(
-    ("of", "why"),
+    ("of", "answer", "why"),
     [
-        (lambda held: held.update(last_epoch=-1), "it is at step -1"),
-        (lambda held: held.update(base_lrs=[0.0] * len(held["base_lrs"])), "from a rate of 0"),
+        (lambda held: held.update(last_epoch=-1), "partly", "it is at step -1"),
+        (lambda held: held.update(base_lrs=[0.0, 0.0]), "no", "0, but its last rate was"),
+        (lambda held: held.update(base_lrs=[0.003, 0.0]), "no", "group 1 starts from a rate of 0"),
+        (
+            lambda held: held.update(base_lrs=[0.0, 0.0], _last_lr=[0.0, 0.0]),
+            "no",
+            "0, but its initial rate in the optimizer is 0.003",
+        ),
+        (lambda held: held.update(base_lrs=[1.0, 1.0]), "yes", "computes its rate from 1"),
     ],
 )
-def test_a_schedule_that_would_begin_anew_is_told(single, of, why):
+def test_a_schedule_that_would_begin_anew_is_told(single, of, answer, why):
     change(single / "scheduler.pt", of)
-    answer, told = look(single)
-    assert answer == "partly"
+    found, told = look(single)
+    assert found == answer
     assert why in told
+
+
+def test_base_rates_of_zero_contradict_the_arguments(single):
+    """The schedule and the optimizer may both have lost their rates."""
+    change(
+        single / "scheduler.pt", lambda held: held.update(base_lrs=[0.0] * 2, _last_lr=[0.0] * 2)
+    )
+    change(single / "optimizer.pt", lambda held: _of_groups(held, lr=0.0, initial_lr=0.0))
+    assert look(single) == ("yes", "")
+    save_arguments(single)
+    answer, told = look(single)
+    assert answer == "no"
+    assert "the `learning_rate` of its run is 0.003" in told
+
+
+def test_group_with_a_rate_of_zero_on_purpose_is_healthy(single):
+    change(single / "scheduler.pt", lambda held: _to_zero(held, "base_lrs", "_last_lr"))
+    change(
+        single / "optimizer.pt", lambda held: held["param_groups"][0].update(lr=0.0, initial_lr=0.0)
+    )
+    save_arguments(single)
+    assert look(single) == ("yes", "")
+
+
+def _to_zero(held, *names):
+    for name in names:
+        held[name][0] = 0.0
+
+
+def _of_groups(held, **options):
+    for group in held["param_groups"]:
+        group.update(options)
+
+
+def save_arguments(path):
+    torch.save(TrainingArguments(learning_rate=0.003), path / "training_args.bin")
+
+
+def test_betas_that_are_not_those_of_the_arguments_are_told(single):
+    save_arguments(single)
+    assert look(single) == ("yes", "")
+    change(single / "optimizer.pt", lambda held: _of_groups(held, betas=(0, 0)))
+    answer, told = look(single)
+    assert answer == "yes"
+    assert "optimizer.pt: `betas` of its group 0 is (0.0, 0.0), but the arguments" in told
+
+
+def test_betas_of_an_optimizer_of_the_script_are_healthy(single):
+    save_arguments(single)
+    change(single / "optimizer.pt", lambda held: _of_groups(held, betas=(0.9, 0.95), eps=1e-6))
+    assert look(single) == ("yes", "")
 
 
 @pytest.mark.parametrize("name", ["total_flos", "train_batch_size"])

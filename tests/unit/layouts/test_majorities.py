@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from resilient.diff.stale_copies import STALE
+from resilient.diff.other_steps import STALE
 from resilient.diff.verification import verify_folder
 from resilient.layout_repair.plan import plan_layout_repair
 from resilient.layouts.resumability import is_costly
@@ -100,6 +100,56 @@ def test_one_weight_of_another_dtype_than_the_step_before_is_told(checkpoint, ol
     )
     answer, problems = told(checkpoint)
     assert (answer, problems[WEIGHTS].loses) == ("partly", "the precision of the weights")
+
+
+@pytest.mark.parametrize(("scale", "answer"), [(1, "yes"), (1 + 2**-40, "partly")])
+def test_wider_copy_of_weights_loses_only_digits_that_a_cast_rounds(checkpoint, scale, answer):
+    changed(checkpoint, lambda held: {name: one.double() * scale for name, one in held.items()})
+    found = verify_folder(str(checkpoint))
+    assert found.verdict.answer == answer
+    assert found.verdict.lost == (() if answer == "yes" else ("the precision of the weights",))
+    assert "a resume casts them to F32" in found.contents.problems[0].what
+
+
+def narrow_moments(checkpoint, **options):
+    optimizer = torch.load(checkpoint / "optimizer.pt", weights_only=False)
+    for one in optimizer["state"].values():
+        one |= {slot: one[slot].bfloat16() for slot in ("exp_avg", "exp_avg_sq")}
+    for group in optimizer["param_groups"]:
+        group.update(options)
+        group.pop("amsgrad" if options else "", None)
+    torch.save(optimizer, checkpoint / "optimizer.pt")
+
+
+def test_moments_of_fewer_bits_than_the_weights_lose_precision(checkpoint):
+    narrow_moments(checkpoint)
+    answer, problems = told(checkpoint)
+    assert (answer, problems["optimizer.pt"].loses) == (
+        "partly",
+        "the precision of the optimizer's moments",
+    )
+
+
+def test_optimizer_that_keeps_its_moments_in_fewer_bits_is_healthy(checkpoint):
+    narrow_moments(checkpoint, momentum_dtype="bfloat16")
+    assert told(checkpoint)[0] == "yes"
+
+
+def test_weight_that_only_the_step_before_has_is_lost(checkpoint, older):
+    frozen = {"transformer.frozen": torch.ones(5)}
+    changed(older, lambda held: held | frozen)
+    answer, problems = told(checkpoint)
+    assert answer == "no"
+    assert "`transformer.frozen` is missing" in problems[WEIGHTS].what
+
+
+def test_weight_that_only_this_step_has_is_a_note(checkpoint, older):
+    changed(checkpoint, lambda held: held | {"transformer.added": torch.ones(5)})
+    answer, problems = told(checkpoint)
+    assert (answer, problems[WEIGHTS].severity) == ("yes", "note")
+    assert "`transformer.added` is in it, but not in" in problems[WEIGHTS].what
+    # A run may add weights: the step before lacks nothing.
+    assert told(older)[0] == "yes"
 
 
 def test_dtype_of_config_alone_is_a_note(checkpoint):

@@ -1,27 +1,39 @@
-"""Files of a checkpoint that equal files of an older step of the same run, byte for byte.
+"""Contradictions between a checkpoint and other steps of its run beside it.
 
-Configurations, tokenizers, arguments, scalers and frozen weights are the same in all steps. Trained
-weights, their moments, and the random state of a run with dropout change with each step.
+**Files that equal those of an older step, byte for byte.** Configurations, tokenizers, arguments,
+scalers and frozen weights are the same in all steps. Trained weights, their moments, and the random
+state of a run with dropout change with each step.
+
+**Counts of updates.** A parameter without a gradient, or one that was unfrozen later, is behind the
+others without damage. But its count never falls, and it grows at most by one with each step.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from resilient.diff.tensor_reader import Elements
+from resilient.diff.tensor_stats import values
 from resilient.layouts.accelerate import OPTIMIZERS
 from resilient.layouts.dcp import SLICES
 from resilient.layouts.detect import read_layout
 from resilient.layouts.json_files import read_json
 from resilient.layouts.model import MODEL, OPTIMIZER, Problem, Remedy, Unreadable
-from resilient.layouts.neighbours import CONFIG, older_steps
+from resilient.layouts.neighbours import CONFIG, nearest_steps, older_steps
 from resilient.layouts.pickle_reader import TensorRef
 from resilient.layouts.torch_zip import open_archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from resilient.layouts.model import Contents
+    from numpy.typing import NDArray
+
+    from resilient.diff.tensor_stats import ScannedTensor
+    from resilient.layouts.model import Contents, Tensor
     from resilient.storage.folder import DirectoryListing, Folder
 
 STALE = "it is byte for byte that of "
@@ -156,3 +168,104 @@ def _same(folder: Folder, other: Folder, name: str, size_bytes: int) -> bool:
         folder.read(name, at, _BLOCK_BYTES) == other.read(name, at, _BLOCK_BYTES)
         for at in range(0, size_bytes, _BLOCK_BYTES)
     )
+
+
+_STEP = ".step"
+_COUNT = "the optimizer's count of updates"
+_CHECKED_MAX = 16
+_READ_MAX = 1 << 16
+_APART_MAX = 10_000
+"""Steps after which a second moment may have become zero."""
+
+
+def odd_update_counts(
+    folder: Folder, contents: Contents, scans: Sequence[ScannedTensor]
+) -> Iterator[Problem]:
+    """Yield the first parameter with another count of updates than most.
+
+    Args:
+        folder: Folder of the checkpoint.
+        contents: Its contents.
+        scans: All weights and moments that were read.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    steps = {
+        scan: scan.counts.first
+        for scan in scans
+        if scan.tensor.part == OPTIMIZER and scan.name.endswith(_STEP) and scan.tensor.elements == 1
+    }
+    if len(set(steps.values())) <= 1:
+        return
+    usual_step, _ = Counter(steps.values()).most_common(1)[0]
+    odd = [scan for scan, step in steps.items() if step != usual_step]
+    wrong = _contradicted(folder, contents, {scan.name: steps[scan] for scan in odd[:_CHECKED_MAX]})
+    scan = next((one for one in odd if one.name in wrong), odd[0])
+    problem_text = f"`{scan.name[:80]}` is {steps[scan]:g}, but most others are {usual_step:g}"
+    if wrong:
+        problem_text += f", and {wrong[scan.name]}: its next updates have another size"
+    loses = _COUNT if wrong else ""
+    yield Problem(scan.place, problem_text, loses, cure=Remedy.COPY)
+
+
+def _contradicted(folder: Folder, contents: Contents, steps: Mapping[str, float]) -> dict[str, str]:
+    """Return the counts that another step contradicts, each with the contradiction."""
+    wrong: dict[str, str] = {}
+    for other_folder, listing, other in _steps_beside(folder, contents):
+        distance = (other.step or 0) - (contents.step or 0)
+        name = other_folder.url.rstrip("/").rpartition("/")[2]
+        for tensor in other.tensors:
+            if tensor.name not in steps or tensor.elements != 1:
+                continue
+            numbers = _numbers(other_folder, listing, tensor)
+            growth = float(numbers[0]) - steps[tensor.name] if numbers.size else 0.0
+            if growth > max(distance, 0):
+                wrong.setdefault(tensor.name, f"it is {numbers[0]:g} in {name}")
+    return wrong
+
+
+def contradicts_older(folder: Folder, contents: Contents, names: Sequence[str]) -> bool:
+    """Return True if second moments that are zero here are not zero in an older step.
+
+    Args:
+        folder: Folder of the checkpoint.
+        contents: Its contents.
+        names: Names of the moments.
+
+    Raises:
+        StoreError: A file could not be read.
+    """
+    return any(
+        np.count_nonzero(_numbers(other_folder, listing, tensor))
+        for other_folder, listing, other in _steps_beside(folder, contents)
+        if 0 < (contents.step or 0) - (other.step or 0) < _APART_MAX
+        for tensor in other.tensors
+        if tensor.name in names and tensor.part == OPTIMIZER
+    )
+
+
+def _steps_beside(
+    folder: Folder, contents: Contents
+) -> Iterator[tuple[Folder, DirectoryListing, Contents]]:
+    """Yield the nearest other steps with the same layout and the same number of parameters."""
+    for other_folder, listing in nearest_steps(folder.url):
+        other = read_layout(other_folder, listing)
+        if other is None or None in (contents.step, other.step):
+            continue
+        is_alike = (
+            contents.optimizer is not None
+            and other.optimizer is not None
+            and contents.optimizer.params == other.optimizer.params
+        )
+        if other.layout == contents.layout and is_alike:
+            yield other_folder, listing, other
+
+
+def _numbers(folder: Folder, listing: DirectoryListing, tensor: Tensor) -> NDArray[np.float64]:
+    """Return the first numbers of a tensor; none if it cannot be read."""
+    try:
+        data = Elements(folder, listing, tensor).read(0, min(tensor.elements, _READ_MAX))
+    except Unreadable:
+        return np.empty(0)
+    return values(data, tensor.dtype)
