@@ -6,6 +6,8 @@ import json
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.helpers.hf_runs import HERE
 
@@ -53,6 +55,17 @@ def test_what_cannot_be_named_says_what_to_do_instead(tmp_path, call):
     assert "resilient train --resume" in outcome.stderr
     assert call("ckpt", "import", tmp_path, tmp_path / "run").status == 66
     assert not (tmp_path / "run").exists()
+
+
+@SLOW
+def test_import_names_the_weights_that_it_ignores(tmp_path, call):
+    folder = shutil.copytree(THEIRS, tmp_path / "checkpoint-8")
+    weights = load_file(folder / "model.safetensors") | {"transformer.extra": torch.ones(3)}
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    taken = call("ckpt", "import", folder, tmp_path / "run", "--json")
+    assert taken.status == 0, taken.stderr
+    odd = "this model does not have its weights `transformer.extra`"
+    assert json.loads(taken.stdout)["odd"] == odd
 
 
 @SLOW

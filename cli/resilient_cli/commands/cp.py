@@ -62,7 +62,11 @@ def build_copy_result(
 
 
 def build_import_result(
-    url: str, source: str, checkpoint: CheckpointId, losses: Sequence[str] = ()
+    url: str,
+    source: str,
+    checkpoint: CheckpointId,
+    losses: Sequence[str] = (),
+    oddities: Sequence[str] = (),
 ) -> CommandResult:
     """Build the answer of ``ckpt import``.
 
@@ -71,12 +75,16 @@ def build_import_result(
         source: The imported folder.
         checkpoint: The new checkpoint in the repository.
         losses: Descriptions of the state that was lost.
+        oddities: Descriptions of contradictions and of ignored weights.
     """
     document = {"repository": url, "from": source, "id": checkpoint.folder}
     text = f"{source} is now {checkpoint} of {url}."
     if losses:
         document["lost"] = "; ".join(losses)
         text = f"{text} Lost: {document['lost']}."
+    if oddities:
+        document["odd"] = "; ".join(oddities)
+        text = f"{text} Also found: {document['odd']}."
     return CommandResult("ckpt.import", "import", document, (text,), (checkpoint.folder,))
 
 
@@ -168,7 +176,8 @@ def import_(
             strict=strict_resume or read_flag(os.environ, STRICT_RESUME),
             storage_options=options,
         )
-    show(build_import_result(store.url, folder, result.checkpoint, result.lost), output_of(ctx))
+    answer = build_import_result(store.url, folder, result.checkpoint, result.lost, result.odd)
+    show(answer, output_of(ctx))
 
 
 def export(

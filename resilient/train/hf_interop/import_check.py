@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from resilient.diff.verification import refuse_losses, require_importable, verif
 from resilient.errors import IncompatibleCheckpoint
 from resilient.layouts.detect import WEIGHTS, read_layout
 from resilient.layouts.resumability import assess_resumability, reasons
+from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, TRANSFORMERS, checkpoints_in_folder
 from resilient.state_dict.changes import refused_changes
 from resilient.storage.folder import open_folder
@@ -20,6 +21,7 @@ from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
 from resilient.strategies.pipeline.registry import pipeline_of
 from resilient.train.hf_interop.checkpoint import TransformersCheckpoint
+from resilient.train.hf_interop.conversion import RawState
 from resilient.train.state import TrainerState
 
 if TYPE_CHECKING:
@@ -150,22 +152,36 @@ def open_source(folder: str | Path, *, strict: bool = False) -> ImportSource:
     return ImportSource(source, losses, odd)
 
 
-def require_loadable(parts: Mapping[str, Part], model: nn.Module) -> None:
+def require_loadable(
+    parts: Mapping[str, Part], model: nn.Module, folder: str
+) -> tuple[dict[str, Part], tuple[str, ...]]:
     """Require that the weights fit a model by names and shapes, and that the state is valid.
+
+    As in Transformers, weights that the model does not have are ignored, and a copy in a wider
+    dtype is cast. A cast that rounds a number is left to :func:`require_same_objects`. Missing
+    weights are refused: the model would train on with new numbers in their place.
 
     Args:
         parts: Parts to be committed.
         model: The model that will load them.
+        folder: The imported folder, for hints.
+
+    Returns:
+        The parts with the weights of this model, and what was ignored, in words.
 
     Raises:
-        IncompatibleCheckpoint: A name is missing or unknown, a shape differs, or a value of the
-            trainer's state has the wrong type.
+        IncompatibleCheckpoint: A name is missing, a shape differs, or a value of the trainer's
+            state has the wrong type.
     """
-    _require_weights(parts["model"].stateful.state_dict(), model)
+    weights, odd = _fitted(parts["model"].stateful.state_dict(), model, folder)
     try:
         TrainerState().load_state_dict(parts["trainer_state"].stateful.state_dict())
     except TypeError as error:
-        raise _unfit(f"its trainer_state.json has a value of another kind: {error}") from error
+        raise _unfit(
+            f"its trainer_state.json has a value of another kind: {error}",
+            f"resilient ckpt verify {shell_quote(folder)}",
+        ) from error
+    return {**parts, "model": replace(parts["model"], stateful=RawState(weights))}, odd
 
 
 def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
@@ -182,7 +198,10 @@ def require_place(parts: Mapping[str, Part], cursor: DataCursor) -> None:
     try:
         rehearsed.load_state_dict(parts["data"].stateful.state_dict())
     except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        raise _unfit(f"its data position does not fit this training set: {error}") from error
+        raise _unfit(
+            f"its data position does not fit this training set: {error}",
+            "train on the data of the run that saved it",
+        ) from error
 
 
 def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]]) -> None:
@@ -200,7 +219,10 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
     own_options = {name for group in groups for name in group} & _OPTIONS
     if saved_groups and groups and saved_options != own_options:
         differ = ", ".join(sorted(saved_options ^ own_options))
-        raise _unfit(f"another optimizer saved it: only one of both has {differ}")
+        raise _unfit(
+            f"another optimizer saved it: only one of both has {differ}",
+            "train with the `optim` of the run that saved it",
+        )
 
 
 def require_same_objects(
@@ -228,25 +250,49 @@ def require_same_objects(
         )
 
 
-def _require_weights(weights: Mapping[str, Any], model: nn.Module) -> None:
-    """Compare weights with a model; flat shards and pipelines are compared at the resume."""
+def _fitted(
+    weights: Mapping[str, Any], model: nn.Module, folder: str
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the weights of a model; flat shards and pipelines are compared at the resume."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
-        return
+        return weights, ()
     expected = {
-        name: tuple(getattr(value, "ds_shape", value.shape))
+        name: value
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
-    shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if lacking := sorted(set(expected) - set(shapes)):
-        raise _unfit(f"it has no weights for {_names_text(lacking)} of this model")
-    if strange := sorted(set(shapes) - set(expected)):
-        raise _unfit(f"it has weights that this model does not have: {_names_text(strange)}")
-    for name, shape in expected.items():
-        if shapes[name] != shape:
+    if lacking := sorted(set(expected) - set(weights)):
+        raise _unfit(
+            f"it has no weights for {_names_text(lacking)} of this model, which would start with "
+            "new numbers",
+            "resume an older checkpoint, or restore the file: "
+            f"resilient ckpt repair {shell_quote(folder)} --from COPY",
+        )
+    for name, value in expected.items():
+        shape, saved_shape = tuple(getattr(value, "ds_shape", value.shape)), weights[name].shape
+        if tuple(saved_shape) != shape:
             raise _unfit(
-                f"`{name}` has the shape {list(shapes[name])}, but {list(shape)} in this model"
+                f"`{name}` has the shape {list(saved_shape)}, but {list(shape)} in this model",
+                "train the model that saved the checkpoint, or verify it: "
+                f"resilient ckpt verify {shell_quote(folder)}",
             )
+    strange = sorted(set(weights) - set(expected))
+    odd = (f"this model does not have its weights {_names_text(strange)}",) if strange else ()
+    return {
+        name: _cast(tensor, expected[name].dtype)
+        for name, tensor in weights.items()
+        if name in expected
+    }, odd
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy in a narrower dtype if that rounds no number, else the tensor."""
+    if not (tensor.is_floating_point() and dtype.is_floating_point):
+        return tensor
+    if dtype.itemsize >= tensor.dtype.itemsize:
+        return tensor
+    narrow = tensor.to(dtype)
+    return narrow if torch.equal(narrow.to(tensor.dtype), tensor) else tensor
 
 
 def _names_text(names: Sequence[str]) -> str:
@@ -254,8 +300,7 @@ def _names_text(names: Sequence[str]) -> str:
     return text if len(names) <= _NAMED_MAX else f"{text} and {len(names) - _NAMED_MAX} more"
 
 
-def _unfit(why: str) -> IncompatibleCheckpoint:
+def _unfit(why: str, hint: str) -> IncompatibleCheckpoint:
     return IncompatibleCheckpoint(
-        f"cannot import the checkpoint: {why}. Nothing was committed",
-        hint="train the same model on the same data with the same optimizer",
+        f"cannot import the checkpoint: {why}. Nothing was committed", hint=hint
     )

@@ -284,9 +284,10 @@ def prepare_import(
     """
     _refuse_unsigned(os.fspath(folder))
     source = open_source(os.fspath(folder), strict=strict)
-    parts = parts_of(source.found, naming, "", fresh)
+    parts, odd = parts_of(source.found, naming, "", fresh), source.odd
     if model is not None:
-        require_loadable(parts, model)
+        parts, ignored = require_loadable(parts, model, os.fspath(folder))
+        odd += ignored
     best, losses = best_of(source, naming, model)
     if strict and losses != source.lost:
         raise IncompatibleCheckpoint(
@@ -294,7 +295,7 @@ def prepare_import(
             "refuses a loss. Nothing was committed",
             hint=f"resilient ckpt inspect {shell_quote(os.fspath(folder))}",
         )
-    return Import(source.found, parts, best, losses, source.odd)
+    return Import(source.found, parts, best, losses, odd)
 
 
 def best_of(
@@ -323,7 +324,7 @@ def best_of(
             **documents_of(best_checkpoint),
         }
         if model is not None:
-            require_loadable(parts, model)
+            parts, _ = require_loadable(parts, model, os.fspath(folder))
         best_checkpoint.source.require_unchanged()
     except (IntegrityError, IncompatibleCheckpoint, NothingToResume):
         return None, losses
@@ -556,10 +557,12 @@ class ImportedFolder:
     Attributes:
         checkpoint: Its name in the repository.
         lost: Losses in words.
+        odd: Contradictions without a known loss, and weights that were ignored.
     """
 
     checkpoint: CheckpointId
     lost: tuple[str, ...] = ()
+    odd: tuple[str, ...] = ()
 
 
 def import_folder(
@@ -597,7 +600,7 @@ def import_folder(
                 "once",
                 hint=f"resilient ckpt ls {shell_quote(url)}",
             )
-        return ImportedFolder(prepared.commit(engine), prepared.lost)
+        return ImportedFolder(prepared.commit(engine), prepared.lost, prepared.odd)
     finally:
         engine.close()
 

@@ -225,6 +225,39 @@ def test_import_with_another_optimizer_commits_nothing(tmp_path, theirs):
     assert not commits(tmp_path / "out")
 
 
+def spoiled(theirs, change):
+    weights = load_file(theirs / MODEL)
+    change(weights)
+    save_file(weights, theirs / MODEL, {"format": "pt"})
+
+
+def test_import_names_a_missing_weight_and_a_way_on(tmp_path, theirs):
+    spoiled(theirs, lambda weights: weights.pop("seen"))
+    with pytest.raises(IncompatibleCheckpoint, match="no weights for `seen` of this model") as told:
+        trainer(tmp_path / "out").train(theirs)
+    assert told.value.hint == (
+        "resume an older checkpoint, or restore the file: "
+        f"resilient ckpt repair {theirs} --from COPY"
+    )
+    assert not commits(tmp_path / "out")
+
+
+def test_import_ignores_weights_of_no_model_and_names_them(tmp_path, theirs, whole, capsys):
+    spoiled(theirs, lambda weights: weights.update(extra=torch.ones(3)))
+    run = trainer(tmp_path / "out", strict_resume=True, **EVALUATED)
+    run.train(theirs)
+    assert "this model does not have its weights `extra`" in capsys.readouterr().err
+    assert torch.equal(run.model.lin.weight, whole.model.lin.weight)
+
+
+def test_import_casts_a_wider_copy_exactly(tmp_path, theirs, whole):
+    spoiled(theirs, lambda held: held.update({name: one.double() for name, one in held.items()}))
+    spoiled(theirs, lambda held: held.update(seen=held["seen"].long()))
+    run = trainer(tmp_path / "out", **EVALUATED)
+    run.train(theirs)
+    assert torch.equal(run.model.lin.weight, whole.model.lin.weight)
+
+
 def test_import_into_another_dtype_commits_nothing(tmp_path, theirs):
     run = trainer(tmp_path / "out")
     run.model.to(torch.bfloat16)
@@ -265,8 +298,9 @@ def test_import_without_epoch_and_log_is_told_and_strict_refuses(tmp_path, their
 def test_import_of_folder_that_changes_is_refused(tmp_path, theirs, monkeypatch):
     from resilient.train.hf_interop import importer
 
-    def check(*given):
+    def check(parts, *_):
         (theirs / "rng_state.pth").touch()
+        return parts, ()
 
     monkeypatch.setattr(importer, "require_loadable", check)
     with pytest.raises(IntegrityError, match="changed while it was read"):
