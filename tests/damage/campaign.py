@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import time
@@ -164,8 +165,9 @@ def cases(
     every: int = 1,
     at: int = 0,
     launch_every: int = LAUNCH_EVERY,
+    only: str = "",
 ) -> Iterator[Case]:
-    """Yield every ``every``-th case, from number ``at`` on.
+    """Yield every ``every``-th case, from number ``at`` on; of the kinds with ``only`` in the name.
 
     Every ``launch_every``-th case is also launched as a process; 0 launches none.
     """
@@ -173,7 +175,8 @@ def cases(
     for sample in ALL:
         for kind in kinds_for(sample):
             number += 1
-            if sample not in samples or number % every != at % every:
+            is_chosen = re.search(only, kind.name) and sample in samples
+            if not is_chosen or number % every != at % every:
                 continue
             is_launched = launch_every > 0 and number % launch_every == 0
             case = campaign.case(sample, kind, is_launched=is_launched)
@@ -181,7 +184,9 @@ def cases(
                 yield case
 
 
-def cases_of_layout(name: str, every: int, at: int, launch_every: int) -> list[Case]:
+def cases_of_layout(
+    name: str, every: int, at: int, launch_every: int, only: str = ""
+) -> list[Case]:
     """Return the cases of one layout without tensors; runs in a separate process."""
     # The launched Trainer has one thread too, so sums have the same order.
     torch.set_num_threads(1)
@@ -190,7 +195,7 @@ def cases_of_layout(name: str, every: int, at: int, launch_every: int) -> list[C
     try:
         return [
             replace(case, answers=tuple(replace(one, found=None) for one in case.answers))
-            for case in cases(campaign, samples, every, at, launch_every)
+            for case in cases(campaign, samples, every, at, launch_every, only)
         ]
     finally:
         campaign.close()
@@ -260,6 +265,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="run one case of so many")
     parser.add_argument("--at", type=int, default=0, help="number of the first case")
     parser.add_argument("--layout", choices=[one.name for one in ALL], help="run one layout")
+    parser.add_argument("--kind", default="", help="run the kinds that a pattern finds")
     parser.add_argument("--launch-every", type=int, default=LAUNCH_EVERY, help="0 launches none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="layouts at once")
     options = parser.parse_args()
@@ -267,7 +273,11 @@ def main() -> int:
     names = [one.name for one in ALL if options.layout in (None, one.name)]
     names.sort(key=lambda name: -len(kinds_for(next(one for one in ALL if one.name == name))))
     work = partial(
-        cases_of_layout, every=options.every, at=options.at, launch_every=options.launch_every
+        cases_of_layout,
+        every=options.every,
+        at=options.at,
+        launch_every=options.launch_every,
+        only=options.kind,
     )
     by_layout = {}
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
@@ -279,7 +289,7 @@ def main() -> int:
     found = [case for one in ALL for case in by_layout.get(one.name, ())]
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(rendered(found))
-    is_all = options.every == 1 and options.layout is None
+    is_all = options.every == 1 and options.layout is None and not options.kind
     if is_all:
         SUMMARY.write_text(summarized(found))
     bad = sum(bool(one.faults) for one in found)

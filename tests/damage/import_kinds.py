@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
@@ -207,7 +208,81 @@ def stale(role: str) -> Callable[[Scene], Path | None]:
     return of_trainer(spoil)
 
 
+PAGE_BYTES = 4096
+
+
+def zero_weight(found: dict[str, torch.Tensor]) -> None:
+    name = next(one for one in found if one.endswith("c_attn.weight"))
+    found[name] = torch.zeros_like(found[name])
+
+
+def extra_weight(found: dict[str, torch.Tensor]) -> None:
+    found["transformer.extra"] = torch.ones(3)
+
+
+def wider_dtype(found: dict[str, torch.Tensor]) -> None:
+    for name, one in found.items():
+        found[name] = one.double()
+
+
+def hole(scene: Scene) -> None:
+    """Lose half of the bytes of the weights, in whole pages."""
+    path = scene.file(WEIGHTS)
+    data = path.read_bytes()
+    begin = PAGE_BYTES * (1 + int.from_bytes(data[:8], "little") // PAGE_BYTES)
+    length = len(data) // 2 // PAGE_BYTES * PAGE_BYTES
+    path.write_bytes(data[:begin] + bytes(length) + data[begin + length :])
+
+
+def moments(count: int, *slots: str) -> Callable[[Any], None]:
+    """Lose some moments of the first parameters."""
+
+    def change(value: Any) -> None:
+        for one in list(optimizer_in(value)["state"].values())[:count]:
+            for slot in slots:
+                one[slot].zero_()
+
+    return change
+
+
+def narrow_moments(value: Any) -> None:
+    for one in optimizer_in(value)["state"].values():
+        for slot in ADAM:
+            one[slot] = one[slot].bfloat16()
+
+
+def no_betas(value: Any) -> None:
+    for one in optimizer_in(value)["param_groups"]:
+        one["betas"] = (0, 0)
+
+
+def no_base_rates(value: Any) -> None:
+    value["base_lrs"] = [0.0 for _ in value["base_lrs"]]
+
+
+def of_later(role: str, change: Callable[[Any], None]) -> Callable[[Scene], Path | None]:
+    """Change a file of the later step, which has the arguments of its run beside it."""
+
+    def spoil(scene: Scene) -> Path:
+        later = replace(scene, path=scene.path.with_name("checkpoint-12"))
+        rewritten(role, change)(later)
+        return later.path
+
+    return of_trainer(spoil)
+
+
+ADAM = ("exp_avg", "exp_avg_sq")
 KINDS_OF_IMPORTS = [
+    Kind("weights: a matrix of zeros", weights(zero_weight)),
+    Kind("weights: half of the file a hole", of_trainer(hole)),
+    Kind("weights: one that no model has", weights(extra_weight)),
+    Kind("weights: a copy of twice the digits", weights(wider_dtype)),
+    Kind("optimizer: all moments zero", of_trainer(rewritten(OPTIMIZER, moments(999, *ADAM)))),
+    Kind("optimizer: moments of one zero", of_trainer(rewritten(OPTIMIZER, moments(1, *ADAM)))),
+    Kind("optimizer: all squares zero", of_trainer(rewritten(OPTIMIZER, moments(999, ADAM[1])))),
+    Kind("optimizer: rounded moments", of_trainer(rewritten(OPTIMIZER, narrow_moments))),
+    Kind("optimizer: betas of zero", of_later(OPTIMIZER, no_betas)),
+    Kind("schedule: base rates of zero", of_trainer(rewritten(SCHEDULE, no_base_rates))),
     Kind("weights: one of 1e36", weights(huge_weight)),
     Kind("weights: a shape that the configuration contradicts", weights(other_shape)),
     Kind("weights: of another dtype", weights(other_dtype)),
