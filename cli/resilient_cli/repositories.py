@@ -20,13 +20,15 @@ from resilient.checkpoint.generations import list_numbers
 from resilient.checkpoint.refs import list_tags
 from resilient.checkpoint.signed_store import reading_signed
 from resilient.checkpoint.signing import read_signing
+from resilient.clock import SystemClock
 from resilient.distributed.launch_env import read_storage_options
 from resilient.errors import RepositoryNotFound, ResilientError, UsageError
 from resilient.format.keys import parse_checkpoint
 from resilient.redaction import shell_quote
 from resilient.storage.open import open_store
 from resilient_cli import durations
-from resilient_cli.output import Format
+from resilient_cli.liveness import require_no_live_writer
+from resilient_cli.output import Format, Waiting
 
 if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
@@ -87,6 +89,13 @@ Place = Annotated[str | None, typer.Argument(metavar="REPO", help="URL or path o
 Repo = Annotated[
     str | None,
     typer.Option("-r", "--repo", envvar="RESILIENT_REPO", help="Same as REPO, as an option."),
+]
+TakeOver = Annotated[
+    bool,
+    typer.Option(
+        "--take-over",
+        help="Also if a live process writes: it ends at its next save and loses unsaved steps.",
+    ),
 ]
 
 
@@ -157,6 +166,20 @@ def ref_and_place(
         is_ours = parse_checkpoint(name) is not None
         return (name, folder + slash or ".") if is_ours else (None, ref)
     return ref, place
+
+
+def refuse_beside_writer(store: Store, words: str) -> None:
+    """Refuse a command that starts an attempt in a repository with a live writer.
+
+    Args:
+        store: Repository.
+        words: The command with ``--take-over``.
+
+    Raises:
+        WriterAlive: Another process is proven alive and writes to the repository.
+    """
+    with Waiting("waiting for a heartbeat"):
+        require_no_live_writer(store, SystemClock(), words)
 
 
 def local_path(path: Path, option: str, instead: str) -> Path:

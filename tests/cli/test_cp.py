@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from resilient.checkpoint.generations import claim, list_numbers
+from resilient.clock import SystemClock
+from resilient.format.keys import CheckpointId
+from resilient.processes import identify
+from resilient.storage.local import LocalStore
 from tests.helpers.cli_repositories import write_run, write_usual_run
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "transformers" / "reg_sgd" / "run" / "checkpoint-7"
+IMPORTED = ("import", str(GOLDEN), "{kept}")
 
 
 @pytest.fixture
@@ -62,3 +75,31 @@ def test_what_cannot_be_is_refused(prepare, status, said, repo, tmp_path, call):
     outcome = call("ckpt", "cp", "latest", kept, "--repo", repo)
     assert outcome.status == status, outcome.stderr
     assert said in outcome.stderr
+
+
+@pytest.mark.parametrize("words", [("cp", "latest", "{kept}", "--repo", "{repo}"), IMPORTED])
+def test_copy_of_newer_attempt_beside_live_writer_needs_take_over(tmp_path, call, words):
+    repo, kept = tmp_path / "run", tmp_path / "kept"
+    write_run(repo, [(None, [10])])
+    assert call("ckpt", "cp", "latest", kept, "--repo", repo).status == 0
+    write_run(repo, [(CheckpointId(1, 10), [20]), (CheckpointId(2, 20), [30])])
+    store = LocalStore(kept)
+    named = [one.format(kept=kept, repo=repo) for one in words]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        claim(
+            store,
+            CheckpointId(1, 10),
+            cause="start",
+            clock=SystemClock(),
+            process=identify(process.pid),
+        )
+        outcome = call("ckpt", *named)
+        numbers = list_numbers(store)
+        process.kill()
+    assert (outcome.status, numbers) == (80, [1, 2])
+    assert f"process {process.pid} on " in outcome.stderr
+    assert "--take-over loses its unsaved steps" in outcome.stderr
+    if words != IMPORTED:
+        (command,) = re.findall(r"; (resilient ckpt .* --take-over)", outcome.stderr)
+        assert call(*shlex.split(command)[1:]).status == 0
+        assert list_numbers(store) == [1, 2, 3]

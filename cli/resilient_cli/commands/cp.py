@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from resilient.checkpoint.generations import list_numbers
 from resilient.checkpoint.refs import resolve
 from resilient.checkpoint.replicate import plan_copy, replicate
 from resilient.clock import SystemClock
@@ -21,10 +22,12 @@ from resilient_cli.repositories import (
     Place,
     Ref,
     Repo,
+    TakeOver,
     local_path,
     open_repository,
     output_of,
     ref_and_place,
+    refuse_beside_writer,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +107,7 @@ class ExportKind(enum.StrEnum):
     DCP = "dcp"
 
 
-def cp(
+def cp(  # noqa: PLR0913 - the options of a command
     ctx: typer.Context,
     ref: Annotated[str, typer.Argument(metavar="REF", help="Checkpoint to copy, or its path.")],
     target: Annotated[str, typer.Argument(metavar="URL", help="URL of the other repository.")],
@@ -116,6 +119,7 @@ def cp(
     single_writer: Annotated[
         bool, typer.Option("--single-writer", help="Promise: no other process writes to URL.")
     ] = False,
+    take_over: TakeOver = False,
 ) -> None:
     """Copy a checkpoint to another repository, and verify every byte on the way.
 
@@ -124,12 +128,24 @@ def cp(
     stored in older checkpoints are copied too. RESILIENT_STORAGE_OPTIONS apply to both
     repositories.
 
+    The copy of a newer attempt would end a live writer of URL at its next save. The command is
+    therefore refused with 80 beside such a writer; --take-over carries it out.
+
     Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
     """
     checkpoint_ref, place = ref_and_place(ref, None, repo)
     source = open_repository(place, repo)
     destination = open_repository(target, None, reads_unsigned=True)
     plan = plan_copy(source, destination, resolve(source, checkpoint_ref or "latest"))
+    numbers = list_numbers(destination)
+    is_newer = bool(numbers) and plan.manifest.checkpoint.generation > numbers[-1]
+    if is_newer and not dry_run and not take_over:
+        name = plan.manifest.checkpoint
+        words = (
+            f"resilient ckpt cp {shell_quote(name)} {shell_quote(destination.url)} "
+            f"--repo {shell_quote(source.url)} --take-over"
+        )
+        refuse_beside_writer(destination, words)
     if not dry_run:
         with Progress("copying") as progress:
             replicate(
@@ -155,12 +171,13 @@ def import_(
             "the answer names the loss. RESILIENT_STRICT_RESUME has the same effect.",
         ),
     ] = False,
+    take_over: TakeOver = False,
 ) -> None:
     """Write a checkpoint of the Hugging Face Trainer to a new repository.
 
     The command builds the model from the folder's config.json; no parameter may be frozen.
     `resilient train --resume FOLDER` does the same with the model of a script. Pickles are read
-    as plain data.
+    as plain data. Beside a live writer the command is refused with 80; --take-over carries it out.
 
     Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
     """
@@ -169,6 +186,9 @@ def import_(
 
     store = open_repository(place, repo)
     options = read_storage_options(os.environ)
+    if not take_over:
+        words = f"resilient ckpt import {shell_quote(folder)} {shell_quote(store.url)} --take-over"
+        refuse_beside_writer(store, words)
     with Waiting("importing"):
         result = import_folder(
             folder,

@@ -13,16 +13,17 @@ from resilient.checkpoint.signed_store import require_signed
 from resilient.clock import SystemClock
 from resilient.errors import UsageError
 from resilient.redaction import shell_quote
-from resilient_cli.liveness import require_no_live_writer
-from resilient_cli.output import CommandResult, KeyValues, Table, Waiting, show
+from resilient_cli.output import CommandResult, KeyValues, Table, show
 from resilient_cli.repositories import (
     Place,
     Ref,
     Repo,
+    TakeOver,
     committed_checkpoints,
     open_repository,
     output_of,
     ref_and_place,
+    refuse_beside_writer,
 )
 from resilient_cli.views.text import NONE, age, folder
 
@@ -140,13 +141,6 @@ SingleWriter = Annotated[
     bool,
     typer.Option("--single-writer", help="Promise: no two jobs write to the repository at once."),
 ]
-TakeOver = Annotated[
-    bool,
-    typer.Option(
-        "--take-over",
-        help="Also if a live process writes: it ends at its next save and loses unsaved steps.",
-    ),
-]
 
 
 def rollback(  # noqa: PLR0913 - the options of a command
@@ -183,7 +177,7 @@ def rollback(  # noqa: PLR0913 - the options of a command
         command = (
             f"resilient ckpt rollback {shell_quote(target)} {shell_quote(store.url)} --take-over"
         )
-        _require_no_writer(store, command)
+        refuse_beside_writer(store, command)
     _go("ckpt.rollback", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
 
@@ -207,7 +201,7 @@ def undo(
     committed_checkpoints(store)
     journey = plan_undo(store)
     if not dry_run and not take_over and journey.is_needed:
-        _require_no_writer(store, f"resilient ckpt undo {shell_quote(store.url)} --take-over")
+        refuse_beside_writer(store, f"resilient ckpt undo {shell_quote(store.url)} --take-over")
     _go("ckpt.undo", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
 
 
@@ -222,11 +216,6 @@ def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     committed_checkpoints(store)
     entries = Reflog(store).newest_first()
     show(moves(store.url, entries, SystemClock().now_iso()), output_of(ctx))
-
-
-def _require_no_writer(store: Store, command: str) -> None:
-    with Waiting("waiting for a heartbeat"):
-        require_no_live_writer(store, SystemClock(), command)
 
 
 def _go(
