@@ -213,7 +213,8 @@ def test_import_ignores_random_state_of_another_run(tmp_path, theirs):
 
 
 def test_import_with_unclear_number_of_ranks_is_refused(tmp_path, theirs):
-    shutil.copy(theirs / "rng_state.pth", theirs / "rng_state_2.pth")
+    for rank in range(2):
+        shutil.copy(theirs / "rng_state.pth", theirs / f"rng_state_{rank}.pth")
     with pytest.raises(IntegrityError, match="which run this was is unknown"):
         trainer(tmp_path / "out").train(theirs)
     assert not commits(tmp_path / "out")
