@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from resilient.distributed.launch_env import read_launch
 from resilient.distributed.start_identity import StartIdentity
 from resilient.elastic.options import WorkerOptions
 from resilient.elastic.resume_check import check_resume
@@ -16,7 +17,6 @@ from resilient.errors import (
     RepositoryNotFound,
     UnknownLayout,
 )
-from resilient.train import session
 from tests.helpers.foreign_folders import write_titan, write_universal
 from tests.unit.train.models import make_trainer
 
@@ -132,7 +132,7 @@ def test_a_second_training_at_the_same_repository_is_refused(tmp_path):
 
 def test_the_launchers_repository_is_one_too(tmp_path, monkeypatch):
     gang = make_trainer(tmp_path).session.gang
-    monkeypatch.setattr(gang, "launch", session.read_launch({"RESILIENT_REPO": str(tmp_path)}))
+    monkeypatch.setattr(gang, "launch", read_launch({"RESILIENT_REPO": str(tmp_path)}))
     make_trainer(tmp_path / "a", max_steps=1, size=20).train()
     with pytest.raises(ConfigError, match=r"repository .*use one repository for each"):
         make_trainer(tmp_path / "b", max_steps=1, size=20).train()
