@@ -14,14 +14,14 @@ import pytest
 
 from tests.services.netns import why_impossible
 
+pytestmark = pytest.mark.long
+
 PATIENCE_SECONDS = 100.0
 PERIOD_SECONDS = 1.0
 SCRIPT = """
 import sys, time
 from pathlib import Path
 from resilient import Checkpointer
-
-pytestmark = pytest.mark.long
 
 stop = Path(sys.argv[1])
 with Checkpointer("repo", count=0) as saver:
