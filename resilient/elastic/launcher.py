@@ -53,6 +53,7 @@ _C10D_PORT = 29400
 _READ_SECONDS = 60
 # A metadata server that never answers delays the first worker by this much.
 _FIRST_POLLS_SECONDS = 3.0
+_CONNECT_POLL_SECONDS = 0.2
 _BOOTSTRAP = Path(__file__).parent / "workers" / "bootstrap.py"
 
 
@@ -324,7 +325,12 @@ def _connect_in_thread(plan: LaunchPlan) -> RendezvousHandler:
     # Threads of the pool are daemons, so a waiting thread does not delay the exit.
     pool = ThreadPool(1)
     try:
-        return pool.apply_async(_connect_rendezvous, (plan,)).get()
+        result = pool.apply_async(_connect_rendezvous, (plan,))
+        # A signal just before a wait, or in another thread, does not end the wait. The handler
+        # runs between two short waits.
+        while not result.ready():
+            result.wait(_CONNECT_POLL_SECONDS)
+        return result.get()
     finally:
         pool.close()
 

@@ -126,3 +126,25 @@ def test_a_stop_is_heard_before_torch_is_imported():
     )
     assert ended.returncode == 75, ended.stderr
     assert "exit 75: stopped before the first attempt" in ended.stderr
+
+
+def test_a_stop_that_another_thread_receives_ends_the_wait_for_the_rendezvous():
+    # So does one that arrives just before the main thread waits: nothing wakes the wait.
+    program = (
+        "import signal, sys, threading, time\n"
+        "from resilient.elastic import launcher\n"
+        "def connect(plan):\n"
+        "    time.sleep(0.2)\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+        "    time.sleep(50)\n"
+        "launcher._connect_rendezvous = connect\n"
+        "began = time.monotonic()\n"
+        "code = launcher.run_agent(launcher.TrainOptions('x.py'))\n"
+        "assert time.monotonic() - began < 40\n"
+        "sys.exit(code)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 75, ended.stderr
+    assert "exit 75: stopped before the first attempt" in ended.stderr
