@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
 PRIOR_SECONDS = 86_400.0
-"""Prior of one day: an unfailed run is assumed to fail once in its observed time plus a day."""
+"""Prior of one day: without a failure, the MTBF is the observed time plus one day."""
 
 OVERHEAD_MAX = 0.05
 SECONDS_MAX = 3600.0
-# Causes of attempts that follow lost work. A run that was asked to stop saves first, and a
-# host joins or leaves between two steps.
+# Causes of attempts that follow lost work. Other causes lose no work: a run that is asked to stop
+# saves first, and a host joins or leaves between two steps.
 _LOSSES = frozenset({"failure", "hang", "rollback"})
 HOST_LOSSES = frozenset({"membership"})
 """Causes of attempts after a host left or joined; the record does not show which."""
 
 PROMOTING_SHARE_MAX = 0.5
-"""Training does not wait for a promotion, but the link should be free half of the time."""
+"""Largest share of the time for promotions. Training does not wait for a promotion, but the network
+link should be free half of the time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class IntervalBounds:
     Attributes:
         overhead_max: Largest share of time for saves, above 0 and below 1.
         seconds_max: Longest interval.
-        land_seconds: Seconds until a save is durable; an earlier save would only wait for this one.
+        land_seconds: Seconds until a save is durable; before that, the next save would only wait.
     """
 
     overhead_max: float = OVERHEAD_MAX

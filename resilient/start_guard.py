@@ -1,8 +1,8 @@
 """Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool.
 
 Trainers keep checkpoints in the run's folder or in folders with known names. A checkpoint in any
-other folder belongs to another run. The search reads names alone, at most 50,000 in one place. A
-refusal judges the newest checkpoints, so that its hint names an intact one.
+other folder belongs to another run. The search reads names alone, at most 50,000 in one place. If
+the guard refuses a start, it verifies the newest checkpoints, so that the hint names an intact one.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _CHECKPOINT_NAME = re.compile(r"(?i)ckpt|checkpoint|epoch|iter|last|lightning|st
 
 _JUDGED_MAX = 8
 _JUDGED_BYTES_MAX = 2 << 30
-"""Bytes of checkpoints that a refusal reads in full; of others it reads only the headers."""
+"""Largest total size that the guard verifies in full; of further ones it reads headers."""
 _TITLES = {
     OURS: "resilient",
     TRANSFORMERS: "Hugging Face Trainer",
@@ -135,7 +135,7 @@ class FoundCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Wording of one Python API for the two ways to continue.
+    """Hint texts: the calls of one Python API that start at step 0 or continue.
 
     Attributes:
         never: Call that starts at step 0.
@@ -156,7 +156,7 @@ STOCK_TRAINER = Door("trainer.train(resume_from_checkpoint=False)")
 
 @dataclass(frozen=True, slots=True)
 class StartGuard:
-    """Conditions of a start that found nothing to resume in its repository.
+    """Check of a start that found no checkpoint to resume in its repository.
 
     Attributes:
         door: API through which the run starts.
@@ -171,7 +171,7 @@ class StartGuard:
     def check(self, store: Store) -> None:
         """Refuse a start at step 0 that would ignore a checkpoint.
 
-        Reads names only. A refusal also reads the newest checkpoints.
+        The check reads names only. Before a refusal it also reads the newest checkpoints.
 
         Raises:
             StartOverRefused: The repository or a further folder has checkpoints.
@@ -190,7 +190,7 @@ class StartGuard:
     def explain(self, error: _Error, reference: str, store: Store) -> _Error:
         """Return the error of an unknown reference with a hint that leads to a checkpoint.
 
-        Reads only.
+        Crash: reads only.
 
         Args:
             error: Error of the reference.
@@ -460,7 +460,7 @@ def _is_there(entry: os.DirEntry[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A checkpoint and what a resume from it costs.
+    """A checkpoint, and its damage or loss.
 
     Attributes:
         checkpoint: The checkpoint.
@@ -478,14 +478,15 @@ class _Judged:
 def _judge_until_intact(checkpoints: Sequence[FoundCheckpoint]) -> list[_Judged]:
     """Judge the newest checkpoints, until one is intact.
 
-    A resume from a repository judges its own checkpoints. Those of a remote store are not read.
+    This function does not read checkpoints of this library, because resume verifies them. It does
+    not read remote checkpoints either.
     """
     judged: list[_Judged] = []
     bytes_left = _JUDGED_BYTES_MAX
     for checkpoint in checkpoints[:_JUDGED_MAX]:
         result = _Judged(checkpoint)
         if checkpoint.layout not in (OURS, UNKNOWN) and local_root(checkpoint.path) is not None:
-            # The hint then names a checkpoint whose reader tells the user what is wrong.
+            # After an error the hint names this checkpoint, and its own tool reports the problem.
             with suppress(StoreError, UnknownLayout):
                 result, bytes_left = _judge(checkpoint, bytes_left)
         judged.append(result)
@@ -559,7 +560,8 @@ def _found(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) ->
 
 def _continuing(judged: Sequence[_Judged], door: Door) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
-    # Only the last one can be intact. Without it, the newest that is resumable with a loss.
+    # Only the last judged checkpoint can be intact. If it is not, choose the newest checkpoint
+    # that is resumable with a loss.
     by_cost = sorted(judged, key=lambda one: bool(one.flaw))
     choice = next((one for one in by_cost if one.is_resumable), None)
     if choice is None:

@@ -48,7 +48,7 @@ def is_variable(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable looks like a secret, by its name or by a URL or JSON in it."""
+    """Return whether a variable looks like a secret: its name, or a URL or JSON in its value."""
     return bool(_SECRET.search(name) or _SECRET_IN_JSON.search(value)) or has_credentials(value)
 
 
@@ -81,11 +81,11 @@ def find_secret_variable(line: str) -> str:
 
 
 def refuse_system_options(options: Collection[str], reason_by_option: Mapping[str, str]) -> None:
-    """Refuse options of ``train`` that the starting system decides.
+    """Refuse options of ``train`` that Kubernetes or SLURM sets.
 
     Args:
         options: Names of the options that the user gave.
-        reason_by_option: Replacement of each refused option, by its name.
+        reason_by_option: Reason by name of the refused option; the reason names the replacement.
 
     Raises:
         ConfigError: An option is refused; the message names its replacement.

@@ -71,11 +71,11 @@ class ExitGuard:
     error and abort. The parent process then sees SIGABRT although the work was done.
 
     Attributes:
-        status: Exit code; None if the process ends in another way, which then stays unchanged.
+        status: Exit code; with None the hook does nothing.
     """
 
     def __init__(self) -> None:
-        import atexit  # not above: signals are recorded before anything else is imported
+        import atexit  # here, because signals are recorded before other imports
 
         self.status: int | None = None
         # The hook registered first runs last, after the cleanup of all others.

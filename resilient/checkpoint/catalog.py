@@ -75,7 +75,7 @@ def committed(store: Store) -> list[CheckpointId]:
 
 
 def folders_of(store: Store) -> dict[CheckpointId, dict[str, int]]:
-    """Return sizes in bytes by file name of each checkpoint folder, committed or not.
+    """Return the files of each checkpoint folder, committed or not, with their sizes in bytes.
 
     Crash: reads only.
     """
@@ -172,8 +172,9 @@ def lineage(
     Raises:
         StoreError: The store failed, so it is unknown which checkpoints exist.
     """
-    # Generations first: a later listing then has the parent of each, or what it has committed. The
-    # other way round, a rival that saves and is followed meanwhile would look like a loss.
+    # List the generations first: the later listing of folders then has the parent of each
+    # generation or its own checkpoints. In the other order, the folders could lack a parent that
+    # another process committed meanwhile, and this would look like a loss.
     numbers = list_numbers(store) if numbers is None else numbers
     folders = folders_of(store) if folders is None else folders
     committed_checkpoints = sorted(
@@ -248,7 +249,7 @@ def _descend(
         if parent is None and own_checkpoints:
             break
         if parent is None:
-            # An attempt that began from scratch and committed nothing hides nothing.
+            # An attempt from scratch without a commit does not hide older checkpoints.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
         elif parent not in generations.whole and not line:
             loss_text = (

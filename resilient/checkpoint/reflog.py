@@ -2,7 +2,7 @@
 
 Each entry is one attempt, with its parent and its end. The reflog has no records of its own. A
 rollback is a generation that starts from an older checkpoint and saves nothing. The rollback
-abandons the end of the previous generation.
+abandons the previous generation's end: its newest checkpoint, else its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class ReflogHead:
     """End of an attempt: the checkpoint that resume would take without later attempts.
 
     Attributes:
-        checkpoint: Newest checkpoint of the attempt, else its parent; None for scratch.
+        checkpoint: Newest checkpoint of the attempt, else the parent; None if the attempt started
+            from scratch.
         gone: Reason why the checkpoint is unusable; empty if it is usable.
     """
 
@@ -49,7 +50,7 @@ class ReflogEntry:
     Attributes:
         number: Generation number.
         life: Generation record; None if it cannot be read.
-        head: Its end, or its present state.
+        head: End of the attempt; the end so far if the attempt still runs.
         back: Number of later generations; ``@{2}`` refers to the head of the entry with 2.
     """
 
@@ -86,7 +87,11 @@ class Reflog:
         ]
 
     def head_of(self, number: int) -> ReflogHead:
-        """Return the end of generation ``number``, or of the newest earlier one with a trace."""
+        """Return the end of generation ``number``.
+
+        If the generation has no record, or started from scratch without a commit, return the end of
+        the generation before it.
+        """
         while number > 0:
             own_checkpoints = [
                 checkpoint for checkpoint in self._whole if checkpoint.generation == number
@@ -172,7 +177,7 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
 def held_for_undo(
     store: Store, abandoned: Sequence[CheckpointId], left: Left
 ) -> dict[CheckpointId, list[str]]:
-    """Return checkpoints to keep because a user may undo a rollback from them, with reasons.
+    """Return abandoned checkpoints to keep for an undo of a rollback, with the reasons.
 
     Crash: reads only.
 

@@ -118,9 +118,9 @@ FIRST_SECONDS = 10.0
 SMALL_BYTES = 8 << 20
 """A save of at most this size never pauses: it is too short to disturb training."""
 IDLE_CORES_MIN = 0.7
-"""A save keeps one core busy; the measured value is never quite a whole core."""
+"""Least number of idle cores for a save without pauses: one core, less the measurement error."""
 LOOK_SECONDS = 0.2
-"""The system counts idle time in hundredths of a second, so a shorter look is too imprecise."""
+"""Least time between two measurements; the counter of idle time has steps of 0.01 s."""
 
 
 class Throttle(Protocol):
@@ -164,8 +164,8 @@ def rest_seconds(
 ) -> float:
     """Return the pause after a piece of work, such that the whole save ends in time.
 
-    The pause limits the work to its share of a core. A save with even progress would end exactly at
-    the bound. The pause is at most the time by which this save is ahead of such a save.
+    The pause limits the work to its share of a core. With even progress, a save would end exactly
+    at the bound. The pause is at most the time by which this save is ahead of even progress.
 
     Args:
         worked_seconds: Processor seconds of the piece.

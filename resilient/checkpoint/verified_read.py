@@ -50,7 +50,7 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
     try:
         return prove(store.get(key))
     except IntegrityError:
-        # The second read is outside of this block: the error's frames hold the bytes of the first.
+        # Read again outside of this block: inside, the error keeps the first bytes in memory.
         pass
     return prove(store.get(key))
 
@@ -64,7 +64,7 @@ def fetch_into(store: Store, key: str, start: int, room: ScatterBuffer, prove: A
         store: Store of the object.
         key: Key of the object.
         start: Offset in the object, bytes.
-        room: Memory that no other code reads before this returns.
+        room: Memory that no other code reads before this function returns.
         prove: Callback for each arrived piece; raises IntegrityError.
 
     Raises:
@@ -85,9 +85,9 @@ def damaged(manifest: Manifest, entry: FileEntry, where: str, names: list[str]) 
     """Return the error for a damaged file.
 
     Args:
-        manifest: Manifest of its checkpoint.
+        manifest: Manifest that lists the file.
         entry: Entry of the file.
-        where: Its length, or the damaged bytes.
+        where: Text with the wrong length of the file, or with the damaged byte range.
         names: Names of the affected tensors.
     """
     key, tensors = manifest.key(entry.name), join_names(names)

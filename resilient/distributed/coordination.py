@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class ControlGroup:
     """Gather and broadcast of small JSON values among the ranks of one attempt.
 
-    Every topic is used once; ``scope`` separates the attempts and the users of a store.
+    Each topic names one agreement and is used once. ``scope`` keeps the keys of different attempts
+    and of different components apart.
 
     Args:
         kv_store: Key-value store for the values.
@@ -62,11 +63,13 @@ class ControlGroup:
 
     @property
     def here(self) -> str:
-        """The address of this host as the other hosts reach it."""
+        """Address under which the other hosts reach this host."""
         return self._kv_store.here()
 
     def call(self, topic: str) -> None:
-        """Announce that this rank waits at ``topic``, in case the others do not expect it.
+        """Announce that this rank waits at ``topic``.
+
+        The other ranks may not expect this agreement. They can check with ``is_called``.
 
         Raises:
             PeerFailed: The key-value store is gone.
@@ -84,7 +87,8 @@ class ControlGroup:
     def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
         """Post a failure on a topic without waiting, in place of this rank's value.
 
-        For a rank that never reaches ``topic``. Each rank that waits there then fails at once.
+        A rank that never reaches ``topic`` calls this. Each rank that waits there then fails at
+        once.
 
         Args:
             topic: Name of the agreement.
@@ -103,8 +107,9 @@ class ControlGroup:
     def at_work(self) -> Iterator[Callable[[], None]]:
         """Yield a function to call regularly, so that ranks that wait for this rank keep waiting.
 
-        This is for work without a bound, such as a host's share of a promotion. During the work
-        this rank does not count as silent, even if it is much slower than the other ranks.
+        Use this for work without a time limit, such as copying a checkpoint to the durable tier.
+        During the work this rank does not count as silent, even if it is much slower than the other
+        ranks.
         """
         key = self.key("beat", self.world.rank)
 
@@ -123,8 +128,8 @@ class ControlGroup:
         Args:
             topic: Name of the agreement.
             value: Value of this rank.
-            within_seconds: Maximum silence of a rank, that is, time without a value here or a call
-                in ``at_work``.
+            within_seconds: Maximum silence of a rank. A rank is silent while it has not posted its
+                value and does not call the function of ``at_work``.
 
         Returns:
             The values at the coordinator, None at the other ranks.
@@ -160,7 +165,8 @@ class ControlGroup:
         Args:
             topic: Name of the agreement.
             ruling: Decision of the coordinator.
-            within_seconds: Deadline while no rank is in ``at_work``.
+            within_seconds: Deadline for the decision. The wait continues while any rank calls the
+                function of ``at_work``.
 
         Raises:
             DeadlineExceeded: The coordinator did not decide in time.
@@ -191,7 +197,7 @@ class ControlGroup:
         return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     def _forget_mine(self, topic: str) -> None:
-        """Delete this rank's value: there is a decision, so the coordinator has read the value.
+        """Delete this rank's value, which the coordinator has read before its decision.
 
         Each rank deletes its own value. The coordinator would delete the values one after the other
         while all ranks wait. A value that remains is never read.
@@ -200,7 +206,7 @@ class ControlGroup:
             self._kv_store.remove(self.key(topic, self.world.rank))
 
     def _forget_older(self, key: str) -> None:
-        """Delete decisions that all ranks have read: a rank that gathers again read the last."""
+        """Delete old decisions: a rank reads a decision before it gathers for the next one."""
         self._published_keys.append(key)
         while len(self._published_keys) > 2:  # noqa: PLR2004
             self._kv_store.remove(self._published_keys.pop(0))
@@ -237,7 +243,7 @@ class RankFailure:
         return {"failure": {"code": self.code, "message": self.message, "hint": self.hint}}
 
     def to_error(self, size: int) -> ResilientError:
-        """Return an error of the same kind, which names the rank if there are several."""
+        """Return an error of the same kind; with several ranks, the error names the rank."""
         kind = _KINDS.get(self.code, ResilientError)
         rank_text = f"rank {self.rank}: " if size > 1 and self.rank >= 0 else ""
         return kind(f"{rank_text}{self.message}", hint=self.hint)
@@ -319,9 +325,10 @@ def _raised(failure: RankFailure, size: int, cause: BaseException | None) -> Bas
 
 
 def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any:
-    """Return the decision on ``topic`` without posting a value; never on the coordinator.
+    """Return the decision on ``topic`` without posting a value.
 
-    For a rank whose value another process posts.
+    A rank calls this if another process posts the value of the rank. The coordinator must not call
+    this.
 
     Raises:
         ResilientError: As for ``agree``.

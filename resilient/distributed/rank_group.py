@@ -34,10 +34,10 @@ _SETTLE_SECONDS = 0.1
 
 @dataclass(slots=True)
 class RankGroup:
-    """Rank group of this process, which joins once and stays until it ends.
+    """Rank group of this process. The process joins once and stays until it exits.
 
     Attributes:
-        outputs: Output folder of the training at each repository.
+        outputs: Output folder of the training into a repository, by repository.
         trained: Number of trainings that this process has begun.
     """
 
@@ -50,7 +50,7 @@ class RankGroup:
 
     @property
     def start(self) -> StartIdentity:
-        """Identity of the start and of the training that began last in this process."""
+        """Identity of this start, with the number of the latest training in this process."""
         return replace(self.launch.start, training=self.trained)
 
     def begin_training(self) -> StartIdentity:
@@ -85,8 +85,8 @@ def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGrou
     """Join the other ranks, unless this process already has. Collective.
 
     Args:
-        backend: Function that chooses the backend of the default process group, which is started
-            if the script has none; None leaves it to the script.
+        backend: Function that chooses the backend of the default process group. The group is
+            started if the script has none. With None, only the script starts a process group.
 
     Raises:
         ConfigError: The launcher's variables are inconsistent, there is no rendezvous, or a process

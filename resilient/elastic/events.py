@@ -77,7 +77,7 @@ class WorkerFailed(Event):
         proof: Evidence for the cause; empty if none is needed or known.
         error: The exception, such as ``ValueError: boom``; empty if the worker reported none.
         hint: Hint of one of our errors: the next command to run.
-        traceback: Traceback as Python prints it; of a refusal only its frames.
+        traceback: Traceback as Python prints it; only the frames if the error rejects an input.
         others: Number of other workers of this host that failed later.
         safe: Newest checkpoint that is committed.
         follows: Next action of the agent.
@@ -120,9 +120,9 @@ class WorkerFailed(Event):
 
 
 def frames_of(traceback: str, error: str) -> str:
-    """Return the traceback of a refusal without its text, which the message already has.
+    """Return a traceback without the text of its error, which the message already has.
 
-    A rank raises the error of another rank again: the traceback then repeats the text, too.
+    If a rank raises the error of another rank again, the traceback has the text twice.
     """
     text = _RANK.sub("", error.partition(": ")[2]).strip()
     if not text:
@@ -220,11 +220,12 @@ class ResumeOptionRepeated(Event):
         scope_text = f"--resume {self.resume} holds until this run has saved a checkpoint"
         if self.job:
             return (
-                f"{scope_text}; restarts and requeues of {self.job} then continue from its newest"
+                f"{scope_text}; restarts and requeues of {self.job} then continue from its newest "
+                "checkpoint"
             )
         return (
-            f"{scope_text}; restarts then continue from its newest. The next start of this command "
-            "applies --resume again: omit it to continue"
+            f"{scope_text}; restarts then continue from its newest checkpoint. The next start of "
+            "this command applies --resume again: omit it to continue"
         )
 
 

@@ -23,7 +23,7 @@ class Timeouts:
         grace_seconds: Time from SIGTERM to SIGKILL if the workers have something to save.
         survivor_seconds: Time from SIGTERM to SIGKILL after a failure. A save that a surviving
             worker persists itself may still be committed in this time.
-        kept_survivor_seconds: The same time if a saver daemon persists the staged bytes.
+        kept_survivor_seconds: ``survivor_seconds`` if a saver daemon persists the staged bytes.
         barrier_seconds: Time that finished nodes wait for the others.
         hang: Rule for the time without progress.
         limits: Limits on failures.
@@ -69,8 +69,8 @@ class WorkerOptions:
 
     The agent removes the folder ``notes`` when it exits. Without a name in ``notes`` the agent
     creates a folder. Unless ``is_warm``, the agent starts each worker as a new process. ``log_dir``
-    is the folder for the workers' output. ``resume`` applies in every attempt; the workers read the
-    repository and decide.
+    is the folder for the workers' output. The agent passes ``resume`` to every attempt. The workers
+    read the repository and choose the checkpoint.
     """
 
     repo: str = ""

@@ -41,7 +41,7 @@ class ReadTarget:
 
 
 PlacesByFile = Mapping[str, Sequence[ReadTarget]]
-"""Read targets by file name, in the order of the file; they share no byte of file or memory."""
+"""Read targets by file name, sorted by offset. No two targets share a byte of file or memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,14 @@ def view_of(content: Content | memoryview, start: int, length: int) -> memoryvie
 def stored_spans(
     stored: StoredRegion, box: Region, item_bytes: int
 ) -> Iterator[tuple[Region, int, int]]:
-    """Yield the places in the file of those parts of ``box`` that ``stored`` contains.
+    """Yield the file ranges of the parts of ``box`` that ``stored`` contains.
 
-    The plan of a read and the read itself divide a box in the same way.
+    The planner of a read and the reader both call this function, so they divide a box in the same
+    way.
 
     Yields:
-        (part of the box in global coordinates, first byte in the file, bytes). Inside, elements
-        lie with the strides of the stored region.
+        (part of the box in global coordinates, first byte in the file, bytes). In a range, the
+        elements have the strides of the stored region.
     """
     overlap = intersect(stored.region, box)
     if overlap is None:
@@ -172,5 +173,5 @@ def names_in(
 
 
 def read_bytes(files: Mapping[str, Content]) -> int:
-    """Return how many bytes were read of all files together."""
+    """Return the number of bytes read from all files together."""
     return sum(map(len, files.values()))

@@ -80,8 +80,8 @@ class ResilientCheckpoint(Checkpoint):
     A checkpoint contains the module, optimizers, schedulers, precision, progress of the loops and
     states of callbacks. It also contains the datamodule, the state of stateful loaders, logged
     metrics and random state. The hooks ``on_save_checkpoint`` of module, callbacks and precision
-    plugin may add to it. The state of hooks must consist of tensors, arrays, plain values and
-    containers of them.
+    plugin may add to the checkpoint. The state of hooks must consist of tensors, arrays, plain
+    values and containers of them.
 
     ``fit(ckpt_path=...)`` applies while the repository has no checkpoint. The callback verifies
     that file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged
@@ -118,7 +118,7 @@ class ResilientCheckpoint(Checkpoint):
         self._changes: TrainingChanges | None = None
         self._checkpointer: Checkpointer | None = None
 
-    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - the seam's
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - signature of Lightning
         """Replace methods of the loops, before any code iterates the loader.
 
         Raises:
@@ -145,10 +145,12 @@ class ResilientCheckpoint(Checkpoint):
             setattr(loop, name, partial(method, trainer, getattr(loop, name)))
             self._seams.append((loop, name))
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - the seam's
-        """Put back the loaded groups of optimizers, which Lightning loads after these hooks.
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - signature of Lightning
+        """Restore the loaded parameter groups of the optimizers.
 
-        Lightning calls this hook after those of other callbacks.
+        The groups are hidden from the hooks ``on_fit_start`` of other callbacks, because Lightning
+        itself loads optimizers after these hooks. Lightning calls this hook after those of other
+        callbacks.
         """
         for held_groups in self._groups:
             held_groups.put_back()
@@ -223,7 +225,7 @@ class ResilientCheckpoint(Checkpoint):
         if self._beat is not None:
             self._beat.between()
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - the seam's
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - signature of Lightning
         """Wait until everything is durable."""
         self._remove_seams()
         if self._checkpointer is not None:
@@ -268,7 +270,7 @@ class ResilientCheckpoint(Checkpoint):
         trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way
 
     def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
-        """Note the random state of a new iterator, or make a resumed epoch's iterator again."""
+        """Record the random state of a new iterator, or create a resumed epoch's iterator again."""
         loop, resume = trainer.fit_loop, self._resume
         previous_fetcher = loop._data_fetcher  # noqa: SLF001 - no public way
         if resume is not None and resume.is_within_epoch and previous_fetcher is None:
@@ -398,7 +400,7 @@ class _EpochOrder:
         self._now: list[torch.Tensor] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both moments, and the state of generators now."""
+        """Return the random states at both moments, and the present state of the generators."""
         loaders = loaders_of(self.trainer, with_validation=True)
         return {
             "streams": self.iterated.streams,
@@ -408,7 +410,7 @@ class _EpochOrder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state; a checkpoint of release 0.1 has only the first moment."""
+        """Load the state; a checkpoint of release 0.1 has only ``iterated``."""
         self.iterated.load_state_dict(
             state.get("iterated", {"streams": state["streams"], "generators": None})
         )

@@ -1,8 +1,9 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
 The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
-tensor of a damaged file is intact if its checksum is right, or if it is within a valid header.
-Intact tensors are written as safetensors, which run no code, with the names of the lost tensors.
+tensor of a damaged file is intact if its checksum is right, or if a valid header describes it and
+the file has all its bytes. Intact tensors are written as safetensors, a format that runs no code.
+The repair report names the lost tensors.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> 
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
-    """Return True if a torch file has no structural damage, for any content."""
+    """Return True if a torch file has no structural damage, whatever its tensors contain."""
     marks = ("checksum", "directory", BEHIND, "not a complete zip")
     is_told = any(
         problem.place == name and any(mark in problem.what for mark in marks)
@@ -214,7 +215,7 @@ def _with_header_of_another(
 ) -> tuple[str, str] | None:
     """Use the header of another step whose file has the same length and nearly this header.
 
-    A valid header may tell the truth about its tensors, so only one flipped bit in it is corrected.
+    A valid header may be undamaged, so it is replaced only if exactly one bit differs.
     """
     size_bytes, is_valid = case.listing.sizes[name], _is_header(case.draft, name)
     for donor in case.near:
@@ -335,7 +336,7 @@ class SalvagedFile:
 
 
 def is_saved_so(problem: Problem) -> bool:
-    """Return True if a problem was already in the saved numbers and is not damage of the file."""
+    """Return True for NaN or infinite numbers that were saved so: the file itself has no damage."""
     return " NaN and " in problem.what
 
 
@@ -359,7 +360,7 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
 
 
 def _without_damaged(case: RepairCase, part: SalvagedFile) -> SalvagedFile:
-    """Count tensors as lost whose bytes are here, but whose numbers or shape are damaged."""
+    """Move tensors with damaged numbers or shape from the intact tensors to the lost ones."""
     problems = [problem for problem in case.fatal() if problem.place == part.file]
     tensor_names = {problem.tensor for problem in case.fatal() if problem.tensor}
     is_scanned = sum(bool(problem.tensor) for problem in case.problems) < NAMED_MAX

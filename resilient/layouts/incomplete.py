@@ -68,7 +68,7 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
 
 
 def is_empty(url: str, listing: DirectoryListing) -> bool:
-    """Return True for a folder without any file that is named like a checkpoint of a tool.
+    """Return True for an empty folder with the name of a tool's checkpoint.
 
     A store of objects has no empty folders, so only a folder of this machine can be one.
     """
@@ -83,8 +83,8 @@ def unfinished(
 ) -> tuple[Problem, ...]:
     """Return the problems of a checkpoint; an unfinished save comes first.
 
-    A repair cannot restore the missing parts of such a save, so every problem points at another
-    step.
+    A repair cannot restore the missing parts of such a save, so the remedy of every problem is an
+    earlier checkpoint.
 
     Args:
         url: URL of the folder.

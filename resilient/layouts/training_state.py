@@ -43,7 +43,7 @@ OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 acc
 
 
 def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
-    """Return the reason why a generator refuses a state in a file; empty if none does.
+    """Return the reason why a generator refuses a state in a file; empty if all are accepted.
 
     Args:
         value: Content of the file.
@@ -85,7 +85,9 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
 
 
 def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[str, str]]:
-    """Yield each file with lost or invalid states of CUDA, and the reason; tools only log it.
+    """Yield each file with lost or invalid states of CUDA, and the reason.
+
+    The tools log such a state and continue.
 
     Args:
         states: Content of each file.
@@ -289,7 +291,7 @@ def _chained(value: Any, archive: Archive | None) -> Schedule | None:
 
 
 def is_own_schedule(value: Any) -> bool:
-    """Return True for a state that only a scheduler class of the script can know.
+    """Return True for a state that only a scheduler class of the script can interpret.
 
     Tools pass such a state to the class unchanged. A state of a torch scheduler, an optimizer or a
     generator in its place is damage.
@@ -322,7 +324,8 @@ def read_random(
     Args:
         folder: Folder of the checkpoint.
         listing: Its files.
-        pattern: Pattern of the file names; its group is the rank, without it there is one rank.
+        pattern: Pattern of the file names. Its group is the rank; a name without a number is that
+            of rank 0.
         world: Least number of ranks, if known from elsewhere.
         stops: Whether the tool is the Trainer of Transformers. It stops at a broken file but not at
             a missing one, and numbers the files of two ranks or more.
@@ -355,7 +358,7 @@ def read_random(
 
 
 def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
-    """Return the loss of states of CUDA: of all, if the optimizer was on a GPU."""
+    """Return the problems of lost CUDA states; if all are lost, only for an optimizer on a GPU."""
     whole_ones = {name: value for name, value in values.items() if isinstance(value, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         problem_text = f"no random states of CUDA are saved, but the optimizer was on {device}"

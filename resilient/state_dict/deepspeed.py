@@ -139,7 +139,7 @@ def _whole(name: str, group: int, full: torch.Tensor) -> ParameterLocation:
 
 
 def _partitioned(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
-    """Find runs of a line on which the parameters of a group lie end to end (ZeRO 1 and 2)."""
+    """Find ranges of the flat vector that joins the parameters of a group (ZeRO 1 and 2)."""
     for low, full in _LINES:
         if hasattr(optimizer, low) and hasattr(optimizer, full):
             lines = zip(getattr(optimizer, low), getattr(optimizer, full), strict=True)
@@ -222,8 +222,7 @@ def refresh(engine: Any) -> None:
 
 def _refresh_slices(optimizer: Any) -> None:
     # Same order as the end of DeepSpeed's step: free the gathered parameters, round, then gather
-    # the
-    # small parameters that stay whole.
+    # the small parameters that stay whole.
     optimizer.parameter_offload.partition_all_parameters()
     for number in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001
@@ -371,7 +370,7 @@ class ZeroOptimizer:
         }
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return the tensor to fill with the state at ``path``, which may not exist yet.
+        """Return the tensor to fill with the state at ``path``; the state may not exist yet.
 
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
@@ -445,7 +444,7 @@ class ZeroOptimizer:
         return names
 
     def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
-        """Return the present or future memory of one kind of state, for all parameters in it."""
+        """Return the memory of one kind of state, for all parameters of ``home.flat``."""
         parameter_state = self.optimizer.state.get(home.flat, {})
         if kind in parameter_state:
             return parameter_state[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
@@ -483,7 +482,7 @@ def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
     if value.shape == home.flat.shape and kind != "step":
         return home.part_of(value)
     if value.numel() == 1:
-        # A separate copy: an optimizer that counts steps by parameter counts each once.
+        # Return a copy: an optimizer with a step counter for each parameter increments each copy.
         return value.detach().clone()
     raise UnsavableState(
         f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "

@@ -165,7 +165,7 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
 
     Args:
         tracked: Modules, optimizers, objects with ``state_dict`` and ``load_state_dict``,
-            ``torch.Generator``, plain values, or parts, also of plain values.
+            ``torch.Generator``, plain values, or a ``Part`` around one of these.
         ranks: Number of ranks that train together.
         rng: Whether the global random state is a part, too.
 
@@ -216,7 +216,7 @@ def _require_together(tracked: Mapping[str, Any], ranks: int) -> None:
 
 
 def unwrap(value: Any) -> Any:
-    """Return the object that a Part was made of; any other object itself."""
+    """Return the object inside a Part; return any other object unchanged."""
     return value.stateful if isinstance(value, Part) else value
 
 
@@ -255,7 +255,7 @@ def _stateful(name: str, value: Any) -> Part:
 
 
 def _can_be_inside(value: Any) -> bool:
-    """Return whether a dict could contain it: a tensor, an array, a tuple, bytes."""
+    """Return whether a dict can contain the value: a tensor, an array, a tuple, bytes."""
     try:
         flatten("value", value)
     except UnsavableState:
@@ -276,7 +276,7 @@ def _model(name: str, model: nn.Module) -> Part:
             hint=f"pass the first result of deepspeed.initialize: {name}=engine",
         )
     if _is_flat(model):
-        # Only FSDP1 pays for the import of torch's part about it.
+        # Only a model with FSDP1 pays for the import of torch's FSDP1 modules.
         from resilient.state_dict.fsdp1 import Fsdp1Model
 
         return Part(Fsdp1Model(model))

@@ -117,7 +117,7 @@ _DEPTH_MAX = 5
 
 
 _UNTRUSTED = re.compile(r"CERTIFICATE_VERIFY_FAILED|InvalidCertificate")
-TRUST_HINT = "name the PEM file of the authority that signed it: storage option `ca_file`"
+TRUST_HINT = "set storage option `ca_file` to the PEM file of the certificate's authority"
 
 
 def is_untrusted(text: str) -> bool:

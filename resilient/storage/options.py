@@ -146,8 +146,7 @@ def for_s3fs(options: S3Options) -> dict[str, Any]:
         "connect_timeout": options.connect_seconds,
         "read_timeout": options.request_seconds,
         # Sign the SHA-256 of each body over https too, as obstore does. The client's own checksums
-        # follow
-        # the body in a form that many servers refuse (411 from Ceph 16).
+        # follow the body in a form that many servers refuse (411 from Ceph 16).
         "request_checksum_calculation": "when_required",
         "s3": {"payload_signing_enabled": True},
     }

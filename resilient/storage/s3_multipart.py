@@ -209,7 +209,7 @@ class SignedMultipartUploads:
         try:
             return _Page(ET.fromstring(text))  # noqa: S314 - bounded, and expat bounds what it expands
         except ET.ParseError as error:
-            raise self._failed(StoreUnavailable, f"half an answer ({error})") from error
+            raise self._failed(StoreUnavailable, f"incomplete response ({error})") from error
 
     def _ask(self, request: HttpRequest) -> bytes:
         try:

@@ -267,7 +267,7 @@ class S3Transfer:
         kind = kind_of_answer(code, 0) if code else StoreUnavailable
         # The server gives no details of an internal error; a retry solves it.
         kind = StoreUnavailable if code == "InternalError" else kind
-        return self._failed(verb, key, kind, code or f"half an answer, without {name}")
+        return self._failed(verb, key, kind, code or f"incomplete response, without {name}")
 
     def _failed(self, verb: str, key: str, kind: type[StoreError], reason: str) -> StoreError:
         hint = f"resilient ckpt ls {shell_quote(self._url)}"

@@ -6,8 +6,8 @@ record therefore shows the executed operations, not the intended ones. A record 
 
 The model follows POSIX:
 
-* Unsynced content of a file may be present, absent or partial. Each block of it may be missing,
-  zero or garbage, in any order (metadata before data, data before metadata).
+* Unsynced content of a file may be present, absent or partial. Each of its blocks may be missing,
+  zero or garbage, because data and metadata may reach the disk in any order.
 * Unsynced changes of the names in a folder may have happened or not, each on its own and in any
   combination. A rename within a folder is atomic.
 * Synced content is present. A folder whose own name was lost is lost with its whole content.
@@ -75,10 +75,10 @@ class FileOp:
 
 @dataclass(slots=True)
 class FileOpLog:
-    """Operations in order, with the notes of the store's user between them.
+    """Operations in order, and between them the facts that the user of the store recorded.
 
     Attributes:
-        steps: Operations and notes.
+        steps: Operations, and facts from :meth:`RecordingFileSystem.note`.
         operations: Number of operations.
     """
 
@@ -198,7 +198,7 @@ class RecordingFileSystem:
 
     @contextmanager
     def _look(self) -> Iterator[None]:
-        """Take a turn for a read too: later steps depend on whether the process is alive."""
+        """Take a turn for a read too, because a read checks whether the process is alive."""
         with self._scheduler.turn() if self._scheduler else nullcontext():
             self._live()
             yield
@@ -372,7 +372,7 @@ class Disk:
         of it, if the two differ.
 
         Args:
-            draw: Random source for too many states.
+            draw: Random source for a sample of the states.
             limit: Largest number of states.
             known_digests: Digests of states whose trees need not be built.
         """
@@ -582,7 +582,7 @@ def _choices(
 class ThreadScheduler:
     """Scheduler that lets one of several threads do its next operation.
 
-    Other threads, and a thread that is alone, never wait.
+    A thread that ``run`` did not start never waits. A single thread never waits either.
 
     Args:
         draw: Random source for the next thread.

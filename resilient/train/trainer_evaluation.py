@@ -85,7 +85,8 @@ class TrainerEvaluation(TrainerHooks):
         Args:
             eval_dataset: A dataset, a dict of datasets (metrics ``<prefix>_<name>_*``), or a name
                 in the trainer's own dict (metrics ``<prefix>_*``).
-            ignore_keys: Model outputs that are not predictions; None: those that its config names.
+            ignore_keys: Model outputs that are not predictions; None: the keys that the model's
+                config names.
             metric_key_prefix: Prefix of every metric's name.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -133,7 +134,7 @@ class TrainerEvaluation(TrainerHooks):
         self.callback_handler.fire("on_predict", metrics=metrics)
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
-    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - the field's signature
+    def log(self, logs: Mapping[str, Any], start_time: float | None = None) -> None:  # noqa: ARG002 - signature of Transformers
         """Add numbers to the history, with the epoch and the step, and emit an event.
 
         Callbacks get a copy. NumPy numbers and one-element tensors become numbers. Speeds since
@@ -172,7 +173,7 @@ class TrainerEvaluation(TrainerHooks):
         tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         batches = 0
-        # Closed at once: the traceback of an error would keep the loader's processes.
+        # Close the iterator at once: the traceback of an error would keep the loader's processes.
         with self._evaluating(), closing(self._in_turn(loader, share)) as inputs_in_turn:
             for inputs in inputs_in_turn:
                 batches += 1
@@ -192,7 +193,7 @@ class TrainerEvaluation(TrainerHooks):
     def _evaluate_unless_stopped(
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
     ) -> dict[str, Any] | None:
-        """Return metrics, or None if the ranks agreed to stop; that leaves no trace."""
+        """Return metrics; None if the ranks agreed to stop, with the random state restored."""
         random_state = RandomState().state_dict()
         self._gate = gate
         try:
@@ -305,7 +306,8 @@ def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
     behavior.
 
     Args:
-        sampler: Sampler whose cursor has the origin of the run; None outside of training.
+        sampler: Training sampler; its cursor records whether another trainer began the run. None
+            outside of training.
     """
     if sampler is not None and sampler.cursor.origin:
         yield

@@ -39,7 +39,7 @@ class Explanation:
     Attributes:
         cause: Usual cause.
         safe: Data that was not changed or not lost.
-        remedies: Next steps, the most likely first; commands where there are any.
+        remedies: Next steps, the most likely first. A step is a command if a command can do it.
     """
 
     cause: str

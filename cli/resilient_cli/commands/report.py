@@ -173,7 +173,7 @@ def report(
     """
     if output is None and (tensors or compare or verify):
         raise UsageError(
-            "`--tensors`, `--compare` and `--verify` belong to a page",
+            "`--tensors`, `--compare` and `--verify` need an HTML page",
             hint="resilient report RUN -o run.html --verify",
         )
     if output is not None:
@@ -182,8 +182,7 @@ def report(
         )
     goodput, repository = build_report(records_of(run)), list_first_repository(run)
     if output is not None:
-        # Only a page needs this: it loads NumPy if tensors are read.
-
+        # Only a page needs the extras: they load NumPy if tensors are read.
         extras = extras_of(run, tensors, compare, verify=verify)
         write_page(output, page_of(goodput, str(run[0]), repository, extras=extras))
     page = str(output) if output else ""

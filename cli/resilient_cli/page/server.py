@@ -40,7 +40,7 @@ class Page(Protocol):
         """Return the newest version."""
 
     def text(self) -> str:
-        """Return the page of that version."""
+        """Return the page of the newest version."""
 
     def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:
         """Return a status and a part of the page that is made on demand.
@@ -52,7 +52,7 @@ class Page(Protocol):
 
 
 class PageServer(socketserver.ThreadingTCPServer):
-    """HTTP server that listens from its construction, and answers in ``serve_forever``.
+    """HTTP server that opens its port when constructed, and answers in ``serve_forever``.
 
     Args:
         port: Port; 0 lets the system choose.

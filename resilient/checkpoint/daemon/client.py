@@ -98,7 +98,7 @@ class DaemonProcess:
     def __init__(self, pid: int) -> None:
         self._handle: int | None = None
         with suppress(OSError):
-            # Refused by kernels before Linux 5.3 and by some sandboxes.
+            # Kernels before Linux 5.3 and some sandboxes refuse this call.
             self._handle = os.pidfd_open(pid)
 
     def end(self, within_seconds: float = _GONE_SECONDS) -> bool:
@@ -138,8 +138,8 @@ class ResultListener:
     Args:
         to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
             if there is none.
-        job: Job as this rank has it.
-        slots: Memory that the daemon may request to be filled, by name.
+        job: Job before its files were moved to shared memory.
+        slots: Shared memory by slot name; the thread fills it with bytes that the daemon requests.
         left_seconds: Seconds until this process must end; finite after a stop request.
         clock: Time source.
 
@@ -223,7 +223,7 @@ class ResultListener:
 def resolve_outcome(
     context: CheckpointContext, job: SaveJob, kv_store: Address | None, loss: str
 ) -> None:
-    """Return if a job is committed whose daemon has ended without a result.
+    """Check that a job is committed, after its daemon has ended without a result.
 
     Args:
         context: Context: repository and ranks.
@@ -339,7 +339,7 @@ class DaemonSaveExecutor:
         return self._recalling(context, kv_store)
 
     def begin(self, topic: str) -> None:
-        """Announce a job, so that its peers fail at once if this process dies."""
+        """Announce a job, so that the other ranks fail at once if this process dies."""
         self._is_announced = True
         if self._talk is None:
             return
@@ -386,7 +386,7 @@ class DaemonSaveExecutor:
         why_not = share_result.message if isinstance(share_result, RankFailure) else self._why_not
         report: Any = {"why_not": why_not, "streams": bool(job.streamed)}
         if isinstance(share_result, RankFailure) and isinstance(share_result.cause, ConfigError):
-            # The user's limit is too small: there is no other way, on any rank.
+            # The user's limit on memory is too small, so the save fails on all ranks.
             report = share_result
         way = agree(
             context.comms, f"{job.topic}/way", report, choose_route, context.limits.within_seconds
@@ -398,8 +398,8 @@ class DaemonSaveExecutor:
             return
         shared_job, slots = share_result
         self._current_save = (context, shared_job)
-        # If the daemon is gone, the peers learn it from the key-value store, and this rank at
-        # `wait`.
+        # If the daemon is gone, the other ranks learn this from the key-value store. This rank
+        # learns it in `wait`.
         capture_failure(lambda: self._to().send("save", **_handover(context, shared_job, slots)))
         self._listener = ResultListener(
             self._to, job, slots, self.address.left_seconds, context.clock
@@ -447,11 +447,11 @@ class DaemonSaveExecutor:
         outcome = listener.heard
         if isinstance(outcome, RankFailure) and isinstance(outcome.cause, PeerFailed):
             self._lose(outcome.message)
-            # A suspended daemon is killed: then its part is over, and its peers learn of it.
+            # Kill a suspended daemon: the other daemons then detect its end and stop waiting.
             sleeps = self._is_mute and not self._process.end()
             if sleeps:
                 capture_failure(lambda: context.comms.call(_local_topic(job)))
-            # The daemon may never show the others its part: then no decision is to be waited for.
+            # The daemon may never report its share to the others, so do not wait for a decision.
             kv_store = None if sleeps or is_called else self.board
             outcome = capture_failure(
                 partial(resolve_outcome, context, job, kv_store, outcome.message)
@@ -522,8 +522,8 @@ class DaemonSaveExecutor:
         self._to().receive()
         files = tuple(self.leased.with_memory(file) for file in job.files)
         slots = self.leased.slots(job.streamed)
-        # Set here once. A fallback writes the very files that the daemon would write, and the
-        # daemon may only be suspended and put one of them later.
+        # Set the limit here, the same for the daemon and a fallback: the limit affects the content
+        # of files. The daemon may only be suspended, and may put a file after the fallback.
         return replace(job, files=files, copies_bytes_max=self.leased.spare_bytes), slots
 
     def _persist_here(self, context: CheckpointContext, job: SaveJob, failed: RankFailure) -> bool:
@@ -537,13 +537,13 @@ class DaemonSaveExecutor:
             Fenced: A newer generation exists.
         """
         report = failed if failed.code == Fenced.code else {"gone": self._talk is None}
-        # A dead rank cannot answer, so its peers do not wait for it as for a slow store.
+        # A dead rank cannot answer, so this deadline is shorter than that for a slow store.
         within_seconds = min(context.limits.within_seconds, _ANSWER_SECONDS)
         topic = _local_topic(job)
         try:
             is_gone = agree(context.comms, f"{topic}/why", report, is_any_gone, within_seconds)
         except (DeadlineExceeded, PeerFailed):
-            # A daemon that was only slow has reported to the ranks that still listened.
+            # If the daemon was only slow, the ranks that still listened have its result.
             if capture_failure(lambda: is_committed(context.store, job.about.checkpoint)) is True:
                 return True
             raise failed.cause or failed.to_error(1) from None

@@ -27,11 +27,13 @@ class CheckpointInfo:
 
     Attributes:
         config: Resolved configuration of the run.
-        data: Data position for people and tools; the state itself is a part.
+        data: Position in the training data, for people and tools; the exact state is saved as a
+            part.
         strategy: Parallelism of the model, for example ``ddp``.
         metrics: Numbers measured at this step, by name; retention ranks checkpoints by them. Values
             that are not finite are left out, because they cannot be ranked.
-        segment: Segment of the sample ledger that belongs to the checkpoint; None on other ranks.
+        segment: Segment of the sample ledger that belongs to the checkpoint; None on ranks that
+            keep no ledger.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)

@@ -51,7 +51,7 @@ _LOCAL_TYPES = frozenset(
     {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 )
 _NO_BUILDERS = frozenset({"(sd-pam)", "ssh-agent", "sshd", "sshd-session"})
-"""Programs of a login whose open files their own user cannot read."""
+"""Login programs; even the user who runs them cannot read their open files."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _MOUNT_POINT, _ROOT_FIELDS = 4, 6
 _USER_FIELD = re.compile(r"^Uid:\t(\d+)", re.MULTILINE)

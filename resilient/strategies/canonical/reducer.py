@@ -126,7 +126,7 @@ class GradientReducer:
         return loss
 
     def finish_own(self) -> tuple[float, Gradients]:
-        """Return the mean loss, and this rank's run of each parameter's mean gradient. Collective.
+        """Return the mean loss, and this rank's slice of each mean gradient. Collective.
 
         The parameters have no gradients afterwards. The next call overwrites the returned memory.
         """
@@ -144,7 +144,7 @@ class GradientReducer:
         return loss, own_gradients
 
     def tell_own(self) -> None:
-        """Send the elements that each rank has stepped to all ranks. Collective."""
+        """Send each rank's updated parameter elements to all other ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
             full_parameters = lane.of([parameter.detach() for parameter in self.parameters])
             for window in lane.exchange.windows:
@@ -153,7 +153,7 @@ class GradientReducer:
                 )
 
     def run_of(self, number: int) -> TensorSlice:
-        """Return the elements of a parameter, by its number, that this rank sums."""
+        """Return this rank's slice of the parameter with index ``number``."""
         for lane in self.lanes:
             if number in lane.numbers:
                 run = lane.exchange.line.run(lane.numbers.index(number), self.rank)
@@ -169,7 +169,8 @@ class GradientReducer:
     def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
         """Return this rank's partial sums, the mean loss, and the used parameters.
 
-        Collective. One rank contributes each loss and all others zeros, so the sum has no order.
+        Collective. For each loss, one rank contributes the value and all others contribute 0. The
+        order of the ranks therefore does not change the sum.
         """
         partials, losses = self._joining.values(), self._losses
         self._begin()
@@ -192,7 +193,7 @@ class GradientReducer:
         return partials, accumulator.root() / leaves, [count > 0 for count in counts[leaves:]]
 
     def _reduce(self, partials: Sequence[Gradients], used: Sequence[bool]) -> Gradients:
-        """Return the mean of all ranks' gradients, in the memory of the first. Collective."""
+        """Return the mean of all ranks' gradients, in the memory of ``partials[0]``. Collective."""
         full_gradients = [self._filled(partial) for partial in partials]
         room = full_gradients[0] if full_gradients else self._filled([None] * len(self.parameters))
         for lane in self.lanes:
@@ -211,7 +212,7 @@ class GradientReducer:
         ]
 
     def _sum_up_own(self, lane: DtypeGroup, partials: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Write this rank's runs of one group's means to ``_own``. Collective."""
+        """Write this rank's slices of one group's mean gradients to ``_own_runs``. Collective."""
         exchange, own_runs = lane.exchange, lane.of(self._own_runs)
         for window in exchange.windows:
             own_sum, place = exchange.sum_up(partials, window), 0
@@ -236,7 +237,7 @@ class GradientReducer:
 
 
 def _dense(parameter: nn.Parameter) -> torch.Tensor | None:
-    """Return a parameter's gradient, with its elements in memory where the parameter's are."""
+    """Return a parameter's gradient, in memory with the strides of the parameter."""
     gradient = parameter.grad
     if gradient is None or gradient.stride() == parameter.stride():
         return gradient

@@ -1,7 +1,8 @@
 """Shift of the wall clock of one job, by a small preloaded library (``clock.c``).
 
-Only the time that processes read is shifted. Files get their times from the kernel, as on a file
-server. Monotonic clocks are unchanged, as they are when a real clock jumps.
+Only the time that processes read is shifted. File timestamps come from the kernel and are not
+shifted, as if a file server with its own clock set them. Monotonic clocks are unchanged, as they
+are when a real clock jumps.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class MovableClock:
 def why_not_moving() -> str:
     """Return the reason why clocks cannot be shifted here, empty if they can."""
     if shutil.which("cc") is None:
-        return "it builds a small library with a C compiler, and `cc` is not installed"
+        return "this fault builds a small library with a C compiler, and `cc` is not installed"
     with tempfile.TemporaryDirectory(prefix="resilient-chaos-") as folder:
         try:
             clock = MovableClock(Path(folder))

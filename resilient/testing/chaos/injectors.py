@@ -49,7 +49,7 @@ def flip_bit(path: Path, random: Random) -> None:
 
 @contextmanager
 def full(ballast: Path) -> Iterator[None]:
-    """Leave no free byte in the file system of ``ballast`` inside the block."""
+    """Fill the file system of ``ballast`` completely, until the block ends."""
     try:
         with ballast.open("wb", buffering=0) as file:
             size = len(_BLOCK)
@@ -111,7 +111,7 @@ def until_a_save_fails(
     Args:
         job: Job whose saves cannot become durable.
         clock: Clock for the time limit.
-        within_seconds: Time for a job to end when it should.
+        within_seconds: Deadline for a job that is expected to end.
         result: Known facts of the injection.
 
     Raises:
@@ -155,7 +155,7 @@ class FaultInjector:
     Args:
         job: Job that runs at the start of an injection.
         clock: Clock for all waits.
-        within_seconds: Time for a job to end when it should.
+        within_seconds: Deadline for a job that is expected to end.
     """
 
     def __init__(self, job: Job, clock: Clock, within_seconds: float) -> None:
@@ -301,7 +301,7 @@ class FaultInjector:
     def _flip(self, result: InjectionResult) -> InjectionResult:
         killed = self._kill_job(result)
         newest = self._job.newest()
-        assert newest is not None, "there were two when the fault was injected"  # noqa: S101
+        assert newest is not None, "two checkpoints were intact at the injection"  # noqa: S101
         random = Random(result.strike.draw)  # noqa: S311 - repeatable is the point
         sizes = folders_of(self._job.store)[newest]
         name = random.choice(sorted(file for file, size in sizes.items() if size))
@@ -322,14 +322,14 @@ class FaultInjector:
 
     def _move_clock(self, result: InjectionResult) -> InjectionResult:
         hands, seconds = self._job.hands, result.strike.fault.seconds
-        assert hands is not None, "a plan with this fault starts the job with some"  # noqa: S101
+        assert hands is not None, "a plan with this fault starts the job with a clock"  # noqa: S101
         hands.move(seconds)
         return replace(result, what=f"the time of day jumps by {seconds:+g} s")
 
     def _until_it_saves(self) -> None:
         code = self._job.until(self._job.is_saving, self._within_seconds)
         if code is not None:
-            raise JobFailed("it ended before it saved again", code)
+            raise JobFailed("the job ended before the next save", code)
 
     def _victim(self, result: InjectionResult) -> RankProcess:
         ranks = self._job.look()
@@ -350,7 +350,7 @@ class FaultInjector:
 
 
 def is_ready(strike: Injection, job: Job) -> bool:
-    """Return whether the job has what a fault needs: a bit flip needs a second checkpoint."""
+    """Return whether a fault can be injected now: a bit flip needs two intact checkpoints."""
     if strike.fault.kind is not FaultKind.BIT_FLIP:
         return True
     return sum(not verify(job.store, checkpoint) for checkpoint in committed(job.store)[:3]) > 1

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 
-def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # noqa: A002 - the key users of dataclasses know
+def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # noqa: A002 - users of dataclasses know this key
     """Return a dataclass field with its help text as metadata.
 
     Args:
@@ -67,7 +67,7 @@ class SavingArguments:
 
 @dataclass
 class RepositoryArguments:
-    """Checkpoint repository, durability, and the reaction to failed saves and broken losses."""
+    """Checkpoint repository, durability, and the reaction to failed saves, NaN and loss spikes."""
 
     repo: str = option("", "URL of the checkpoint repository; empty: output_dir")
     near_repo: str = option(

@@ -145,17 +145,19 @@ def from_file(cls: type, path: str | Path, changes: Mapping[str, Any]) -> Any:
     """Return an object of ``cls`` from a file, overridden by ``changes``.
 
     Raises:
-        ConfigError: The file cannot be read, or a value is not accepted; names file and line.
+        ConfigError: The file cannot be read, or a value is not accepted. The message names file and
+            line.
     """
     values, places = file_values((cls,), path)
     return build(cls, {**values, **rename_deprecated(changes, names_of(cls), depth=4)}, places)
 
 
 def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of a file under today's names, and the place of each.
+    """Return the values of a file under the current argument names, and the place of each value.
 
     Raises:
-        ConfigError: A key is unknown or its text has no value; names file and line.
+        ConfigError: A key is unknown, or its text cannot be converted. The message names file and
+            line.
     """
     file = read_argument_file(path)
     owner_by_name = {name: cls for cls in classes for name in names_of(cls)}
@@ -176,7 +178,7 @@ def file_values(classes: Sequence[type], path: str | Path) -> tuple[dict[str, An
 
 
 def _read(owner_by_name: Mapping[str, type], name: str, value: Any) -> Any:
-    """Return a file's value; text is parsed if the field takes no text (YAML's ``1e-4``)."""
+    """Return a file's value; parse a text for a field without text, such as YAML's ``1e-4``."""
     today = RENAMED.get(name, name)
     if today not in owner_by_name:
         return value
@@ -279,7 +281,7 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
 
     Raises:
         UsageError: An option is unknown, or lacks its value.
-        ConfigError: A value is not accepted; names the file or the option.
+        ConfigError: A value is not accepted. The message names the file or the option.
     """
     owners = _owners(classes)
     words = list(sys.argv[1:] if argv is None else argv)

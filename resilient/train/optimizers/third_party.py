@@ -266,7 +266,7 @@ def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
-    """Return groups of the other parameters, then groups of the target weights with their options.
+    """Return groups without projection, then groups of the target weights with ``options``.
 
     These are the two groups of Transformers. Transformers ignores `weight_decay` here. A
     `weight_decay` other than 0 splits each group, so that biases and norms do not decay.
