@@ -459,6 +459,8 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
         yield f"its `{name}` is {config[name]}, and the weights are of {count} layers"
 
 
+UNLESS_UNUSED = "unless these parameters never had a gradient, their moments start again"
+"""End of the problem of a partial state, which another step may decide."""
 _EMPTIED = "it has no state of any parameter: the collected moments start again"
 _REPAIR = "resilient ckpt repair {path}"
 _SCALARS = (
@@ -529,11 +531,8 @@ def _partial_state_problem(place: str, value: Any) -> list[Problem]:
     if not 0 < len(states) < count or not _KEPT_OF_EACH.intersection(*states[:1]):
         return []
     missing_count = count - len(states)
-    problem_text = (
-        f"it has no state of {missing_count} of its {count} parameters: unless these parameters "
-        "never had a gradient, their moments start again"
-    )
-    loses = f"the optimizer's state of {missing_count} parameters"
+    problem_text = f"it has no state of {missing_count} of its {count} parameters: {UNLESS_UNUSED}"
+    loses = f"the optimizer's state of {missing_count} parameter{'s' * (missing_count > 1)}"
     return [Problem(place, problem_text, loses, cure=Remedy.COPY)]
 
 

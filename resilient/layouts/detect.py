@@ -23,7 +23,11 @@ from resilient.layouts import (
     single_file,
     torchtitan,
 )
-from resilient.layouts.consistency import check_layer_names, check_optimizer_fits
+from resilient.layouts.consistency import (
+    UNLESS_UNUSED,
+    check_layer_names,
+    check_optimizer_fits,
+)
 from resilient.layouts.incomplete import (
     SENTINEL,
     is_cut_short,
@@ -255,7 +259,55 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
         *(odd_moments(contents, witnesses) if witnesses else ()),
         *(neighbours.lost_config(folder.url, listing) if _is_trainer(contents) else ()),
     )
-    return replace(contents, problems=(*problems, *found_problems))
+    decided_problems = _decide_partial_states(folder, replace(contents, problems=tuple(problems)))
+    return replace(contents, problems=(*decided_problems, *found_problems))
+
+
+def _decide_partial_states(folder: Folder, contents: Contents) -> tuple[Problem, ...]:
+    """Return the problems, with each partial state judged by the steps beside it.
+
+    An optimizer keeps a state from the first gradient of its parameter on. If another step has no
+    state of the same parameters, these parameters had no gradient, and nothing is lost.
+    """
+    problems = contents.problems
+    if not any(problem.what.endswith(UNLESS_UNUSED) for problem in problems):
+        return problems
+    owned = _state_owners(contents)
+    by_steps: list[tuple[str, bool]] = []
+    for other_folder, listing in neighbours.nearest_steps(folder.url):
+        other = _read(other_folder, listing)
+        if other is None or not other.optimizer or not contents.optimizer:
+            continue
+        if (other.layout, other.optimizer.params) != (contents.layout, contents.optimizer.params):
+            continue
+        name = other_folder.url.rstrip("/").rpartition("/")[2]
+        other_owned, is_older = _state_owners(other), (other.step or 0) < (contents.step or 0)
+        if is_older and not other_owned <= owned:
+            by_steps.insert(0, (f"{name} beside it has a state of more", True))
+        elif other_owned and other_owned <= owned:
+            by_steps.append((f"they had no gradient, as {name} beside it shows", False))
+    for evidence, is_lost in by_steps[:1]:
+        problems = tuple(
+            replace(
+                problem,
+                what=problem.what.replace(UNLESS_UNUSED, evidence),
+                loses=problem.loses if is_lost else "",
+                cure=problem.cure if is_lost else Remedy.NEEDLESS,
+            )
+            if problem.what.endswith(UNLESS_UNUSED)
+            else problem
+            for problem in problems
+        )
+    return problems
+
+
+def _state_owners(contents: Contents) -> set[tuple[str, ...]]:
+    """Return file and parameter of each state of the optimizer."""
+    return {
+        (*tensor.files, tensor.name.rpartition(".")[0])
+        for tensor in contents.tensors
+        if tensor.part == OPTIMIZER
+    }
 
 
 def _is_trainer(contents: Contents) -> bool:

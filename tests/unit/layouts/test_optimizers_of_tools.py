@@ -51,6 +51,7 @@ def of_accelerate(path, change, steps=1):
     return path
 
 
+LOST = "the optimizer's state of 1 parameter"
 TOOLS = pytest.mark.parametrize("tool", [a_file, of_lightning, of_accelerate])
 
 
@@ -87,3 +88,33 @@ def test_one_that_lost_what_it_gathered_is_a_loss(tmp_path, tool):
 def test_before_the_first_step_there_is_nothing_to_gather(tmp_path, tool):
     found = said(tool(tmp_path, lambda _: None, steps=0))
     assert not [one for one in found if "no state of any parameter" in one]
+
+
+def without_states(*lost):
+    return lambda one: [one["state"].pop(index) for index in lost]
+
+
+@pytest.mark.parametrize(
+    ("lost_here", "lost_beside", "beside", "loses", "says"),
+    [
+        ([1], [1], 0, "", "they had no gradient, as checkpoint_0 beside it shows"),
+        ([1], [1], 2, "", "they had no gradient, as checkpoint_2 beside it shows"),
+        ([1], [], 0, LOST, "checkpoint_0 beside it has a state of more"),
+        # The parameter may have got its first gradient after this step.
+        ([1], [], 2, LOST, "unless these parameters never had a gradient"),
+        ([1], [0], 0, LOST, "checkpoint_0 beside it has a state of more"),
+        ([1], [0, 1], 0, LOST, "unless these parameters never had a gradient"),
+    ],
+)
+def test_another_step_decides_if_a_parameter_without_state_had_a_gradient(
+    tmp_path, lost_here, lost_beside, beside, loses, says
+):
+    for number, lost in ((1, lost_here), (beside, lost_beside)):
+        folder = tmp_path / f"checkpoint_{number}"
+        folder.mkdir()
+        of_accelerate(folder, without_states(*lost), steps=3 + number)
+    (problem,) = [
+        one for one in look(tmp_path / "checkpoint_1").problems if "no state of" in one.what
+    ]
+    assert says in problem.what
+    assert problem.loses == loses
