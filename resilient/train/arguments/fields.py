@@ -42,7 +42,7 @@ class SavingArguments:
     )
     save_total_limit: int | None = option(
         None,
-        "checkpoints to keep, the best among them; None keeps all; 1 is 2 if the best is older",
+        "checkpoints to keep, the best included; None: all; 1 keeps 2 if the best is an older one",
     )
     save_only_model: bool = option(
         default=False, help="save only the model; such a checkpoint cannot be resumed"
@@ -101,7 +101,7 @@ class RepositoryArguments:
         help="reconstruct damaged files from parity instead of resuming an older checkpoint",
     )
     save_unchanged: str = option("refer", "bytes that are already stored: refer, write (again)")
-    on_save_failure: str = option("stop", "what a failed save does to training: stop, continue")
+    on_save_failure: str = option("stop", "reaction of training to a failed save: stop, continue")
     save_overlap: bool = option(
         default=True, help="copy the state that only the optimizer changes during the next step"
     )
@@ -109,13 +109,11 @@ class RepositoryArguments:
         "off",
         "go back to the last checkpoint and skip the data since then: off, nan, spike (or nan)",
     )
-    rollback_limit: int = option(3, "times that a run may go back for a broken loss")
+    rollback_limit: int = option(3, "maximum number of rollbacks after NaN or a loss spike")
     loss_spike_deviations: float = option(
-        8.0, "a loss above the median of recent ones by so many deviations is a spike"
+        8.0, "a loss this many deviations above the median of recent losses is a spike"
     )
-    save_within_seconds: float = option(
-        600.0, "a loss this many deviations above the median of recent losses is a spike"
-    )
+    save_within_seconds: float = option(600.0, "seconds after which a save has failed")
     grace_seconds: float = option(
         20.0,
         "seconds from a request to stop until the exit; `resilient train` uses its --grace instead",
@@ -127,15 +125,15 @@ class HubArguments:
     """Arguments for the Hugging Face Hub."""
 
     push_to_hub: bool = option(default=False, help="push the model to the Hub when it is saved")
-    hub_model_id: str | None = option(None, "name of the repository there")
+    hub_model_id: str | None = option(None, "name of the repository on the Hub")
     hub_strategy: str = option(
         "every_save", "what to push: end, every_save, checkpoint, all_checkpoints"
     )
     hub_token: str | None = option(
-        None, "token for the Hub; None: that of the login; never saved", is_secret=True
+        None, "token for the Hub; None: the token of the login; never saved", is_secret=True
     )
     hub_private_repo: bool | None = option(None, "make the repository private")
-    hub_always_push: bool = option(default=False, help="push though the push before is not done")
+    hub_always_push: bool = option(default=False, help="push even while a push is running")
     hub_revision: str | None = option(None, "branch, tag or commit to push to")
 
 
@@ -154,7 +152,7 @@ class DistributedArguments:
         "fixed order: the same bits at any world size)",
     )
     global_train_batch_size: int | None = option(
-        None, "samples of a step, of all ranks together; needed by reduction canonical"
+        None, "samples per step over all ranks; reduction canonical needs it"
     )
     shard_optimizer_state: bool = option(
         default=False, help="each rank holds a share of the optimizer's state (reduction canonical)"
@@ -191,7 +189,9 @@ class DistributedArguments:
     fsdp_transformer_layer_cls_to_wrap: str = option(
         "", "classes of modules that are gathered separately: A,B"
     )
-    fsdp_min_num_params: int = option(0, "parameters of a module to gather it by itself; 0: off")
+    fsdp_min_num_params: int = option(
+        0, "least parameters of a module that is gathered separately; 0: off"
+    )
     fsdp_reshard_after_forward: bool = option(
         default=True, help="free gathered parameters between forward and backward"
     )
@@ -272,10 +272,12 @@ class ComputingArguments:
     )
 
     torch_compile: bool = option(default=False, help="compile the model with torch.compile")
-    torch_compile_backend: str | None = option(None, "its backend; switches torch_compile on")
-    torch_compile_mode: str | None = option(None, "its mode; switches torch_compile on")
+    torch_compile_backend: str | None = option(None, "compiler backend; enables torch_compile")
+    torch_compile_mode: str | None = option(None, "compiler mode; enables torch_compile")
     use_liger_kernel: bool = option(default=False, help="fused kernels of liger-kernel")
-    liger_kernel_config: dict[str, bool] | None = option(None, "which of its kernels")
+    liger_kernel_config: dict[str, bool] | None = option(
+        None, "kernels of liger-kernel to use, each with true or false"
+    )
     use_cache: bool = option(default=False, help="keep the cache of keys and values in training")
 
     @property
@@ -305,7 +307,9 @@ class OptimizationArguments:
     adam_beta1: float = option(0.9, "decay of AdamW's first moment")
     adam_beta2: float = option(0.999, "decay of AdamW's second moment")
     adam_epsilon: float = option(1e-8, "AdamW's epsilon")
-    max_grad_norm: float = option(1.0, "norm to clip gradients to; 0 only measures it")
+    max_grad_norm: float = option(
+        1.0, "maximum norm of gradients, to which they are clipped; 0 only measures the norm"
+    )
 
     lr_scheduler_type: str = option("linear", "name of the learning-rate schedule")
     lr_scheduler_kwargs: dict[str, Any] | str | None = option(
@@ -334,8 +338,10 @@ class LoggingArguments:
         default=True, help="do not log losses that are not finite"
     )
     logging_dir: str | None = option(None, "folder of TensorBoard's files; None: output_dir/runs")
-    log_level: str = option("passive", "what the coordinator shows: debug, info, warning, ...")
-    log_level_replica: str = option("warning", "what the other ranks show")
+    log_level: str = option(
+        "passive", "lowest level that the coordinator shows: debug, info, warning, ..."
+    )
+    log_level_replica: str = option("warning", "lowest level that the other ranks show")
     log_on_each_node: bool = option(
         default=True, help="show logs on every node, not only on the first"
     )
@@ -348,9 +354,9 @@ class LoggingArguments:
     run_name: str | None = option(None, "name of the run in trackers")
     project: str = option("huggingface", "name of the project in Trackio")
     trackio_space_id: str | None = option(None, "Space that shows Trackio's logs")
-    trackio_bucket_id: str | None = option(None, "bucket of that Space")
+    trackio_bucket_id: str | None = option(None, "bucket of the Trackio Space")
     trackio_static_space_id: str | bool | None = option(
-        None, "read-only Space over that bucket; False: none"
+        None, "read-only Space for the bucket; False: none"
     )
 
 
@@ -396,7 +402,7 @@ class DataArguments:
     """Data loaders, columns and sample order."""
 
     dataloader_num_workers: int = option(0, "processes that load data; 0 loads in the loop")
-    dataloader_drop_last: bool = option(default=False, help="drop an incomplete last round")
+    dataloader_drop_last: bool = option(default=False, help="drop an incomplete last batch")
     dataloader_pin_memory: bool = option(default=True, help="pin batches (CUDA only)")
     dataloader_prefetch_factor: int | None = option(None, "batches loaded ahead per worker")
     dataloader_persistent_workers: bool = option(default=False, help="keep workers over epochs")
