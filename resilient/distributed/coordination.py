@@ -42,7 +42,7 @@ class ControlGroup:
         self.scope = scope
         self._kv_store = kv_store
         self._published_keys: list[str] = []
-        self._beats = 0
+        self._heartbeats_sent = 0
 
     def key(self, topic: str, author: int | str) -> str:
         """Return the key of a rank's value, or of the coordinator's decision."""
@@ -72,7 +72,7 @@ class ControlGroup:
         The other ranks may not expect this agreement. They can check with ``is_called``.
 
         Raises:
-            PeerFailed: The key-value store is gone.
+            PeerFailed: The key-value store cannot be reached.
         """
         self._kv_store.post(self.key(topic, "call"), b"")
 
@@ -87,8 +87,8 @@ class ControlGroup:
     def answer(self, topic: str, failure: Mapping[str, Any]) -> None:
         """Post a failure on a topic without waiting, in place of this rank's value.
 
-        A rank that never reaches ``topic`` calls this. Each rank that waits there then fails at
-        once.
+        A rank calls this method if it never reaches ``topic``. Each rank that waits there then
+        fails at once.
 
         Args:
             topic: Name of the agreement.
@@ -113,12 +113,12 @@ class ControlGroup:
         """
         key = self.key("beat", self.world.rank)
 
-        def beat() -> None:
-            self._beats += 1
-            self._kv_store.post(key, str(self._beats).encode())
+        def send_heartbeat() -> None:
+            self._heartbeats_sent += 1
+            self._kv_store.post(key, str(self._heartbeats_sent).encode())
 
         try:
-            yield beat
+            yield send_heartbeat
         finally:
             self._kv_store.remove(key)
 
@@ -141,14 +141,16 @@ class ControlGroup:
         if not self.world.is_coordinator:
             return None
         keys = [self.key(topic, rank) for rank in range(self.world.size)]
-        previous_beats: dict[int, bytes] = {}
+        previous_heartbeats: dict[int, bytes] = {}
         while (answers := self._kv_store.wait(keys, within_seconds)) is None:
             absent_ranks = [
                 rank for rank, key in enumerate(keys) if self._kv_store.peek(key) is None
             ]
-            beats = self._beats_of(absent_ranks)
+            heartbeats = self._heartbeats_of(absent_ranks)
             silent_ranks = [
-                rank for rank in absent_ranks if beats.get(rank) == previous_beats.get(rank)
+                rank
+                for rank in absent_ranks
+                if heartbeats.get(rank) == previous_heartbeats.get(rank)
             ]
             if silent_ranks:
                 raise DeadlineExceeded(
@@ -156,15 +158,15 @@ class ControlGroup:
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            previous_beats = beats
+            previous_heartbeats = heartbeats
         return [json.loads(answer) for answer in answers]
 
-    def broadcast(self, topic: str, ruling: Any, within_seconds: float) -> Any:
-        """Send the coordinator's ``ruling`` to all ranks; the argument of other ranks is ignored.
+    def broadcast(self, topic: str, decision: Any, within_seconds: float) -> Any:
+        """Send the coordinator's ``decision`` to all ranks; the argument of other ranks is ignored.
 
         Args:
             topic: Name of the agreement.
-            ruling: Decision of the coordinator.
+            decision: Decision of the coordinator.
             within_seconds: Deadline for the decision. The wait continues while any rank calls the
                 function of ``at_work``.
 
@@ -173,30 +175,30 @@ class ControlGroup:
         """
         key = self.key(topic, "ruling")
         if self.world.is_coordinator:
-            self._kv_store.post(key, json.dumps(ruling).encode())
-            self._forget_older(key)
-            self._forget_mine(topic)
-            return ruling
-        previous_beats: dict[int, bytes] = {}
+            self._kv_store.post(key, json.dumps(decision).encode())
+            self._delete_older_decisions(key)
+            self._delete_own_value(topic)
+            return decision
+        previous_heartbeats: dict[int, bytes] = {}
         while (messages := self._kv_store.wait([key], within_seconds)) is None:
             # The coordinator may be waiting for any of the ranks.
-            beats = self._beats_of(range(self.world.size))
-            if beats == previous_beats:
+            heartbeats = self._heartbeats_of(range(self.world.size))
+            if heartbeats == previous_heartbeats:
                 raise DeadlineExceeded(
                     f"`{topic}`: the coordinator did not decide within {within_seconds:g} s",
                     deadline_seconds=within_seconds,
                     hint=_hint(within_seconds),
                 )
-            previous_beats = beats
-        self._forget_mine(topic)
+            previous_heartbeats = heartbeats
+        self._delete_own_value(topic)
         return json.loads(messages[0])
 
-    def _beats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
+    def _heartbeats_of(self, ranks: Iterable[int]) -> dict[int, bytes]:
         """Return the last heartbeats of the ranks that are in ``at_work``."""
-        beats = {rank: self._kv_store.peek(self.key("beat", rank)) for rank in ranks}
-        return {rank: beat for rank, beat in beats.items() if beat is not None}
+        heartbeats = {rank: self._kv_store.peek(self.key("beat", rank)) for rank in ranks}
+        return {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat is not None}
 
-    def _forget_mine(self, topic: str) -> None:
+    def _delete_own_value(self, topic: str) -> None:
         """Delete this rank's value, which the coordinator has read before its decision.
 
         Each rank deletes its own value. The coordinator would delete the values one after the other
@@ -205,8 +207,8 @@ class ControlGroup:
         with suppress(PeerFailed):
             self._kv_store.remove(self.key(topic, self.world.rank))
 
-    def _forget_older(self, key: str) -> None:
-        """Delete old decisions: a rank reads a decision before it gathers for the next one."""
+    def _delete_older_decisions(self, key: str) -> None:
+        """Delete old decisions, because a rank reads each decision before the next agreement."""
         self._published_keys.append(key)
         while len(self._published_keys) > 2:  # noqa: PLR2004
             self._kv_store.remove(self._published_keys.pop(0))
@@ -229,7 +231,7 @@ class RankFailure:
         message: Message of the error.
         hint: Command to run next.
         rank: Rank that failed; -1 until known.
-        cause: Exception itself, in the process that raised it.
+        cause: Original exception; set only in the process that raised it.
     """
 
     code: str
@@ -265,7 +267,7 @@ def capture_failure(work: Callable[[], Any]) -> Any | RankFailure:
         return work()
     except ResilientError as error:
         return RankFailure(error.code, error.message, error.hint, cause=error)
-    except Exception as error:  # noqa: BLE001 - whatever happened, the peers must not wait for us
+    except Exception as error:  # noqa: BLE001 - peers must not wait, whatever the error is
         return RankFailure("RES-ERROR", f"{type(error).__name__}: {error}", cause=error)
 
 
@@ -273,7 +275,7 @@ def agree(
     comms: ControlGroup,
     topic: str,
     own_result: Any | RankFailure,
-    rule: Callable[[list[Any]], Any],
+    decide: Callable[[list[Any]], Any],
     within_seconds: float,
 ) -> Any:
     """Post ``own_result``, let the coordinator decide over all values, and return the decision.
@@ -284,7 +286,7 @@ def agree(
         comms: Group of ranks.
         topic: Name of this agreement.
         own_result: A JSON-able value, or a RankFailure.
-        rule: Function called on the coordinator with the values by rank, if no rank failed. Its
+        decide: Function called on the coordinator with the values by rank, if no rank failed. Its
             result is JSON-able. An error that it raises becomes the failure of all ranks.
         within_seconds: Deadline for the ranks' values, and then for the coordinator's decision.
 
@@ -296,26 +298,30 @@ def agree(
     own_answer = (
         own_result.to_json() if isinstance(own_result, RankFailure) else {"value": own_result}
     )
-    ruling: Any = None
+    decision: Any = None
     gather_result = capture_failure(lambda: comms.gather(topic, own_answer, within_seconds))
     if comms.world.is_coordinator:
-        ruling = _conclude(gather_result, rule)
+        decision = _decide_or_fail(gather_result, decide)
         answer = (
-            ruling.to_json() | {"rank": ruling.rank} if isinstance(ruling, RankFailure) else None
+            decision.to_json() | {"rank": decision.rank}
+            if isinstance(decision, RankFailure)
+            else None
         )
-        # Ranks that were silent until now may still come; they read the same decision.
-        comms.broadcast(topic, answer or {"value": ruling}, within_seconds)
+        # Ranks that were silent until now may arrive later, and then read the same decision.
+        comms.broadcast(topic, answer or {"value": decision}, within_seconds)
     else:
         if isinstance(gather_result, RankFailure):
-            raise _raised(gather_result, comms.world.size, gather_result.cause)
-        ruling = _hear(comms, topic, within_seconds)
-    if isinstance(ruling, RankFailure):
-        cause = ruling.cause or (own_result.cause if isinstance(own_result, RankFailure) else None)
-        raise _raised(ruling, comms.world.size, cause)
-    return ruling
+            raise _error_to_raise(gather_result, comms.world.size, gather_result.cause)
+        decision = _await_decision(comms, topic, within_seconds)
+    if isinstance(decision, RankFailure):
+        cause = decision.cause or (
+            own_result.cause if isinstance(own_result, RankFailure) else None
+        )
+        raise _error_to_raise(decision, comms.world.size, cause)
+    return decision
 
 
-def _raised(failure: RankFailure, size: int, cause: BaseException | None) -> BaseException:
+def _error_to_raise(failure: RankFailure, size: int, cause: BaseException | None) -> BaseException:
     """Return the error to raise for a failure; a single rank raises its own error again."""
     if size == 1 and isinstance(cause, ResilientError):
         return cause
@@ -327,31 +333,31 @@ def _raised(failure: RankFailure, size: int, cause: BaseException | None) -> Bas
 def read_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any:
     """Return the decision on ``topic`` without posting a value.
 
-    A rank calls this if another process posts the value of the rank. The coordinator must not call
-    this.
+    A rank calls this function if another process posts the value of the rank. The coordinator must
+    not call it.
 
     Raises:
         ResilientError: As for ``agree``.
         DeadlineExceeded: The coordinator did not decide.
     """
-    ruling = _hear(comms, topic, within_seconds)
-    if isinstance(ruling, RankFailure):
-        raise ruling.to_error(comms.world.size)
-    return ruling
+    decision = _await_decision(comms, topic, within_seconds)
+    if isinstance(decision, RankFailure):
+        raise decision.to_error(comms.world.size)
+    return decision
 
 
-def _hear(comms: ControlGroup, topic: str, within_seconds: float) -> Any | RankFailure:
+def _await_decision(comms: ControlGroup, topic: str, within_seconds: float) -> Any | RankFailure:
     # The coordinator may wait for the slowest rank and then work on its decision.
     return _parse(comms.broadcast(topic, None, 2 * within_seconds))
 
 
-def _conclude(gathered: Any, rule: Callable[[list[Any]], Any]) -> Any | RankFailure:
+def _decide_or_fail(gathered: Any, decide: Callable[[list[Any]], Any]) -> Any | RankFailure:
     if isinstance(gathered, RankFailure):
         return gathered
     for rank, answer in enumerate(gathered):
         if "failure" in answer:
             return RankFailure(**answer["failure"], rank=rank)
-    return capture_failure(lambda: rule([answer["value"] for answer in gathered]))
+    return capture_failure(lambda: decide([answer["value"] for answer in gathered]))
 
 
 def _parse(answer: dict[str, Any]) -> Any | RankFailure:

@@ -1,9 +1,9 @@
 """Progress heartbeats of a rank, its phases, and the heartbeat of a user's training loop.
 
-A heartbeat is a few stores into a mapped file that the rank shares with the agent of its host. A
-heartbeat costs about a microsecond and needs no network. The agent can read a heartbeat in any
-state of the rank and its collectives. The times in a heartbeat are from the monotonic clock, which
-all processes of a host share.
+A heartbeat is a few memory writes into a mapped file that the rank shares with the agent of its
+host. A heartbeat costs about a microsecond and needs no network. The agent can read a heartbeat in
+any state of the rank and its collectives. The times in a heartbeat are from the monotonic clock,
+which all processes of a host share.
 
 The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
 rejects a half-written slot and reads the other slot. If a rank is stopped or killed inside a write,
@@ -13,7 +13,7 @@ A second file receives the stacks of all threads when the agent sends :data:`STA
 signal handler is the C handler of ``faulthandler``. This handler writes the stacks even if the rank
 is stuck inside a collective or has the interpreter lock.
 
-While torch's compiler works, a step may take minutes without being a hang.
+A step in which torch's compiler runs may take minutes. Such a step has its own phase and deadline.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STACKS_SIGNAL = signal.SIGRTMIN + 10
 
 RECENT_STEPS = 64
 
-# number, last step done, phase, since when, steps timed, number
+# Sequence number, last finished step, phase, start of the phase, timed steps, sequence number.
 _HEAD = struct.Struct("<QqQdQQ")
 _NUMBER = struct.Struct("<d")
 _EMPTY = (0,) * 6
@@ -85,7 +85,7 @@ class ProgressRecord:
         since_seconds: Start of the activity, on the monotonic clock.
         longest_seconds: Longest duration of each phase so far, by phase.
         step_seconds: Durations of recent steps, without waits for data, saves and similar.
-        own_seconds: Duration of each step until it needed other ranks; empty if unknown.
+        own_seconds: Time of each step before it first needed other ranks; empty if unknown.
     """
 
     step: int
@@ -109,26 +109,26 @@ class ProgressReporter:
         clock: Clock whose monotonic time is the host's.
 
     Attributes:
-        is_told: Whether the training loop publishes its progress itself, by :func:`heartbeat`.
+        is_reported_by_script: Whether the training loop itself calls :func:`heartbeat`.
 
     Raises:
         OSError: The file cannot be created.
     """
 
     def __init__(self, path: Path | None, clock: Clock) -> None:
-        self.is_told = False
+        self.is_reported_by_script = False
         self._now_seconds = clock.monotonic_seconds
         self._memory: mmap.mmap | bytearray = bytearray(_SIZE)
         if path is not None:
-            # Create a new file: a process that still maps the old file keeps the old file.
+            # Create a new file: a process that still maps the old file then continues to use it.
             path.unlink(missing_ok=True)
             with path.open("x+b") as file:
-                # Write zeros instead of extending the file: a full disk must fail here, not at a
-                # store.
+                # Write zeros instead of extending the file: a full disk must fail here, and not at
+                # a later memory write.
                 file.write(bytes(_SIZE))
                 file.flush()
                 self._memory = mmap.mmap(file.fileno(), _SIZE)
-        self._signs = 0
+        self._sequence_number = 0
         self._step = -1
         self._phase = Phase.OUTSIDE
         self._since_seconds = clock.monotonic_seconds()
@@ -161,10 +161,17 @@ class ProgressReporter:
         self._phase, self._since_seconds = phase, now_seconds
         # This code runs six times per step and is repeated here, because a call would double its
         # cost.
-        self._signs = signs = self._signs + 1
-        at = _HEAD.size if signs & 1 else 0
+        self._sequence_number = sequence_number = self._sequence_number + 1
+        at = _HEAD.size if sequence_number & 1 else 0
         _WRITE_HEAD(
-            self._memory, at, signs, self._step, phase, now_seconds, self._timed_steps, signs
+            self._memory,
+            at,
+            sequence_number,
+            self._step,
+            phase,
+            now_seconds,
+            self._timed_steps,
+            sequence_number,
         )
 
     def again(self) -> None:
@@ -183,7 +190,7 @@ class ProgressReporter:
         self._own_seconds = None
 
     def need_others(self) -> None:
-        """Record that the step needs other ranks from now on; its time so far is own time."""
+        """Record that the step now needs other ranks; the time of the step so far is own time."""
         waited_seconds = self._now_seconds() - self._since_seconds
         self._own_seconds = self._loaded_seconds + self._in_step_seconds + waited_seconds
 
@@ -204,43 +211,50 @@ class ProgressReporter:
         self._step = step
         self.enter(Phase.BETWEEN)
         if is_timed:
-            place = self._timed_steps % RECENT_STEPS * _NUMBER.size
+            location = self._timed_steps % RECENT_STEPS * _NUMBER.size
             own_seconds = -1.0 if self._own_seconds is None else self._own_seconds
-            _NUMBER.pack_into(self._memory, _RECENT_AT + place, self._in_step_seconds)
-            _NUMBER.pack_into(self._memory, _OWN_AT + place, own_seconds)
+            _NUMBER.pack_into(self._memory, _RECENT_AT + location, self._in_step_seconds)
+            _NUMBER.pack_into(self._memory, _OWN_AT + location, own_seconds)
             self._timed_steps += 1
             self._write()
 
     def _write(self) -> None:
-        self._signs = signs = self._signs + 1
-        at = _HEAD.size if signs & 1 else 0
-        head = (signs, self._step, self._phase, self._since_seconds, self._timed_steps, signs)
+        self._sequence_number = sequence_number = self._sequence_number + 1
+        at = _HEAD.size if sequence_number & 1 else 0
+        head = (
+            sequence_number,
+            self._step,
+            self._phase,
+            self._since_seconds,
+            self._timed_steps,
+            sequence_number,
+        )
         _WRITE_HEAD(self._memory, at, *head)
 
 
 class PhaseScope:
     """Context that ``ProgressReporter.during`` returns, entered once.
 
-    A class, because a generator-based context would be slower.
+    This context is a class, because a generator-based context would be slower.
 
     Args:
-        pulse: Reporter to publish with.
+        reporter: Reporter to publish with.
         phase: Phase inside the context.
     """
 
-    __slots__ = ("_before", "_phase", "_pulse")
+    __slots__ = ("_before", "_phase", "_reporter")
 
-    def __init__(self, pulse: ProgressReporter, phase: Phase) -> None:
-        self._pulse = pulse
+    def __init__(self, reporter: ProgressReporter, phase: Phase) -> None:
+        self._reporter = reporter
         self._phase = self._before = phase
 
     def __enter__(self) -> None:
-        pulse = self._pulse
-        self._before = pulse.phase
-        pulse.enter(Phase.OUTSIDE if self._before is Phase.OUTSIDE else self._phase)
+        reporter = self._reporter
+        self._before = reporter.phase
+        reporter.enter(Phase.OUTSIDE if self._before is Phase.OUTSIDE else self._phase)
 
     def __exit__(self, *_: object) -> None:
-        self._pulse.enter(self._before)
+        self._reporter.enter(self._before)
 
 
 def read_progress(path: Path) -> ProgressRecord | None:
@@ -260,8 +274,8 @@ def read_progress(path: Path) -> ProgressRecord | None:
 def _parse(data: bytes) -> ProgressRecord | None:
     heads = [_HEAD.unpack_from(data, at) for at in (0, _HEAD.size)]
     complete = [head for head in heads if head[0] == head[-1] and head[2] < len(Phase)]
-    signs, step, phase, since_seconds, step_count, _ = max(complete, default=_EMPTY)
-    if not signs:
+    sequence_number, step, phase, since_seconds, step_count, _ = max(complete, default=_EMPTY)
+    if not sequence_number:
         return None
     count = min(step_count, RECENT_STEPS)
     own_seconds = _numbers(data, _OWN_AT, count)
@@ -279,49 +293,49 @@ def _numbers(data: bytes, at: int, count: int) -> tuple[float, ...]:
     return struct.unpack_from(f"<{count}d", data, at)
 
 
-def progress_path(notes: str, local_rank: int) -> Path:
-    """Return the progress file of a rank of this host; ``notes`` is the agent's folder."""
-    return Path(notes, f"pulse-{local_rank}")
+def progress_path(agent_folder: str, local_rank: int) -> Path:
+    """Return the progress file of a rank of this host; ``agent_folder`` is the agent's folder."""
+    return Path(agent_folder, f"pulse-{local_rank}")
 
 
-def stacks_path(notes: str, local_rank: int) -> Path:
+def stacks_path(agent_folder: str, local_rank: int) -> Path:
     """Return the file for the stacks of a rank of this host."""
-    return Path(notes, f"stacks-{local_rank}")
+    return Path(agent_folder, f"stacks-{local_rank}")
 
 
-# A process has one progress to publish, and one file for it.
-_own: list[tuple[str, ProgressReporter]] = []
+# A process publishes its progress in one file.
+_own_reporter: list[tuple[str, ProgressReporter]] = []
 
 
 def progress_reporter() -> ProgressReporter:
     """Return this process's reporter; the first call opens it and enables the stack signal.
 
-    Without our agent, or if its folder is not writable, the progress is not visible.
+    Without an agent, or if the agent's folder is not writable, the progress is not visible.
     """
     launch = read_launch(os.environ)
-    place = f"{launch.notes}#{launch.attempt}#{launch.world.local_rank}"
-    if _own and _own[0][0] == place:
-        return _own[0][1]
+    location = f"{launch.notes}#{launch.attempt}#{launch.world.local_rank}"
+    if _own_reporter and _own_reporter[0][0] == location:
+        return _own_reporter[0][1]
     try:
-        pulse = _open(launch.notes, launch.world.local_rank)
+        reporter = _open(launch.notes, launch.world.local_rank)
     except OSError:
-        pulse = ProgressReporter(None, SystemClock())
-    _own[:] = [(place, pulse)]
-    return pulse
+        reporter = ProgressReporter(None, SystemClock())
+    _own_reporter[:] = [(location, reporter)]
+    return reporter
 
 
-def _open(notes: str, local_rank: int) -> ProgressReporter:
-    if not notes:
+def _open(agent_folder: str, local_rank: int) -> ProgressReporter:
+    if not agent_folder:
         return ProgressReporter(None, SystemClock())
-    pulse = ProgressReporter(progress_path(notes, local_rank), SystemClock())
-    # Never closed: the handler writes there as long as this process lives.
-    path = stacks_path(notes, local_rank)
+    reporter = ProgressReporter(progress_path(agent_folder, local_rank), SystemClock())
+    # The descriptor is never closed: the signal handler writes to it until this process ends.
+    path = stacks_path(agent_folder, local_rank)
     path.unlink(missing_ok=True)
     stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(STACKS_SIGNAL, file=stacks, all_threads=True, chain=False)
     # Write the process id last: a reader of the file may send the signal at once.
     os.write(stacks, f"{os.getpid()}\n".encode())
-    return pulse
+    return reporter
 
 
 def heartbeat(step: int | None = None) -> None:
@@ -331,32 +345,32 @@ def heartbeat(step: int | None = None) -> None:
     optimizer step as done. The time until the next call with a step counts as one step. After a few
     steps the agent knows their duration, and a much longer step counts as a hang. A call without
     ``step`` marks the beginning of other work (an evaluation, a save). Until the next call with a
-    step the agent then uses ``--hang-patience``. A call costs about two microseconds; outside
-    ``resilient train`` it does nothing.
+    step the agent then uses ``--hang-patience``. A call costs about two microseconds. Outside
+    ``resilient train`` a call does nothing.
 
     Args:
         step: Optimizer step that is done.
     """
-    pulse = progress_reporter()
-    pulse.is_told = True
+    reporter = progress_reporter()
+    reporter.is_reported_by_script = True
     if step is None:
-        pulse.enter(Phase.BETWEEN)
+        reporter.enter(Phase.BETWEEN)
         return
-    if pulse.phase is Phase.OUTSIDE:
-        pulse.enter(Phase.FIRST)
-    pulse.end_step(step)
-    pulse.begin_step()
+    if reporter.phase is Phase.OUTSIDE:
+        reporter.enter(Phase.FIRST)
+    reporter.end_step(step)
+    reporter.begin_step()
 
 
 _NAME = "torch._dynamo.callback"
 
 
 @contextmanager
-def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> Iterator[None]:
+def report_compilation(reporter: ProgressReporter, *, is_wanted: bool = False) -> Iterator[None]:
     """Publish compilations inside the context.
 
     Args:
-        pulse: Reporter to publish with.
+        reporter: Reporter to publish with.
         is_wanted: Whether compilations are expected. If False, compilations are published only if
             the compiler is already imported, because its import takes a second.
     """
@@ -367,11 +381,11 @@ def report_compilation(pulse: ProgressReporter, *, is_wanted: bool = False) -> I
     previous_phases: list[Phase] = []
 
     def begin(_: object) -> None:
-        previous_phases.append(pulse.phase)
-        pulse.enter(Phase.COMPILING)
+        previous_phases.append(reporter.phase)
+        reporter.enter(Phase.COMPILING)
 
     def end(_: object) -> None:
-        pulse.enter(previous_phases.pop())
+        reporter.enter(previous_phases.pop())
 
     handler = module.callback_handler
     handler.register_start_callback(begin)
@@ -390,20 +404,20 @@ class LoopHeartbeat:
     If an integration reports the begin of a step, the deadline of a step applies instead.
 
     Args:
-        pulse: Reporter of this process.
+        reporter: Reporter of this process.
     """
 
-    def __init__(self, pulse: ProgressReporter) -> None:
-        self._pulse = pulse
+    def __init__(self, reporter: ProgressReporter) -> None:
+        self._reporter = reporter
         self._step = 0
         self._compilers = ExitStack()
 
     def start(self, step: int) -> None:
         """Publish that training begins after ``step``."""
         self._step = step
-        self._compilers.enter_context(report_compilation(self._pulse))
-        if not self._pulse.is_told:
-            self._pulse.enter(Phase.FIRST)
+        self._compilers.enter_context(report_compilation(self._reporter))
+        if not self._reporter.is_reported_by_script:
+            self._reporter.enter(Phase.FIRST)
 
     @property
     def steps(self) -> int:
@@ -412,14 +426,14 @@ class LoopHeartbeat:
 
     def begin_step(self) -> None:
         """Publish that a step begins."""
-        if not self._pulse.is_told:
-            self._pulse.begin_step()
+        if not self._reporter.is_reported_by_script:
+            self._reporter.begin_step()
 
     def end_step(self, *_: Any) -> None:
         """Publish that the optimizer has made a step."""
         self._step += 1
-        if not self._pulse.is_told:
-            self._pulse.count_step(self._step)
+        if not self._reporter.is_reported_by_script:
+            self._reporter.count_step(self._step)
 
     def between(self) -> None:
         """Publish that work outside a step begins or continues.
@@ -427,16 +441,16 @@ class LoopHeartbeat:
         Outside training the phase does not change. Until the first step is done, the phase remains
         that of the first step.
         """
-        if not self._pulse.is_told:
-            phase = self._pulse.phase
-            self._pulse.enter(phase if phase in (Phase.OUTSIDE, Phase.FIRST) else Phase.BETWEEN)
+        if not self._reporter.is_reported_by_script:
+            phase = self._reporter.phase
+            self._reporter.enter(phase if phase in (Phase.OUTSIDE, Phase.FIRST) else Phase.BETWEEN)
 
     def saving(self) -> PhaseScope:
         """Return a context in which this rank is saving."""
-        return self._pulse.during(Phase.SAVING)
+        return self._reporter.during(Phase.SAVING)
 
     def stop(self) -> None:
         """Publish that training is over."""
         self._compilers.close()
-        if not self._pulse.is_told:
-            self._pulse.enter(Phase.OUTSIDE)
+        if not self._reporter.is_reported_by_script:
+            self._reporter.enter(Phase.OUTSIDE)

@@ -1,7 +1,7 @@
 """Sums of numbers over the ranks of one host, through shared memory instead of sockets.
 
-Each rank has a page that only this rank writes, and reads the pages of all other ranks. A rank's
-number in one turn is one record::
+Each rank writes its own page and reads the pages of all other ranks. A rank writes its number for
+one turn as one record::
 
     turn | number | CRC-32 of turn and number      overwrites the record 4 turns before
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PAGE_BYTES = 4096
-_SAID = struct.Struct("<Qd")
+_PAYLOAD = struct.Struct("<Qd")
 _CHECK = struct.Struct("<I")
-_RECORD_BYTES = _SAID.size + _CHECK.size
-# A rank writes its number of a turn only after it has read the whole previous turn.
+_RECORD_BYTES = _PAYLOAD.size + _CHECK.size
+# A rank writes its number for a turn only after it has read all numbers of the previous turn.
 _TURNS = 4
 _STRIDE_BYTES = PAGE_BYTES // _TURNS
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 20e-6, 2e-3
@@ -38,8 +38,8 @@ class HostLocalSum:
     """Repeated sum of one number per rank; each sum is a turn.
 
     Args:
-        pages: Shared memory of each rank, by rank: zeros, of ``PAGE_BYTES``; only the own page is
-            written.
+        pages: Shared memory by rank, one page of ``PAGE_BYTES`` zeros each. This rank writes only
+            its own page.
         rank: This rank.
         within_seconds: Maximum delay of a rank behind the others; by default the timeout of torch's
             collectives.
@@ -51,25 +51,25 @@ class HostLocalSum:
         self._pages = pages
         self._rank = rank
         self._within_seconds = within_seconds
-        self._round = 0
+        self._turn = 0
 
     def give(self, number: float) -> int:
         """Publish this rank's number for the next turn, and return the turn.
 
         Crash: the other ranks wait until they are killed or time out.
         """
-        self._round += 1
-        message = _SAID.pack(self._round, number)
-        start = _start(self._round)
+        self._turn += 1
+        message = _PAYLOAD.pack(self._turn, number)
+        start = _start(self._turn)
         record = message + _CHECK.pack(zlib.crc32(message))
         self._pages[self._rank][start : start + _RECORD_BYTES] = record
-        return self._round
+        return self._turn
 
     def total(self, turn: int) -> float:
         """Wait for the numbers of all ranks; return their sum, added in the order of ranks.
 
         Args:
-            turn: The turn that was given last.
+            turn: Turn that the last call of :meth:`give` returned.
 
         Raises:
             DeadlineExceeded: A rank has not published its number in time.
@@ -84,7 +84,7 @@ class HostLocalSum:
                     f"rank {rank} did not report its loss within {self._within_seconds:g} s",
                     hint="find out what that rank does: `py-spy dump`, or the stacks in the report",
                 )
-            # Sleep, because a rank that waits for another rank is expected to be asleep.
+            # Sleep between two reads: hang detection expects a rank that waits to be asleep.
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _PAUSE_SECONDS_MAX)
         return number
@@ -95,11 +95,11 @@ def _start(turn: int) -> int:
 
 
 def _read(page: memoryview, turn: int) -> float | None:
-    """Return the number of a turn; None if it is not there yet."""
+    """Return the number of a turn; None if the record is not complete yet."""
     start = _start(turn)
     record = bytes(page[start : start + _RECORD_BYTES])
-    record_turn, number = _SAID.unpack_from(record)
-    (check,) = _CHECK.unpack_from(record, _SAID.size)
-    if record_turn != turn or check != zlib.crc32(record[: _SAID.size]):
+    record_turn, number = _PAYLOAD.unpack_from(record)
+    (check,) = _CHECK.unpack_from(record, _PAYLOAD.size)
+    if record_turn != turn or check != zlib.crc32(record[: _PAYLOAD.size]):
         return None
     return float(number)

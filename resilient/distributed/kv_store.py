@@ -3,13 +3,13 @@
 The socket store is for processes that must not load torch: the saver daemons. One daemon runs the
 server, and the other daemons connect. A client may leave a *failure notice* (``will``) for a key.
 The server posts this value if the connection of the client ends before the client has posted the
-key. The death of a process is therefore noticed at once instead of at a deadline. The idea is the
-"last will" of MQTT 3.1.1, section 3.1.2.5.
+key. Other clients therefore notice the death of a process at once instead of at a deadline. The
+idea is the "last will" of MQTT 3.1.1, section 3.1.2.5.
 
 Messages are one JSON value per line. No received value can run code, and no sender can make the
-reader buffer more than a bound. The server accepts clients that know a token, with one thread per
-connection. The token separates the attempts on one port. The token does not protect against an
-attacker who can read the network traffic (docs/guarantees.md).
+reader buffer more than a fixed limit. The server has one thread per connection, and accepts only
+clients that know a token. The token separates the attempts on one port. The token does not protect
+against an attacker who can read the network traffic (docs/guarantees.md).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _READ_BYTES = 1 << 16
 
 
 class MalformedMessage(Exception):
-    """A received line is not a JSON object, is cut short or is too long."""
+    """A received line is not a JSON object, is incomplete or is too long."""
 
 
 class JsonLineSocket:
@@ -64,7 +64,7 @@ class JsonLineSocket:
         """Return the next object, or None if the peer has closed.
 
         Raises:
-            MalformedMessage: The line is torn, longer than the bound, or no JSON object.
+            MalformedMessage: The line is incomplete, too long, or not a JSON object.
             OSError: The connection broke, or nothing came within its timeout.
         """
         scanned_bytes = 0
@@ -122,7 +122,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 LOOPBACK = "127.0.0.1"
-ANYWHERE = ""
+ALL_INTERFACES = ""
 SILENCE_SECONDS = 30.0
 NONSENSE = (
     OSError,
@@ -133,8 +133,9 @@ NONSENSE = (
     AttributeError,
     OverflowError,
 )
+"""Errors of a broken connection, or of a message that does not follow the protocol."""
 _JOIN_SECONDS = 2.0
-_GREETING_BYTES_MAX = 1 << 10
+_TOKEN_MESSAGE_BYTES_MAX = 1 << 10
 _KEEPALIVE_SECONDS = (10, 5, 3)
 
 
@@ -160,8 +161,8 @@ class TcpServer:
     """TCP server that passes each connection with a valid token to ``serve``.
 
     Args:
-        serve: Function that talks with one client until it leaves. An error in ``NONSENSE`` ends
-            this conversation and affects no other client.
+        serve: Function that serves one client until the client disconnects. An error in
+            ``NONSENSE`` ends this connection and affects no other client.
         listen: Address to listen on; empty for all interfaces.
         host: Name under which clients reach the server.
 
@@ -209,26 +210,26 @@ class TcpServer:
                 self._connections.add(connection)
                 self._threads = [worker for worker in self._threads if worker.is_alive()]
                 thread = threading.Thread(
-                    target=self._greet, args=(connection,), name="server", daemon=True
+                    target=self._authenticate, args=(connection,), name="server", daemon=True
                 )
                 self._threads.append(thread)
             thread.start()
 
-    def _greet(self, connection: socket.socket) -> None:
-        # A stranger may not make this process keep more than a greeting, or wait for it for long.
+    def _authenticate(self, connection: socket.socket) -> None:
+        # A client without a token can make this process neither buffer much nor wait for long.
         connection.settimeout(SILENCE_SECONDS)
-        lines = JsonLineSocket(connection, _GREETING_BYTES_MAX)
-        # A client that sends invalid data or leaves is cut off; other clients are not affected.
+        channel = JsonLineSocket(connection, _TOKEN_MESSAGE_BYTES_MAX)
+        # A client that sends invalid data is disconnected; other clients are not affected.
         with suppress(*NONSENSE), connection:
-            if self._is_known(lines.receive()):
+            if self._has_valid_token(channel.receive()):
                 connection.settimeout(None)
-                lines.line_bytes_max = LINE_BYTES_MAX
-                self._serve(lines)
+                channel.line_bytes_max = LINE_BYTES_MAX
+                self._serve(channel)
         with self._lock:
             self._connections.discard(connection)
 
-    def _is_known(self, greeting: dict[str, Any] | None) -> bool:
-        token = str((greeting or {}).get("token", ""))
+    def _has_valid_token(self, token_message: dict[str, Any] | None) -> bool:
+        token = str((token_message or {}).get("token", ""))
         return hmac.compare_digest(token.encode(), self.address.token.encode())
 
 
@@ -236,7 +237,7 @@ def greeted(address: Address) -> socket.socket:
     """Connect to a :class:`TcpServer` and send the token.
 
     Raises:
-        OSError: No server is there.
+        OSError: No server listens at the address.
     """
     connection = socket.create_connection((address.host, address.port), SILENCE_SECONDS)
     try:
@@ -272,7 +273,7 @@ def listen_for(host: str) -> str:
     """Return the listen address for ``host``: the loopback if ``host`` is a loopback address."""
     if host in ("localhost", "::1") or host.startswith("127."):
         return host if host == "::1" else LOOPBACK
-    return ANYWHERE
+    return ALL_INTERFACES
 
 
 def address_toward(host: str, port: int) -> str:
@@ -338,8 +339,9 @@ class InMemoryKVStore:
         return LOOPBACK
 
 
-# The server answers within a slice, so a much longer silence means that its host is gone.
-_SLICE_SECONDS = 1.0
+# The server answers a wait request within this time. A much longer silence means that its host is
+# down.
+_WAIT_SLICE_SECONDS = 1.0
 
 
 class KVStoreServer(TcpServer):
@@ -355,13 +357,13 @@ class KVStoreServer(TcpServer):
 
     def __init__(self, listen: str = LOOPBACK, host: str = LOOPBACK) -> None:
         self._store = InMemoryKVStore()
-        super().__init__(self._converse, listen, host)
+        super().__init__(self._serve_client, listen, host)
 
-    def _converse(self, lines: JsonLineSocket) -> None:
+    def _serve_client(self, channel: JsonLineSocket) -> None:
         notices = dict[str, bytes]()
         try:
-            while (request := lines.receive()) is not None:
-                lines.send({"value": self._answer(request, notices)})
+            while (request := channel.receive()) is not None:
+                channel.send({"value": self._answer(request, notices)})
         finally:
             for key, value in notices.items():
                 self._store.post(key, value)
@@ -369,7 +371,7 @@ class KVStoreServer(TcpServer):
     def _answer(self, request: dict[str, Any], notices: dict[str, bytes]) -> Any:
         verb, keys = request["verb"], [str(key) for key in request["keys"]]
         if verb == "wait":
-            within_seconds = min(float(request["within_seconds"]), _SLICE_SECONDS)
+            within_seconds = min(float(request["within_seconds"]), _WAIT_SLICE_SECONDS)
             values = self._store.wait(keys, within_seconds)
             return None if values is None else [_text(value) for value in values]
         (key,) = keys
@@ -404,7 +406,7 @@ class SocketKVStore:
         self._clock = clock or SystemClock()
         try:
             self._connection = greeted(address)
-            self._lines = JsonLineSocket(self._connection)
+            self._channel = JsonLineSocket(self._connection)
         except OSError as error:
             raise self._unreachable_error(error) from error
 
@@ -425,11 +427,11 @@ class SocketKVStore:
         """Wait for all ``keys``, with a new request each second, so that neither side hangs."""
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
-            left_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
-            values = self._ask(verb="wait", keys=list(keys), within_seconds=left_seconds)
+            remaining_seconds = max(deadline_seconds - self._clock.monotonic_seconds(), 0.0)
+            values = self._ask(verb="wait", keys=list(keys), within_seconds=remaining_seconds)
             if values is not None:
                 return [_bytes(value) for value in values]
-            if left_seconds <= _SLICE_SECONDS:
+            if remaining_seconds <= _WAIT_SLICE_SECONDS:
                 return None
 
     def remove(self, key: str) -> None:
@@ -445,13 +447,13 @@ class SocketKVStore:
         return str(self._connection.getsockname()[0])
 
     def close(self) -> None:
-        """Close the connection; the server posts the failure notices that are left."""
-        self._lines.close()
+        """Close the connection; the server then posts the remaining failure notices."""
+        self._channel.close()
 
     def _ask(self, **message: Any) -> Any:
         try:
-            self._lines.send(message)
-            answer = self._lines.receive()
+            self._channel.send(message)
+            answer = self._channel.receive()
         except (OSError, MalformedMessage) as error:
             raise self._unreachable_error(error) from error
         if answer is None:

@@ -76,14 +76,14 @@ class LaunchEnv:
         single_writer: The user promises that no two jobs write to the repository at once.
         keeper: Socket of this host's saver daemon; empty if there is none.
         storage_options: Endpoint, credentials and similar options of the repository; never shown.
-        agent_pid: Process of our agent, which controls the deadline of a stop; 0 without an agent.
+        agent_pid: Process id of the agent, which sets the deadline of a stop; 0 without an agent.
         grace_seconds: The agent's time from SIGTERM to SIGKILL.
         notes: Folder for messages of workers to the agent; empty without an agent.
         require_signature: Whether a resume requires a checkpoint signed with the key.
         strict_resume: Whether a resume with a loss is refused.
         every: Save schedule (``--every``); empty leaves it to the script.
         until_step: Step after which this agent run ends (``--until-step``); 0 for the last step.
-        start: Identity of the worker's start; empty without our agent.
+        start: Identity of the worker's start; empty without an agent.
         restarts: Restarts of the group so far, as torchrun counts them.
         takes_over: Whether a live writer of the repository is fenced off on purpose.
         heartbeat_seconds: Time between two heartbeats in the repository; 0 for none.
@@ -120,7 +120,7 @@ class LaunchEnv:
 
 
 def read_agent_pid(environ: Mapping[str, str]) -> int:
-    """Return the process of our agent; 0 without an agent.
+    """Return the process id of the agent; 0 without an agent.
 
     Raises:
         ConfigError: The variable is no number.
@@ -174,7 +174,7 @@ def _read_heartbeat(environ: Mapping[str, str]) -> float:
     if not environ.get(HEARTBEAT, "").strip():
         return HEARTBEAT_SECONDS
     seconds = read_seconds(environ, HEARTBEAT)
-    # A start elsewhere waits longer than this time, so it has a limit.
+    # A start on another host waits longer than this interval, so the interval has a limit.
     if seconds and not 1.0 <= seconds <= HEARTBEAT_SECONDS_MAX:
         raise refuse(environ, HEARTBEAT, f"expected 0, or 1 to {HEARTBEAT_SECONDS_MAX:g} seconds")
     return seconds
@@ -189,7 +189,7 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
     """Parse storage options from a JSON object; an empty text gives no options.
 
     Args:
-        text: The JSON; it may contain credentials, so no error shows any of it.
+        text: The JSON; it may contain credentials, so no error shows the text.
         where: Source of the text, for an error.
 
     Raises:
@@ -198,9 +198,9 @@ def parse_storage_options(text: str, where: str) -> dict[str, Any]:
     try:
         options = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:
-        place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        location = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         # Not chained: the cause contains the whole text.
-        raise ConfigError(f"{where} is not JSON{place}", hint=_EXAMPLE) from None
+        raise ConfigError(f"{where} is not JSON{location}", hint=_EXAMPLE) from None
     if not isinstance(options, dict):
         raise ConfigError(f"{where} is not a JSON object", hint=_EXAMPLE)
     return options
@@ -265,10 +265,10 @@ def write_launch(launch: LaunchEnv) -> dict[str, str]:
 
 
 def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool = False) -> None:
-    """Report the repository that this worker opened to the agent, which inspects it.
+    """Report to the agent the repository that this worker opened. The agent inspects it.
 
-    A URL that may contain a secret is not written, because it would be on the disk in plain text.
-    Without the secret the URL would be useless to the agent.
+    The function does not write a URL that may contain a secret, because the secret would be on the
+    disk in plain text. Without the secret the URL would be useless to the agent.
 
     Args:
         launch: Start of this worker.
@@ -279,14 +279,14 @@ def publish_repository(launch: LaunchEnv, url: str, *, saves_when_stopped: bool 
     if not launch.notes:
         return
     if not saves_when_stopped:
-        _leave_word(launch, _UNSAVED, launch.attempt)
+        _publish_value(launch, _UNSAVED, launch.attempt)
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query:
         return
-    place = (
+    location = (
         url if "://" in url or url.startswith("file:") else str(Path(url).expanduser().absolute())
     )
-    _leave_word(launch, _REPOSITORY, place)
+    _publish_value(launch, _REPOSITORY, location)
 
 
 def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
@@ -297,47 +297,47 @@ def publish_event_file(launch: LaunchEnv, folder: Path) -> None:
         folder: Folder of the event files; it may not exist yet.
     """
     if launch.notes:
-        _leave_word(launch, _EVENTS, str(folder.expanduser().absolute()))
+        _publish_value(launch, _EVENTS, str(folder.expanduser().absolute()))
 
 
-def read_published_event_file(notes: str) -> Path | None:
+def read_published_event_file(agent_folder: str) -> Path | None:
     """Return the folder of the workers' events, None if unknown.
 
     If a worker published only its repository, its events are beside its checkpoints. This applies
     only to a repository that is a folder of this host.
 
     Args:
-        notes: The agent's folder; empty if unknown.
+        agent_folder: The agent's folder; empty if unknown.
     """
-    if not notes:
+    if not agent_folder:
         return None
-    if folder := _read_word(notes, _EVENTS):
+    if folder := _read_published_value(agent_folder, _EVENTS):
         return Path(folder)
-    url = _read_word(notes, _REPOSITORY)
-    place = Path(url.removeprefix("file://"))
-    return place / "events" if url.startswith(("/", "file:///")) and place.is_dir() else None
+    url = _read_published_value(agent_folder, _REPOSITORY)
+    location = Path(url.removeprefix("file://"))
+    return location / "events" if url.startswith(("/", "file:///")) and location.is_dir() else None
 
 
-def read_published_repository(notes: str) -> str:
-    """Return the URL that a worker left in the folder ``notes``, empty if there is none."""
-    return _read_word(notes, _REPOSITORY)
+def read_published_repository(agent_folder: str) -> str:
+    """Return the URL that a worker published in ``agent_folder``, empty if there is none."""
+    return _read_published_value(agent_folder, _REPOSITORY)
 
 
-def exited_without_save(notes: str) -> str:
+def exited_without_save(agent_folder: str) -> str:
     """Return the last attempt in which a worker reported that SIGTERM loses its unsaved work."""
-    return _read_word(notes, _UNSAVED)
+    return _read_published_value(agent_folder, _UNSAVED)
 
 
-def _leave_word(launch: LaunchEnv, name: str, text: str) -> None:
+def _publish_value(launch: LaunchEnv, name: str, text: str) -> None:
     temporary_path = Path(launch.notes, f"{name}-{launch.world.local_rank}")
-    # If the write fails, the agent only loses a better message.
+    # If the write fails, the agent only prints a less precise message.
     with suppress(OSError):
         temporary_path.write_text(text, encoding="utf-8")
         temporary_path.replace(Path(launch.notes, name))
 
 
-def _read_word(notes: str, name: str) -> str:
+def _read_published_value(agent_folder: str, name: str) -> str:
     try:
-        return Path(notes, name).read_text(encoding="utf-8")
+        return Path(agent_folder, name).read_text(encoding="utf-8")
     except OSError:
         return ""

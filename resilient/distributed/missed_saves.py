@@ -38,7 +38,7 @@ _HINT = (
 
 
 def decline_save(comms: ControlGroup, save: int, reason: str) -> None:
-    """Answer that this rank does not take part in a save. Every agreement of the save fails.
+    """Answer that this rank does not take part in a save, so every agreement of the save fails.
 
     Args:
         comms: Group on a key-value store that no other thread uses now.
@@ -83,11 +83,11 @@ class MissedSaveDetector:
         self._saves = saves
         self._steps = steps
         rank, size = comms.world.rank, comms.world.size
-        # Ranks 0 and 1 publish their calls: one rank of a saving subset is enough.
+        # Only ranks 0 and 1 publish their calls: rank 0 watches rank 1, all others watch rank 0.
         self._peer = 0 if rank else 1
-        self._shows = rank < 2  # noqa: PLR2004
+        self._publishes_calls = rank < 2  # noqa: PLR2004
         self._look_seconds = max(_LOOK_SECONDS, size / _LOOKS_PER_SECOND_MAX)
-        self._trainer = threading.get_ident()
+        self._trainer_thread = threading.get_ident()
         self._save_call = (0, 0)
         self._published_call = 0
         self._is_inside = False
@@ -136,14 +136,14 @@ class MissedSaveDetector:
     def _run(self) -> None:
         while not self._stop_event.wait(self._look_seconds):
             try:
-                self._look()
+                self._check_peer()
             except PeerFailed:
                 # Without the key-value store no rank receives an answer.
                 return
 
-    def _look(self) -> None:
+    def _check_peer(self) -> None:
         save, steps = self._save_call
-        if self._shows and save > self._published_call:
+        if self._publishes_calls and save > self._published_call:
             self._published_call = save
             call = json.dumps({"save": save, "steps": steps}).encode()
             self._kv_store.post(self._comms.key("saves", self._comms.world.rank), call)
@@ -162,7 +162,7 @@ class MissedSaveDetector:
             return ""
         if steps_ahead:
             return "it made more optimizer steps"
-        call_text = blocked_in(sys._current_frames().get(self._trainer), self._peer)  # noqa: SLF001
+        call_text = blocked_in(sys._current_frames().get(self._trainer_thread), self._peer)  # noqa: SLF001
         return f"it is in {call_text}" if call_text else ""
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.distributed.launch_env import LaunchEnv
     from resilient.distributed.start_identity import StartIdentity
 
-_FAREWELL_SECONDS = 10.0
+_EXIT_BARRIER_SECONDS = 10.0
 _SETTLE_SECONDS = 0.1
 
 
@@ -37,7 +37,7 @@ class RankGroup:
     """Rank group of this process. The process joins once and stays until it exits.
 
     Attributes:
-        outputs: Output folder of the training into a repository, by repository.
+        outputs: Output folder of each training, by the repository of its checkpoints.
         trained: Number of trainings that this process has begun.
     """
 
@@ -65,7 +65,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroupSpec:
-    """Backend of the ranks' collectives, if we start the process group.
+    """Backend of the ranks' collectives, if this package starts the process group.
 
     Attributes:
         name: ``gloo``, ``nccl``, ...
@@ -76,13 +76,12 @@ class ProcessGroupSpec:
     timeout_seconds: float
 
 
-# A process has one default process group, so it has one rank group; torch stores its group the same
-# way.
-_joined: list[RankGroup] = []
+# A process has one default process group of torch, and therefore one rank group.
+_own_group: list[RankGroup] = []
 
 
 def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGroup:
-    """Join the other ranks, unless this process already has. Collective.
+    """Join the other ranks, unless this process has already joined. Collective.
 
     Args:
         backend: Function that chooses the backend of the default process group. The group is
@@ -93,22 +92,22 @@ def join(backend: Callable[[World], ProcessGroupSpec] | None = None) -> RankGrou
             group of another size was created after this process joined.
         PeerFailed: The rendezvous store cannot be reached.
     """
-    if not _joined:
+    if not _own_group:
         launch = read_launch(os.environ)
         if not launch.start.id:
             launch = replace(launch, start=own_start(os.environ))
-        _joined.append(_join(launch, may_serve=backend is not None))
-    rank_group = _joined[0]
+        _own_group.append(_join(launch, may_serve=backend is not None))
+    rank_group = _own_group[0]
     if dist.is_initialized():
         _require_same_size(rank_group.world.size)
     elif backend is not None and rank_group.board is not None:
-        _compute_together(rank_group, rank_group.board, backend(rank_group.world))
+        _start_process_group(rank_group, rank_group.board, backend(rank_group.world))
     return rank_group
 
 
 def _join(launch: LaunchEnv, *, may_serve: bool) -> RankGroup:
     if dist.is_initialized():
-        return _adopt(launch)
+        return _adopt_process_group(launch)
     world = launch.world
     if world.size == 1:
         return RankGroup(world, None, launch)
@@ -133,7 +132,7 @@ def _require_same_size(size: int) -> None:
         )
 
 
-def _compute_together(
+def _start_process_group(
     rank_group: RankGroup, kv_store: TorchKVStore, backend: ProcessGroupSpec
 ) -> None:
     """Start the default process group on the group's key-value store. Collective."""
@@ -151,21 +150,21 @@ def is_single_process(backend: str) -> None:
 def _leave_process_group() -> None:
     """Let gloo's threads finish while the interpreter still runs.
 
-    A worker thread drops the last collective's tensors a moment after it woke the caller, and
-    needs the interpreter for that. Without the interpreter, the thread aborts the process (torch
-    2.13; seen in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
+    A worker thread of gloo frees the last collective's tensors shortly after the caller continues.
+    The thread needs the interpreter for that, and otherwise aborts the process (torch 2.13; seen
+    in 1 of 20 exits). ``destroy_process_group`` does not join these threads.
     """
     if dist.is_initialized():
         dist.destroy_process_group()
     SystemClock().sleep(_SETTLE_SECONDS)
 
 
-def _adopt(launch: LaunchEnv) -> RankGroup:
+def _adopt_process_group(launch: LaunchEnv) -> RankGroup:
     """Use the process group of the script, and open a key-value store beside it. Collective."""
     world = World(dist.get_rank(), dist.get_world_size(), launch.world.local_rank)
     if world.size == 1:
         return RankGroup(world, None, launch)
-    # The script may end its process group earlier; the threads must finish in time in any case.
+    # The script may end its process group earlier. The threads must finish in that case too.
     atexit.register(_leave_process_group)
     host = launch.host or "127.0.0.1"
     server = _serve(host) if world.is_coordinator else None
@@ -191,8 +190,8 @@ def exit_barrier(rank_group: RankGroup, topic: str) -> None:
     if rank_group.board is None:
         return
     keys = [f"farewell/{topic}/{rank}" for rank in range(rank_group.world.size)]
-    # Everything is durable by now; a missing key-value store is no failure.
+    # All saves are durable at this point, so a lost key-value store is no failure.
     with suppress(PeerFailed):
         rank_group.board.post(keys[rank_group.world.rank], b"1")
         if rank_group.world.is_coordinator:
-            rank_group.board.wait(keys, _FAREWELL_SECONDS)
+            rank_group.board.wait(keys, _EXIT_BARRIER_SECONDS)

@@ -25,7 +25,7 @@ REQUEUES = "RESILIENT_REQUEUES"
 _SLURM = "slurm/"
 _TEXT_LENGTH_MAX = 200
 _NUMBER_MAX = 1 << 31
-# Kubernetes draws the last five characters of a pod's name from these.
+# Kubernetes draws the last five characters of a pod's name from these letters and digits.
 _POD = re.compile(r"(.+?)(?:-\d+)?-[bcdfghjklmnpqrstvwxz2456789]{5}")
 _FIELDS = {"id": str, "job": str, "requeues": int, "training": int}
 
@@ -58,7 +58,7 @@ class StartIdentity:
         return self._is_of_same_job(earlier) and not self.job.startswith(_SLURM)
 
     def is_restart_of(self, earlier: StartIdentity) -> bool:
-        """Return whether the agent or SLURM began this start again, without a user."""
+        """Return whether the agent or SLURM restarted the earlier start, without a user."""
         if self.id and self.id == earlier.id:
             return True
         is_slurm = self.job.startswith(_SLURM)
@@ -128,9 +128,10 @@ def inherited_start(environ: Mapping[str, str]) -> StartIdentity:
 
 
 def own_start(environ: Mapping[str, str]) -> StartIdentity:
-    """Return the identity of a process without our agent.
+    """Return the identity of a process that no agent started.
 
-    Workers of one torchrun share the identity through all restarts: its process is their parent.
+    Workers of one torchrun keep the identity through all restarts, because the torchrun process is
+    their parent.
 
     Raises:
         ConfigError: A variable is malformed.
@@ -167,7 +168,7 @@ def _job_of(environ: Mapping[str, str], rendezvous: str) -> tuple[str, int]:
 
 
 def _pod_owner(environ: Mapping[str, str]) -> str:
-    """Return the name of the Kubernetes Job that owns this pod, as far as the pod's name shows it.
+    """Return the name of the Kubernetes Job that owns this pod, if the pod's name contains it.
 
     Only commands that the pod itself starts count, because users may also start commands in a pod.
     """

@@ -1,4 +1,4 @@
-"""A request to stop, and its transfer from the agent of a host to the workers there.
+"""Stop request, and its transfer from the agent of a host to the workers of this host.
 
 A deadline is a time on the monotonic clock, which all processes of a host share and no process can
 set. Messages between hosts contain the remaining seconds instead.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_WORD = "stop"
+_FILE_NAME = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class StopRequest:
     """Reason and deadline of a stop.
 
     Attributes:
-        reason: Text for a person: ``SIGTERM``, ``aws: spot terminate``.
-        deadline_seconds: End of this host or process, on the monotonic clock of this host.
+        reason: Readable text, such as ``SIGTERM`` or ``aws: spot terminate``.
+        deadline_seconds: Time at which this host or process ends, on this host's monotonic clock.
         is_for_all: Whether the request is for all hosts of the run, and not only for this host.
     """
 
@@ -55,26 +55,26 @@ class StopRequest:
         return StopRequest(str(value["reason"]), now_seconds + float(value["left_seconds"]))
 
 
-def write_stop_request(notes: str, request: StopRequest) -> None:
-    """Write a request to the folder ``notes`` for the workers of this host. It sends no signal.
+def write_stop_request(agent_folder: str, request: StopRequest) -> None:
+    """Write a request for the workers of this host to ``agent_folder``, without a signal.
 
-    A worker that finds no request uses the grace period from its start.
+    A worker that finds no request uses the grace period that it received at its start.
     """
-    if not notes:
+    if not agent_folder:
         return
-    temporary_path = Path(notes, f"{_WORD}-fresh")
-    word = {"reason": request.reason, "deadline_seconds": request.deadline_seconds}
+    temporary_path = Path(agent_folder, f"{_FILE_NAME}-fresh")
+    record = {"reason": request.reason, "deadline_seconds": request.deadline_seconds}
     with suppress(OSError):
-        temporary_path.write_text(json.dumps(word), encoding="utf-8")
-        temporary_path.replace(Path(notes, _WORD))
+        temporary_path.write_text(json.dumps(record), encoding="utf-8")
+        temporary_path.replace(Path(agent_folder, _FILE_NAME))
 
 
-def read_stop_request(notes: str) -> StopRequest | None:
-    """Return the request that the agent wrote to the folder ``notes``; None if there is none."""
-    if not notes:
+def read_stop_request(agent_folder: str) -> StopRequest | None:
+    """Return the request that the agent wrote to ``agent_folder``; None if there is none."""
+    if not agent_folder:
         return None
     try:
-        word = json.loads(Path(notes, _WORD).read_text(encoding="utf-8"))
-        return StopRequest(str(word["reason"]), float(word["deadline_seconds"]))
+        record = json.loads(Path(agent_folder, _FILE_NAME).read_text(encoding="utf-8"))
+        return StopRequest(str(record["reason"]), float(record["deadline_seconds"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

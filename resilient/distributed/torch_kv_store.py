@@ -26,7 +26,7 @@ class TorchKVStore:
     """A KVStore on a TCPStore server.
 
     Args:
-        store: A client for this store alone, because a TCPStore client serves one call at a time.
+        store: Client that only this object uses: a TCPStore client serves one call at a time.
     """
 
     def __init__(self, store: dist.TCPStore) -> None:
@@ -51,7 +51,7 @@ class TorchKVStore:
             return None
         except dist.DistNetworkError as error:
             raise _unreachable_error(error) from error
-        # One request for all keys: rank 0 would send thousands, one after the other.
+        # Send one request for all keys. Otherwise rank 0 would send thousands of requests in turn.
         values: list[bytes] = self._call(self.store.multi_get, list(keys))
         return values
 
@@ -69,7 +69,7 @@ class TorchKVStore:
             own_address = address_toward(self.store.host, self.store.port)
         except OSError as error:
             raise _unreachable_error(error) from error
-        # A host's own name may lead to its loopback, which no other host reaches.
+        # A host's own name may resolve to its loopback address, which no other host can reach.
         return self.store.host if own_address.startswith("127.") else own_address
 
     @staticmethod

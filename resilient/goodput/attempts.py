@@ -72,13 +72,13 @@ class AttemptRecord:
     records: list[EventRecord] = field(default_factory=list)
     is_ended: bool = False
 
-    def told(self, *events: str) -> list[EventRecord]:
+    def records_of(self, *events: str) -> list[EventRecord]:
         """Return the records of these events, by time."""
         return [record for record in self.records if record.event in events]
 
     def first(self, *events: str) -> EventRecord | None:
         """Return the first record of these events."""
-        return next(iter(self.told(*events)), None)
+        return next(iter(self.records_of(*events)), None)
 
 
 def find_agent_runs(records: Iterable[EventRecord]) -> list[AgentRun]:
@@ -102,17 +102,17 @@ def find_attempts(records: Sequence[EventRecord]) -> list[AttemptRecord]:
         if record.event == "WorkerGroupStarted" and record.agent:
             attempt_by_agent[record.agent] = _begin(by_attempt, record)
         elif record.event in _OF_AGENTS and record.agent in attempt_by_agent:
-            _note(attempt_by_agent[record.agent], record)
+            _add_record(attempt_by_agent[record.agent], record)
     attempts = sorted(by_attempt.values(), key=lambda attempt: attempt.began_ms)
-    _take_ranks(attempts, [record for record in records if not record.agent])
+    _assign_rank_records(attempts, [record for record in records if not record.agent])
     attempts.sort(key=lambda attempt: attempt.began_ms)
-    over_ms = 0
+    previous_end_ms = 0
     for number, attempt in enumerate(attempts, 1):
         attempt.number = number
         attempt.records.sort(key=lambda record: record.at_ms)
         # A host may return to the rendezvous while another host still ends its workers.
-        attempt.began_ms = min(max(attempt.began_ms, over_ms), attempt.started_ms)
-        over_ms = attempt.ended_ms if attempt.is_ended else over_ms
+        attempt.began_ms = min(max(attempt.began_ms, previous_end_ms), attempt.started_ms)
+        previous_end_ms = attempt.ended_ms if attempt.is_ended else previous_end_ms
     return attempts
 
 
@@ -137,14 +137,14 @@ def _begin(by_attempt: dict[str, AttemptRecord], record: EventRecord) -> Attempt
     return record_of_attempt
 
 
-def _note(attempt: AttemptRecord, record: EventRecord) -> None:
+def _add_record(attempt: AttemptRecord, record: EventRecord) -> None:
     attempt.records.append(record)
     if record.event == "AttemptEnded" or not attempt.is_ended:
         attempt.ended_ms = max(attempt.ended_ms, record.at_ms)
     attempt.is_ended |= record.event == "AttemptEnded"
 
 
-def _take_ranks(attempts: list[AttemptRecord], records: Sequence[EventRecord]) -> None:
+def _assign_rank_records(attempts: list[AttemptRecord], records: Sequence[EventRecord]) -> None:
     """Assign events of ranks to attempts, by generation if the event has one, else by time."""
     by_agents = list(attempts)
     begun_ms = [attempt.began_ms for attempt in by_agents]
@@ -171,8 +171,8 @@ def _take_ranks(attempts: list[AttemptRecord], records: Sequence[EventRecord]) -
             attempt.ended_ms = max(attempt.ended_ms, record.at_ms)
 
 
-TELL_STEPS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressReported")
-WENT_BACK = "TrainingRolledBack"
+STEP_EVENTS = ("FirstStepEnded", "MetricsLogged", "PhaseEnded", "ProgressReported")
+ROLLBACK_EVENT = "TrainingRolledBack"
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Rewind:
     times: int
 
 
-def walk(
+def trace_steps(
     records: Iterable[EventRecord], began: StepTime, ended_ms: int
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     """Return the times of steps and the rewinds of an attempt.
@@ -224,8 +224,8 @@ def walk(
         at_ms = done_ms(record)
         if not began.at_ms <= at_ms <= ended_ms:
             continue
-        if record.event == WENT_BACK:
-            if (rewind := _return(record, points, rewinds)) is not None:
+        if record.event == ROLLBACK_EVENT:
+            if (rewind := _parse_rewind(record, points, rewinds)) is not None:
                 rewinds.append(rewind)
                 points = [point for point in points if point.step < rewind.step]
                 points.append(StepTime(rewind.step, at_ms))
@@ -262,10 +262,10 @@ def step_of(record: EventRecord | None, default: int) -> int:
     return default
 
 
-def _return(
+def _parse_rewind(
     record: EventRecord, points: Sequence[StepTime], returns: Sequence[Rewind]
 ) -> Rewind | None:
-    """Return the rewind of a record; None if already reported or without a checkpoint."""
+    """Return the rewind of a record; None if it is already reported or has no checkpoint."""
     checkpoint = parse_checkpoint(record.text("checkpoint"))
     times = round(record.number("times"))
     if checkpoint is None or times in (past.times for past in returns):
@@ -340,23 +340,29 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
     """Return the timeline of an attempt, as far as its events show it."""
     failed_ms, hung_ms = _failed_ms(attempt), _hung_ms(attempt)
     until_ms = attempt.ended_ms if failed_ms is None else failed_ms
-    start_record, end_records = attempt.first("TrainingStarted"), attempt.told(*ENDS)
-    signs = [
-        record for record in attempt.told("ProgressReported") if record.number("step", -1) >= 0
+    start_record, end_records = attempt.first("TrainingStarted"), attempt.records_of(*ENDS)
+    progress_records = [
+        record
+        for record in attempt.records_of("ProgressReported")
+        if record.number("step", -1) >= 0
     ]
     restored = attempt.first("CheckpointRestored")
     first_step = step_of(start_record or restored, 0)
-    begins_ms = start_record.at_ms if start_record else (signs[0].at_ms if signs else None)
+    begins_ms = (
+        start_record.at_ms
+        if start_record
+        else (progress_records[0].at_ms if progress_records else None)
+    )
     training = None
     if begins_ms is not None:
         stops_ms = end_records[-1].at_ms if end_records else until_ms
         training = Span(begins_ms, max(begins_ms, stops_ms if hung_ms is None else hung_ms))
-    points, rewinds = _walk(attempt, first_step, training)
+    points, rewinds = _trace_steps(attempt, first_step, training)
     first_done = attempt.first("FirstStepEnded")
     done_ms = first_done.at_ms if first_done else (points[1].at_ms if points[1:] else None)
     return AttemptTimeline(
         life=attempt,
-        restore=_before(restored) if restored else None,
+        restore=_span_before(restored) if restored else None,
         training=training,
         is_over=bool(end_records),
         failed_ms=failed_ms,
@@ -364,7 +370,7 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
         first_step_ms=done_ms,
         first_step=first_step,
         last_step=max(first_step, _last_step(attempt, rewinds)) if training else first_step,
-        evaluations=tuple(map(_before, _phases(attempt, _EVALUATING))),
+        evaluations=tuple(map(_span_before, _phases(attempt, _EVALUATING))),
         stalls=_stalls(attempt),
         points=points,
         returns=rewinds,
@@ -373,7 +379,7 @@ def build_attempt_timeline(attempt: AttemptRecord) -> AttemptTimeline:
 
 def _failed_ms(attempt: AttemptRecord) -> int | None:
     """Return the time of the first sign of failure; None if the attempt did not fail."""
-    ends = attempt.told("AttemptEnded")
+    ends = attempt.records_of("AttemptEnded")
     if not ends:
         failure = attempt.first("WorkerFailed")
         return failure.at_ms if failure else None
@@ -391,19 +397,21 @@ def _hung_ms(attempt: AttemptRecord) -> int | None:
     return hang.at_ms - hang.milliseconds("waited_seconds") if hang else None
 
 
-def _walk(
+def _trace_steps(
     attempt: AttemptRecord, first_step: int, training: Span | None
 ) -> tuple[tuple[StepTime, ...], tuple[Rewind, ...]]:
     if training is None:
         return (), ()
     start_point = StepTime(first_step, training.began_ms)
-    return walk(attempt.told(*TELL_STEPS, WENT_BACK), start_point, training.ended_ms)
+    return trace_steps(
+        attempt.records_of(*STEP_EVENTS, ROLLBACK_EVENT), start_point, training.ended_ms
+    )
 
 
 def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
     """Return the last step that ended and was not discarded since."""
     rewind = returns[-1] if returns else None
-    records = attempt.told(*TELL_STEPS, "AttemptEnded", *ENDS)
+    records = attempt.records_of(*STEP_EVENTS, "AttemptEnded", *ENDS)
     steps_since = [
         step_of(record, 0) for record in records if rewind is None or record.at_ms > rewind.at_ms
     ]
@@ -411,20 +419,20 @@ def _last_step(attempt: AttemptRecord, returns: tuple[Rewind, ...]) -> int:
 
 
 def _phases(attempt: AttemptRecord, phase: str) -> list[EventRecord]:
-    return [record for record in attempt.told("PhaseEnded") if record.text("phase") == phase]
+    return [record for record in attempt.records_of("PhaseEnded") if record.text("phase") == phase]
 
 
 def _stalls(attempt: AttemptRecord) -> tuple[Span, ...]:
     """Return the times in which training waited for a save, from its events or from the commits."""
     phases = _phases(attempt, _SAVING)
     if phases:
-        return tuple(map(_before, phases))
+        return tuple(map(_span_before, phases))
     stalls = []
-    for record in attempt.told("CheckpointCommitted"):
+    for record in attempt.records_of("CheckpointCommitted"):
         began_ms = record.at_ms - record.milliseconds("commit_seconds")
         stalls.append(Span(began_ms, began_ms + record.milliseconds("stall_seconds")))
     return tuple(stalls)
 
 
-def _before(record: EventRecord) -> Span:
+def _span_before(record: EventRecord) -> Span:
     return Span(record.at_ms - record.milliseconds("took_seconds"), record.at_ms)

@@ -37,13 +37,15 @@ def correct_clock_steps(records: Iterable[EventRecord]) -> list[EventRecord]:
 
     Records without a boot name or boot seconds keep their time of day.
     """
-    present = list(records)
-    offsets = _offsets_ms(present)
-    return sorted((_moved(record, offsets) for record in present), key=lambda record: record.at_ms)
+    given_records = list(records)
+    offsets = _offsets_ms(given_records)
+    return sorted(
+        (_corrected(record, offsets) for record in given_records), key=lambda record: record.at_ms
+    )
 
 
 def present_ms(records: Iterable[EventRecord], clock: Clock, now_ms: int) -> int:
-    """Return the present on the time scale of :func:`correct_clock_steps`.
+    """Return the current time on the time scale of :func:`correct_clock_steps`.
 
     Args:
         records: Records of the run, as read.
@@ -59,18 +61,18 @@ def _offsets_ms(records: Iterable[EventRecord]) -> Mapping[str, int]:
     """Return the offset from boot milliseconds to time of day, for each boot of a machine."""
     offsets_by_host: dict[str, list[int]] = defaultdict(list)
     for record in records:
-        if _is_steady(record):
+        if _has_boot_time(record):
             offsets_by_host[record.text("boot")].append(record.at_ms - _since_boot_ms(record))
     return {boot: statistics.median_low(offsets) for boot, offsets in offsets_by_host.items()}
 
 
-def _moved(record: EventRecord, offsets: Mapping[str, int]) -> EventRecord:
-    if not _is_steady(record):
+def _corrected(record: EventRecord, offsets: Mapping[str, int]) -> EventRecord:
+    if not _has_boot_time(record):
         return record
     return replace(record, at_ms=max(0, _since_boot_ms(record) + offsets[record.text("boot")]))
 
 
-def _is_steady(record: EventRecord) -> bool:
+def _has_boot_time(record: EventRecord) -> bool:
     return bool(record.text("boot")) and record.number("monotonic", -1.0) >= 0.0
 
 
@@ -89,7 +91,7 @@ FORMER_EVENTS = {
     "RunGivenUp": "RunAborted",
     "TrainedUntil": "UntilStepReached",
 }
-"""Names of events in files of versions before 0.1.0, with the names of today."""
+"""Current names of events, by the names in files of versions before 0.1.0."""
 
 WANTED = frozenset(
     {
@@ -108,7 +110,7 @@ FILE_BYTES_MAX = 4 << 30
 """Largest event file; 4 GiB are about 20 million events."""
 LINE_BYTES_MAX = 1 << 20
 """Longest line of an event file; a longer line is ignored."""
-_NUMBER_MAX = 1 << 53  # beyond, floats skip integers
+_NUMBER_MAX = 1 << 53  # above this limit, floats skip integers
 _DAY_MS = 86_400_000
 _YEARS_MS = 36525 * _DAY_MS  # a century: no clock wrote a time after 2070
 
@@ -239,13 +241,13 @@ def event_lines(folder: Path, path: Path) -> Iterator[str]:
         StoreDenied: The path leads out of the folder, or is not a regular file.
     """
     with open_inside(folder, path, FILE_BYTES_MAX) as file:
-        # Reading to the end of a file that grows as fast as it is read would never stop.
+        # Stop at the current size: another process may append as fast as this one reads.
         bytes_left = os.fstat(file.fileno()).st_size
         is_cut = False
         while bytes_left > 0 and (raw := file.readline(min(bytes_left, LINE_BYTES_MAX))):
             bytes_left -= len(raw)
-            is_rest, is_cut = is_cut, len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n")
-            if not is_rest and not is_cut:
+            is_continuation, is_cut = is_cut, len(raw) == LINE_BYTES_MAX and not raw.endswith(b"\n")
+            if not is_continuation and not is_cut:
                 yield raw.decode("utf-8", errors="replace")
 
 
@@ -337,15 +339,15 @@ def align(records: Sequence[EventRecord]) -> list[EventRecord]:
 
 def offsets_ms(records: Sequence[EventRecord]) -> Mapping[str, int]:
     """Return how far each host's clock is ahead of the first host's, 0 within the tolerance."""
-    times_by_meeting: dict[str, dict[str, int]] = defaultdict(dict)
+    times_by_attempt: dict[str, dict[str, int]] = defaultdict(dict)
     for record in records:
         if record.event == "WorkerGroupStarted" and record.host and record.text("attempt"):
-            times_by_meeting[record.text("attempt")].setdefault(
+            times_by_attempt[record.text("attempt")].setdefault(
                 record.host, record.at_ms - record.milliseconds("start_seconds")
             )
-    reference_host = next((host for hosts in times_by_meeting.values() for host in hosts), "")
+    reference_host = next((host for hosts in times_by_attempt.values() for host in hosts), "")
     offsets_by_host: dict[str, list[int]] = defaultdict(list)
-    for hosts in times_by_meeting.values():
+    for hosts in times_by_attempt.values():
         for host, at_ms in hosts.items():
             if reference_host in hosts:
                 offsets_by_host[host].append(at_ms - hosts[reference_host])

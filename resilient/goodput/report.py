@@ -14,8 +14,8 @@ from resilient.goodput.timeline import (
     TimeClass,
     Timeline,
     find_faults,
-    paint_launches,
-    paint_life,
+    paint_agent_runs,
+    paint_attempt,
     paint_lost,
     recoveries_by_cause,
 )
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.goodput.timeline import TimelineInterval
 
 SILENT_MS = 60_000
-"""An agent writes an event every 10 s; without one for this time it counts as down."""
+"""An agent writes an event every 10 s. An agent without an event for this time counts as down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class GoodputReport:
 
     @property
     def spent_ms(self) -> dict[TimeClass, int]:
-        """The wall clock by class; the values sum to the whole."""
+        """The wall clock by class; the values sum to ``wall_ms``."""
         total = dict.fromkeys(TimeClass, 0)
         for interval in self.intervals:
             total[interval.spent] += interval.length_ms
@@ -147,7 +147,7 @@ class GoodputReport:
 
     @property
     def _resumable_checkpoints(self) -> list[CommittedCheckpoint]:
-        """Checkpoints from which the newest attempt could resume, as far as known here."""
+        """Checkpoints from which the newest attempt could resume, by the events of the run."""
         return [save for save in self.saved if save.step <= self.now.step]
 
 
@@ -158,17 +158,17 @@ def build_report(
 
     Args:
         event_records: All records of the run, in any order.
-        until_ms: The present, for a running run; 0 ends the report with the last record. See
+        until_ms: Current time, if the run may continue; 0 ends the report with the last record. See
             :func:`resilient.goodput.event_log.present_ms`.
         goes_on: Whether the run's agent may be alive. Intervals of a dead agent are not extended to
-            the present.
+            the current time.
     """
     by_time = correct_clock_steps(event_records)
     records = align(by_time)
     last_ms = records[-1].at_ms if records else 0
     launches, attempts = find_agent_runs(records), find_attempts(records)
     if goes_on and until_ms - last_ms <= SILENT_MS:
-        _go_on(launches, attempts, until_ms)
+        _extend_to_present(launches, attempts, until_ms)
     timelines = [build_attempt_timeline(attempt) for attempt in attempts]
     faults = find_faults(timelines, launches)
     firsts = [
@@ -176,15 +176,15 @@ def build_report(
         *(attempt.began_ms for attempt in attempts),
     ]
     began_ms = min(firsts, default=0)
-    line = Timeline(began_ms, max(last_ms, until_ms))
-    paint_launches(line, launches, timelines)
+    run_timeline = Timeline(began_ms, max(last_ms, until_ms))
+    paint_agent_runs(run_timeline, launches, timelines)
     for timeline in timelines:
-        paint_life(line, timeline)
-    paint_lost(line, faults)
+        paint_attempt(run_timeline, timeline)
+    paint_lost(run_timeline, faults)
     return GoodputReport(
         began_ms=began_ms,
         ended_ms=max(began_ms, last_ms, until_ms),
-        intervals=line.intervals(),
+        intervals=run_timeline.intervals(),
         doings=tuple(timelines),
         launches=tuple(launches),
         faults=tuple(faults),
@@ -196,13 +196,15 @@ def build_report(
     )
 
 
-def _go_on(launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], until_ms: int) -> None:
-    """Extend the last agent run and attempt to the present if they have not ended."""
+def _extend_to_present(
+    launches: Sequence[AgentRun], attempts: Sequence[AttemptRecord], until_ms: int
+) -> None:
+    """Extend the last agent run and attempt to the current time if they have not ended."""
     for launch in launches[-1:]:
         if launch.exit_code is None:
             launch.ended_ms = max(launch.ended_ms, until_ms)
     for attempt in attempts[-1:]:
-        is_over = attempt.is_ended or attempt.told(*ENDS)
+        is_over = attempt.is_ended or attempt.records_of(*ENDS)
         if not is_over and all(run.exit_code is None for run in launches[-1:]):
             attempt.ended_ms = max(attempt.ended_ms, until_ms)
 
@@ -216,7 +218,7 @@ def _losses(doings: Sequence[AttemptTimeline], faults: Sequence[Fault]) -> tuple
             for began, ended, attempt in fault_spans
             if attempt == timeline.life.number
         ]
-        for record in timeline.life.told("MetricsLogged"):
+        for record in timeline.life.records_of("MetricsLogged"):
             value = _loss_of(record)
             if value is None:
                 continue
@@ -241,7 +243,7 @@ def _loss_of(record: EventRecord) -> float | None:
 def _saved(doings: Sequence[AttemptTimeline]) -> tuple[CommittedCheckpoint, ...]:
     saves = []
     for timeline in doings:
-        for record in timeline.life.told("CheckpointCommitted"):
+        for record in timeline.life.records_of("CheckpointCommitted"):
             name, size = record.text("checkpoint"), round(record.number("size_bytes"))
             written = round(record.number("written_bytes", -1))
             checkpoint = parse_checkpoint(name)
@@ -273,7 +275,7 @@ def _now(
         steps_per_second=_rate(newest) if newest else 0.0,
         told_ms=told_ms,
         exit_code=last_launch.exit_code if last_launch else None,
-        is_done=bool(newest and newest.life.told("TrainingEnded")),
+        is_done=bool(newest and newest.life.records_of("TrainingEnded")),
     )
 
 

@@ -166,7 +166,7 @@ _ACCEPTED = "use 500steps, 30s, 5m, 1h or auto, and with it or alone memory=1ste
 
 @dataclass(frozen=True, slots=True)
 class SaveEvery:
-    """Save interval in steps or in seconds; with neither, it follows from the cost of saves.
+    """Save interval in steps or in seconds, or an automatic interval from the cost of saves.
 
     Attributes:
         steps: Steps between saves; 0 if not given in steps.

@@ -26,7 +26,7 @@ class TimeClass(StrEnum):
     TRAINING = "training"
     """Steps whose work is part of the result."""
     LOST = "lost"
-    """Steps that were rolled back or not saved before their attempt ended; must be repeated."""
+    """Steps that must be repeated: rolled back, or not saved before their attempt ended."""
     EVALUATION = "evaluation"
     SAVE_STALL = "save_stall"
     """Training waited for a save."""
@@ -81,7 +81,7 @@ class Timeline:
     def __init__(self, began_ms: int, ended_ms: int) -> None:
         self._ended_ms = max(began_ms, ended_ms)
         self._boundaries = [began_ms]
-        self._colours = [(TimeClass.DOWN, 0)]
+        self._classes = [(TimeClass.DOWN, 0)]
 
     def paint(
         self,
@@ -98,19 +98,19 @@ class Timeline:
             return
         first_cut, last_cut = self._cut(began_ms), self._cut(ended_ms)
         for nth in range(first_cut, last_cut):
-            if not only or self._colours[nth][0] in only:
-                self._colours[nth] = (spent, attempt)
+            if not only or self._classes[nth][0] in only:
+                self._classes[nth] = (spent, attempt)
 
     def intervals(self) -> tuple[TimelineInterval, ...]:
         """Return the intervals by time; neighbours differ in class or attempt."""
         intervals: list[TimelineInterval] = []
-        for (began_ms, ended_ms), colour in zip(
-            pairwise([*self._boundaries, self._ended_ms]), self._colours, strict=True
+        for (began_ms, ended_ms), time_class in zip(
+            pairwise([*self._boundaries, self._ended_ms]), self._classes, strict=True
         ):
-            if intervals and (intervals[-1].spent, intervals[-1].life) == colour:
-                intervals[-1] = TimelineInterval(intervals[-1].began_ms, ended_ms, *colour)
+            if intervals and (intervals[-1].spent, intervals[-1].life) == time_class:
+                intervals[-1] = TimelineInterval(intervals[-1].began_ms, ended_ms, *time_class)
             elif began_ms < ended_ms:
-                intervals.append(TimelineInterval(began_ms, ended_ms, *colour))
+                intervals.append(TimelineInterval(began_ms, ended_ms, *time_class))
         return tuple(intervals)
 
     def _cut(self, at_ms: int) -> int:
@@ -120,27 +120,27 @@ class Timeline:
             nth == len(self._boundaries) or self._boundaries[nth] != at_ms
         ):
             self._boundaries.insert(nth, at_ms)
-            self._colours.insert(nth, self._colours[nth - 1])
+            self._classes.insert(nth, self._classes[nth - 1])
         return nth
 
 
-def paint_launches(
-    line: Timeline, launches: Sequence[AgentRun], doings: Sequence[AttemptTimeline]
+def paint_agent_runs(
+    run_timeline: Timeline, launches: Sequence[AgentRun], timelines: Sequence[AttemptTimeline]
 ) -> None:
     """Paint the time of agents outside their attempts."""
     for launch in launches:
-        attempts = [timeline.life for timeline in doings if launch.agent in timeline.life.agents]
-        line.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
+        attempts = [timeline.life for timeline in timelines if launch.agent in timeline.life.agents]
+        run_timeline.paint(launch.began_ms, launch.ended_ms, TimeClass.WAIT)
         begins_ms = min((attempt.began_ms for attempt in attempts), default=launch.ended_ms)
-        line.paint(launch.began_ms, begins_ms, TimeClass.START)
+        run_timeline.paint(launch.began_ms, begins_ms, TimeClass.START)
         ends_ms = max((attempt.ended_ms for attempt in attempts), default=launch.ended_ms)
-        line.paint(ends_ms, launch.ended_ms, TimeClass.FINISH)
+        run_timeline.paint(ends_ms, launch.ended_ms, TimeClass.FINISH)
 
 
-def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
+def paint_attempt(run_timeline: Timeline, timeline: AttemptTimeline) -> None:
     """Paint the time of an attempt over the time of its agents."""
     attempt, training = timeline.life, timeline.training
-    paint = line.paint
+    paint = run_timeline.paint
     number, ended_ms = attempt.number, attempt.ended_ms
     paint(attempt.began_ms, attempt.started_ms, TimeClass.RENDEZVOUS, number)
     paint(attempt.started_ms, ended_ms, TimeClass.START, number)
@@ -169,15 +169,15 @@ def paint_life(line: Timeline, timeline: AttemptTimeline) -> None:
     paint(timeline.failed_ms, ended_ms, TimeClass.TEARDOWN, number)
 
 
-_ECHO = "peer"
-_NAMES = {
+_PEER_CAUSE = "peer"
+_CAUSE_BY_END = {
     "stopped": "preemption",
     "preempted": "preemption",
     "killed": "preemption",
     "regrouped": "resize",
     "unreachable": "rendezvous_lost",
 }
-_WITHOUT_A_WORD = ("regrouped", "unreachable")
+_UNREPORTED_ENDS = ("regrouped", "unreachable")
 """Ends of an attempt in which other hosts were lost without a report."""
 _LOSSES = (
     ("host_lost", "hosts", "no answer from {}"),
@@ -237,7 +237,7 @@ class RecoverySummary:
     lost_ms: int
 
 
-def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun]) -> list[Fault]:
+def find_faults(timelines: Sequence[AttemptTimeline], launches: Sequence[AgentRun]) -> list[Fault]:
     """Return the faults of a run by time.
 
     If an attempt starts from an earlier step, the previous work after that step is lost. The loss
@@ -248,19 +248,21 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     useful: list[_Piece] = []
     faults: list[Fault] = []
     first_open_fault = 0  # index of the first fault after the last training
-    for nth, timeline in enumerate(doings):
+    for nth, timeline in enumerate(timelines):
         if timeline.training is not None:
             steps, spans = _drop(useful, timeline.first_step)
             if first_open_fault < len(faults):
                 faults[first_open_fault] = replace(
                     faults[first_open_fault], lost_steps=steps, lost=spans
                 )
-            faults.extend(_went_back(timeline))
+            faults.extend(_rewind_faults(timeline))
             first_open_fault = len(faults)
             useful.append(_Piece(timeline, timeline.last_step, is_open=not timeline.is_over))
-        end_cause = _how_it_ended(timeline, exit_codes, is_last=nth == len(doings) - 1)
+        end_cause = _find_end(timeline, exit_codes, is_last=nth == len(timelines) - 1)
         if end_cause is not None:
-            later_starts_ms = (next_timeline.first_step_ms for next_timeline in doings[nth + 1 :])
+            later_starts_ms = (
+                next_timeline.first_step_ms for next_timeline in timelines[nth + 1 :]
+            )
             done_ms = next((at_ms for at_ms in later_starts_ms if at_ms is not None), None)
             at_ms = _useful_until(timeline)
             down_ms = None if done_ms is None else max(0, done_ms - at_ms)
@@ -268,7 +270,7 @@ def find_faults(doings: Sequence[AttemptTimeline], launches: Sequence[AgentRun])
     return faults
 
 
-def _went_back(timeline: AttemptTimeline) -> list[Fault]:
+def _rewind_faults(timeline: AttemptTimeline) -> list[Fault]:
     """Return the rewinds of an attempt as faults."""
     rewinds_as_faults = []
     for rewind in timeline.returns:
@@ -296,11 +298,11 @@ def recoveries_by_cause(faults: Iterable[Fault]) -> Mapping[str, RecoverySummary
     }
 
 
-def paint_lost(line: Timeline, faults: Iterable[Fault]) -> None:
+def paint_lost(run_timeline: Timeline, faults: Iterable[Fault]) -> None:
     """Paint lost training over the classes of that time."""
     for fault in faults:
         for began_ms, ended_ms, attempt in fault.lost:
-            line.paint(began_ms, ended_ms, TimeClass.LOST, attempt, {TimeClass.TRAINING})
+            run_timeline.paint(began_ms, ended_ms, TimeClass.LOST, attempt, {TimeClass.TRAINING})
 
 
 def _sum_up(faults: Sequence[Fault]) -> RecoverySummary:
@@ -320,7 +322,7 @@ class _Piece:
     The piece is open while the time after its last step belongs to no completed step.
     """
 
-    doing: AttemptTimeline
+    attempt_timeline: AttemptTimeline
     last: int
     is_open: bool
 
@@ -330,8 +332,8 @@ def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, i
     steps, spans = 0, []
     while useful and (useful[-1].last > step or useful[-1].is_open):
         piece = useful[-1]
-        timeline, training = piece.doing, piece.doing.training
-        assert training is not None, "a piece has trained"  # noqa: S101
+        timeline, training = piece.attempt_timeline, piece.attempt_timeline.training
+        assert training is not None, "only attempts that trained are stored"  # noqa: S101
         first_step = min(max(step, timeline.first_step), piece.last)
         ended_ms = training.ended_ms if piece.is_open else timeline.when_done(piece.last)
         steps += piece.last - first_step
@@ -344,24 +346,26 @@ def _drop(useful: list[_Piece], step: int) -> tuple[int, tuple[tuple[int, int, i
 
 
 def _useful_until(timeline: AttemptTimeline) -> int:
-    over_ms = timeline.training.ended_ms if timeline.is_over and timeline.training else None
-    ends = (timeline.hung_ms, timeline.failed_ms, over_ms)
+    training_ended_ms = (
+        timeline.training.ended_ms if timeline.is_over and timeline.training else None
+    )
+    ends = (timeline.hung_ms, timeline.failed_ms, training_ended_ms)
     return next((at_ms for at_ms in ends if at_ms is not None), timeline.life.ended_ms)
 
 
-def _how_it_ended(
-    timeline: AttemptTimeline, left: Mapping[str, int | None], *, is_last: bool
+def _find_end(
+    timeline: AttemptTimeline, exit_codes: Mapping[str, int | None], *, is_last: bool
 ) -> tuple[str, str, str, int] | None:
-    """Return cause, detail, host and rank of an attempt's end; None if it is done or running."""
+    """Return cause, detail, host and rank of an attempt's end; None if complete or running."""
     attempt = timeline.life
-    ends = attempt.told("AttemptEnded")
+    ends = attempt.records_of("AttemptEnded")
     kinds = [end.text("ended") for end in ends]
-    failures = attempt.told("WorkerFailed")
+    failures = attempt.records_of("WorkerFailed")
     if failures and ("failed" in kinds or not kinds):
         first_failure = next(
-            (failure for failure in failures if failure.text("cause") != _ECHO), failures[0]
+            (failure for failure in failures if failure.text("cause") != _PEER_CAUSE), failures[0]
         )
-        lost_peer = _who_is_gone(attempt) if first_failure.text("cause") == _ECHO else None
+        lost_peer = _lost_nodes(attempt) if first_failure.text("cause") == _PEER_CAUSE else None
         detail = first_failure.text("error") or _status(round(first_failure.number("status")))
         own_failure = (
             first_failure.text("cause"),
@@ -370,21 +374,21 @@ def _how_it_ended(
             round(first_failure.number("rank", -1)),
         )
         return lost_peer or own_failure
-    kind = next((kind for kind in kinds if kind in (*_NAMES, "failed")), "")
+    kind = next((kind for kind in kinds if kind in (*_CAUSE_BY_END, "failed")), "")
     if kind:
-        lost_peer = _who_is_gone(attempt) if kind in _WITHOUT_A_WORD else None
-        return lost_peer or (_NAMES.get(kind, kind), _reason(attempt), ends[0].host, -1)
-    if kinds or attempt.told("TrainingEnded", "UntilStepReached"):
+        lost_peer = _lost_nodes(attempt) if kind in _UNREPORTED_ENDS else None
+        return lost_peer or (_CAUSE_BY_END.get(kind, kind), _reason(attempt), ends[0].host, -1)
+    if kinds or attempt.records_of("TrainingEnded", "UntilStepReached"):
         return None
-    if attempt.told("TrainingStopped"):
+    if attempt.records_of("TrainingStopped"):
         return "preemption", _reason(attempt), "", -1
-    is_gone = any(left.get(agent) is not None for agent in attempt.agents)
-    return None if is_last and not is_gone else ("agent_lost", "its end is unknown", "", -1)
+    has_exited = any(exit_codes.get(agent) is not None for agent in attempt.agents)
+    return None if is_last and not has_exited else ("agent_lost", "its end is unknown", "", -1)
 
 
-def _who_is_gone(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
+def _lost_nodes(attempt: AttemptRecord) -> tuple[str, str, str, int] | None:
     """Return cause, detail, host and rank if the attempt lost nodes without a report."""
-    losses = attempt.told("NodesLost")
+    losses = attempt.records_of("NodesLost")
     for cause, field, text in _LOSSES:
         lost_nodes = [word for record in losses for word in record.words(field)]
         if lost_nodes:

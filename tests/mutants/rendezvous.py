@@ -338,8 +338,8 @@ MUTANTS = [
     Mutant(
         "a host without progress is awaited without a limit",
         "resilient/distributed/coordination.py",
-        "if beats.get(rank) == previous_beats.get(rank)",
-        "if rank not in beats",
+        "if heartbeats.get(rank) == previous_heartbeats.get(rank)",
+        "if rank not in heartbeats",
         "tests/contract/test_comms.py -k rests_there",
         promise="Near tier",
     ),

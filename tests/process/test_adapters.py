@@ -193,7 +193,7 @@ def test_from_every_checkpoint_on_the_run_ends_the_same(tmp_path, train):
     ],
 )
 def test_the_agent_sees_that_their_steps_get_on(tmp_path, monkeypatch, train, in_step, steps):
-    monkeypatch.setattr("resilient.distributed.heartbeat._own", [])
+    monkeypatch.setattr("resilient.distributed.heartbeat._own_reporter", [])
     pulse, forward = progress_reporter(), Guess.forward
     seen = {True: [], False: []}
 

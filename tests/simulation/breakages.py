@@ -69,7 +69,7 @@ _GATHER, _AGREE = ControlGroup.gather, StopCoordinator._agree
 
 BREAKAGES: dict[str, tuple[Any, str, Any]] = {
     "fence": (committing, "check_fence", _no_fence),
-    "vote": (coordination, "_conclude", _lost_vote),
+    "vote": (coordination, "_decide_or_fail", _lost_vote),
     "silence": (ControlGroup, "gather", _silent_vote),
     "commit": (committing, "put_manifest", _double_commit),
     "number": (generations, "create_record", _shared_number),

@@ -109,7 +109,7 @@ def test_a_compilation_in_a_step_is_no_part_of_it(beat, pulse, shown, clock):
 
 
 def test_a_loop_that_shows_its_own_progress_is_left_to_it(beat, pulse, shown):
-    pulse.is_told = True
+    pulse.is_reported_by_script = True
     pulse.enter(Phase.EVALUATING)
     for one in (lambda: beat.start(3), beat.begin_step, beat.end_step, beat.between, beat.stop):
         one()
@@ -119,7 +119,7 @@ def test_a_loop_that_shows_its_own_progress_is_left_to_it(beat, pulse, shown):
 @pytest.fixture
 def own(monkeypatch):
     """This process's pulse, anew."""
-    monkeypatch.setattr("resilient.distributed.heartbeat._own", [])
+    monkeypatch.setattr("resilient.distributed.heartbeat._own_reporter", [])
     return progress_reporter()
 
 

@@ -64,7 +64,7 @@ def begin(monkeypatch):
 
     def begin_run(folder, **environ):
         with monkeypatch.context() as patched:
-            patched.setattr("resilient.distributed.rank_group._joined", [])
+            patched.setattr("resilient.distributed.rank_group._own_group", [])
             for name, value in environ.items():
                 patched.setenv(name, value)
             checkpointer = Checkpointer(folder, model=torch.nn.Linear(2, 2))

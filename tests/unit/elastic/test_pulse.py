@@ -161,7 +161,7 @@ def test_a_pulse_replaces_one_that_somebody_still_has_open(tmp_path, clock):
 
 
 def test_under_an_agent_a_process_shows_its_pulse_and_who_may_be_asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_own", [])
+    monkeypatch.setattr(heartbeat, "_own_reporter", [])
     registered = []
     monkeypatch.setattr(
         heartbeat.faulthandler, "register", lambda *a, **k: registered.append((a, k))
@@ -181,7 +181,7 @@ def test_under_an_agent_a_process_shows_its_pulse_and_who_may_be_asked(tmp_path,
 
 @pytest.mark.parametrize("notes", ["", "/nowhere/at/all"])
 def test_without_an_agent_a_pulse_costs_nothing_and_fails_never(notes, monkeypatch):
-    monkeypatch.setattr(heartbeat, "_own", [])
+    monkeypatch.setattr(heartbeat, "_own_reporter", [])
     monkeypatch.setenv("RESILIENT_NOTES", notes)
     heartbeat.heartbeat(1)
     heartbeat.heartbeat()
