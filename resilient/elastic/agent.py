@@ -36,12 +36,12 @@ from resilient.elastic.events import (
     RunAborted,
     RunEnded,
     WorkerGroupStarted,
-    tell_failure,
+    failure_event,
 )
 from resilient.elastic.health_monitor import HealthMonitor
 from resilient.elastic.outcome import CODE_PREEMPTED, Outcome, OutcomeKind
 from resilient.elastic.rendezvous.attempt import Attempt, AttemptRegistry, HostEnv, worker_environ
-from resilient.elastic.rendezvous.connect import NO_COMEBACK
+from resilient.elastic.rendezvous.connect import NO_RECONNECT
 from resilient.elastic.rendezvous.leave import (
     exit_reason,
     leave_rendezvous,
@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 _CODE_HOST_UNHEALTHY = 71
 
-Beat = Callable[[Path], None]
+PeriodicCallback = Callable[[Path], None]
 _Leaving = Finish | LeaveHost | GiveUp
 
 
@@ -94,7 +94,7 @@ class ElasticAgent(SimpleElasticAgent):
         emit: Listener for events.
 
     Attributes:
-        comeback: Policy for a lost node that served the rendezvous: wait for the node or not.
+        reconnect: Policy for a lost node that served the rendezvous: wait for the node or not.
     """
 
     def __init__(
@@ -107,53 +107,57 @@ class ElasticAgent(SimpleElasticAgent):
         emit: Emitter,
     ) -> None:
         super().__init__(spec)
-        self.comeback = NO_COMEBACK
-        self._worker_options, self._patience = options, patience
+        self.reconnect = NO_RECONNECT
+        self._worker_options, self._timeouts = options, patience
         self._progress = progress
         self._clock, self._emit = clock, emit
         self._stops = StopSignals(clock, patience.grace_seconds)
         self._registry = AttemptRegistry(spec.rdzv_handler.get_run_id(), clock)
         resume_command = name_command(options.resume)
-        self._judge = RestartController(
+        self._restart_controller = RestartController(
             spec, patience.limits, progress, clock, emit, resume_command
         )
         self._directory = AgentDirectory(options.notes)
         self._folder = self._directory.path
-        self._keeping = DaemonSupervisor(self._folder, options.keeper, patience.grace_seconds, emit)
+        self._daemon_supervisor = DaemonSupervisor(
+            self._folder, options.keeper, patience.grace_seconds, emit
+        )
         self._health = HealthMonitor(self._folder, patience.hang, clock, emit)
         self._fork_server = ForkServer(self._folder, emit, is_on=options.is_warm)
         self._outputs = WorkerLogCapture(options.log_dir, self._folder, clock)
         self._cause, self._number = "start", 0
-        self._beats: tuple[Beat, ...] = ()
-        self._stop_seconds = self._met_seconds = 0.0
+        self._callbacks: tuple[PeriodicCallback, ...] = ()
+        self._stop_seconds = self._rendezvous_seconds = 0.0
         self._attempt: Attempt | None = None
         self._roster = Roster(spec.rdzv_handler, None, emit)
         self._workers: WorkerGroup | None = None
 
-    def supervise(self, stops: StopSignals | None = None, beats: tuple[Beat, ...] = ()) -> _Leaving:
+    def supervise(
+        self, stops: StopSignals | None = None, callbacks: tuple[PeriodicCallback, ...] = ()
+    ) -> _Leaving:
         """Run the group to its end and return the decision that ends the run.
 
         Main thread only, because the agent handles signals, and the kernel kills the workers when
         this thread ends.
 
         Args:
-            stops: Signal handler that listened before this agent existed, with its signals so far.
-            beats: Callables run from time to time while workers run; each gets the agent's folder.
+            stops: Signal handler that was active before this agent existed.
+            callbacks: Functions called regularly while workers run, each with the agent's folder.
         """
-        self._stops, self._beats = stops or self._stops, beats
+        self._stops, self._callbacks = stops or self._stops, callbacks
         try:
             with self._stops.listening():
-                action = self._live_and_decide()
-                stop_arguments = self._stops, self._clock, self._patience.grace_seconds
-                is_outlasted = leave_rendezvous(
+                action = self._run_attempts()
+                stop_arguments = self._stops, self._clock, self._timeouts.grace_seconds
+                is_continued_without = leave_rendezvous(
                     self._worker_group, self._roster, action, *stop_arguments
                 )
         finally:
             self._shutdown()
             self._fork_server.stop()
-            self._keeping.stop(self._stops.left_seconds())
+            self._daemon_supervisor.stop(self._stops.left_seconds())
             self._directory.remove()
-        if is_outlasted:
+        if is_continued_without:
             leave_round(self._worker_group.spec.rdzv_handler)
         event_class = RunEnded if isinstance(action, Finish) else RunAborted
         self._emit(event_class(exit_code=action.code, reason=action.reason))
@@ -165,35 +169,35 @@ class ElasticAgent(SimpleElasticAgent):
         is_done = isinstance(action, Finish) and action.code == 0
         return RunResult(state=WorkerState.SUCCEEDED if is_done else WorkerState.FAILED)
 
-    def _live_and_decide(self) -> _Leaving:
+    def _run_attempts(self) -> _Leaving:
         while True:
             self._number += 1
-            outcome, failures = self._live()
-            outcome = self._judge.with_late_news(outcome, self._stops)
+            outcome, failures = self._run_attempt()
+            outcome = self._restart_controller.with_late_stop_request(outcome, self._stops)
             nodes = self._worker_group.group_world_size
-            action = self._judge.after(outcome, nodes, self._stops.request)
+            action = self._restart_controller.after(outcome, nodes, self._stops.request)
             if failures:
                 self._report(failures, action)
             if not isinstance(action, Restart):
                 return action
             self._cause = action.cause
-            restarts_left, took_seconds = self._judge.restarts_left, self._stop_seconds
+            restarts_left, took_seconds = self._restart_controller.restarts_left, self._stop_seconds
             self._emit(GroupRestarted(action.cause, self._number + 1, restarts_left, took_seconds))
             if not self._stops.wait(action.delay_seconds):
-                reason = f"asked to stop during a wait: {self._judge.again} resumes"
+                reason = f"asked to stop during a wait: {self._restart_controller.again} resumes"
                 return Finish(CODE_PREEMPTED, reason)
 
-    def _live(self) -> tuple[Outcome, list[WorkerFailure]]:
+    def _run_attempt(self) -> tuple[Outcome, list[WorkerFailure]]:
         """Run one attempt: join the rendezvous, start the workers, watch and stop them."""
         group = self._worker_group
         try:
-            self._keeping.start()
+            self._daemon_supervisor.start()
             self._initialize_workers(group)
         except StopInterrupt:
             return Outcome(OutcomeKind.STOPPED, -signal.SIGTERM, self._stops.asked_by), []
         except (RendezvousClosedError, RendezvousGracefulExitError) as error:
-            has_lived, handler = self._number > 1, group.spec.rdzv_handler
-            return outcome_of_closed(handler, error, has_lived=has_lived), []
+            has_run_before, handler = self._number > 1, group.spec.rdzv_handler
+            return outcome_of_closed(handler, error, has_run_before=has_run_before), []
         except (RendezvousError, dist.DistError, PeerFailed) as error:
             return _unreachable(error, self._roster), []
         except OSError as error:
@@ -206,14 +210,17 @@ class ElasticAgent(SimpleElasticAgent):
         self._emit(
             AttemptEnded(self._number, attempt, outcome.kind.value, step, self._stop_seconds)
         )
-        is_met_again = outcome.kind is OutcomeKind.UNREACHABLE and self.comeback.is_wanted
-        return (Outcome(OutcomeKind.REGROUPED) if is_met_again else outcome), failures
+        is_rejoining = outcome.kind is OutcomeKind.UNREACHABLE and self.reconnect.is_wanted
+        return (Outcome(OutcomeKind.REGROUPED) if is_rejoining else outcome), failures
 
     def _watch(self) -> tuple[Outcome, list[WorkerFailure]]:
         # torch sets its attributes outside the constructor, so their declared types are None.
         group: Any = self._worker_group
         assert self._workers is not None, "set when watching starts"  # noqa: S101
-        clock, patience = self._clock, self._patience.beside(has_keeper=bool(self._keeping.path))
+        clock, patience = (
+            self._clock,
+            self._timeouts.adjusted_for_daemon(has_daemon=bool(self._daemon_supervisor.path)),
+        )
         handler, nodes = group.spec.rdzv_handler, group.group_world_size
         self._roster = Roster(handler, group.store, self._emit)
         members = MembershipWatch(handler, patience.interval_seconds, clock, self._roster)
@@ -222,10 +229,12 @@ class ElasticAgent(SimpleElasticAgent):
         peer_hangs = PeerHangExchange(
             group.store, group.group_rank, nodes, attempt, clock, self._emit
         )
-        tend = partial(_tend, self._fork_server, self._beats, self._folder)
+        run_periodic_work = partial(
+            _run_periodic_work, self._fork_server, self._callbacks, self._folder
+        )
         sources = (stops, members, barrier, self._health, peer_hangs)
         monitor_context = MonitorContext(
-            *sources, patience, clock, self._emit, tend, notes, attempt, nodes
+            *sources, patience, clock, self._emit, run_periodic_work, notes, attempt, nodes
         )
         watch = AttemptMonitor(self._workers, monitor_context)
         members.start()
@@ -236,28 +245,30 @@ class ElasticAgent(SimpleElasticAgent):
             self._stop_seconds = watch.stop_seconds
             peer_hangs.stop()
             members.stop()
-            self._roster.tell(members.lost)
+            self._roster.report_lost(members.lost)
 
     def _report(self, failures: list[WorkerFailure], action: Action) -> None:
-        follows = _name_next(action, self._number + 1, self._judge.restarts_left)
-        self._emit(tell_failure(failures, self._number, self._progress.describe(), follows))
+        follows = _describe_action(action, self._number + 1, self._restart_controller.restarts_left)
+        self._emit(failure_event(failures, self._number, self._progress.describe(), follows))
 
     def _rendezvous(self, worker_group: TorchGroup) -> None:
         began_seconds = self._clock.monotonic_seconds()
         with self._stops.interrupting():
-            self.comeback.meet(worker_group.spec, partial(self._join, worker_group), self._emit)
-        self._met_seconds = self._clock.monotonic_seconds() - began_seconds
+            self.reconnect.join_with_retries(
+                worker_group.spec, partial(self._join, worker_group), self._emit
+            )
+        self._rendezvous_seconds = self._clock.monotonic_seconds() - began_seconds
 
     def _join(self, worker_group: TorchGroup) -> None:
         super()._rendezvous(worker_group)
         if self._roster.is_of(worker_group.spec.rdzv_handler):
-            self._judge.found_lost(self._roster.tell_missing())
+            self._restart_controller.excuse_lost_nodes(self._roster.report_missing())
         number, cause, resume = self._number, self._cause, self._worker_options.resume
         self._attempt = self._registry.agree(worker_group, number, cause, resume)
 
     def _start_workers(self, worker_group: Any) -> dict[int, Any]:
         assert self._attempt is not None, "set by the rendezvous"  # noqa: S101
-        self._keeping.ready()
+        self._daemon_supervisor.ready()
         remove_dead_locks(os.environ, self._clock, self._emit)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         self._outputs.begin(self._attempt.attempt, self._attempt.cause, ranks)
@@ -274,7 +285,7 @@ class ElasticAgent(SimpleElasticAgent):
                 local_world_size=len(commands),
                 nodes=worker_group.group_world_size,
                 is_warm=self._workers.is_warm,
-                met_seconds=self._met_seconds,
+                met_seconds=self._rendezvous_seconds,
                 start_seconds=self._clock.monotonic_seconds() - began_seconds,
             )
         )
@@ -285,7 +296,7 @@ class ElasticAgent(SimpleElasticAgent):
         assert self._attempt is not None, "set by the rendezvous"  # noqa: S101
         spec = worker_group.spec
         error_file = self._folder / f"{self._number}-{worker.local_rank}.json"
-        host = HostEnv(self._keeping.path, self._patience.grace_seconds)
+        host = HostEnv(self._daemon_supervisor.path, self._timeouts.grace_seconds)
         environ = worker_environ(
             os.environ, worker_group, worker, self._attempt, self._worker_options, host
         )
@@ -295,8 +306,8 @@ class ElasticAgent(SimpleElasticAgent):
             argv=(str(spec.entrypoint), *map(str, spec.args)),
             environ={
                 **environ,
-                **self._fork_server.told(worker.local_rank),
-                **self._outputs.told(worker.local_rank),
+                **self._fork_server.import_log_environ(worker.local_rank),
+                **self._outputs.pipe_environ(worker.local_rank),
                 "TORCHELASTIC_ERROR_FILE": str(error_file),
             },
             error_file=error_file,
@@ -316,20 +327,24 @@ class ElasticAgent(SimpleElasticAgent):
         if workers is None:
             return
         if workers.is_running:
-            patience = self._patience.beside(has_keeper=bool(self._keeping.path))
+            patience = self._timeouts.adjusted_for_daemon(
+                has_daemon=bool(self._daemon_supervisor.path)
+            )
             workers.stop(patience.survivor_seconds if timeout is None else timeout)
         workers.close()
         self._outputs.end()
 
 
-def _tend(fork_server: ForkServer, beats: tuple[Beat, ...], notes: Path) -> None:
+def _run_periodic_work(
+    fork_server: ForkServer, callbacks: tuple[PeriodicCallback, ...], notes: Path
+) -> None:
     fork_server.keep()
-    for beat in beats:
-        beat(notes)
+    for callback in callbacks:
+        callback(notes)
 
 
 def _unreachable(error: Exception, roster: Roster) -> Outcome:
-    roster.tell_silence()
+    roster.report_silent_nodes()
     reason = f"no rendezvous with the other nodes: {exit_reason(error)}"
     return Outcome(OutcomeKind.UNREACHABLE, reason=reason)
 
@@ -347,7 +362,7 @@ def _state_of(workers: WorkerGroup | None) -> WorkerState:
     return WorkerState.HEALTHY if workers.is_running else WorkerState.SUCCEEDED
 
 
-def _name_next(action: Action, number: int, restarts_left: int) -> str:
+def _describe_action(action: Action, number: int, restarts_left: int) -> str:
     if not isinstance(action, Restart):
         return f"exit {action.code}"
     delay = f" in {action.delay_seconds:.1f} s" if action.delay_seconds else ""

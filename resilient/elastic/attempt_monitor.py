@@ -19,7 +19,7 @@ from resilient.elastic.events import RendezvousLost, StopRequested, WorkersKille
 from resilient.elastic.outcome import CODE_PREEMPTED, Cause, Outcome, OutcomeKind
 from resilient.elastic.rendezvous.remote_hangs import RemoteRankLost
 from resilient.elastic.restart_policy import CODES_OF_LEAVING_AT_ONCE
-from resilient.elastic.stack_dump import RankStacks, alike, main_stack
+from resilient.elastic.stack_dump import RankStacks, group_by_stack, main_stack
 from resilient.elastic.worker_errors import WorkerError, WorkerFailure, find_failures
 from resilient.elastic.workers.build_locks import describe_process, find_locks, held_files, users_of
 from resilient.errors import DeadlineExceeded
@@ -102,7 +102,7 @@ class HangFound(Event):
             f"hang: no progress for {waited}{median_text}",
             f"  rank {self.rank} is {self.state}, {_place(self.step)}, in phase `{self.phase}`",
         ]
-        for ranks, value in alike(self.stacks).items():
+        for ranks, value in group_by_stack(self.stacks).items():
             rows += _stack_lines(ranks, value)
         rows += [f"  {line}" for line in self.locks]
         return "\n".join(rows)
@@ -131,7 +131,7 @@ def end_hung(
     """Dump all stacks, kill the hung group, and return the outcome and the blamed rank's failure.
 
     The agent does not ask for a save first, because a stuck rank cannot save. The saver daemon
-    commits what was staged before.
+    commits the bytes that were staged before.
     """
     health.count_hang()
     stacks = health.stacks(group.pids)
@@ -143,7 +143,7 @@ def end_hung(
     inner = next((stack.innermost for stack in stacks if stack.rank == blamed_rank), "")
     error = WorkerError(
         message=f"{message}{f', in {inner}' * bool(inner)}",
-        hint=_HINT_OF_EDGES if hang.first.edge else _HINT,
+        hint=_HINT_OF_EDGES if hang.first.stage_name else _HINT,
     )
     failures = [
         WorkerFailure(worker_exit, error, Cause.HANG)
@@ -161,7 +161,7 @@ def describe_overdue(rank: OverdueRank) -> str:
     """Return one line: the state of an overdue rank, its wait and its deadline."""
     state = _STATES.get(rank.state, rank.state)
     return (
-        f"{state} for {rank.waited_seconds:.1f} s {_place(rank.step)} (phase `{rank.doing}`, "
+        f"{state} for {rank.waited_seconds:.1f} s {_place(rank.step)} (phase `{rank.activity}`, "
         f"deadline {rank.deadline_seconds:.1f} s)"
     )
 
@@ -175,7 +175,7 @@ def _hang_event(hang: Hang, stacks: list[RankStacks]) -> HangFound:
     return HangFound(
         rank=first_rank.rank,
         step=first_rank.step,
-        phase=first_rank.doing,
+        phase=first_rank.activity,
         state=_STATES.get(first_rank.state, first_rank.state or "silent"),
         waited_seconds=first_rank.waited_seconds,
         deadline_seconds=first_rank.deadline_seconds,
@@ -189,11 +189,11 @@ def _hang_event(hang: Hang, stacks: list[RankStacks]) -> HangFound:
 # An exit ends the wait at once. Signals are checked at this interval.
 _TICK_SECONDS = 0.1
 # Peers may see a rank as lost before its process has exited: its connections close first.
-_ECHO_SECONDS = 1.0
-# Time reserved at the end of a stop after a rank was killed from outside. It pays for the query of
-# the newest commit and for the agent's own exit.
-_LAST_SECONDS = 2.0
-_LAST_SHARE = 0.2
+_PEER_REPORT_SECONDS = 1.0
+# Time reserved at the end of a stop after a rank was killed from outside. The agent queries the
+# newest commit and exits in this time.
+_EXIT_RESERVE_SECONDS = 2.0
+_EXIT_RESERVE_SHARE = 0.2
 _ENDS_OF_A_STOP = frozenset({0, CODE_PREEMPTED, -signal.SIGTERM, *CODES_OF_LEAVING_AT_ONCE})
 
 
@@ -208,7 +208,7 @@ class MonitorContext:
     members: MembershipWatch
     barrier: ExitBarrier
     health: HealthMonitor
-    elsewhere: PeerHangExchange
+    peer_hangs: PeerHangExchange
     patience: Timeouts
     clock: Clock
     emit: Emitter
@@ -222,26 +222,26 @@ class AttemptMonitor:
     """Monitor of one worker group until no worker of the group runs.
 
     Attributes:
-        failures: Failed workers; the first one that failed comes first.
+        failures: Failed workers, ordered by the time of their failures.
         stop_seconds: Time from the end of the attempt until the other workers had stopped.
     """
 
-    def __init__(self, group: WorkerGroup, around: MonitorContext) -> None:
+    def __init__(self, group: WorkerGroup, context: MonitorContext) -> None:
         self.failures: list[WorkerFailure] = []
         self.stop_seconds = 0.0
         self._group = group
-        self._stops = around.stops
-        self._members = around.members
-        self._barrier = around.barrier
-        self._health = around.health
-        self._peer_hangs = around.elsewhere
-        self._patience = around.patience
-        self._clock = around.clock
-        self._emit = around.emit
-        self._notes, self._nodes = around.notes, around.nodes
-        self._attempt = around.attempt
+        self._stops = context.stops
+        self._members = context.members
+        self._barrier = context.barrier
+        self._health = context.health
+        self._peer_hangs = context.peer_hangs
+        self._timeouts = context.patience
+        self._clock = context.clock
+        self._emit = context.emit
+        self._notes, self._nodes = context.notes, context.nodes
+        self._attempt = context.attempt
         self._stop_request: StopRequest | None = None
-        self._tend = around.tend
+        self._run_periodic_work = context.tend
         self._is_loss_reported = False
 
     def observe(self) -> Outcome:
@@ -259,38 +259,39 @@ class AttemptMonitor:
         if self._stops.asked_by:
             return self._stop()
         if CODE_PREEMPTED in statuses:
-            return self._leave()
+            return self._finish_agreed_exit()
         if statuses - {0}:
             return self._fail()
         if not self._group.is_running and self._barrier.is_passed():
             return Outcome(OutcomeKind.SUCCEEDED)
-        return self._look_at_progress() or self._look_around()
+        return self._check_progress() or self._check_membership()
 
-    def _look_at_progress(self) -> Outcome | None:
+    def _check_progress(self) -> Outcome | None:
         running_ranks = set(self._group.running_ranks)
         pids = self._group.pids
         hang = self._health.look(pids, running_ranks, self._barrier.is_begun)
-        self._peer_hangs.tell(self._health.standing)
+        self._peer_hangs.publish(self._health.host_status)
         # The culprit's agent kills the culprit and then joins this agent in the next rendezvous.
         if hang is None or self._peer_hangs.has_culprit(hang):
             return None
         outcome, self.failures = end_hung(self._group, self._health, hang, self._emit)
         return replace(outcome, has_stepped=self._health.last_step() >= 0)
 
-    def _look_around(self) -> Outcome | None:
-        self._tend()
+    def _check_membership(self) -> Outcome | None:
+        self._run_periodic_work()
         if self._members.is_changed:
             if not self._barrier.can_pass(self._members.left()):
                 return self._regroup()
-            self._members.overlook()
+            self._members.ignore_change()
         lost_for_seconds = self._members.lost_for_seconds()
         if lost_for_seconds and not self._is_loss_reported:
             self._is_loss_reported = True
-            self._emit(RendezvousLost(self._patience.grace_seconds))
-        # A node that saved and left takes the rendezvous with it while our workers still end.
-        if lost_for_seconds > self._patience.grace_seconds:
-            self._group.stop(self._patience.survivor_seconds)
-            self._members.tell_silence()
+            self._emit(RendezvousLost(self._timeouts.grace_seconds))
+        # A node that saved and left may have served the rendezvous. The workers of this host may
+        # still be ending then.
+        if lost_for_seconds > self._timeouts.grace_seconds:
+            self._group.stop(self._timeouts.survivor_seconds)
+            self._members.report_silent_nodes()
             return Outcome(
                 OutcomeKind.UNREACHABLE, reason="the rendezvous does not answer any more"
             )
@@ -300,16 +301,16 @@ class AttemptMonitor:
         if self._members.lost:
             # All saves possible without the lost ranks are done. Further saves would wait for those
             # ranks.
-            self._group.stop(self._patience.survivor_seconds)
+            self._group.stop(self._timeouts.survivor_seconds)
         else:
-            self._members.tell()
-            self._end(is_told=True)
+            self._members.publish_regrouping()
+            self._end(sends_request=True)
         return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
 
     def _fail(self) -> Outcome:
         _wait_for_origin(self._group, self._clock)
         stopping_at_seconds = self._clock.monotonic_seconds()
-        self._group.stop(self._patience.survivor_seconds)
+        self._group.stop(self._timeouts.survivor_seconds)
         return self._failed(stopping_at_seconds)
 
     def _failed(self, before_seconds: float) -> Outcome:
@@ -319,27 +320,27 @@ class AttemptMonitor:
         has_stepped = self._health.last_step() >= 0
         if self._nodes > 1 and first_failure.is_mere_echo and not asked_by:
             self.failures = []
-            return _lost_elsewhere(first_failure, self._emit, has_stepped=has_stepped)
+            return _remote_loss_outcome(first_failure, self._emit, has_stepped=has_stepped)
         outcome = _outcome_of(
-            first_failure, evidence, is_blame_elsewhere=self._peer_hangs.is_to_blame
+            first_failure, evidence, is_other_host_blamed=self._peer_hangs.is_to_blame
         )
         outcome = replace(outcome, stop_signal=asked_by, has_stepped=has_stepped)
-        return outcome.in_a_stop() if asked_by else outcome
+        return outcome.as_part_of_stop() if asked_by else outcome
 
-    def _leave(self) -> Outcome:
-        """Let all ranks end that agreed to leave before this agent received a stop request.
+    def _finish_agreed_exit(self) -> Outcome:
+        """Wait for ranks that agreed to leave before this agent received a stop request.
 
         A rank that ends with a failure meanwhile did not agree to leave.
         """
-        is_ended = self._end(is_told=False)
+        is_ended = self._end(sends_request=False)
         has_failed = self._has_failed()
-        outcome = self._failed(math.inf).in_a_stop() if has_failed else None
+        outcome = self._failed(math.inf).as_part_of_stop() if has_failed else None
         status = self._status_of_stop()
         is_saved = is_ended and outcome is None and status not in CODES_OF_LEAVING_AT_ONCE
-        # Publish the decision before the check of the other hosts: they may already wait for it.
-        hosts_left = self._members.part(self._stops.request) if is_saved else 0
+        # Publish the decision first, because the other hosts may already wait for the decision.
+        hosts_left = self._members.leave_or_stay(self._stops.request) if is_saved else 0
         # Another node may have stopped its workers because of a change that this node has not seen.
-        self._members.look_afresh()
+        self._members.look_uncached()
         if self._members.is_changed and not hosts_left:
             return Outcome(OutcomeKind.REGROUPED, is_joined=self._members.is_joined)
         if outcome is not None:
@@ -365,7 +366,7 @@ class AttemptMonitor:
         now_seconds = self._clock.monotonic_seconds()
         request = self._stops.request or StopRequest(signal.Signals(asked_by).name, now_seconds)
         self._emit(StopRequested(request.reason, request.left_seconds(now_seconds)))
-        is_ended = self._end(is_told=True)
+        is_ended = self._end(sends_request=True)
         self.failures = self._failures_of_stop()
         first_failure = self.failures[0] if self.failures else None
         outcome = Outcome(
@@ -376,45 +377,47 @@ class AttemptMonitor:
             is_unsaved=bool(self._attempt) and exited_without_save(self._notes) == self._attempt,
         )
         if is_ended and outcome.status == 0:
-            self._tell_done(request)
-        # Ranks that waited for a killed rank had nothing to save without it.
+            self._report_done_and_wait(request)
+        # Ranks that waited for a killed rank could not save without that rank.
         return (
-            outcome if is_ended or outcome.is_taken else replace(outcome, kind=OutcomeKind.KILLED)
+            outcome
+            if is_ended or outcome.is_killed_from_outside
+            else replace(outcome, kind=OutcomeKind.KILLED)
         )
 
-    def _tell_done(self, request: StopRequest) -> None:
+    def _report_done_and_wait(self, request: StopRequest) -> None:
         """Report that the ranks of this host are done, and wait for the other hosts."""
         while not self._barrier.is_passed() and not self._stops.is_urgent:
-            if self._left_seconds(self._stops.request or request) <= _LAST_SECONDS:
+            if self._left_seconds(self._stops.request or request) <= _EXIT_RESERVE_SECONDS:
                 return
             self._clock.sleep(_TICK_SECONDS)
 
     def _failures_of_stop(self) -> list[WorkerFailure]:
-        """Return the workers that failed while they were only asked to end."""
+        """Return the workers that failed during a requested stop."""
         failures = find_failures(self._group.exits, math.inf, self._health.evidence())
         return [failure for failure in failures if failure.exit.status not in _ENDS_OF_A_STOP]
 
     def _status_of_stop(self) -> int:
         statuses = [exit_.status for exit_ in self._group.exits]
-        # A rank killed by SIGTERM shows the least about the saved work.
+        # A rank killed by SIGTERM comes last, because its status does not show whether it saved.
         order = (CODES_OF_LEAVING_AT_ONCE, {CODE_PREEMPTED}, {-signal.SIGTERM})
         return next((status for codes in order for status in statuses if status in codes), 0)
 
-    def _end(self, *, is_told: bool) -> bool:
+    def _end(self, *, sends_request: bool) -> bool:
         """Give all workers the grace period, and return whether all ended without being killed."""
-        grace = StopRequest("", self._clock.monotonic_seconds() + self._patience.grace_seconds)
-        if is_told:
-            self._tell()
+        grace = StopRequest("", self._clock.monotonic_seconds() + self._timeouts.grace_seconds)
+        if sends_request:
+            self._send_stop_request()
         while (
             self._group.is_running
             and not self._stops.is_urgent
             and self._left_seconds(self._stops.request or grace) > 0
         ):
             self._group.wait(_TICK_SECONDS)
-            if is_told and self._stops.request is not self._stop_request:
+            if sends_request and self._stops.request is not self._stop_request:
                 # The request is new: less time is left, a stop follows a membership change, or
                 # the stop is now for all hosts.
-                self._tell()
+                self._send_stop_request()
         running_ranks = self._group.running_ranks
         if running_ranks:
             self._group.kill()
@@ -430,20 +433,22 @@ class AttemptMonitor:
             for worker_exit in self._group.exits
         ):
             # No save that needs the killed rank can finish. Keep time to query the newest commit.
-            left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)
+            left_seconds -= min(
+                _EXIT_RESERVE_SECONDS, _EXIT_RESERVE_SHARE * self._timeouts.grace_seconds
+            )
         return left_seconds
 
-    def _tell(self) -> None:
+    def _send_stop_request(self) -> None:
         self._stop_request = self._stops.request
         if self._stop_request is not None:
-            self._members.part(self._stop_request)
+            self._members.leave_or_stay(self._stop_request)
             write_stop_request(self._notes, self._stop_request)
         self._group.signal(signal.SIGTERM)
 
 
 def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
-    """Wait up to 1 s for the rank whose loss is all that the other ranks report so far."""
-    end_seconds = clock.monotonic_seconds() + _ECHO_SECONDS
+    """Wait up to 1 s for the failed rank's exit, if only its peers have reported so far."""
+    end_seconds = clock.monotonic_seconds() + _PEER_REPORT_SECONDS
     while clock.monotonic_seconds() < end_seconds:
         failures = find_failures(group.exits, math.inf)
         if not failures or not failures[0].error.is_echo or not group.is_running:
@@ -451,23 +456,23 @@ def _wait_for_origin(group: WorkerGroup, clock: Clock) -> None:
         group.wait(_TICK_SECONDS)
 
 
-def _outcome_of(first: WorkerFailure, seen: Evidence, *, is_blame_elsewhere: bool) -> Outcome:
+def _outcome_of(first: WorkerFailure, evidence: Evidence, *, is_other_host_blamed: bool) -> Outcome:
     # A rank that waited for a hung rank of another host ends once that rank is killed. It reports
     # the loss or aborts. A rank that was itself killed, for memory or with its host, did not end
     # because of that hang.
-    is_theirs = is_blame_elsewhere and first.status != -signal.SIGKILL
+    is_caused_remotely = is_other_host_blamed and first.status != -signal.SIGKILL
     return Outcome(
         OutcomeKind.FAILED,
         status=first.status,
-        is_echo=first.is_mere_echo or is_theirs,
-        cause=Cause.PEER if is_theirs else first.cause,
-        is_host_broken=first.cause is Cause.GPU and bool(seen.gpu_faults),
+        is_echo=first.is_mere_echo or is_caused_remotely,
+        cause=Cause.PEER if is_caused_remotely else first.cause,
+        is_host_broken=first.cause is Cause.GPU and bool(evidence.gpu_faults),
         is_refusal=first.is_refusal,
     )
 
 
-def _lost_elsewhere(first: WorkerFailure, emit: Emitter, *, has_stepped: bool) -> Outcome:
-    """Return the outcome of an attempt whose ranks here report only the loss of other ranks."""
+def _remote_loss_outcome(first: WorkerFailure, emit: Emitter, *, has_stepped: bool) -> Outcome:
+    """Return the outcome if the ranks of this host report only the loss of other ranks."""
     emit(RemoteRankLost(first.exit.command.rank, first.status, first.error.message))
     return Outcome(
         OutcomeKind.REGROUPED, first.status, is_echo=True, cause=Cause.PEER, has_stepped=has_stepped

@@ -134,7 +134,7 @@ def frames_of(traceback: str, error: str) -> str:
     return _CHAIN.join([*(cause for cause in causes if text not in cause), last])
 
 
-def tell_failure(
+def failure_event(
     failures: Sequence[WorkerFailure], attempt: int, safe: str, follows: str
 ) -> WorkerFailed:
     """Return the event for the first of ``failures``, with the number of the others."""

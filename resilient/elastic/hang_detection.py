@@ -178,21 +178,21 @@ class RankStatus:
 
     Attributes:
         rank: Global rank.
-        signs: Last heartbeat of the rank.
+        heartbeat: Last heartbeat of the rank.
         state: State of the process as the kernel reports it: R running, S sleeping, D in the
             kernel, T stopped, empty if unknown.
         stopped_since_seconds: Time at which the rank was first seen stopped; None if it runs.
     """
 
     rank: int
-    signs: ProgressRecord
+    heartbeat: ProgressRecord
     state: str = ""
     stopped_since_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OverdueRank:
-    """Rank without progress within its deadline; outside training, ``edge`` names the stage."""
+    """Rank without progress within its deadline; outside training, ``stage_name`` is the stage."""
 
     rank: int
     step: int
@@ -200,12 +200,12 @@ class OverdueRank:
     state: str
     waited_seconds: float
     deadline_seconds: float
-    edge: str = ""
+    stage_name: str = ""
 
     @property
-    def doing(self) -> str:
+    def activity(self) -> str:
         """Stage or phase of the rank in one word."""
-        return self.edge or self.phase.name.lower()
+        return self.stage_name or self.phase.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,58 +227,65 @@ class Hang:
 
 
 def find_hang(
-    vitals: Sequence[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
+    rank_statuses: Sequence[RankStatus],
+    learned: LearnedDeadlines,
+    rule: HangRule,
+    now_seconds: float,
 ) -> Hang | None:
     """Return the hang of a group, None if there is none.
 
     Args:
-        vitals: Status of the running ranks that wrote a heartbeat.
+        rank_statuses: Status of the running ranks that wrote a heartbeat.
         learned: Durations learned from this run.
         rule: Limits on the time without progress.
         now_seconds: Current time, monotonic.
     """
     training = [
-        rank_vitals for rank_vitals in vitals if rank_vitals.signs.phase is not Phase.OUTSIDE
+        rank_status
+        for rank_status in rank_statuses
+        if rank_status.heartbeat.phase is not Phase.OUTSIDE
     ]
     stopped_ranks = [
-        rank_vitals for rank_vitals in vitals if rank_vitals.stopped_since_seconds is not None
+        rank_status
+        for rank_status in rank_statuses
+        if rank_status.stopped_since_seconds is not None
     ]
-    step_min = min((rank_vitals.signs.step for rank_vitals in training), default=0)
-    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]
+    step_min = min((rank_status.heartbeat.step for rank_status in training), default=0)
+    slowest = [rank_status for rank_status in training if rank_status.heartbeat.step == step_min]
     overdue_by_rank = {
-        rank_vitals.rank: find_overdue(rank_vitals, learned, rule, now_seconds)
-        for rank_vitals in [*slowest, *stopped_ranks]
+        rank_status.rank: find_overdue(rank_status, learned, rule, now_seconds)
+        for rank_status in [*slowest, *stopped_ranks]
     }
     overdue_ranks = [value for value in overdue_by_rank.values() if value is not None]
     # A stopped rank delays all others at any step.
-    is_stopped = any(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in stopped_ranks)
+    is_stopped = any(overdue_by_rank[rank_status.rank] is not None for rank_status in stopped_ranks)
     if not overdue_ranks or not (
-        is_stopped or all(overdue_by_rank[rank_vitals.rank] is not None for rank_vitals in slowest)
+        is_stopped or all(overdue_by_rank[rank_status.rank] is not None for rank_status in slowest)
     ):
         return None
     return Hang(tuple(sorted(overdue_ranks, key=suspicion)), learned.median_seconds)
 
 
 def find_overdue(
-    vital: RankStatus, learned: LearnedDeadlines, rule: HangRule, now_seconds: float
+    rank_status: RankStatus, learned: LearnedDeadlines, rule: HangRule, now_seconds: float
 ) -> OverdueRank | None:
     """Return the rank as overdue; None if it still has time."""
-    signs = vital.signs
+    heartbeat = rank_status.heartbeat
     since_seconds, deadline_seconds = (
-        signs.since_seconds,
-        learned.deadline_seconds(signs.phase, rule),
+        heartbeat.since_seconds,
+        learned.deadline_seconds(heartbeat.phase, rule),
     )
-    if vital.stopped_since_seconds is not None:
+    if rank_status.stopped_since_seconds is not None:
         stopped_seconds = learned.stopped_deadline_seconds(rule)
-        if now_seconds - vital.stopped_since_seconds > stopped_seconds:
-            since_seconds, deadline_seconds = vital.stopped_since_seconds, stopped_seconds
+        if now_seconds - rank_status.stopped_since_seconds > stopped_seconds:
+            since_seconds, deadline_seconds = rank_status.stopped_since_seconds, stopped_seconds
     if deadline_seconds is None or now_seconds - since_seconds <= deadline_seconds:
         return None
     return OverdueRank(
-        rank=vital.rank,
-        step=signs.step,
-        phase=signs.phase,
-        state=vital.state,
+        rank=rank_status.rank,
+        step=heartbeat.step,
+        phase=heartbeat.phase,
+        state=rank_status.state,
         waited_seconds=now_seconds - since_seconds,
         deadline_seconds=deadline_seconds,
     )
@@ -296,7 +303,7 @@ def suspicion(rank: OverdueRank) -> tuple[int, float, int]:
 
 
 def state_place(state: str) -> int:
-    """Return the position of a process state in that order."""
+    """Return the position of a process state in the order of :func:`suspicion`."""
     return _STATES.index(state) if state in _STATES else len(_STATES)
 
 
@@ -319,45 +326,45 @@ class ObservedRank:
 
     Attributes:
         rank: Global rank.
-        signs: Last heartbeat, None without one.
+        heartbeat: Last heartbeat, None without one.
         state: State of the process as the kernel reports it.
     """
 
     rank: int
-    signs: ProgressRecord | None = None
+    heartbeat: ProgressRecord | None = None
     state: str = ""
 
     @property
-    def reach(self) -> StartupStage:
+    def stage(self) -> StartupStage:
         """Stage that the rank has reached."""
-        if self.signs is None:
+        if self.heartbeat is None:
             return StartupStage.NOWHERE
-        if self.signs.phase is not Phase.OUTSIDE:
+        if self.heartbeat.phase is not Phase.OUTSIDE:
             return StartupStage.TRAINING
-        return StartupStage.LEFT if self.signs.has_trained else StartupStage.STARTED
+        return StartupStage.LEFT if self.heartbeat.has_trained else StartupStage.STARTED
 
     @property
     def step(self) -> int:
         """Last finished step, -1 before the first."""
-        return -1 if self.signs is None else self.signs.step
+        return -1 if self.heartbeat is None else self.heartbeat.step
 
     def quiet_since(self, from_seconds: float) -> float:
         """Return the time of the last heartbeat, but not earlier than ``from_seconds``."""
-        return max(from_seconds, self.signs.since_seconds if self.signs else from_seconds)
+        return max(from_seconds, self.heartbeat.since_seconds if self.heartbeat else from_seconds)
 
 
 def find_starting(seen: Collection[ObservedRank]) -> list[ObservedRank]:
     """Return the ranks that others wait for before the first step; empty if no rank waits."""
-    reaches = [
-        rank_vitals.reach for rank_vitals in seen if rank_vitals.reach is not StartupStage.LEFT
+    stages = [
+        rank_status.stage for rank_status in seen if rank_status.stage is not StartupStage.LEFT
     ]
     if (
-        not reaches
-        or min(reaches) == max(reaches)
-        or any(rank_vitals.step >= 0 for rank_vitals in seen)
+        not stages
+        or min(stages) == max(stages)
+        or any(rank_status.step >= 0 for rank_status in seen)
     ):
         return []
-    return [rank_vitals for rank_vitals in seen if rank_vitals.reach is min(reaches)]
+    return [rank_status for rank_status in seen if rank_status.stage is min(stages)]
 
 
 def find_stuck_start(
@@ -372,12 +379,12 @@ def find_stuck_start(
         now_seconds: Current time, monotonic.
     """
     quiet_since = max(
-        [began_seconds, *(rank_vitals.quiet_since(began_seconds) for rank_vitals in seen)]
+        [began_seconds, *(rank_status.quiet_since(began_seconds) for rank_status in seen)]
     )
     starting = find_starting(seen)
     if not starting or now_seconds - quiet_since <= rule.patience_seconds:
         return None
-    return _hang_of(starting, STARTING, rule, began_seconds, now_seconds)
+    return _make_hang(starting, STARTING, rule, began_seconds, now_seconds)
 
 
 def find_stuck_end(
@@ -393,8 +400,8 @@ def find_stuck_end(
     """
     if ended_seconds is None or not are_quiet(seen, rule, ended_seconds, now_seconds):
         return None
-    reporting = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
-    return _hang_of(reporting, ENDING, rule, ended_seconds, now_seconds)
+    reporting = [rank_status for rank_status in seen if rank_status.heartbeat is not None]
+    return _make_hang(reporting, ENDING, rule, ended_seconds, now_seconds)
 
 
 def are_quiet(
@@ -404,18 +411,18 @@ def are_quiet(
 
     Without any heartbeat so far the result is False.
     """
-    reporting = [rank_vitals for rank_vitals in seen if rank_vitals.signs is not None]
+    reporting = [rank_status for rank_status in seen if rank_status.heartbeat is not None]
     if not reporting or any(
-        rank_vitals.reach is StartupStage.TRAINING for rank_vitals in reporting
+        rank_status.stage is StartupStage.TRAINING for rank_status in reporting
     ):
         return False
-    last_seconds = max(rank_vitals.quiet_since(from_seconds) for rank_vitals in reporting)
+    last_seconds = max(rank_status.quiet_since(from_seconds) for rank_status in reporting)
     return now_seconds - last_seconds > rule.patience_seconds
 
 
-def _hang_of(
+def _make_hang(
     ranks: Collection[ObservedRank],
-    edge: str,
+    stage_name: str,
     rule: HangRule,
     from_seconds: float,
     now_seconds: float,
@@ -428,14 +435,14 @@ def _hang_of(
             state=rank.state,
             waited_seconds=now_seconds - rank.quiet_since(from_seconds),
             deadline_seconds=rule.patience_seconds,
-            edge=edge,
+            stage_name=stage_name,
         )
         for rank in ranks
     ]
     return Hang(tuple(sorted(overdue_ranks, key=suspicion)))
 
 
-_ALONE = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})
+_LOCAL_PHASES = frozenset({Phase.BETWEEN, Phase.LOADING, Phase.COMPILING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +455,7 @@ class HostHangStatus:
         phase: Phase of the rank.
         state: State of its process.
         waited_seconds: Time since its last heartbeat.
-        is_overdue: Whether that time exceeds the deadline.
+        is_overdue: Whether ``waited_seconds`` exceeds the deadline.
     """
 
     rank: int
@@ -470,7 +477,7 @@ class HostHangStatus:
             self.step,
             self.is_overdue,
             state_place(self.state),
-            self.phase not in _ALONE,
+            self.phase not in _LOCAL_PHASES,
             -self.waited_seconds,
             self.rank,
         )
@@ -480,11 +487,11 @@ class HostHangStatus:
         return json.dumps({"number": number, **asdict(self)})
 
 
-def parse_standing(text: str) -> tuple[int, HostHangStatus]:
+def parse_host_status(text: str) -> tuple[int, HostHangStatus]:
     """Parse the text of :meth:`HostHangStatus.dump`.
 
     Raises:
-        ValueError: The text is something else.
+        ValueError: The text is not such a status.
     """
     try:
         fields = json.loads(text)
@@ -494,26 +501,31 @@ def parse_standing(text: str) -> tuple[int, HostHangStatus]:
         raise ValueError(f"invalid rank status: {text[:80]}") from error
 
 
-def standing_of(
-    vitals: Iterable[RankStatus], learned: LearnedDeadlines, rule: HangRule, now_seconds: float
+def host_status_of(
+    rank_statuses: Iterable[RankStatus],
+    learned: LearnedDeadlines,
+    rule: HangRule,
+    now_seconds: float,
 ) -> HostHangStatus | None:
     """Return the status of the rank that delays the others most; None if no rank trains."""
     statuses = [
         HostHangStatus(
-            rank=rank_vitals.rank,
-            step=rank_vitals.signs.step,
-            phase=rank_vitals.signs.phase,
-            state=rank_vitals.state,
-            waited_seconds=now_seconds - rank_vitals.signs.since_seconds,
-            is_overdue=find_overdue(rank_vitals, learned, rule, now_seconds) is not None,
+            rank=rank_status.rank,
+            step=rank_status.heartbeat.step,
+            phase=rank_status.heartbeat.phase,
+            state=rank_status.state,
+            waited_seconds=now_seconds - rank_status.heartbeat.since_seconds,
+            is_overdue=find_overdue(rank_status, learned, rule, now_seconds) is not None,
         )
-        for rank_vitals in vitals
-        if rank_vitals.signs.phase is not Phase.OUTSIDE or rank_vitals.state == "T"
+        for rank_status in rank_statuses
+        if rank_status.heartbeat.phase is not Phase.OUTSIDE or rank_status.state == "T"
     ]
     return min(statuses, key=HostHangStatus.order, default=None)
 
 
-def find_culprit(ours: HostHangStatus, peers: Iterable[HostHangStatus]) -> HostHangStatus | None:
+def find_culprit(
+    own_status: HostHangStatus, peers: Iterable[HostHangStatus]
+) -> HostHangStatus | None:
     """Return the blamed rank of another host; None if the rank of this host is to blame."""
-    slowest_host = min(peers, key=HostHangStatus.order, default=ours)
-    return slowest_host if slowest_host.order() < ours.order() else None
+    slowest_host = min(peers, key=HostHangStatus.order, default=own_status)
+    return slowest_host if slowest_host.order() < own_status.order() else None

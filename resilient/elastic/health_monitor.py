@@ -40,7 +40,7 @@ from resilient.elastic.hang_detection import (
     find_starting,
     find_stuck_end,
     find_stuck_start,
-    standing_of,
+    host_status_of,
 )
 from resilient.elastic.outcome import Evidence
 from resilient.elastic.stack_dump import RankStacks, collect_stacks, state_of
@@ -166,7 +166,7 @@ class OomWatch:
                 self._before[path] = count
 
     def kills(self) -> int | None:
-        """Return the number of kills in those groups; None if no group reports it."""
+        """Return the number of kills in these control groups; None if no group reports it."""
         if not self._before:
             return None
         count_by_path = {path: _count(path) for path in self._before}
@@ -227,20 +227,20 @@ class StragglerFound(Event):
     group_seconds: float
 
 
-def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]:
+def find_stragglers(heartbeat: Mapping[int, ProgressRecord]) -> list[StragglerFound]:
     """Return the ranks whose own time per step is far above the median of the group.
 
     Args:
-        signs: Heartbeats by rank; ranks with too few measured times are skipped.
+        heartbeat: Heartbeats by rank; ranks with too few measured times are skipped.
     """
     median_seconds_by_rank = {
         rank: statistics.median(progress.own_seconds)
-        for rank, progress in signs.items()
+        for rank, progress in heartbeat.items()
         if len(progress.own_seconds) >= STEPS_MIN
     }
     if len(median_seconds_by_rank) < 2:  # noqa: PLR2004 - one rank alone has no median to exceed
         return []
-    # The lower median, so that the slow rank of two is found.
+    # Use the lower median, so that the slower one of two ranks is found.
     median = statistics.median_low(median_seconds_by_rank.values())
     limit = max(FACTOR * median, median + _SECONDS_MIN)
     return [
@@ -251,7 +251,7 @@ def find_stragglers(signs: Mapping[int, ProgressRecord]) -> list[StragglerFound]
 
 
 _LOOK_SECONDS = 0.25
-_TELL_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,23 +291,23 @@ class HealthMonitor:
     """Monitor of the ranks of this host, with the durations learned over all attempts.
 
     Args:
-        notes: Folder of the agent, where the ranks write their heartbeats.
+        agent_folder: Folder of the agent, where the ranks write their heartbeats.
         rule: Limits on the time without progress.
         clock: Clock whose monotonic time the ranks share.
         emit: Listener for stragglers, device faults and progress.
 
     Attributes:
-        standing: Status of the rank of this host that delays the others most, at the last check.
+        host_status: Status of the rank of this host that delays the others most, at the last check.
     """
 
-    def __init__(self, notes: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
+    def __init__(self, agent_folder: Path, rule: HangRule, clock: Clock, emit: Emitter) -> None:
         self._emit = emit
         self._oom = OomWatch()
         self._gpus = GpuWatch()
         self._gpus.start()
         self._gpu_faults: list[str] = []
         self._stragglers: set[int] = set()
-        self._notes = str(notes)
+        self._agent_folder = str(agent_folder)
         self._rule = rule
         self._clock = clock
         self._learned_deadlines = LearnedDeadlines()
@@ -316,14 +316,14 @@ class HealthMonitor:
         self._began_seconds = 0.0
         self._ended_seconds: float | None = None
         self._stopped_at_seconds: dict[int, float] = {}
-        self.standing: HostHangStatus | None = None
+        self.host_status: HostHangStatus | None = None
         self._hangs = 0
         self._steps = self._steps_at_hang = -1
         self._looked_at_seconds = 0.0
-        self._sight = SuspendDetector()
-        self._progress = SuspendCorrectedProgress(self._sight)
-        self._told_at_seconds = -math.inf
-        self._told_step = -1
+        self._suspend_detector = SuspendDetector()
+        self._progress = SuspendCorrectedProgress(self._suspend_detector)
+        self._reported_at_seconds = -math.inf
+        self._reported_step = -1
 
     def begin(self, ranks: Mapping[int, int]) -> None:
         """Forget the ranks of the previous attempt and keep the learned durations.
@@ -332,17 +332,17 @@ class HealthMonitor:
             ranks: Global rank by local rank.
         """
         for local in {*ranks, *self._ranks}:
-            progress_path(self._notes, local).unlink(missing_ok=True)
-            stacks_path(self._notes, local).unlink(missing_ok=True)
+            progress_path(self._agent_folder, local).unlink(missing_ok=True)
+            stacks_path(self._agent_folder, local).unlink(missing_ok=True)
         self._ranks = dict(ranks)
         self._began_seconds, self._ended_seconds = self._clock.monotonic_seconds(), None
-        self._sight.begin(self._began_seconds)
+        self._suspend_detector.begin(self._began_seconds)
         self._progress.begin()
-        self.standing = None
+        self.host_status = None
         self._stopped_at_seconds.clear()
         self._stragglers.clear()
         self._gpu_faults.clear()
-        self._told_at_seconds, self._told_step = -math.inf, -1
+        self._reported_at_seconds, self._reported_step = -math.inf, -1
         self._oom.begin()
         self._earlier_deadlines = self._learned_deadlines
 
@@ -350,48 +350,50 @@ class HealthMonitor:
         self,
         pids: Mapping[int, int],
         running: Collection[int],
-        is_over_elsewhere: Callable[[], bool] = bool,
+        has_other_host_ended: Callable[[], bool] = bool,
     ) -> Hang | None:
         """Return the hang of this host's ranks, None if there is none.
 
         Args:
             pids: Process id by local rank.
             running: Global ranks that still run; the others ended with 0.
-            is_over_elsewhere: Query whether all ranks of another host ended; called only if no
+            has_other_host_ended: Query whether all ranks of another host ended; called only if no
                 rank trains here.
         """
         now_seconds = self._clock.monotonic_seconds()
         if now_seconds - self._looked_at_seconds < _LOOK_SECONDS:
             return None
         self._looked_at_seconds = now_seconds
-        away_seconds = self._sight.open(now_seconds)
+        away_seconds = self._suspend_detector.open(now_seconds)
         if away_seconds:
             self._emit(AgentSuspended(away_seconds))
         self._oom.learn(pids.values())
         self._look_at_gpus()
-        vitals_of_ranks = (
-            self._vital(local, pid, now_seconds, away_seconds) for local, pid in pids.items()
+        all_rank_statuses = (
+            self._rank_status(local, pid, now_seconds, away_seconds) for local, pid in pids.items()
         )
-        vitals = [
-            rank_vitals
-            for rank_vitals in vitals_of_ranks
-            if rank_vitals is not None and rank_vitals.rank in running
+        rank_statuses = [
+            rank_status
+            for rank_status in all_rank_statuses
+            if rank_status is not None and rank_status.rank in running
         ]
-        self._tell_stragglers(vitals)
-        self._tell_progress(vitals, now_seconds)
+        self._report_stragglers(rank_statuses)
+        self._report_progress(rank_statuses, now_seconds)
         if not self._rule.is_on:
             return None
         self._learned_deadlines = self._earlier_deadlines.after(
-            [rank_vitals.signs for rank_vitals in vitals]
+            [rank_status.heartbeat for rank_status in rank_statuses]
         )
-        self._steps = max((rank_vitals.signs.step for rank_vitals in vitals), default=-1)
+        self._steps = max((rank_status.heartbeat.step for rank_status in rank_statuses), default=-1)
         if self._steps > self._steps_at_hang:
             self._hangs = 0
-        observed_ranks = self._observe_ranks(pids, vitals, running)
-        self._look_for_an_end(observed_ranks, is_over_elsewhere, now_seconds)
-        self._sight.close(self._clock.monotonic_seconds())
+        observed_ranks = self._observe_ranks(pids, rank_statuses, running)
+        self._record_first_end(observed_ranks, has_other_host_ended, now_seconds)
+        self._suspend_detector.close(self._clock.monotonic_seconds())
         return self._find(
-            [*vitals, *self._silent(pids, observed_ranks, now_seconds)], observed_ranks, now_seconds
+            [*rank_statuses, *self._stopped_before_heartbeat(pids, observed_ranks, now_seconds)],
+            observed_ranks,
+            now_seconds,
         )
 
     def count_hang(self) -> None:
@@ -399,36 +401,39 @@ class HealthMonitor:
         self._hangs += 1
         self._steps_at_hang = max(self._steps, self._steps_at_hang)
 
-    def _look_for_an_end(
+    def _record_first_end(
         self,
         seen: Collection[ObservedRank],
-        is_over_elsewhere: Callable[[], bool],
+        has_other_host_ended: Callable[[], bool],
         now_seconds: float,
     ) -> None:
         """Record the end of the first rank; query other hosts only if no rank trains here."""
         if self._ended_seconds is not None:
             return
-        began_seconds = self._sight.shifted(self._began_seconds)
+        began_seconds = self._suspend_detector.shifted(self._began_seconds)
         is_idle = are_quiet(seen, self._rule, began_seconds, now_seconds)
-        if len(seen) < len(self._ranks) or (is_idle and is_over_elsewhere()):
+        if len(seen) < len(self._ranks) or (is_idle and has_other_host_ended()):
             self._ended_seconds = now_seconds
 
     def _find(
-        self, vitals: Collection[RankStatus], seen: Collection[ObservedRank], now_seconds: float
+        self,
+        rank_statuses: Collection[RankStatus],
+        seen: Collection[ObservedRank],
+        now_seconds: float,
     ) -> Hang | None:
-        rule, shifted = self._rule.doubled(self._hangs), self._sight.shifted
+        rule, shifted = self._rule.doubled(self._hangs), self._suspend_detector.shifted
         began_seconds, ended_seconds = shifted(self._began_seconds), self._ended_seconds
         ended_seconds = None if ended_seconds is None else shifted(ended_seconds)
-        self.standing = standing_of(vitals, self._learned_deadlines, rule, now_seconds)
+        self.host_status = host_status_of(rank_statuses, self._learned_deadlines, rule, now_seconds)
         if find_starting(seen):
             # Ranks in training only wait for the starting ranks, except stopped ranks.
-            vitals = [
-                rank_vitals
-                for rank_vitals in vitals
-                if rank_vitals.stopped_since_seconds is not None
+            rank_statuses = [
+                rank_status
+                for rank_status in rank_statuses
+                if rank_status.stopped_since_seconds is not None
             ]
         return (
-            find_hang([*vitals], self._learned_deadlines, rule, now_seconds)
+            find_hang([*rank_statuses], self._learned_deadlines, rule, now_seconds)
             or find_stuck_start(seen, rule, began_seconds, now_seconds)
             or find_stuck_end(seen, rule, ended_seconds, now_seconds)
         )
@@ -440,12 +445,14 @@ class HealthMonitor:
 
     def stacks(self, pids: Mapping[int, int]) -> list[RankStacks]:
         """Return the stacks of all ranks of this host; a stopped rank is continued for its dump."""
-        return collect_stacks(self._notes, pids, self._ranks, self._clock)
+        return collect_stacks(self._agent_folder, pids, self._ranks, self._clock)
 
     def last_step(self) -> int:
         """Return the last step that a rank of this host finished in this attempt, -1 for none."""
-        signs = (read_progress(progress_path(self._notes, local)) for local in self._ranks)
-        return max((progress.step for progress in signs if progress is not None), default=-1)
+        heartbeat = (
+            read_progress(progress_path(self._agent_folder, local)) for local in self._ranks
+        )
+        return max((progress.step for progress in heartbeat if progress is not None), default=-1)
 
     def _look_at_gpus(self) -> None:
         for fault in self._gpus.look():
@@ -453,75 +460,86 @@ class HealthMonitor:
             if fault.is_broken:
                 self._gpu_faults.append(fault.message())
 
-    def _tell_stragglers(self, vitals: Collection[RankStatus]) -> None:
+    def _report_stragglers(self, rank_statuses: Collection[RankStatus]) -> None:
         """Report a straggler once, and again if it had caught up meanwhile."""
         stragglers = find_stragglers(
-            {rank_vitals.rank: rank_vitals.signs for rank_vitals in vitals}
+            {rank_status.rank: rank_status.heartbeat for rank_status in rank_statuses}
         )
         for straggler in stragglers:
             if straggler.rank not in self._stragglers:
                 self._emit(straggler)
         self._stragglers = {straggler.rank for straggler in stragglers}
 
-    def _tell_progress(self, vitals: Collection[RankStatus], now_seconds: float) -> None:
+    def _report_progress(self, rank_statuses: Collection[RankStatus], now_seconds: float) -> None:
         """Report progress every 10 s and after the first finished step."""
-        slowest = min(vitals, key=lambda rank_vitals: rank_vitals.signs.step, default=None)
+        slowest = min(
+            rank_statuses, key=lambda rank_status: rank_status.heartbeat.step, default=None
+        )
         if slowest is None:
             return
-        step, is_first = slowest.signs.step, slowest.signs.step >= 0 > self._told_step
-        if is_first or now_seconds - self._told_at_seconds >= _TELL_SECONDS:
-            self._told_at_seconds, self._told_step = now_seconds, step
+        step, is_first = slowest.heartbeat.step, slowest.heartbeat.step >= 0 > self._reported_step
+        if is_first or now_seconds - self._reported_at_seconds >= _REPORT_SECONDS:
+            self._reported_at_seconds, self._reported_step = now_seconds, step
             phase, median_seconds = (
-                slowest.signs.phase.name.lower(),
+                slowest.heartbeat.phase.name.lower(),
                 self._learned_deadlines.median_seconds,
             )
             self._emit(ProgressReported(step, slowest.rank, phase, median_seconds or 0.0))
 
     def _observe_ranks(
-        self, pids: Mapping[int, int], vitals: Collection[RankStatus], running: Collection[int]
+        self,
+        pids: Mapping[int, int],
+        rank_statuses: Collection[RankStatus],
+        running: Collection[int],
     ) -> list[ObservedRank]:
         """Return all running ranks, with or without a heartbeat."""
-        by_rank = {rank_vitals.rank: rank_vitals for rank_vitals in vitals}
+        by_rank = {rank_status.rank: rank_status for rank_status in rank_statuses}
         pid_of = {self._ranks[local]: pid for local, pid in pids.items()}
         return [
-            ObservedRank(rank, by_rank[rank].signs, by_rank[rank].state)
+            ObservedRank(rank, by_rank[rank].heartbeat, by_rank[rank].state)
             if rank in by_rank
             else ObservedRank(rank, None, state_of(pid_of[rank]))
             for rank in running
         ]
 
-    def _silent(
+    def _stopped_before_heartbeat(
         self, pids: Mapping[int, int], seen: Collection[ObservedRank], now_seconds: float
     ) -> list[RankStatus]:
-        """Return stopped ranks without a heartbeat: a stopped rank is overdue without one."""
+        """Return the stopped ranks without a heartbeat, because these can be overdue too."""
         local_of = {rank: local for local, rank in self._ranks.items()}
         silent_ranks = []
-        for rank_vitals in seen:
-            local = local_of[rank_vitals.rank]
-            if rank_vitals.signs is None and local in pids:
-                signs = ProgressRecord(
+        for rank_status in seen:
+            local = local_of[rank_status.rank]
+            if rank_status.heartbeat is None and local in pids:
+                heartbeat = ProgressRecord(
                     -1, Phase.OUTSIDE, self._began_seconds, (0.0,) * len(Phase), ()
                 )
-                silent_ranks.append(self._at(local, rank_vitals.state, signs, now_seconds))
+                silent_ranks.append(
+                    self._with_stop_time(local, rank_status.state, heartbeat, now_seconds)
+                )
         return [
-            rank_vitals
-            for rank_vitals in silent_ranks
-            if rank_vitals.stopped_since_seconds is not None
+            rank_status
+            for rank_status in silent_ranks
+            if rank_status.stopped_since_seconds is not None
         ]
 
-    def _vital(
+    def _rank_status(
         self, local: int, pid: int, now_seconds: float, away_seconds: float
     ) -> RankStatus | None:
-        record = read_progress(progress_path(self._notes, local))
+        record = read_progress(progress_path(self._agent_folder, local))
         if record is None:
             return None
-        signs = self._progress.signs(self._ranks[local], record, away_seconds)
-        return self._at(local, state_of(pid), signs, now_seconds)
+        heartbeat = self._progress.corrected(self._ranks[local], record, away_seconds)
+        return self._with_stop_time(local, state_of(pid), heartbeat, now_seconds)
 
-    def _at(self, local: int, state: str, signs: ProgressRecord, now_seconds: float) -> RankStatus:
+    def _with_stop_time(
+        self, local: int, state: str, heartbeat: ProgressRecord, now_seconds: float
+    ) -> RankStatus:
         """Return the current status of a rank, with the time since which it is stopped."""
         if state != "T":
             self._stopped_at_seconds.pop(local, None)
-            return RankStatus(self._ranks[local], signs, state)
+            return RankStatus(self._ranks[local], heartbeat, state)
         stopped_seconds = self._stopped_at_seconds.setdefault(local, now_seconds)
-        return RankStatus(self._ranks[local], signs, state, self._sight.shifted(stopped_seconds))
+        return RankStatus(
+            self._ranks[local], heartbeat, state, self._suspend_detector.shifted(stopped_seconds)
+        )

@@ -31,7 +31,7 @@ from resilient.elastic.preemption.watcher import Watcher
 from resilient.elastic.restart_controller import (
     ProgressLog,
     ProgressState,
-    launches_of,
+    count_agent_runs,
     newest_committed,
 )
 from resilient.elastic.run_dir import EventFile, make_folder
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.rendezvous import RendezvousHandler
 
-    from resilient.elastic.agent import Beat, ElasticAgent
+    from resilient.elastic.agent import ElasticAgent, PeriodicCallback
 
 _STATIC_PORT = 29500
 # Default port of torch.
@@ -231,31 +231,32 @@ def build_agent(
     )
     emit = emit.bind(run=plan.run_id)
 
-    is_counted = options.patience.limits.preemptions_max is not None and worker_options.repo
-    launches = launches_of(worker_options.repo, worker_options.storage_options) if is_counted else 0
+    repo, storage_options = worker_options.repo, worker_options.storage_options
+    is_counted = options.patience.limits.preemptions_max is not None and repo
+    launches = count_agent_runs(repo, storage_options) if is_counted else 0
     if launches is None:
         emit(LaunchCountUnknown())
     if worker_options.resume != "auto":
         emit(ResumeOptionRepeated(worker_options.resume, worker_options.start.job))
 
     def ask(within_seconds: float) -> object:
-        url = worker_options.repo or read_published_repository(worker_options.notes)
+        url = repo or read_published_repository(worker_options.notes)
         if not url:
-            return ProgressState.UNTOLD
-        return newest_committed(url, worker_options.storage_options, within_seconds)
+            return ProgressState.URL_UNKNOWN
+        return newest_committed(url, storage_options, within_seconds)
 
     progress = ProgressLog(ask, launches or 0)
     agent = ElasticAgent(spec, worker_options, options.patience, progress, SystemClock(), emit)
     if not plan.is_alone:
         join_seconds = float(plan.conf.get("join_timeout", 0))
-        agent.comeback = RendezvousReconnect(partial(_connect_in_thread, plan), join_seconds)
+        agent.reconnect = RendezvousReconnect(partial(_connect_in_thread, plan), join_seconds)
     return agent
 
 
 def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     """Run the job of this host to its end and return the exit code. Main thread only.
 
-    The function handles signals before it imports torch, and obeys the signals in ``signals``. A
+    The function handles signals before it imports torch, and then the signals in ``signals``. A
     stop at that point loses no work, and the same command can be run again. A stop also ends a wait
     for the rendezvous.
 
@@ -267,7 +268,7 @@ def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     metrics = Metrics(options.metrics, options.wishes.events, grace_seconds, clock)
     file = EventFile(options.wishes.events)
     context = {"agent": f"{socket.gethostname()}:{os.getpid()}"}
-    emit = Emitter(clock, (console(), file, metrics.hear), context)
+    emit = Emitter(clock, (console(), file, metrics.record_event), context)
     emit(AgentStarted())
     stops = StopSignals(clock, grace_seconds)
     sources = choose_sources(options.notice, os.environ, clock)
@@ -275,7 +276,9 @@ def run_agent(options: TrainOptions, signals: list[int] | None = None) -> int:
     with stops.listening(signals), metrics.running(emit):
         watcher.start()
         try:
-            code = _supervise(options, stops, watcher, emit, (metrics.beat, file.beat))
+            code = _supervise(
+                options, stops, watcher, emit, (metrics.record_agent_alive, file.check_event_folder)
+            )
         finally:
             watcher.close()
     if code in (0, Preempted.exit_code):
@@ -288,7 +291,7 @@ def _supervise(
     stops: StopSignals,
     watcher: Watcher,
     emit: Emitter,
-    beats: tuple[Beat, ...],
+    callbacks: tuple[PeriodicCallback, ...],
 ) -> int:
     try:
         with stops.interrupting():
@@ -299,7 +302,7 @@ def _supervise(
         reason = "stopped before the first attempt: the same command starts the run"
         emit(RunEnded(Preempted.exit_code, reason))
         return Preempted.exit_code
-    return agent.supervise(stops, beats).code
+    return agent.supervise(stops, callbacks).code
 
 
 def _check_resume(options: TrainOptions, emit: Emitter) -> None:

@@ -23,7 +23,7 @@ class Timeouts:
         grace_seconds: Time from SIGTERM to SIGKILL if the workers have something to save.
         survivor_seconds: Time from SIGTERM to SIGKILL after a failure. A save that a surviving
             worker persists itself may still be committed in this time.
-        kept_survivor_seconds: ``survivor_seconds`` if a saver daemon persists the staged bytes.
+        daemon_survivor_seconds: ``survivor_seconds`` if a saver daemon persists the staged bytes.
         barrier_seconds: Time that finished nodes wait for the others.
         hang: Rule for the time without progress.
         limits: Limits on failures.
@@ -32,14 +32,14 @@ class Timeouts:
     interval_seconds: float = 0.1
     grace_seconds: float = 25.0
     survivor_seconds: float = 2.0
-    kept_survivor_seconds: float = 0.2
+    daemon_survivor_seconds: float = 0.2
     barrier_seconds: float = 300.0
     hang: HangRule = field(default_factory=HangRule)
     limits: FailureLimits = field(default_factory=FailureLimits)
 
-    def beside(self, *, has_keeper: bool) -> Timeouts:
+    def adjusted_for_daemon(self, *, has_daemon: bool) -> Timeouts:
         """Return the timeouts, with less time for surviving workers if there is a saver daemon."""
-        seconds = self.kept_survivor_seconds if has_keeper else self.survivor_seconds
+        seconds = self.daemon_survivor_seconds if has_daemon else self.survivor_seconds
         return replace(self, survivor_seconds=seconds)
 
 

@@ -56,7 +56,7 @@ _GPU = re.compile(
 )
 _CHILD_KILLED = re.compile(r"killed by signal: Killed")
 # Match only messages of a collective or of the shared store: scripts also open connections.
-_PEER_GONE = re.compile(
+_PEER_LOST = re.compile(
     r"gloo/transport/.*(Read error|Write error|Connection (closed|reset) by peer|Socket closed)|"
     r"ncclRemoteError|remote process exit|"
     r"^Dist\w+Error: .*(Broken pipe|Connection reset by peer|Connection was likely closed)",
@@ -80,7 +80,7 @@ class Evidence:
     gpu_faults: tuple[str, ...] = ()
 
 
-NOTHING_SEEN = Evidence()
+NO_EVIDENCE = Evidence()
 
 
 def is_echo(code: str, message: str) -> bool:
@@ -93,40 +93,40 @@ def is_echo(code: str, message: str) -> bool:
         code: RES id of the error, if it is one of ours.
         message: Error message with its type in front.
     """
-    return code in ECHO_CODES or bool(_PEER_GONE.search(message))
+    return code in ECHO_CODES or bool(_PEER_LOST.search(message))
 
 
-def find_cause(status: int, code: str, message: str, seen: Evidence) -> tuple[Cause, str]:
+def find_cause(status: int, code: str, message: str, evidence: Evidence) -> tuple[Cause, str]:
     """Return the cause of a worker failure and its evidence as readable text.
 
     Args:
         status: Exit code, or minus the number of the signal.
         code: RES id of the error, if it is one of ours.
         message: Error message, empty if the worker reported none.
-        seen: Observations of the host.
+        evidence: Observations of the host.
     """
     if status == -signal.SIGKILL or _CHILD_KILLED.search(message):
-        cause = _cause_of_kill(status, seen)
+        cause = _cause_of_kill(status, evidence)
         if cause is not None:
             return cause
     # A device that fails also breaks its connections.
-    if code in _BY_CODE or (is_echo(code, message) and not seen.gpu_faults):
+    if code in _BY_CODE or (is_echo(code, message) and not evidence.gpu_faults):
         return _BY_CODE.get(code, Cause.PEER), ""
     if _DISK_FULL.search(message):
         return Cause.DISK_FULL, ""
-    if _GPU.search(message) or seen.gpu_faults:
-        return Cause.GPU, "; ".join(seen.gpu_faults)
+    if _GPU.search(message) or evidence.gpu_faults:
+        return Cause.GPU, "; ".join(evidence.gpu_faults)
     return (Cause.SIGNAL if status < 0 else Cause.EXIT), ""
 
 
-def _cause_of_kill(status: int, seen: Evidence) -> tuple[Cause, str] | None:
+def _cause_of_kill(status: int, evidence: Evidence) -> tuple[Cause, str] | None:
     """Return cause and evidence of a kill from the kernel's counters, None without evidence."""
-    if seen.oom_kills:
-        return Cause.OOM_KILL, f"out-of-memory kills in the control group: {seen.oom_kills}"
-    if seen.oom_kills is None and seen.machine_oom_kills:
-        count = seen.machine_oom_kills
+    if evidence.oom_kills:
+        return Cause.OOM_KILL, f"out-of-memory kills in the control group: {evidence.oom_kills}"
+    if evidence.oom_kills is None and evidence.machine_oom_kills:
+        count = evidence.machine_oom_kills
         return Cause.OOM_KILL, f"most likely: out-of-memory kills on this host meanwhile: {count}"
-    if status == -signal.SIGKILL and seen.oom_kills == 0:
+    if status == -signal.SIGKILL and evidence.oom_kills == 0:
         return Cause.SIGNAL, "not the out-of-memory killer: the control group counts none"
     return None
 
@@ -155,7 +155,7 @@ class Outcome:
         status: Exit code of the worker that failed first, or minus the number of the signal.
             For UNREACHABLE: the exit code of another host that gave up, if known.
         stop_signal: Signal that asked the agent to stop, 0 for none.
-        is_echo: Whether the worker only reports that a rank elsewhere failed.
+        is_echo: Whether the worker only reports that another rank failed.
         reason: Detail for the user, if the kind is not enough.
         cause: Cause of the first worker failure.
         is_joined: For REGROUPED: whether nodes want to join; otherwise nodes left.
@@ -183,27 +183,27 @@ class Outcome:
     is_refusal: bool = False
 
     @property
-    def is_taken(self) -> bool:
+    def is_killed_from_outside(self) -> bool:
         """True if the rank that ended first was killed from outside, but not for lack of memory."""
         return self.status == -signal.SIGKILL and self.cause is Cause.SIGNAL
 
     @property
-    def is_robbed(self) -> bool:
+    def is_killed_in_training(self) -> bool:
         """True if a training attempt was killed from outside; this is not a crash loop."""
-        return self.kind is OutcomeKind.FAILED and self.is_taken and self.has_stepped
+        return self.kind is OutcomeKind.FAILED and self.is_killed_from_outside and self.has_stepped
 
-    def in_a_stop(self) -> Outcome:
+    def as_part_of_stop(self) -> Outcome:
         """Return this failure as part of a stop if its rank was killed from outside."""
-        is_part = self.kind is OutcomeKind.FAILED and self.is_taken
+        is_part = self.kind is OutcomeKind.FAILED and self.is_killed_from_outside
         return replace(self, kind=OutcomeKind.STOPPED) if is_part else self
 
     @property
-    def is_loss(self) -> bool:
+    def is_peer_loss(self) -> bool:
         """True if only the loss of ranks of other hosts ended the attempt here."""
         return self.kind is OutcomeKind.REGROUPED and self.is_echo
 
     @property
-    def is_deserted(self) -> bool:
+    def has_lost_peers_in_stop(self) -> bool:
         """True if ranks lost their peers during a stop, and a checkpoint is committed."""
         return self.kind is OutcomeKind.STOPPED and self.cause is Cause.PEER and bool(self.newest)
 
@@ -211,7 +211,7 @@ class Outcome:
     def is_interruption(self) -> bool:
         """True if the attempt ended by preemption or a stop request, without a failure."""
         if self.kind is OutcomeKind.STOPPED:
-            is_asked = self.status in (CODE_PREEMPTED, -signal.SIGTERM)
-            return self.is_taken or is_asked or self.is_deserted
+            is_requested_stop = self.status in (CODE_PREEMPTED, -signal.SIGTERM)
+            return self.is_killed_from_outside or is_requested_stop or self.has_lost_peers_in_stop
         is_left = self.kind is OutcomeKind.REGROUPED and not (self.is_joined or self.is_echo)
         return self.kind is OutcomeKind.PREEMPTED or is_left

@@ -39,7 +39,7 @@ class ProgressState(Enum):
 
     UNKNOWN = "unknown"
     """The repository did not answer."""
-    UNTOLD = "untold"
+    URL_UNKNOWN = "untold"
     """The URL of the repository is unknown."""
 
 
@@ -60,15 +60,15 @@ class ProgressLog:
     def __init__(self, ask: Callable[[float], object] | None, launches_before: int = 0) -> None:
         self.launches_before = launches_before
         self._ask = ask
-        self.newest: object = ask(ASKING_SECONDS_MAX) if ask else ProgressState.UNTOLD
+        self.newest: object = ask(ASKING_SECONDS_MAX) if ask else ProgressState.URL_UNKNOWN
         self.is_answered = self.newest is not ProgressState.UNKNOWN
         self._at_failure = self.newest
 
     def look(self, within_seconds: float = ASKING_SECONDS_MAX) -> None:
         """Query the newest checkpoint; an unknown answer does not replace a known one."""
-        state = self._ask(within_seconds) if self._ask else ProgressState.UNTOLD
+        state = self._ask(within_seconds) if self._ask else ProgressState.URL_UNKNOWN
         self.is_answered = state is not ProgressState.UNKNOWN
-        if not isinstance(state, ProgressState) or self.newest is ProgressState.UNTOLD:
+        if not isinstance(state, ProgressState) or self.newest is ProgressState.URL_UNKNOWN:
             self.newest = state
 
     def count_failure(self, *, is_brief: bool = False) -> bool | None:
@@ -84,7 +84,7 @@ class ProgressLog:
         """
         if not self.is_answered:
             return None
-        if self.newest is ProgressState.UNTOLD:
+        if self.newest is ProgressState.URL_UNKNOWN:
             return not is_brief
         was_unknown = isinstance(self._at_failure, ProgressState)
         progressed = self.newest is not None if was_unknown else self.newest != self._at_failure
@@ -92,21 +92,21 @@ class ProgressLog:
         return progressed
 
     @property
-    def name_of_newest(self) -> str | None:
+    def newest_name(self) -> str | None:
         """Newest checkpoint, None if nothing was committed, empty if unknown."""
         if not self.is_answered or isinstance(self.newest, ProgressState):
             return ""
         return None if self.newest is None else str(self.newest)
 
     @property
-    def name_of_last(self) -> str:
+    def last_known_name(self) -> str:
         """Newest checkpoint ever seen; empty if none was."""
         newest = self.newest
         return "" if newest is None or isinstance(newest, ProgressState) else str(newest)
 
     def describe(self) -> str:
         """Return the safe state of the run as readable text."""
-        if self.newest is ProgressState.UNTOLD:
+        if self.newest is ProgressState.URL_UNKNOWN:
             return "unknown here (no --repo): checkpoints that the script committed are not touched"
         if self.newest is ProgressState.UNKNOWN:
             return "unknown (the repository does not answer): committed checkpoints are not touched"
@@ -116,7 +116,7 @@ class ProgressLog:
 
 
 # The agent polls local sources of notices twice in this time.
-_NEWS_SECONDS = 1.0
+_LATE_STOP_SECONDS = 1.0
 _STOPPING_SECONDS_MAX = 2.0
 _STOPPING_SHARE = 0.1
 # Share of the remaining time for a query whose answer decides the exit code.
@@ -161,7 +161,7 @@ class RestartController:
         self._emit = emit
         self._history: FailureHistory | None = None
         self._last_seconds = clock.monotonic_seconds()
-        self._before_loss: FailureHistory | None = None
+        self._history_before_loss: FailureHistory | None = None
         self._excused_count = 0
 
     def after(
@@ -177,16 +177,18 @@ class RestartController:
         is_brief = not outcome.has_stepped and now_seconds - self._last_seconds < _BRIEF_SECONDS
         self._last_seconds = now_seconds
         if _needs_answer(outcome):
-            self._look(request, _DECIDING_SHARE if outcome.is_taken else _STOPPING_SHARE)
+            self._look(
+                request, _DECIDING_SHARE if outcome.is_killed_from_outside else _STOPPING_SHARE
+            )
         progressed = self._count(outcome, is_brief=is_brief)
         outcome = replace(outcome, newest=self._newest(outcome))
         previous_history = self._history or FailureHistory(
             preemptions=self._progress.launches_before
         )
         self._history = previous_history.after(outcome, now_seconds, progressed=progressed)
-        # If an attempt trained without new progress, a lost host explains the end.
+        # If an attempt finished steps but committed nothing, a lost host may explain its end.
         is_open = progressed is None or (outcome.has_stepped and not progressed)
-        self._before_loss = previous_history if outcome.is_loss and is_open else None
+        self._history_before_loss = previous_history if outcome.is_peer_loss and is_open else None
         self._excused_count = 0 if progressed else self._excused_count
         budget = self._history.budget(
             self._limits,
@@ -209,37 +211,45 @@ class RestartController:
         )
         return action
 
-    def found_lost(self, nodes: list[str]) -> None:
-        """Do not count the last attempt as a failure if its end is explained by lost nodes."""
-        if nodes and self._before_loss and self._excused_count < _EXCUSED_MAX:
-            self._history, self._before_loss = self._before_loss, None
+    def excuse_lost_nodes(self, nodes: list[str]) -> None:
+        """Do not count the last attempt as a failure if lost nodes explain its end."""
+        if nodes and self._history_before_loss and self._excused_count < _EXCUSED_MAX:
+            self._history, self._history_before_loss = self._history_before_loss, None
             self._excused_count += 1
 
-    def with_late_news(self, outcome: Outcome, stops: StopSignals) -> Outcome:
+    def with_late_stop_request(self, outcome: Outcome, stops: StopSignals) -> Outcome:
         """Wait up to 1 s for a stop request if a rank was killed and no restart is left.
 
         A scheduler that takes a host away may kill ranks at the moment of its notice, or earlier.
         """
-        if outcome.kind is not OutcomeKind.FAILED or not outcome.is_taken or self.restarts_left > 0:
+        if (
+            outcome.kind is not OutcomeKind.FAILED
+            or not outcome.is_killed_from_outside
+            or self.restarts_left > 0
+        ):
             return outcome
-        stops.wait(_NEWS_SECONDS)
+        stops.wait(_LATE_STOP_SECONDS)
         updated_outcome = replace(outcome, stop_signal=stops.asked_by)
-        return updated_outcome.in_a_stop() if updated_outcome.stop_signal else outcome
+        return updated_outcome.as_part_of_stop() if updated_outcome.stop_signal else outcome
 
     def _count(self, outcome: Outcome, *, is_brief: bool) -> bool | None:
         """Return whether a failed attempt made progress, None if unknown."""
-        if outcome.kind is not OutcomeKind.FAILED and not outcome.is_loss:
+        if outcome.kind is not OutcomeKind.FAILED and not outcome.is_peer_loss:
             return False
         progressed = self._progress.count_failure(is_brief=is_brief)
         if progressed is None:
             self._emit(ProgressUnknown())
-        is_untold = self._progress.newest is ProgressState.UNTOLD
-        return None if outcome.is_loss and is_untold else progressed
+        is_url_unknown = self._progress.newest is ProgressState.URL_UNKNOWN
+        return None if outcome.is_peer_loss and is_url_unknown else progressed
 
     def _newest(self, outcome: Outcome) -> str | None:
-        newest = self._progress.name_of_newest
+        newest = self._progress.newest_name
         # An older known commit is enough to decide whether any checkpoint exists.
-        return self._progress.name_of_last if outcome.is_taken and newest == "" else newest
+        return (
+            self._progress.last_known_name
+            if outcome.is_killed_from_outside and newest == ""
+            else newest
+        )
 
     def _look(self, request: StopRequest | None, share: float) -> None:
         if request is None:
@@ -275,7 +285,7 @@ def newest_committed(
     return _ask_store(find_newest, url, storage_options, within_seconds)
 
 
-def launches_of(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
+def count_agent_runs(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
     """Return the number of agent runs of the run under ``url``; None without an answer."""
 
     def count(store: Store) -> int:

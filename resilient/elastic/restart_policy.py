@@ -135,11 +135,11 @@ def decide(outcome: Outcome, budget: RestartBudget) -> Action:
             return _after_stop(outcome, budget)
         case OutcomeKind.REGROUPED:
             return _after_regrouping(outcome, budget)
-    return _leave(outcome, budget)
+    return _decide_final(outcome, budget)
 
 
 def _after_regrouping(outcome: Outcome, budget: RestartBudget) -> Action:
-    if outcome.is_loss:
+    if outcome.is_peer_loss:
         return _after_loss(outcome, budget)
     if outcome.is_joined:
         return Restart("membership", is_paid=False)
@@ -165,7 +165,7 @@ def _interrupted(budget: RestartBudget) -> Action | None:
     )
 
 
-def _leave(outcome: Outcome, budget: RestartBudget) -> Action:
+def _decide_final(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle the kinds that end the run regardless of the budget."""
     if outcome.kind is OutcomeKind.SUCCEEDED:
         return Finish(0, "all workers are done")
@@ -193,16 +193,16 @@ def _after_failure(outcome: Outcome, budget: RestartBudget) -> Action:
     is_own = not outcome.is_echo and outcome.cause is not Cause.HANG
     if code in PERMANENT_CODES and is_own:
         return GiveUp(code, f"exit code {code} means that another try would fail the same way")
-    # Only a start is refused: damage that arose in training may be gone at the next attempt.
+    # Give up only before the first step: the next attempt may not have damage from training.
     if outcome.is_refusal and not outcome.has_stepped and is_own:
         reason = "a rank rejected the checkpoint before its first step, and would reject it again"
         return GiveUp(code, reason)
     return (
         _decide_broken_host(outcome)
-        # Crash loops come before worn hosts. A script that fails on every host fails here first
-        # too. A run that makes no progress does not improve on the remaining hosts.
+        # Check for a crash loop before a failing host. A script that fails on every host also fails
+        # on this host, and would not make progress on the remaining hosts.
         or _decide_crash_loop(outcome, budget)
-        or _decide_worn_host(outcome, budget)
+        or _decide_failing_host(outcome, budget)
         or _decide_by_budget(outcome, budget, code)
     )
 
@@ -222,7 +222,7 @@ def _decide_broken_host(outcome: Outcome) -> Action | None:
     return None
 
 
-def _decide_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
+def _decide_failing_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
     """Return the action if this host failed too often, None otherwise."""
     if outcome.is_echo:
         return None
@@ -238,7 +238,7 @@ def _decide_worn_host(outcome: Outcome, budget: RestartBudget) -> Action | None:
 
 def _decide_crash_loop(outcome: Outcome, budget: RestartBudget) -> Action | None:
     is_loop = 0 < budget.no_progress_lives_max <= budget.no_progress_lives
-    if not is_loop or outcome.is_robbed:
+    if not is_loop or outcome.is_killed_in_training:
         return None
     return GiveUp(
         CrashLoop.exit_code,
@@ -261,7 +261,7 @@ def _decide_by_budget(outcome: Outcome, budget: RestartBudget, code: int) -> Act
 
 def _delay_seconds(outcome: Outcome, budget: RestartBudget) -> float:
     """Return the wait before a restart: 0 with progress, then exponential up to 300 s."""
-    repeats = 0 if outcome.is_robbed else budget.no_progress_lives - 1
+    repeats = 0 if outcome.is_killed_in_training else budget.no_progress_lives - 1
     if repeats <= 0:
         return 0.0
     wait_seconds = min(_BACKOFF_SECONDS_MAX, _BACKOFF_SECONDS * 2.0 ** (repeats - 1))
@@ -288,9 +288,9 @@ def _decide_requested_stop(outcome: Outcome, budget: RestartBudget) -> Action:
     """Handle workers that saved, and workers that were killed before they could save."""
     if outcome.status == CODE_PREEMPTED:
         return Finish(CODE_PREEMPTED, f"stopped and saved: {budget.again} resumes")
-    if outcome.is_taken:
+    if outcome.is_killed_from_outside:
         return _decide_outside_kill(outcome, budget)
-    if outcome.is_deserted:
+    if outcome.has_lost_peers_in_stop:
         reason = (
             "other ranks were lost or stopped responding during the stop: at most the work since "
         )
@@ -328,11 +328,11 @@ def _decide_outside_kill(outcome: Outcome, budget: RestartBudget) -> Action:
     return GiveUp(exit_code(outcome.status), f"{text}, and {progress_text}")
 
 
-_SPENT = RestartBudget(restarts_left=0)
+_NO_RESTARTS_LEFT = RestartBudget(restarts_left=0)
 _LOOP = RestartBudget(no_progress_lives=3)
-_OFTEN = RestartBudget(preemptions_left=-1)
-_WORN = RestartBudget(host_failures=3, host_failures_max=3, may_leave=True)
-_AGAIN = RestartBudget(no_progress_lives=2)
+_TOO_MANY_PREEMPTIONS = RestartBudget(preemptions_left=-1)
+_HOST_FAILED_OFTEN = RestartBudget(host_failures=3, host_failures_max=3, may_leave=True)
+_SECOND_FAILURE = RestartBudget(no_progress_lives=2)
 _LOSS = Outcome(OutcomeKind.REGROUPED, 1, is_echo=True, cause=Cause.PEER)
 _TERM = int(signal.SIGTERM)
 _KILL = -int(signal.SIGKILL)
@@ -351,7 +351,12 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         Outcome(OutcomeKind.PREEMPTED, 75, hosts_left=1),
         RestartBudget(),
     ),
-    ("preempted", "more than --max-preemptions", Outcome(OutcomeKind.PREEMPTED, 75), _OFTEN),
+    (
+        "preempted",
+        "more than --max-preemptions",
+        Outcome(OutcomeKind.PREEMPTED, 75),
+        _TOO_MANY_PREEMPTIONS,
+    ),
     (
         "failed",
         "exit code 78, or another permanent one",
@@ -364,7 +369,7 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         Outcome(OutcomeKind.FAILED, _KILL),
         RestartBudget(),
     ),
-    ("failed", "again, without a new checkpoint", Outcome(OutcomeKind.FAILED, 1), _AGAIN),
+    ("failed", "again, without a new checkpoint", Outcome(OutcomeKind.FAILED, 1), _SECOND_FAILURE),
     ("failed", "without one too often: --max-no-progress", Outcome(OutcomeKind.FAILED, 1), _LOOP),
     (
         "failed",
@@ -372,7 +377,12 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         Outcome(OutcomeKind.FAILED, _KILL, cause=Cause.SIGNAL, has_stepped=True),
         _LOOP,
     ),
-    ("failed", "no restart left: --max-restarts", Outcome(OutcomeKind.FAILED, _KILL), _SPENT),
+    (
+        "failed",
+        "no restart left: --max-restarts",
+        Outcome(OutcomeKind.FAILED, _KILL),
+        _NO_RESTARTS_LEFT,
+    ),
     (
         "failed",
         "while a stop was asked for",
@@ -391,7 +401,12 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         Outcome(OutcomeKind.FAILED, 1, cause=Cause.GPU, is_host_broken=True),
         RestartBudget(),
     ),
-    ("failed", "this host: --max-host-failures", Outcome(OutcomeKind.FAILED, 1), _WORN),
+    (
+        "failed",
+        "this host: --max-host-failures",
+        Outcome(OutcomeKind.FAILED, 1),
+        _HOST_FAILED_OFTEN,
+    ),
     (
         "failed",
         "loss broken, rollbacks did not help",
@@ -404,7 +419,12 @@ _CASES: tuple[tuple[str, str, Outcome, RestartBudget], ...] = (
         Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG),
         RestartBudget(),
     ),
-    ("hung", "no restart left", Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG), _SPENT),
+    (
+        "hung",
+        "no restart left",
+        Outcome(OutcomeKind.FAILED, 69, cause=Cause.HANG),
+        _NO_RESTARTS_LEFT,
+    ),
     (
         "hung",
         "and a worker cannot be killed",
@@ -496,7 +516,7 @@ class ReactionRow:
 def reaction_table() -> tuple[ReactionRow, ...]:
     """Return the decision table, with every row computed by :func:`decide`."""
     cases = [
-        (end_kind, detail, _name(outcome, decide(outcome, budget)))
+        (end_kind, detail, _describe_action(outcome, decide(outcome, budget)))
         for end_kind, detail, outcome, budget in _CASES
     ]
     # The trainer does this by itself, before any worker fails.
@@ -509,7 +529,7 @@ def reaction_table() -> tuple[ReactionRow, ...]:
     )
 
 
-def _name(outcome: Outcome, action: Action) -> str:
+def _describe_action(outcome: Outcome, action: Action) -> str:
     if isinstance(action, Finish):
         save_text = "" if outcome.status in (-_TERM, _KILL) else "save and "
         return f"{save_text}exit with {action.code}" if action.code else "finish with 0"
@@ -518,19 +538,19 @@ def _name(outcome: Outcome, action: Action) -> str:
     if not isinstance(action, Restart):
         return f"give up with {action.code}"
     if not action.is_paid:
-        return f"{_name_free(outcome)}, free"
+        return f"{_describe_free_restart(outcome)}, free"
     wait = ", after a wait" if action.delay_seconds else ""
     return f"restart in place{wait}, one restart less"
 
 
-def _name_free(outcome: Outcome) -> str:
-    if outcome.is_loss:
+def _describe_free_restart(outcome: Outcome) -> str:
+    if outcome.is_peer_loss:
         return "restart with the remaining nodes"
     return "grow: restart with more nodes" if outcome.is_joined else "shrink and continue: restart"
 
 
 _JITTER_MIN = 0.5
-# A host that may never retry its own failures still retries after those of other hosts.
+# A host without retries for its own failures still retries after failures of other hosts.
 _LOSSES_MIN = 3
 
 
@@ -579,14 +599,14 @@ class FailureHistory:
         self, outcome: Outcome, at_seconds: float, *, progressed: bool | None
     ) -> FailureHistory:
         """Return the history with one more attempt; ``progressed`` is None if unknown."""
-        if outcome.is_loss:
+        if outcome.is_peer_loss:
             return self._after_loss(at_seconds, progressed=progressed)
         if outcome.kind is not OutcomeKind.FAILED:
             is_interrupted = outcome.is_interruption
             return replace(self, preemptions=self.preemptions + 1) if is_interrupted else self
         own_failure = () if outcome.is_echo or outcome.cause is Cause.PEER else (at_seconds,)
         attempts = self.no_progress_lives
-        is_silent = progressed is None or (outcome.is_robbed and not progressed)
+        is_silent = progressed is None or (outcome.is_killed_in_training and not progressed)
         return replace(
             self,
             failures=(*self.failures, at_seconds),

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from resilient.start_guard import FoundCheckpoint
 
 _STATE = "trainer_state.json"
-"""File by which a worker knows a folder of the Hugging Face Trainer."""
+"""File by which a worker recognizes a folder of the Hugging Face Trainer."""
 _SLURM = "slurm/"
-_LOOK_SECONDS = 60.0
+_STORE_SECONDS = 60.0
 
 
 def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
@@ -62,7 +62,7 @@ def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
         return
     folder = Path(resume_option)
     is_foreign = (folder / _STATE).is_file() and not (folder / MANIFEST).exists()
-    if is_foreign and options.repo and _may_hold_run(options):
+    if is_foreign and options.repo and _may_have_checkpoint(options):
         return  # the workers check that the run began from the folder
     if is_foreign or _is_path(resume_option):
         _require_folder(resume_option, strict=options.strict_resume)
@@ -74,12 +74,12 @@ def _may_continue(start: StartIdentity) -> bool:
     return bool(start.job) and not is_first_of_slurm
 
 
-def _may_hold_run(worker_options: WorkerOptions) -> bool:
-    """Return False if the repository has no checkpoint; a store that fails proves nothing."""
+def _may_have_checkpoint(worker_options: WorkerOptions) -> bool:
+    """Return False if the repository has no checkpoint; True if the store fails."""
     options = worker_options.storage_options
     try:
         store = open_store(
-            worker_options.repo, within_seconds=_LOOK_SECONDS, storage_options=options
+            worker_options.repo, within_seconds=_STORE_SECONDS, storage_options=options
         )
         return bool(committed(store))
     except StoreError:

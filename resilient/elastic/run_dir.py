@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.events import Event
 
 _PREFIX = "resilient-agent-"
-_MARK = "locked"
+_LOCKED_MARKER = "locked"
 
 
 class AgentDirectory:
@@ -39,7 +39,7 @@ class AgentDirectory:
         self.path = Path(path) if path else make_folder()
         self._lock = lock_folder(self.path)
         if self._lock is not None:
-            (self.path / _MARK).touch()
+            (self.path / _LOCKED_MARKER).touch()
 
     def remove(self) -> None:
         """Delete the directory with its content; it may already be gone."""
@@ -57,46 +57,50 @@ def make_folder() -> Path:
     """
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         if _is_own(path):
-            _remove_if_left(path)
+            _remove_if_unlocked(path)
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _is_own(path: Path) -> bool:
     try:
         return (
-            not path.is_symlink() and path.stat().st_uid == os.geteuid() and (path / _MARK).exists()
+            not path.is_symlink()
+            and path.stat().st_uid == os.geteuid()
+            and (path / _LOCKED_MARKER).exists()
         )
     except OSError:
         # The directory is already gone.
         return False
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_unlocked(path: Path) -> None:
     lock = lock_folder(path)
     if lock is not None:
         shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
-HELD_MAX = 1000
-"""Largest number of waiting events; a rank that stays silent longer has no event file either."""
+PENDING_EVENTS_MAX = 1000
+"""Largest number of buffered events; the oldest events are dropped."""
 
 
 class EventFile:
     """Event sink that buffers until a worker has published its event folder. Any thread.
 
-    Nothing is written if no worker publishes a folder, as with a script without our trainer and
-    without a repository on this host. Agents of several hosts, and successive agents, may share the
-    file.
+    Nothing is written if no worker publishes a folder. An example is a script that uses neither
+    `resilient.Trainer` nor a repository on this host. Agents of several hosts, and successive
+    agents, may share the file.
 
     Args:
         folder: Folder of the file; empty to take it from the workers.
     """
 
     def __init__(self, folder: str) -> None:
-        self._pending_events: deque[tuple[Mapping[str, Any], Event]] = deque(maxlen=HELD_MAX)
+        self._pending_events: deque[tuple[Mapping[str, Any], Event]] = deque(
+            maxlen=PENDING_EVENTS_MAX
+        )
         self._sink = json_lines(Path(folder) / AGENT_FILE) if folder else None
-        self._notes = ""
+        self._agent_folder = ""
         self._lock = threading.Lock()
 
     def __call__(self, record: Mapping[str, Any], event: Event) -> None:
@@ -105,17 +109,17 @@ class EventFile:
             self._pending_events.append((record, event))
             self._write()
 
-    def beat(self, notes: Path) -> None:
+    def check_event_folder(self, agent_folder: Path) -> None:
         """Check whether a worker published its event folder in the agent's directory."""
         with self._lock:
-            self._notes = str(notes)
+            self._agent_folder = str(agent_folder)
             self._write()
 
     def _write(self) -> None:
         if not self._pending_events:
             return
         if self._sink is None:
-            folder = read_published_event_file(self._notes)
+            folder = read_published_event_file(self._agent_folder)
             if folder is None:
                 return
             self._sink = json_lines(folder / AGENT_FILE)

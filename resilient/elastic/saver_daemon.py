@@ -125,7 +125,7 @@ class DaemonSupervisor:
                 self._give_up(output.decode(errors="replace").strip())
 
     def stop(self, within_seconds: float | None = None) -> None:
-        """Wait for the save in flight to be committed, at most for the grace, and clean up.
+        """Wait for the commit of the save in flight, at most for the linger time, and clean up.
 
         Args:
             within_seconds: Time that a stop request leaves for the wait. Afterwards the daemon
@@ -134,7 +134,7 @@ class DaemonSupervisor:
         process, self._process = self._process, None
         if process is None:
             return
-        _hang_up(process)
+        _close_pipes(process)
         most_seconds = self._linger_seconds + _MARGIN_SECONDS
         try:
             process.wait(most_seconds if within_seconds is None else max(0.0, within_seconds))
@@ -151,7 +151,7 @@ class DaemonSupervisor:
     def _give_up(self, reason: str) -> None:
         process, self._process, self.path = self._process, None, ""
         assert process is not None, "the daemon was started"  # noqa: S101
-        _hang_up(process)
+        _close_pipes(process)
         status = process.wait()
         self._emit(DaemonUnavailable(reason or f"the daemon ended with {status}"))
 
@@ -161,13 +161,13 @@ class DaemonSupervisor:
         status = self._process.poll()
         if status is None:
             return True
-        _hang_up(self._process)
+        _close_pipes(self._process)
         self._process = None
         self._emit(DaemonExited(status, follows))
         return False
 
 
-def _hang_up(process: subprocess.Popen[bytes]) -> None:
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
     """Close the daemon's pipes: a running daemon takes the closed pipe as a request to exit."""
     for pipe in (process.stdin, process.stdout):
         if pipe:
@@ -175,7 +175,7 @@ def _hang_up(process: subprocess.Popen[bytes]) -> None:
 
 
 AUTO, NONE = 0, -1
-LEAST_BYTES = 16 << 20
+AUTO_BYTES_MIN = 16 << 20
 """Smallest memory for a daemon that the user did not ask for."""
 AUTO_SHARE = 2
 """Divisor of the available memory: by default a daemon takes at most one half."""
@@ -226,14 +226,14 @@ def resolve_memory_limit(options: DaemonOptions, root: Path = ROOT) -> DaemonOpt
     """
     if options.host_bytes_max < 0:
         return options
-    shared_bytes, left_bytes, numbers = _look(root)
+    shared_bytes, available_bytes, numbers = _measure_memory(root)
     is_auto = options.host_bytes_max == AUTO
-    granted_bytes = options.host_bytes_max or min(shared_bytes, left_bytes // AUTO_SHARE)
-    least_bytes = LEAST_BYTES if is_auto else granted_bytes
-    if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):
+    granted_bytes = options.host_bytes_max or min(shared_bytes, available_bytes // AUTO_SHARE)
+    least_bytes = AUTO_BYTES_MIN if is_auto else granted_bytes
+    if least_bytes <= granted_bytes <= min(shared_bytes, available_bytes):
         return replace(options, host_bytes_max=granted_bytes, is_auto=is_auto)
     if is_auto:
-        reason = f"{numbers}, less than the minimum of {LEAST_BYTES}"
+        reason = f"{numbers}, less than the minimum of {AUTO_BYTES_MIN}"
         return replace(options, host_bytes_max=NONE, why_not=reason)
     raise ConfigError(
         f"--host-bytes-max: {granted_bytes} bytes are too many: {numbers}",
@@ -241,10 +241,12 @@ def resolve_memory_limit(options: DaemonOptions, root: Path = ROOT) -> DaemonOpt
     )
 
 
-def _look(root: Path) -> tuple[int, int, str]:
+def _measure_memory(root: Path) -> tuple[int, int, str]:
     """Return free shared memory and available memory in bytes, and both as text."""
     if not root.is_dir():
         return 0, 0, f"{root} does not exist"
-    shared_bytes, left_bytes = free_bytes(root), available_memory_bytes()
-    numbers = f"{root} has {shared_bytes} bytes free and the machine {left_bytes} bytes of memory"
-    return shared_bytes, sys.maxsize if left_bytes is None else left_bytes, numbers
+    shared_bytes, available_bytes = free_bytes(root), available_memory_bytes()
+    numbers = (
+        f"{root} has {shared_bytes} bytes free and the machine {available_bytes} bytes of memory"
+    )
+    return shared_bytes, sys.maxsize if available_bytes is None else available_bytes, numbers

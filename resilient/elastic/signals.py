@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from resilient.clock import Clock
 
-_ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 # The same order often arrives twice: directly, and from a wrapper that received it too.
-_SAME_ORDER_SECONDS = 0.5
+_DUPLICATE_SECONDS = 0.5
 _WAIT_SECONDS = 0.1
 _GRACE_SECONDS = 25.0
 _END_SECONDS = 2.0
@@ -53,7 +53,7 @@ class StopSignals:
         self._clock = clock
         self._grace_seconds = grace_seconds
         self._pending_request: StopRequest | None = None
-        self._ordered_at_seconds: float | None = None
+        self._first_stop_at_seconds: float | None = None
         self._may_interrupt = False
 
     @contextmanager
@@ -67,8 +67,8 @@ class StopSignals:
         """
         handlers_before = {
             number: signal.getsignal(number)
-            for number in (*_ORDERS, *_NOTICES)
-            if signal.getsignal(number) != signal.SIG_IGN or number in _NOTICES
+            for number in (*_STOP_SIGNALS, *_NOTICE_SIGNALS)
+            if signal.getsignal(number) != signal.SIG_IGN or number in _NOTICE_SIGNALS
         }
         for number in handlers_before:
             signal.signal(number, self._handle_signal)
@@ -80,7 +80,7 @@ class StopSignals:
             for number, handler in handlers_before.items():
                 signal.signal(number, handler)
 
-    def tell(self, request: StopRequest) -> None:
+    def request_stop(self, request: StopRequest) -> None:
         """Request a stop from any thread while the block of :meth:`listening` runs.
 
         The main thread receives the request as a signal, so the request also ends a wait for other
@@ -106,8 +106,8 @@ class StopSignals:
     def left_seconds(self) -> float | None:
         """Return the seconds until the deadline of the stop; None without a request.
 
-        For work after the workers' end. The result is 0 for an urgent stop. Otherwise it is at
-        least 2 s, because a notice reserves this time.
+        Work after the end of the workers has this limit. The result is 0 for an urgent stop.
+        Otherwise the result is at least 2 s, because a notice reserves this time.
         """
         if self.request is None:
             return None
@@ -123,10 +123,10 @@ class StopSignals:
 
     def _handle_signal(self, number: int, _frame: Any) -> None:
         now_seconds = self._clock.monotonic_seconds()
-        if number in _ORDERS:
-            if self._ordered_at_seconds is None:
-                self._ordered_at_seconds = now_seconds
-            elif now_seconds - self._ordered_at_seconds > _SAME_ORDER_SECONDS:
+        if number in _STOP_SIGNALS:
+            if self._first_stop_at_seconds is None:
+                self._first_stop_at_seconds = now_seconds
+            elif now_seconds - self._first_stop_at_seconds > _DUPLICATE_SECONDS:
                 self.is_urgent = True
         request = self._request_of(number, now_seconds)
         self.request = self.request.within(request) if self.request else request
@@ -140,9 +140,9 @@ class StopSignals:
             return pending_request
         reason = signal.Signals(number).name
         end_seconds = self.end_seconds
-        if number in _NOTICES and end_seconds is not None and end_seconds > now_seconds:
+        if number in _NOTICE_SIGNALS and end_seconds is not None and end_seconds > now_seconds:
             return StopRequest(reason, end_seconds)
-        # SIGINT comes from a user at a terminal and means the run. Other signals may mean one host.
+        # SIGINT comes from a user at a terminal and is for the run. Others may be for one host.
         is_for_all = number == signal.SIGINT
         return StopRequest(reason, now_seconds + self._grace_seconds, is_for_all)
 

@@ -62,29 +62,33 @@ class RankStacks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _StackRequest:
     path: Path
     size: int
     pid: int
 
 
 def collect_stacks(
-    notes: str, pids: Mapping[int, int], ranks: Mapping[int, int], clock: Clock
+    agent_folder: str, pids: Mapping[int, int], ranks: Mapping[int, int], clock: Clock
 ) -> list[RankStacks]:
     """Collect the stacks of all ranks of this host within 2 s.
 
     Args:
-        notes: Folder of the agent.
+        agent_folder: Folder of the agent.
         pids: Process id by local rank; unreaped, so that no id belongs to another process.
         ranks: Global rank by local rank.
         clock: Clock for the time limit.
     """
     kernel = {local: describe(pid) for local, pid in pids.items()}
-    requests = {local: request for local in pids if (request := _ask(notes, local)) is not None}
+    requests = {
+        local: request
+        for local in pids
+        if (request := _request_stacks(agent_folder, local)) is not None
+    }
     for value in [*requests.values()]:
         _send(value.pid, signal.SIGCONT)
     for local in pids.keys() - requests.keys():
-        # The rank has no handler to ask: if stopped, it stays stopped.
+        # The rank has no handler for the request. A stopped rank stays stopped.
         kernel[local] += "\nno stack: the process has no handler for it"
     texts = _wait_for_answers(requests, clock)
     return [
@@ -118,7 +122,7 @@ def main_stack(text: str) -> list[str]:
     return text.rstrip().rpartition("\n\n")[2].splitlines()
 
 
-def alike(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
+def group_by_stack(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
     """Group ranks whose main threads are at the same place, so that each stack is shown once."""
     groups: dict[str, list[RankStacks]] = {}
     for stack in stacks:
@@ -127,12 +131,12 @@ def alike(stacks: Sequence[RankStacks]) -> dict[tuple[int, ...], RankStacks]:
     return {tuple(worker.rank for worker in group): group[0] for group in groups.values()}
 
 
-def _ask(notes: str, local_rank: int) -> _Asked | None:
-    path = stacks_path(notes, local_rank)
+def _request_stacks(agent_folder: str, local_rank: int) -> _StackRequest | None:
+    path = stacks_path(agent_folder, local_rank)
     head = _read(path).split("\n", 1)[0]
     if not head.isdecimal():
         return None
-    request = _Asked(path, path.stat().st_size, int(head))
+    request = _StackRequest(path, path.stat().st_size, int(head))
     return request if _send(request.pid, STACKS_SIGNAL) else None
 
 
@@ -144,7 +148,7 @@ def _send(pid: int, number: int) -> bool:
     return True
 
 
-def _wait_for_answers(requests: Mapping[int, _Asked], clock: Clock) -> dict[int, str]:
+def _wait_for_answers(requests: Mapping[int, _StackRequest], clock: Clock) -> dict[int, str]:
     """Wait until no answer grows any more.
 
     Answers are written frame by frame, on a busy machine with pauses; the main thread comes last.
@@ -158,17 +162,19 @@ def _wait_for_answers(requests: Mapping[int, _Asked], clock: Clock) -> dict[int,
         unchanged_polls = (
             unchanged_polls + 1 if all(new_answers.values()) and new_answers == answers else 0
         )
-        quiet_polls = _QUIET_POLLS if all(map(_is_whole, new_answers.values())) else _STALLED_POLLS
+        quiet_polls = (
+            _QUIET_POLLS if all(map(_is_complete, new_answers.values())) else _STALLED_POLLS
+        )
         answers = new_answers
     return answers
 
 
-def _is_whole(answer: str) -> bool:
+def _is_complete(answer: str) -> bool:
     """Return whether an answer ends with a main thread's outermost call, or the 100th frame."""
     return answer.endswith((" in <module>", " in _run_module_as_main", "  ..."))
 
 
-def _answer(request: _Asked) -> str:
+def _answer(request: _StackRequest) -> str:
     with request.path.open("rb") as file:
         file.seek(request.size)
         return file.read(_TEXT_BYTES_MAX).decode(errors="replace").strip()

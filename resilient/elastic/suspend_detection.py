@@ -45,7 +45,7 @@ class SuspendDetector:
         before_seconds, self._until_seconds = self._until_seconds, now_seconds
         if gap_seconds <= self._away_seconds:
             return 0.0
-        # Older gaps matter to no rank that wrote a heartbeat since.
+        # Older gaps matter to no rank that has written a heartbeat since then.
         self._gaps = [*self._gaps[-_GAPS_MAX + 1 :], (before_seconds, now_seconds)]
         return gap_seconds
 
@@ -63,22 +63,24 @@ class SuspendCorrectedProgress:
     """Heartbeats of ranks without the time in which the host was suspended.
 
     Args:
-        sight: Detector of the suspensions.
+        suspend_detector: Detector of the suspensions.
     """
 
-    def __init__(self, sight: SuspendDetector) -> None:
-        self._sight = sight
+    def __init__(self, suspend_detector: SuspendDetector) -> None:
+        self._suspend_detector = suspend_detector
         self._last: dict[int, ProgressRecord] = {}
-        self._away: dict[int, tuple[ProgressRecord, float]] = {}
+        self._suspensions_by_rank: dict[int, tuple[ProgressRecord, float]] = {}
         self._suspended: dict[tuple[int, int], tuple[float, float]] = {}
 
     def begin(self) -> None:
         """Forget the ranks of the previous attempt."""
         self._last.clear()
-        self._away.clear()
+        self._suspensions_by_rank.clear()
         self._suspended.clear()
 
-    def signs(self, rank: int, record: ProgressRecord, away_seconds: float = 0.0) -> ProgressRecord:
+    def corrected(
+        self, rank: int, record: ProgressRecord, away_seconds: float = 0.0
+    ) -> ProgressRecord:
         """Return a heartbeat as if its rank had never been suspended.
 
         Args:
@@ -87,26 +89,29 @@ class SuspendCorrectedProgress:
             away_seconds: Length of the suspension before this check.
         """
         if away_seconds and rank in self._last:
-            self._away[rank] = self._last[rank], away_seconds
+            self._suspensions_by_rank[rank] = self._last[rank], away_seconds
         self._last[rank] = record
-        self._look_for_spoiled(rank, record)
+        self._correct_longest_time(rank, record)
         longest = tuple(
             self._suspended[rank, phase][1]
             if self._suspended.get((rank, phase), (None,))[0] == seconds
             else seconds
             for phase, seconds in enumerate(record.longest_seconds)
         )
-        since_seconds = self._sight.shifted(record.since_seconds)
+        since_seconds = self._suspend_detector.shifted(record.since_seconds)
         return replace(record, since_seconds=since_seconds, longest_seconds=longest)
 
-    def _look_for_spoiled(self, rank: int, record: ProgressRecord) -> None:
+    def _correct_longest_time(self, rank: int, record: ProgressRecord) -> None:
         """Detect a longest phase time that contains a suspension.
 
-        Twice that time would otherwise be the deadline from now on.
+        Otherwise twice that time would be the deadline of later steps.
         """
-        if rank not in self._away or record.since_seconds == self._away[rank][0].since_seconds:
+        if (
+            rank not in self._suspensions_by_rank
+            or record.since_seconds == self._suspensions_by_rank[rank][0].since_seconds
+        ):
             return
-        previous_record, away_seconds = self._away.pop(rank)
+        previous_record, away_seconds = self._suspensions_by_rank.pop(rank)
         longest_seconds, now = (
             progress.longest_seconds[previous_record.phase]
             for progress in (previous_record, record)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.elastic.outcome import (
     CODE_PREEMPTED,
-    NOTHING_SEEN,
+    NO_EVIDENCE,
     Cause,
     Evidence,
     find_cause,
@@ -58,13 +58,13 @@ class WorkerFailure:
         exit: Exit of the process.
         error: Error that the worker reported.
         known_cause: Cause known from another source than the exit.
-        seen: Observations of the host.
+        evidence: Observations of the host.
     """
 
     exit: WorkerExit
     error: WorkerError
     known_cause: Cause | None = None
-    seen: Evidence = NOTHING_SEEN
+    evidence: Evidence = NO_EVIDENCE
 
     @property
     def cause(self) -> Cause:
@@ -90,7 +90,7 @@ class WorkerFailure:
     def _find_cause(self) -> tuple[Cause, str]:
         if self.known_cause is not None:
             return self.known_cause, ""
-        return find_cause(self.status, self.error.code, self.error.message, self.seen)
+        return find_cause(self.status, self.error.code, self.error.message, self.evidence)
 
     @property
     def status(self) -> int:
@@ -130,7 +130,7 @@ def read_error(path: Path) -> WorkerError:
 
 
 def find_failures(
-    exits: Iterable[WorkerExit], before_seconds: float, seen: Evidence = NOTHING_SEEN
+    exits: Iterable[WorkerExit], before_seconds: float, evidence: Evidence = NO_EVIDENCE
 ) -> list[WorkerFailure]:
     """Return the workers that failed by themselves, ordered by time of failure.
 
@@ -138,10 +138,10 @@ def find_failures(
         exits: Exits of all ended workers, stopped ones included.
         before_seconds: Time at which the agent began to stop the other workers. The agent caused
             later exits, unless the error file shows an earlier failure.
-        seen: Observations of the host.
+        evidence: Observations of the host.
     """
     failures = [
-        WorkerFailure(exit_, read_error(exit_.command.error_file), seen=seen)
+        WorkerFailure(exit_, read_error(exit_.command.error_file), evidence=evidence)
         for exit_ in exits
         if exit_.status not in (0, CODE_PREEMPTED)
     ]

@@ -1,6 +1,6 @@
 """Capture and reading of the output of ranks.
 
-Each rank prints into two named pipes, which the first code of a worker opens. So forked and newly
+Each rank prints into two named pipes, which the worker opens at its start. So forked and newly
 started workers behave alike. A thread of the agent reads the pipes. The thread forwards the bytes
 to the agent's own standard output and error, and writes timestamped lines to
 ``FOLDER/ATTEMPT/rank-N.log``. The last output of a dead worker stays in the pipe and is still read.
@@ -111,7 +111,7 @@ VARIABLE = "RESILIENT_OUTPUT"
 """Variable with the common prefix of a worker's pipes; the worker appends the stream."""
 
 _READ_BYTES = 1 << 16
-_LEFT_BYTES = 1 << 21
+_REMAINING_BYTES_MAX = 1 << 21
 _TICK_SECONDS = 0.2
 _END_SECONDS = 5.0
 
@@ -121,15 +121,15 @@ class WorkerLogCapture:
 
     Args:
         folder: Folder of the files; if empty, nothing is stored and ranks inherit the streams.
-        notes: Folder of the agent, for the pipes.
+        agent_folder: Folder of the agent, for the pipes.
         clock: Clock for the timestamps.
     """
 
-    def __init__(self, folder: str, notes: Path, clock: Clock) -> None:
+    def __init__(self, folder: str, agent_folder: Path, clock: Clock) -> None:
         self._folder = folder
-        self._notes = notes
+        self._agent_folder = agent_folder
         self._clock = clock
-        self._taps: list[_Tap] = []
+        self._forwarders: list[_StreamForwarder] = []
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -150,21 +150,25 @@ class WorkerLogCapture:
             for local_rank, rank in ranks.items():
                 file = AppendOnlyLog(folder / f"rank-{rank}.log")
                 file.append(LogLine(self._clock.now_iso(), RUN, start_text).stored())
-                for stream, onward in ((OUT, 1), (ERR, 2)):
+                for stream, target_fd in ((OUT, 1), (ERR, 2)):
                     pipe = _open_pipe(self._pipe(local_rank, stream))
-                    self._taps.append(_Tap(pipe, onward, stream, file, self._clock))
+                    self._forwarders.append(
+                        _StreamForwarder(pipe, target_fd, stream, file, self._clock)
+                    )
         except OSError as error:
             write_stderr(f"the output of ranks is not kept: {error.strerror}: `{error.filename}`")
             self._close()
             return
         self._ending = threading.Event()
         # A daemon thread, because a blocked terminal must not block the exit of the agent.
-        self._thread = threading.Thread(target=_pump, args=(self._taps, self._ending), daemon=True)
+        self._thread = threading.Thread(
+            target=_forward_output, args=(self._forwarders, self._ending), daemon=True
+        )
         self._thread.start()
 
-    def told(self, local_rank: int) -> dict[str, str]:
+    def pipe_environ(self, local_rank: int) -> dict[str, str]:
         """Return the environment variables that give a worker its pipes."""
-        return {VARIABLE: str(self._pipe(local_rank, ""))} if self._taps else {}
+        return {VARIABLE: str(self._pipe(local_rank, ""))} if self._forwarders else {}
 
     def end(self) -> None:
         """Read the remaining output of the attempt, once no rank runs any more."""
@@ -174,64 +178,64 @@ class WorkerLogCapture:
         self._ending.set()
         thread.join(_END_SECONDS)
         if thread.is_alive():
-            self._taps = []
+            self._forwarders = []
             return
         self._close()
 
     def _close(self) -> None:
-        for tap in self._taps:
-            os.close(tap.pipe)
-        self._taps = []
+        for forwarder in self._forwarders:
+            os.close(forwarder.pipe)
+        self._forwarders = []
 
     def _pipe(self, local_rank: int, stream: str) -> Path:
-        return self._notes / f"prints-{local_rank}.{stream}"
+        return self._agent_folder / f"prints-{local_rank}.{stream}"
 
 
-class _Tap:
+class _StreamForwarder:
     """One stream of one rank."""
 
     def __init__(
-        self, pipe: int, onward: int, stream: str, file: AppendOnlyLog, clock: Clock
+        self, pipe: int, target_fd: int, stream: str, file: AppendOnlyLog, clock: Clock
     ) -> None:
         self.pipe = pipe
-        self._onward = onward
+        self._target_fd = target_fd
         self._stream = stream
         self._file = file
         self._clock = clock
         self._splitter = Splitter()
 
-    def take(self) -> int:
+    def forward(self) -> int:
         """Forward the available bytes and return their number."""
         try:
             data = os.read(self.pipe, _READ_BYTES)
         except BlockingIOError:
             return 0
-        _write(self._onward, data)
-        self._keep(self._splitter.feed(data))
+        _write(self._target_fd, data)
+        self._store(self._splitter.feed(data))
         return len(data)
 
     def finish(self) -> None:
         """Forward the remaining bytes, at most 2 MiB: a stray process may continue to print."""
-        left_bytes = _LEFT_BYTES
-        while left_bytes > 0 and (taken_bytes := self.take()):
-            left_bytes -= taken_bytes
-        self._keep(self._splitter.last())
+        remaining_bytes = _REMAINING_BYTES_MAX
+        while remaining_bytes > 0 and (taken_bytes := self.forward()):
+            remaining_bytes -= taken_bytes
+        self._store(self._splitter.last())
 
-    def _keep(self, texts: list[str]) -> None:
+    def _store(self, texts: list[str]) -> None:
         if texts:
             at = self._clock.now_iso()
             self._file.append("\n".join(LogLine(at, self._stream, text).stored() for text in texts))
 
 
-def _pump(taps: list[_Tap], ending: threading.Event) -> None:
+def _forward_output(forwarders: list[_StreamForwarder], ending: threading.Event) -> None:
     with selectors.DefaultSelector() as selector:
-        for tap in taps:
-            selector.register(tap.pipe, selectors.EVENT_READ, tap)
+        for forwarder in forwarders:
+            selector.register(forwarder.pipe, selectors.EVENT_READ, forwarder)
         while not ending.is_set():
             for key, _ in selector.select(_TICK_SECONDS):
-                key.data.take()
-    for tap in taps:
-        tap.finish()
+                key.data.forward()
+    for forwarder in forwarders:
+        forwarder.finish()
 
 
 def _open_pipe(path: Path) -> int:

@@ -116,68 +116,68 @@ class RecordingFileSystem:
 
     def create(self, path: Path) -> RecordingHandle:
         """Create a file; writes to the file are recorded too."""
-        with self._step():
+        with self._write_turn():
             handle = self._inner.create(path)
             number = self._files
             self._files += 1
-            self._did(FileOpKind.CREATE, path, file=number)
+            self._record(FileOpKind.CREATE, path, file=number)
         return RecordingHandle(self, handle, number)
 
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Read bytes of a file."""
-        with self._look():
+        with self._read_turn():
             return self._inner.read(path, start, length)
 
     def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
         """Read bytes of a file into memory."""
-        with self._look():
+        with self._read_turn():
             return self._inner.read_into(path, start, room, arrived)
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a file."""
-        with self._look():
+        with self._read_turn():
             return self._inner.size_bytes(path)
 
     def items(self, path: Path) -> Iterable[DirEntry]:
         """List a folder."""
-        with self._look():
+        with self._read_turn():
             return self._inner.items(path)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename a file."""
-        with self._step():
+        with self._write_turn():
             self._inner.replace(source, target)
-            self._did(FileOpKind.REPLACE, source, target)
+            self._record(FileOpKind.REPLACE, source, target)
 
     def link(self, source: Path, target: Path) -> None:
         """Add a name to a file."""
-        with self._step():
+        with self._write_turn():
             self._inner.link(source, target)
-            self._did(FileOpKind.LINK, source, target)
+            self._record(FileOpKind.LINK, source, target)
 
     def unlink(self, path: Path) -> None:
         """Remove a name of a file."""
-        with self._step():
+        with self._write_turn():
             self._inner.unlink(path)
-            self._did(FileOpKind.UNLINK, path)
+            self._record(FileOpKind.UNLINK, path)
 
     def make_folder(self, path: Path) -> None:
         """Create a folder."""
-        with self._step():
+        with self._write_turn():
             self._inner.make_folder(path)
-            self._did(FileOpKind.MAKE_FOLDER, path)
+            self._record(FileOpKind.MAKE_FOLDER, path)
 
     def remove_folder(self, path: Path) -> None:
         """Remove an empty folder."""
-        with self._step():
+        with self._write_turn():
             self._inner.remove_folder(path)
-            self._did(FileOpKind.REMOVE_FOLDER, path)
+            self._record(FileOpKind.REMOVE_FOLDER, path)
 
     def sync_folder(self, path: Path) -> None:
         """Make the names in a folder durable."""
-        with self._step():
+        with self._write_turn():
             self._inner.sync_folder(path)
-            self._did(FileOpKind.SYNC_FOLDER, path)
+            self._record(FileOpKind.SYNC_FOLDER, path)
 
     def note(self, subject: Any) -> None:
         """Record a fact that the user of the store knows at this moment."""
@@ -192,29 +192,29 @@ class RecordingFileSystem:
         """Start the next process on the disk of the dead one."""
         self._dead, self.dies_after, self.full_in = False, None, None
 
-    def _live(self) -> None:
+    def _require_alive(self) -> None:
         if self._dead:
             raise Crash("dead since an earlier operation")
 
     @contextmanager
-    def _look(self) -> Iterator[None]:
+    def _read_turn(self) -> Iterator[None]:
         """Take a turn for a read too, because a read checks whether the process is alive."""
         with self._scheduler.turn() if self._scheduler else nullcontext():
-            self._live()
+            self._require_alive()
             yield
 
     @contextmanager
-    def _step(self) -> Iterator[None]:
+    def _write_turn(self) -> Iterator[None]:
         if self._scheduler is None:
             with self._lock:
-                self._live()
+                self._require_alive()
                 yield
             return
         with self._scheduler.turn(), self._lock:
-            self._live()
+            self._require_alive()
             yield
 
-    def _did(
+    def _record(
         self, act: FileOpKind, path: Path | None, target: Path | None = None, **more: Any
     ) -> None:
         names = self._below(path) if path else ()
@@ -243,7 +243,7 @@ class RecordingHandle:
     def write(self, data: memoryview) -> int:
         """Append to the file, and record the bytes that were appended."""
         files = self._files
-        with files._step():  # noqa: SLF001 - one recorder in two classes
+        with files._write_turn():  # noqa: SLF001 - one recorder in two classes
             if files.full_in is not None:
                 files.full_in -= 1
                 if files.full_in < 0:
@@ -251,14 +251,14 @@ class RecordingHandle:
                     raise OSError(errno.ENOSPC, "No space left on device")
             written_bytes = self._inner.write(data)
             content = bytes(data[:written_bytes])
-            files._did(FileOpKind.WRITE, None, file=self._number, data=content)  # noqa: SLF001
+            files._record(FileOpKind.WRITE, None, file=self._number, data=content)  # noqa: SLF001
         return written_bytes
 
     def sync(self) -> None:
         """Make the content durable."""
-        with self._files._step():  # noqa: SLF001 - one recorder in two classes
+        with self._files._write_turn():  # noqa: SLF001 - one recorder in two classes
             self._inner.sync()
-            self._files._did(FileOpKind.SYNC, None, file=self._number)  # noqa: SLF001
+            self._files._record(FileOpKind.SYNC, None, file=self._number)  # noqa: SLF001
 
     def close(self) -> None:
         """Close the file, without an effect on the disk."""
@@ -299,7 +299,7 @@ class _Folder:
 
 Names = dict[str, _File | _Folder]
 Change = dict[str, _File | _Folder | None]
-Fate = bytes | Names
+NodeState = bytes | Names
 _Shape = tuple[int, list[tuple[str, _File | _Folder]]]
 
 
@@ -327,25 +327,25 @@ class Disk:
     def __init__(self, tree: Tree | None = None, lies: Callable[[], bool] | None = None) -> None:
         self._top = _folder_of(tree or {})
         self._files: dict[int, _File] = {}
-        self._homes: dict[int, Sequence[str]] = {}
-        self._lies = lies or (lambda: False)
+        self._folder_by_file: dict[int, Sequence[str]] = {}
+        self._drops_sync = lies or (lambda: False)
 
     def apply(self, op: FileOp) -> None:
         """Apply one operation."""
         match op.act:
             case FileOpKind.CREATE:
                 file = self._files[op.file] = _File()
-                self._homes[op.file] = op.path[:-1]
+                self._folder_by_file[op.file] = op.path[:-1]
                 self._at(op.path[:-1]).change({op.path[-1]: file})
             case FileOpKind.WRITE:
-                self._at(self._homes[op.file])
+                self._at(self._folder_by_file[op.file])
                 self._files[op.file].content += op.data
             case FileOpKind.SYNC:
-                self._at(self._homes[op.file])
-                if not self._lies():
+                self._at(self._folder_by_file[op.file])
+                if not self._drops_sync():
                     self._files[op.file].durable = self._files[op.file].content
             case FileOpKind.SYNC_FOLDER:
-                if not self._lies():
+                if not self._drops_sync():
                     self._at(op.path).sync()
             case _:
                 self._rename(op)
@@ -369,7 +369,7 @@ class Disk:
         """Yield the possible states after a power loss now: all, or ``limit`` drawn ones.
 
         Each state is yielded once. The first state has no unsynced data and the last state has all
-        of it, if the two differ.
+        unsynced data, if the two differ.
 
         Args:
             draw: Random source for a sample of the states.
@@ -378,19 +378,21 @@ class Disk:
         """
         unsettled: list[_File | _Folder] = []
         settled: dict[int, tuple[int, Tree]] = {}
-        _find(self._top, unsettled, settled)
-        fates = [_fates(node, draw) for node in unsettled]
+        _collect_unsettled(self._top, unsettled, settled)
+        node_states = [_possible_states(node, draw) for node in unsettled]
         keys = [id(node) for node in unsettled]
         shapes: dict[int, _Shape] = {}
-        fates_by_digest: dict[int, Mapping[int, Fate]] = {}
+        states_by_digest: dict[int, Mapping[int, NodeState]] = {}
         last_digest = 0
-        for choice in _choices(fates, draw, limit):
-            fate_by_file: Mapping[int, Fate] = dict(zip(keys, choice, strict=True))
-            last_digest = _digest(self._top, fate_by_file, settled, shapes)
-            fates_by_digest.setdefault(last_digest, fate_by_file)
-        fates_by_digest[last_digest] = fates_by_digest.pop(last_digest)
-        for digest, fate_by_file in fates_by_digest.items():
-            tree = None if digest in known_digests else _built(self._top, fate_by_file, settled)
+        for choice in _choices(node_states, draw, limit):
+            state_by_node: Mapping[int, NodeState] = dict(zip(keys, choice, strict=True))
+            last_digest = _digest(self._top, state_by_node, settled, shapes)
+            states_by_digest.setdefault(last_digest, state_by_node)
+        states_by_digest[last_digest] = states_by_digest.pop(last_digest)
+        for digest, state_by_node in states_by_digest.items():
+            tree = (
+                None if digest in known_digests else _build_tree(self._top, state_by_node, settled)
+            )
             yield DiskState(digest, tree)
 
     def _at(self, names: Sequence[str]) -> _Folder:
@@ -421,7 +423,7 @@ def _folder_of(tree: Tree) -> _Folder:
     return _Folder(names, dict(names))
 
 
-def _find(
+def _collect_unsettled(
     folder: _Folder, unsettled: list[_File | _Folder], settled: dict[int, tuple[int, Tree]]
 ) -> bool:
     """Collect nodes with several possible states; return whether ``folder`` has none of them."""
@@ -431,20 +433,20 @@ def _find(
     is_settled = not folder.pending
     if folder.pending:
         unsettled.append(folder)
-    for node in _reached(folder):
+    for node in _possible_entries(folder):
         if isinstance(node, _Folder):
-            is_settled &= _find(node, unsettled, settled)
+            is_settled &= _collect_unsettled(node, unsettled, settled)
         elif node.content != node.durable:
             if all(node is not file_node for file_node in unsettled):
                 unsettled.append(node)
             is_settled = False
     if is_settled:
-        digest, tree = _digest(folder, {}, settled, {}), _built(folder, {}, settled)
+        digest, tree = _digest(folder, {}, settled, {}), _build_tree(folder, {}, settled)
         settled[id(folder)] = folder.settled = (digest, tree)
     return is_settled
 
 
-def _reached(folder: _Folder) -> Iterable[_File | _Folder]:
+def _possible_entries(folder: _Folder) -> Iterable[_File | _Folder]:
     """Return the possible entries of a folder: a removed name may come back."""
     reached = {id(node): node for node in folder.durable.values()}
     for change in folder.pending:
@@ -454,71 +456,73 @@ def _reached(folder: _Folder) -> Iterable[_File | _Folder]:
 
 def _digest(
     folder: _Folder,
-    fates: Mapping[int, Fate],
+    node_states: Mapping[int, NodeState],
     settled: Mapping[int, tuple[int, Tree]],
     shapes: dict[int, _Shape],
 ) -> int:
     """Return a number that equal folders share: a sum over names, so most summands are reused."""
     if id(folder) in settled:
         return settled[id(folder)][0]
-    names = fates.get(id(folder), folder.names)
-    assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
+    names = node_states.get(id(folder), folder.names)
+    assert isinstance(names, dict), "a folder's state is its names"  # noqa: S101
     shape = shapes.get(id(names))
     if shape is None:
-        shape = shapes[id(names)] = _shape(names, fates, settled)
+        shape = shapes[id(names)] = _shape(names, node_states, settled)
     total, unsettled = shape
     for name, node in unsettled:
         if isinstance(node, _Folder):
-            total += _spread(name, _digest(node, fates, settled, shapes))
+            total += _mix(name, _digest(node, node_states, settled, shapes))
         else:
-            total += _spread(name, hash(fates[id(node)]))
+            total += _mix(name, hash(node_states[id(node)]))
     return hash(total)
 
 
-def _spread(name: str, digest: int) -> int:
+def _mix(name: str, digest: int) -> int:
     """Return a number suitable for sums: hashes of tuples are almost linear, squares are not."""
     mixed = hash((name, digest))
     return mixed * mixed
 
 
 def _shape(
-    names: Names, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
+    names: Names, node_states: Mapping[int, NodeState], settled: Mapping[int, tuple[int, Tree]]
 ) -> _Shape:
     """Return the sum over the names with a known state, and the other names."""
     total, unsettled = _FOLDER, list[tuple[str, _File | _Folder]]()
     for name, node in names.items():
-        if id(node) in fates or (isinstance(node, _Folder) and id(node) not in settled):
+        if id(node) in node_states or (isinstance(node, _Folder) and id(node) not in settled):
             unsettled.append((name, node))
         elif isinstance(node, _Folder):
-            total += _spread(name, settled[id(node)][0])
+            total += _mix(name, settled[id(node)][0])
         else:
-            total += _spread(name, hash(node.content))
+            total += _mix(name, hash(node.content))
     return total, unsettled
 
 
-def _built(
-    folder: _Folder, fates: Mapping[int, Fate], settled: Mapping[int, tuple[int, Tree]]
+def _build_tree(
+    folder: _Folder, node_states: Mapping[int, NodeState], settled: Mapping[int, tuple[int, Tree]]
 ) -> Tree:
     if id(folder) in settled:
         return settled[id(folder)][1]
-    names = fates.get(id(folder), folder.names)
-    assert isinstance(names, dict), "a folder's fate is its names"  # noqa: S101
+    names = node_states.get(id(folder), folder.names)
+    assert isinstance(names, dict), "a folder's state is its names"  # noqa: S101
     tree: Tree = {}
     for name, node in names.items():
         if isinstance(node, _Folder):
-            tree[name] = _built(node, fates, settled)
+            tree[name] = _build_tree(node, node_states, settled)
         else:
-            content = fates.get(id(node), node.content)
-            assert isinstance(content, bytes), "a file's fate is its content"  # noqa: S101
+            content = node_states.get(id(node), node.content)
+            assert isinstance(content, bytes), "a file's state is its content"  # noqa: S101
             tree[name] = content
     return tree
 
 
-def _fates(node: _File | _Folder, draw: Random) -> Sequence[Fate]:
-    return _names_left(node, draw) if isinstance(node, _Folder) else _contents_left(node, draw)
+def _possible_states(node: _File | _Folder, draw: Random) -> Sequence[NodeState]:
+    return (
+        _possible_names(node, draw) if isinstance(node, _Folder) else _possible_contents(node, draw)
+    )
 
 
-def _names_left(folder: _Folder, draw: Random) -> list[Names]:
+def _possible_names(folder: _Folder, draw: Random) -> list[Names]:
     """Return possible sets of names: all subsets of few changes, a sample of many."""
     count = len(folder.pending)
     if count <= SUBSETS_OF_MAX:
@@ -543,7 +547,7 @@ def _names_left(folder: _Folder, draw: Random) -> list[Names]:
     return list(names_by_entries.values())
 
 
-def _contents_left(file: _File, draw: Random) -> list[bytes]:
+def _possible_contents(file: _File, draw: Random) -> list[bytes]:
     """Return possible contents of a file, from no unsynced byte to all of them."""
     durable, full_content = file.durable, file.content
     size = len(full_content) - len(durable)
@@ -568,15 +572,15 @@ def _contents_left(file: _File, draw: Random) -> list[bytes]:
 
 
 def _choices(
-    fates: Sequence[Sequence[Fate]], draw: Random, limit: int
-) -> Iterator[tuple[Fate, ...]]:
-    if math.prod(map(len, fates)) <= limit:
-        yield from product(*fates)
+    node_states: Sequence[Sequence[NodeState]], draw: Random, limit: int
+) -> Iterator[tuple[NodeState, ...]]:
+    if math.prod(map(len, node_states)) <= limit:
+        yield from product(*node_states)
         return
-    yield tuple(outcome[0] for outcome in fates)
+    yield tuple(outcome[0] for outcome in node_states)
     for _ in range(limit - 2):
-        yield tuple(draw.choice(outcome) for outcome in fates)
-    yield tuple(outcome[-1] for outcome in fates)
+        yield tuple(draw.choice(outcome) for outcome in node_states)
+    yield tuple(outcome[-1] for outcome in node_states)
 
 
 class ThreadScheduler:
@@ -595,24 +599,24 @@ class ThreadScheduler:
         self._next = -1
         self._thread_state = threading.local()
 
-    def run(self, works: Sequence[Callable[[], Any]]) -> list[Any]:
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run each function in its own thread; return the results, or raise the first error.
 
         The end of a thread is a turn too. Otherwise the order would depend on the time at which a
         thread ends.
         """
-        self._members = list(range(len(works)))
+        self._members = list(range(len(functions)))
         self._next = self._draw.choice(self._members)
 
         def main(number: int) -> Any:
             self._thread_state.number = number
             try:
-                return works[number]()
+                return functions[number]()
             finally:
                 self._leave(number)
 
-        with ThreadPoolExecutor(len(works), thread_name_prefix="rank") as pool:
-            futures = [pool.submit(main, number) for number in range(len(works))]
+        with ThreadPoolExecutor(len(functions), thread_name_prefix="rank") as pool:
+            futures = [pool.submit(main, number) for number in range(len(functions))]
         return [future.result() for future in futures]
 
     @contextmanager

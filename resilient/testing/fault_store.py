@@ -65,7 +65,7 @@ class FaultPlan:
     """Plan of faults; its ``repr`` is the call that creates it again.
 
     Attributes:
-        seed: Seed for open details: the cut of a ``TORN`` put.
+        seed: Seed for details that the faults leave open, such as the cut of a ``TORN`` put.
         faults: Faults; only the first one of an operation counts.
     """
 
@@ -154,18 +154,18 @@ class FaultyStore:
             self._after(fault, name, key)
         with self._lock:
             # Another thread may have crashed meanwhile, so this result must not be returned.
-            self._live()
+            self._require_alive()
         return result
 
     def _begin(self, name: str, key: str) -> StoreFault | None:
         with self._lock:
-            self._live()
+            self._require_alive()
             number = self.operations
             self.operations += 1
             self.trace.append((name, key))
         return self.plan.fault_at(number)
 
-    def _live(self) -> None:
+    def _require_alive(self) -> None:
         if self._dead:
             raise Crash(f"dead since an earlier operation: {self.plan!r}")
 

@@ -67,7 +67,7 @@ class ObjectServer:
 
     Args:
         objects: Initial objects.
-        mishaps: Planned faults.
+        planned_faults: Planned faults.
 
     Attributes:
         requests: Number of requests so far.
@@ -77,14 +77,14 @@ class ObjectServer:
     def __init__(
         self,
         objects: Mapping[str, bytes] | None = None,
-        mishaps: Iterable[PlannedRequestFault] = (),
+        planned_faults: Iterable[PlannedRequestFault] = (),
     ) -> None:
         self.objects = dict(objects or {})
         self.uploads: dict[int, tuple[str, dict[int, bytes]]] = {}
         self.requests = 0
         self.trace: list[tuple[str, str]] = []
         self._plan = {
-            fault.at + offset: fault for fault in mishaps for offset in range(fault.lasting)
+            fault.at + offset: fault for fault in planned_faults for offset in range(fault.lasting)
         }
         self._late: list[tuple[int, Callable[[], object]]] = []
         self._upload_count = 0
@@ -100,23 +100,23 @@ class ObjectServer:
         self.requests += 1
         self.trace.append((verb, key))
         self._deliver(number)
-        mishap = self._plan.get(number)
-        if mishap is None:
+        planned_fault = self._plan.get(number)
+        if planned_fault is None:
             return effect()
-        match mishap.trouble:
+        match planned_fault.trouble:
             case RequestFault.DIES_BEFORE:
                 raise Crash(f"before request {number}, {verb} `{key}`")
             case RequestFault.DIES_AFTER:
-                _silently(effect)
+                _apply_without_result(effect)
                 raise Crash(f"after request {number}, {verb} `{key}`")
             case RequestFault.TWICE:
-                _silently(effect)
+                _apply_without_result(effect)
                 return effect()
             case RequestFault.ANSWER_LOST:
-                _silently(effect)
+                _apply_without_result(effect)
             case RequestFault.LATE:
-                self._late.append((number + mishap.after, effect))
-        raise _answer(mishap.trouble, verb, key)
+                self._late.append((number + planned_fault.after, effect))
+        raise _answer(planned_fault.trouble, verb, key)
 
     def calm(self) -> None:
         """Deliver all late requests, and cancel all planned faults."""
@@ -152,10 +152,10 @@ class ObjectServer:
         due_effects = [effect for at, effect in self._late if at <= now]
         self._late = [(at, effect) for at, effect in self._late if at > now]
         for effect in due_effects:
-            _silently(effect)
+            _apply_without_result(effect)
 
 
-def _silently(effect: Callable[[], object]) -> None:
+def _apply_without_result(effect: Callable[[], object]) -> None:
     """Apply the effect and drop its result."""
     with suppress(StoreError):
         effect()

@@ -235,7 +235,7 @@ def _paths(folder: _Folder, at: str) -> Iterator[str]:
             yield f"{at}/{name}"
 
 
-def _surviving(folder: _Folder, keep: Keep) -> dict[str, _File | _Folder]:
+def _surviving_names(folder: _Folder, keep: Keep) -> dict[str, _File | _Folder]:
     match keep:
         case Keep.NOTHING:
             return folder.synced
@@ -260,7 +260,7 @@ def _content(file: _File, keep: Keep) -> bytes:
 
 def _revived_folder(folder: _Folder, keep: Keep, seen: dict[int, _File]) -> _Folder:
     names: dict[str, _File | _Folder] = {}
-    for name, node in _surviving(folder, keep).items():
+    for name, node in _surviving_names(folder, keep).items():
         if isinstance(node, _Folder):
             names[name] = _revived_folder(node, keep, seen)
         else:

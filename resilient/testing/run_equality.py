@@ -58,16 +58,16 @@ def ending(store: Store, ref: str = "latest", *, with_own: bool = True) -> dict[
         IntegrityError: The checkpoint is damaged.
         KeyNotFound: The checkpoint does not exist.
     """
-    proved = read(store, resolve(store, ref))
+    verified = read(store, resolve(store, ref))
     names = [
         part.name
-        for part in proved.manifest.parts
+        for part in verified.manifest.parts
         if part.name not in NOT_COMPARED and (with_own or part.scope != "rank")
     ]
     states = {name: AnyState() for name in names}
     parts = {name: Part(value) for name, value in states.items()}
-    load(proved.manifest, proved.files, parts, 0)
-    step = proved.manifest.checkpoint.step
+    load(verified.manifest, verified.files, parts, 0)
+    step = verified.manifest.checkpoint.step
     return {"step": step} | {name: value.state for name, value in states.items()}
 
 

@@ -55,14 +55,14 @@ class Mortal(RecordingFileSystem):
         super().__init__(PosixFileSystem(), folder, FileOpLog())
         self._at, self._before, self._begun = at, before, 0
 
-    def _step(self):
+    def _write_turn(self):
         if self._before and self._begun == self._at:
             os.kill(os.getpid(), signal.SIGKILL)
         self._begun += 1
-        return super()._step()
+        return super()._write_turn()
 
-    def _did(self, *args, **more) -> None:
-        super()._did(*args, **more)
+    def _record(self, *args, **more) -> None:
+        super()._record(*args, **more)
         if not self._before and self.record.operations == self._at:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,7 +8,7 @@ MUTANTS = [
     Mutant(
         "a rank that waits for other ranks is blamed",
         "resilient/elastic/hang_detection.py",
-        "    slowest = [rank_vitals for rank_vitals in training if rank_vitals.signs.step == step_min]\n",
+        "    slowest = [rank_status for rank_status in training if rank_status.heartbeat.step == step_min]\n",
         "    slowest = training\n",
         "tests/unit/elastic/test_heartbeat.py",
         promise="Stops and hangs",
@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "a rank that never started has no stack",
         "resilient/elastic/workers/bootstrap.py",
-        "    _answer_with_stacks(arguments)\n",
+        "    _register_stack_dump(arguments)\n",
         "",
         "tests/process/test_stuck_outside.py -k never_begins",
         promise="Stops and hangs",
@@ -62,8 +62,8 @@ MUTANTS = [
     Mutant(
         "every SIGKILL counts as a kill for memory",
         "resilient/elastic/outcome.py",
-        "    if seen.oom_kills:\n",
-        "    if seen.oom_kills is not None:\n",
+        "    if evidence.oom_kills:\n",
+        "    if evidence.oom_kills is not None:\n",
         "tests/unit/elastic/test_causes.py",
         promise="Stops and hangs",
     ),
@@ -109,8 +109,8 @@ MUTANTS = [
     Mutant(
         "a stop with a killed rank does not count as an interruption",
         "resilient/elastic/outcome.py",
-        "return self.is_taken or is_asked",
-        "return is_asked",
+        "return self.is_killed_from_outside or is_requested_stop",
+        "return is_requested_stop",
         "tests/unit/elastic/test_decide.py",
         promise="Stops and hangs",
     ),
@@ -124,28 +124,28 @@ MUTANTS = [
     Mutant(
         "a stop with a dead rank counts as too slow",
         "resilient/elastic/attempt_monitor.py",
-        "outcome if is_ended or outcome.is_taken else",
-        "outcome if is_ended else",
+        "if is_ended or outcome.is_killed_from_outside\n            else",
+        "if is_ended\n            else",
         "tests/process/test_killed_while_stopping.py -k waits",
     ),
     Mutant(
         "a stop with a dead rank waits until the deadline",
         "resilient/elastic/attempt_monitor.py",
-        "left_seconds -= min(_LAST_SECONDS, _LAST_SHARE * self._patience.grace_seconds)",
+        "left_seconds -= min(\n                _EXIT_RESERVE_SECONDS, _EXIT_RESERVE_SHARE * self._timeouts.grace_seconds\n            )",
         "pass",
         "tests/process/test_killed_while_stopping.py -k waits",
     ),
     Mutant(
         "a rank killed beside a preempted one counts as a failure",
         "resilient/elastic/attempt_monitor.py",
-        "self._failed(math.inf).in_a_stop() if has_failed",
+        "self._failed(math.inf).as_part_of_stop() if has_failed",
         "self._failed(math.inf) if has_failed",
         "tests/process/test_killed_while_stopping.py -k beside_one",
     ),
     Mutant(
         "a preemption notice just after a kill is not heard",
         "resilient/elastic/restart_controller.py",
-        "        stops.wait(_NEWS_SECONDS)\n",
+        "        stops.wait(_LATE_STOP_SECONDS)\n",
         "",
         "tests/process/test_killed_while_stopping.py -k after_the_kill",
     ),
@@ -159,7 +159,7 @@ MUTANTS = [
     Mutant(
         "a known commit is forgotten while the store does not answer",
         "resilient/elastic/restart_controller.py",
-        'self._progress.name_of_last if outcome.is_taken and newest == "" else newest',
+        'self._progress.last_known_name\n            if outcome.is_killed_from_outside and newest == ""\n            else newest',
         "newest",
         "tests/unit/elastic/test_stop_judging.py",
         promise="Stops and hangs",
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant(
         "the folder of a starting agent is removed",
         "resilient/elastic/run_dir.py",
-        " and (path / _MARK).exists()",
+        " and (path / _LOCKED_MARKER).exists()",
         "",
         "tests/process/test_folders_left.py",
         promise="Saver daemon",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "the time of a suspended agent counts against a stopped rank",
         "resilient/elastic/health_monitor.py",
-        "self._sight.shifted(stopped_seconds)",
+        "self._suspend_detector.shifted(stopped_seconds)",
         "stopped_seconds",
         "tests/unit/elastic/test_sight.py -k stays_stopped",
     ),
@@ -265,22 +265,22 @@ MUTANTS = [
     Mutant(
         "a stopped rank without progress reports is waited for without a limit",
         "resilient/elastic/health_monitor.py",
-        "[*vitals, *self._silent(pids, observed_ranks, now_seconds)]",
-        "vitals",
+        "[*rank_statuses, *self._stopped_before_heartbeat(pids, observed_ranks, now_seconds)]",
+        "rank_statuses",
         "tests/process/test_hangs_of_loops.py -k needs_no_sign",
     ),
     Mutant(
         "a rank killed here is excused by a hang elsewhere",
         "resilient/elastic/attempt_monitor.py",
-        "is_blame_elsewhere and first.status != -signal.SIGKILL",
-        "is_blame_elsewhere",
+        "is_other_host_blamed and first.status != -signal.SIGKILL",
+        "is_other_host_blamed",
         "tests/unit/elastic/test_ends_beside_a_hang.py",
         promise="Stops and hangs",
     ),
     Mutant(
         "a rank that waited for a hung host is blamed",
         "resilient/elastic/attempt_monitor.py",
-        "is_blame_elsewhere and first.status != -signal.SIGKILL",
+        "is_other_host_blamed and first.status != -signal.SIGKILL",
         "False",
         "tests/unit/elastic/test_ends_beside_a_hang.py",
         promise="Stops and hangs",
@@ -291,7 +291,7 @@ MUTANTS = [
         (
             "            if not self._barrier.can_pass(self._members.left()):\n"
             "                return self._regroup()\n"
-            "            self._members.overlook()\n"
+            "            self._members.ignore_change()\n"
         ),
         "            return self._regroup()\n",
         "tests/unit/elastic/test_endings_together.py",
@@ -300,7 +300,7 @@ MUTANTS = [
     Mutant(
         "ranks are stopped for a new host before other hosts know why",
         "resilient/elastic/attempt_monitor.py",
-        "            self._members.tell()\n",
+        "            self._members.publish_regrouping()\n",
         "",
         "tests/unit/elastic/test_endings_together.py",
         promise="Simulator",
@@ -308,7 +308,7 @@ MUTANTS = [
     Mutant(
         "a stopped host that has finished does not report it",
         "resilient/elastic/attempt_monitor.py",
-        "            self._tell_done(request)\n",
+        "            self._report_done_and_wait(request)\n",
         "            pass\n",
         "tests/unit/elastic/test_endings_together.py",
         promise="Simulator",
@@ -325,14 +325,14 @@ MUTANTS = [
         "the ranks of a leaving host inform the others before the agent",
         "resilient/elastic/attempt_monitor.py",
         (
-            "            self._members.part(self._stop_request)\n"
+            "            self._members.leave_or_stay(self._stop_request)\n"
             "            write_stop_request(self._notes, self._stop_request)\n"
             "        self._group.signal(signal.SIGTERM)\n"
         ),
         (
             "            write_stop_request(self._notes, self._stop_request)\n"
             "        self._group.signal(signal.SIGTERM)\n"
-            "        self._members.part(self._stop_request or self._stops.request)\n"
+            "        self._members.leave_or_stay(self._stop_request or self._stops.request)\n"
         ),
         "tests/unit/elastic/test_parting.py",
     ),
@@ -353,7 +353,7 @@ MUTANTS = [
     Mutant(
         "a later stop of all hosts is not passed on",
         "resilient/elastic/attempt_monitor.py",
-        "            if is_told and self._stops.request is not self._stop_request:\n",
+        "            if sends_request and self._stops.request is not self._stop_request:\n",
         "            if False:\n",
         "tests/unit/elastic/test_parting.py",
     ),

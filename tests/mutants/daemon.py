@@ -205,14 +205,14 @@ MUTANTS = [
     Mutant(
         "the automatic limit takes all of the host's memory",
         "resilient/elastic/saver_daemon.py",
-        "left_bytes // AUTO_SHARE",
-        "left_bytes",
+        "available_bytes // AUTO_SHARE",
+        "available_bytes",
         "tests/unit/elastic/test_memory.py",
     ),
     Mutant(
         "a limit larger than the host's memory is granted",
         "resilient/elastic/saver_daemon.py",
-        "    if least_bytes <= granted_bytes <= min(shared_bytes, left_bytes):",
+        "    if least_bytes <= granted_bytes <= min(shared_bytes, available_bytes):",
         "    if least_bytes <= granted_bytes:",
         "tests/unit/elastic/test_memory.py",
     ),

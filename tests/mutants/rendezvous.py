@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         "a restarting node counts as lost at once",
         "resilient/elastic/rendezvous/roster.py",
-        "now_seconds - seconds > _NOWHERE_SECONDS and not",
+        "now_seconds - seconds > _ABSENT_SECONDS and not",
         "not",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "a host's heartbeat is judged by its own clock",
         "resilient/elastic/rendezvous/connect.py",
-        "            beats[node] = self._last_state[node].ours\n",
+        "            heartbeats[node] = self._last_state[node].local\n",
         "            pass\n",
         "tests/unit/elastic/test_heartbeats_seen.py -k change",
         promise="Simulator",
@@ -72,7 +72,7 @@ MUTANTS = [
     Mutant(
         "a node publishes heartbeats with its own times",
         "resilient/elastic/rendezvous/connect.py",
-        "return last_state.raw if last_state and last_state.ours == moment else moment",
+        "return last_state.raw if last_state and last_state.local == moment else moment",
         "return moment",
         "tests/unit/elastic/test_heartbeats_seen.py -k written",
         promise="Simulator",
@@ -88,15 +88,15 @@ MUTANTS = [
     Mutant(
         "heartbeats contain the hosts' time of day",
         "resilient/elastic/rendezvous/connect.py",
-        "judge_by_sight(get_rendezvous_handler(told_where(parameters)))",
-        "get_rendezvous_handler(told_where(parameters))",
+        "use_local_clock(get_rendezvous_handler(with_own_address(parameters)))",
+        "get_rendezvous_handler(with_own_address(parameters))",
         "tests/process/test_clocks_apart.py -k fast",
         promise="Simulator",
     ),
     Mutant(
         "a suspended node counts the others' silence",
         "resilient/elastic/rendezvous/membership.py",
-        "            self._roster.forgive()\n",
+        "            self._roster.reset_absence_times()\n",
         "            pass\n",
         "tests/unit/elastic/test_membership.py -k suspended",
         promise="Stops and hangs",
@@ -104,7 +104,7 @@ MUTANTS = [
     Mutant(
         "a suspended node calls the others silent",
         "resilient/elastic/rendezvous/connect.py",
-        "self._sight.shifted(at_seconds) + lasts_seconds",
+        "self._suspend_detector.shifted(at_seconds) + lasts_seconds",
         "at_seconds + lasts_seconds",
         "tests/unit/elastic/test_heartbeats_seen.py -k suspended",
         promise="Stops and hangs",
@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(
         "a surplus host restarts all others",
         "resilient/elastic/rendezvous/membership.py",
-        "waiting_nodes > 0 and has_room(self._handler)",
+        "waiting_nodes > 0 and has_free_position(self._handler)",
         "waiting_nodes > 0",
         "tests/unit/elastic/test_membership.py",
         promise="Simulator",
@@ -160,7 +160,7 @@ MUTANTS = [
     Mutant(
         "an attempt starts with too few hosts or a missing rank",
         "resilient/elastic/rendezvous/connect.py",
-        "        _require_whole(self.members, handler)\n",
+        "        _require_complete(self.members, handler)\n",
         "",
         "tests/unit/elastic/test_member_silent.py",
         promise="Simulator",
@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(
         "the host of the store leaves while others still save",
         "resilient/elastic/rendezvous/leave.py",
-        "        while roster.waits_for_goodbyes(group.group_rank):\n",
+        "        while roster.waits_for_leaving_nodes(group.group_rank):\n",
         "        while False:\n",
         "tests/unit/elastic/test_endings_together.py",
         promise="Simulator",
@@ -192,7 +192,7 @@ MUTANTS = [
     Mutant(
         "a waiting host exits with 69 although the run is complete",
         "resilient/elastic/rendezvous/leave.py",
-        "    if has_waited and _has_ended_well(handler):\n",
+        "    if has_waited and _has_succeeded(handler):\n",
         "    if False:\n",
         "tests/unit/elastic/test_closed_rendezvous.py",
         promise="Simulator",
@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "a waiting host exits with 0 although the run failed",
         "resilient/elastic/rendezvous/leave.py",
-        "    if has_waited and _has_ended_well(handler):\n",
+        "    if has_waited and _has_succeeded(handler):\n",
         "    if has_waited:\n",
         "tests/unit/elastic/test_closed_rendezvous.py",
         promise="Simulator",
@@ -224,7 +224,7 @@ MUTANTS = [
     Mutant(
         "waiting hosts are not informed of the end of the run",
         "resilient/elastic/rendezvous/leave.py",
-        "            clock.sleep(_HEARD_SECONDS)\n",
+        "            clock.sleep(_CACHE_SECONDS)\n",
         "            clock.sleep(0.0)\n",
         "tests/unit/elastic/test_endings_together.py",
         promise="Simulator",
@@ -256,7 +256,7 @@ MUTANTS = [
     Mutant(
         "a host leaves while others still save (simulator)",
         "resilient/elastic/rendezvous/leave.py",
-        "            if left_seconds <= _OUT_SECONDS:\n",
+        "            if left_seconds <= _EXIT_RESERVE_SECONDS:\n",
         "            if True:\n",
         "tests/simulation/hosts -k slice",
         promise="Simulator",

@@ -96,7 +96,7 @@ def test_what_is_missing_is_told(monkeypatch):
 
 
 def test_hosts_that_the_kernel_refuses_say_why(monkeypatch, can_make_hosts):
-    monkeypatch.setattr(netns, "_HOLD", "echo no such thing >&2; exit 1; {name}")
+    monkeypatch.setattr(netns, "_HOLDER_SCRIPT", "echo no such thing >&2; exit 1; {name}")
     with pytest.raises(ConfigError, match=r"cannot create a host: .*no such thing"):
         netns.Network(1).__enter__()
     assert "no such thing" in why_no_hosts()

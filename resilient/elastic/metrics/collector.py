@@ -5,7 +5,7 @@ thread answers scrapes from values already collected. Neither thread can block t
 failure in them becomes an event.
 
 The cost of the goodput report is bounded. If there are too many records, frequent records are
-joined over growing intervals. The longer a report takes, the less often it is rebuilt.
+joined over growing intervals. A report that takes longer is rebuilt less often.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 """Bytes read from a file at once; the remaining bytes follow at the next read."""
 FILES_MAX = 16
-"""Number of ranks whose files are followed, lowest ranks first: they report what concerns all."""
+"""Number of ranks whose files are read, lowest ranks first: these report events of the run."""
 
 
 class EventFileTail:
@@ -95,14 +95,14 @@ class EventFileTail:
 
 _CAUSES = frozenset(cause.value for cause in (*Cause, *OutcomeKind))
 _OTHER = "other"
-_ASKED = frozenset(
+_REQUESTED_ENDS = frozenset(
     {OutcomeKind.STOPPED.value, OutcomeKind.PREEMPTED.value, OutcomeKind.KILLED.value}
 )
-_TOGETHER = frozenset(
+_ENDS_AT_SAME_STEP = frozenset(
     {OutcomeKind.SUCCEEDED.value, OutcomeKind.STOPPED.value, OutcomeKind.PREEMPTED.value}
 )
-_BROKEN = ("nan", "inf", "spike")
-_COUNTED = {
+_DIVERGENCE_KINDS = ("nan", "inf", "spike")
+_COUNTER_BY_EVENT = {
     "HangFound": registry.HANGS,
     "NoticeReceived": registry.NOTICES,
     "StragglerFound": registry.STRAGGLERS,
@@ -111,24 +111,26 @@ _COUNTED = {
 
 def record_agent_event(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     """Record an event of the agent of this process."""
-    if record.event in _COUNTED:
-        registry_of_metrics.add(_COUNTED[record.event])
+    if record.event in _COUNTER_BY_EVENT:
+        registry_of_metrics.add(_COUNTER_BY_EVENT[record.event])
     elif record.event == "WorkerGroupStarted":
         registry_of_metrics.add(registry.LIVES)
         registry_of_metrics.put(registry.WORLD_SIZE, record.number("world_size"))
         registry_of_metrics.put(registry.LOCAL_WORLD_SIZE, record.number("local_world_size"))
         registry_of_metrics.put(registry.NODES, record.number("nodes"))
     elif record.event == "RestartDecisionMade":
-        _hear_reaction(record, registry_of_metrics)
+        _record_restart_decision(record, registry_of_metrics)
     elif record.event == "AttemptEnded":
-        # The ranks are gone before the next look. Ranks that end together did the same steps.
-        if record.text("ended") in _TOGETHER and record.number("step", -1) >= 0:
+        # The ranks end before the next poll. Ranks that end together have done the same steps.
+        if record.text("ended") in _ENDS_AT_SAME_STEP and record.number("step", -1) >= 0:
             registry_of_metrics.put(registry.STEP, record.number("step"))
     elif record.event in ("RunEnded", "RunAborted"):
         registry_of_metrics.put(registry.EXIT_CODE, record.number("exit_code"))
 
 
-def hear_rank(record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_new: bool) -> None:
+def record_rank_event(
+    record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_new: bool
+) -> None:
     """Record an event of a rank.
 
     Args:
@@ -155,7 +157,7 @@ def hear_rank(record: EventRecord, registry_of_metrics: MetricsRegistry, *, is_n
         registry_of_metrics.put(registry.CHECKPOINT_TIME, record.at_ms / 1000)
         registry_of_metrics.put(registry.CHECKPOINT_BYTES, record.number("size_bytes"))
     if is_new:
-        _count_what_ranks_tell(record, registry_of_metrics)
+        _count_rank_event(record, registry_of_metrics)
 
 
 def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float) -> None:
@@ -174,11 +176,11 @@ def begin(registry_of_metrics: MetricsRegistry, version: str, now_seconds: float
     for cause in (Cause.EXIT, Cause.SIGNAL, Cause.OOM_KILL, Cause.HANG):
         registry_of_metrics.add(registry.FAILURES, 0, cause.value)
         registry_of_metrics.add(registry.RESTARTS, 0, cause.value)
-    for kind in _BROKEN:
+    for kind in _DIVERGENCE_KINDS:
         registry_of_metrics.add(registry.LOSSES_BROKEN, 0, kind)
 
 
-def _hear_reaction(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
+def _record_restart_decision(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     end_kind = record.text("ended")
     cause = record.text("cause") or end_kind
     cause = cause if cause in _CAUSES else _OTHER
@@ -186,17 +188,17 @@ def _hear_reaction(record: EventRecord, registry_of_metrics: MetricsRegistry) ->
         registry_of_metrics.add(registry.RESTARTS, 1, cause)
     if end_kind == OutcomeKind.FAILED.value:
         registry_of_metrics.add(registry.FAILURES, 1, cause)
-    if end_kind in _ASKED:
+    if end_kind in _REQUESTED_ENDS:
         registry_of_metrics.add(registry.PREEMPTIONS)
     registry_of_metrics.put(registry.RESTARTS_LEFT, record.number("restarts_left"))
 
 
-def _count_what_ranks_tell(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
+def _count_rank_event(record: EventRecord, registry_of_metrics: MetricsRegistry) -> None:
     if record.event == "CheckpointCommitted":
         _count_save(record, registry_of_metrics)
     elif record.event == "SaveAborted":
         registry_of_metrics.add(registry.SAVES_ABORTED)
-    elif record.event == "LossDivergenceDetected" and record.text("kind") in _BROKEN:
+    elif record.event == "LossDivergenceDetected" and record.text("kind") in _DIVERGENCE_KINDS:
         registry_of_metrics.add(registry.LOSSES_BROKEN, 1, record.text("kind"))
 
 
@@ -222,11 +224,11 @@ class RankFigures:
         registry_of_metrics: Registry for the values.
 
     Attributes:
-        notes: Folder of the agent with the heartbeats; empty while unknown.
+        agent_folder: Folder of the agent with the heartbeats; empty while unknown.
     """
 
     def __init__(self, registry_of_metrics: MetricsRegistry) -> None:
-        self.notes = ""
+        self.agent_folder = ""
         self._registry = registry_of_metrics
         self._attempt_number = 0.0
         self._steps_done: dict[int, int] = {}
@@ -240,23 +242,23 @@ class RankFigures:
             unix_seconds: Current time, Unix seconds.
         """
         size = self._registry.value(registry.LOCAL_WORLD_SIZE)
-        if not self.notes or size is None:
+        if not self.agent_folder or size is None:
             return
         self._forget_previous_ranks()
         progress_by_rank = {}
         for local in range(min(int(size), RANKS_MAX)):
-            signs = read_progress(progress_path(self.notes, local))
-            if signs is None or signs.step < 0:
+            heartbeat = read_progress(progress_path(self.agent_folder, local))
+            if heartbeat is None or heartbeat.step < 0:
                 continue
-            progress_by_rank[local] = signs.step
-            if self._steps_done.get(local) != signs.step:
+            progress_by_rank[local] = heartbeat.step
+            if self._steps_done.get(local) != heartbeat.step:
                 # The rank entered its current phase at the end of the step, or a little later.
-                ago_seconds = max(0.0, monotonic_seconds - signs.since_seconds)
+                ago_seconds = max(0.0, monotonic_seconds - heartbeat.since_seconds)
                 self._registry.put(registry.RANK_STEP_TIME, unix_seconds - ago_seconds, str(local))
-            self._registry.put(registry.RANK_STEP, signs.step, str(local))
+            self._registry.put(registry.RANK_STEP, heartbeat.step, str(local))
         self._steps_done = progress_by_rank
         if progress_by_rank and len(progress_by_rank) == min(int(size), RANKS_MAX):
-            self._note_step(min(progress_by_rank.values()), monotonic_seconds)
+            self._record_step(min(progress_by_rank.values()), monotonic_seconds)
 
     def _forget_previous_ranks(self) -> None:
         """Forget the ranks of the previous attempt: the new one may have fewer."""
@@ -268,7 +270,7 @@ class RankFigures:
             for metric in (registry.RANK_STEP, registry.RANK_STEP_TIME, registry.STEP_RATE):
                 self._registry.drop(metric)
 
-    def _note_step(self, step: int, now_seconds: float) -> None:
+    def _record_step(self, step: int, now_seconds: float) -> None:
         registry_of_metrics, recent = self._registry, self._recent
         registry_of_metrics.put(registry.STEP, step)
         if recent and step < recent[-1][1]:
@@ -283,7 +285,7 @@ class RankFigures:
             )
 
 
-def weigh(registry_of_metrics: MetricsRegistry) -> None:
+def record_steps_at_risk(registry_of_metrics: MetricsRegistry) -> None:
     """Record the number of steps that a failure would lose now.
 
     The ranks may already have ended, and a saver daemon may still save their cached steps.
@@ -299,16 +301,26 @@ def weigh(registry_of_metrics: MetricsRegistry) -> None:
 
 
 RECORDS_MAX = 20_000
-"""Largest number of records; if joining does not help, only the report command has an account."""
-_APART_MS_MAX = 86_400_000
-_OFTEN: Mapping[str, tuple[str, ...]] = {
+"""Largest number of records; if joined records exceed it, the goodput metrics are removed."""
+_JOIN_WINDOW_MS_MAX = 86_400_000
+_FREQUENT_EVENTS: Mapping[str, tuple[str, ...]] = {
     "MetricsLogged": (),
     "ProgressReported": (),
     "PhaseEnded": ("took_seconds",),
     "CheckpointCommitted": ("stall_seconds",),
 }
 """Frequent events, with the fields to sum."""
-_KEPT = ("agent", "boot", "monotonic", "run", "host", "generation", "rank", "step", "global_step")
+_KEPT_FIELDS = (
+    "agent",
+    "boot",
+    "monotonic",
+    "run",
+    "host",
+    "generation",
+    "rank",
+    "step",
+    "global_step",
+)
 _EVERY_SECONDS = 5.0
 _PAUSE_FACTOR = 50.0
 
@@ -329,18 +341,18 @@ class GoodputFigures:
         self._registry = registry_of_metrics
         self._clock = clock
         self._records: list[EventRecord] = []
-        self._apart_ms = 1000
+        self._join_window_ms = 1000
         self._due_seconds = 0.0
 
-    def take(self, records: Iterable[EventRecord]) -> None:
+    def add_records(self, records: Iterable[EventRecord]) -> None:
         """Store records."""
         if self.is_full:
             return
-        self._records += map(_slim, records)
+        self._records += map(_without_report_fields, records)
         while len(self._records) > RECORDS_MAX and not self.is_full:
             self._thin()
 
-    def tell(self, now_ms: int, *, is_last: bool = False) -> None:
+    def update(self, now_ms: int, *, is_last: bool = False) -> None:
         """Update the metrics from a new report, if a report is due.
 
         Args:
@@ -360,18 +372,18 @@ class GoodputFigures:
 
     def _thin(self) -> None:
         """Join frequent records; if there are still too many, drop all records."""
-        self._records = join(self._records, self._apart_ms)
+        self._records = join(self._records, self._join_window_ms)
         if len(self._records) > RECORDS_MAX // 2:
-            self._apart_ms *= 2
-        self.is_full = self._apart_ms > _APART_MS_MAX
+            self._join_window_ms *= 2
+        self.is_full = self._join_window_ms > _JOIN_WINDOW_MS_MAX
         if self.is_full:
             self._records = []
             for metric in (registry.SPENT, registry.GOODPUT, registry.LOST_STEPS):
                 self._registry.drop(metric)
 
 
-def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
-    """Return the records, with frequent records of a source joined within ``apart_ms``.
+def join(records: Sequence[EventRecord], window_ms: int) -> list[EventRecord]:
+    """Return the records, with frequent records of a source joined within ``window_ms``.
 
     The last progress record of each group remains. Records of time that delayed training become one
     record with the summed time, so totals do not change. Records are never joined across the start
@@ -380,13 +392,13 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
     joined_records: list[EventRecord] = []
     start_by_key: dict[tuple[str, ...], tuple[int, int]] = {}
     for record in sorted(records, key=lambda item: item.at_ms):
-        if record.event not in _OFTEN:
+        if record.event not in _FREQUENT_EVENTS:
             start_by_key.clear()
             joined_records.append(record)
             continue
         key = (record.event, record.source, record.agent, record.text("phase"))
-        began_ms, nth = start_by_key.get(key, (record.at_ms - apart_ms, 0))
-        if record.at_ms - began_ms < apart_ms:
+        began_ms, nth = start_by_key.get(key, (record.at_ms - window_ms, 0))
+        if record.at_ms - began_ms < window_ms:
             joined_records[nth] = _merge_records(joined_records[nth], record)
         else:
             start_by_key[key] = (record.at_ms, len(joined_records))
@@ -396,27 +408,27 @@ def join(records: Sequence[EventRecord], apart_ms: int) -> list[EventRecord]:
 
 def _merge_records(first: EventRecord, last: EventRecord) -> EventRecord:
     fields = dict(last.fields)
-    for name in _OFTEN[last.event]:
+    for name in _FREQUENT_EVENTS[last.event]:
         fields[name] = first.number(name) + last.number(name)
     if last.event == "CheckpointCommitted":
         fields["commit_seconds"] = max(last.number("commit_seconds"), fields["stall_seconds"])
     return replace(last, fields=fields)
 
 
-def _slim(record: EventRecord) -> EventRecord:
+def _without_report_fields(record: EventRecord) -> EventRecord:
     """Return a record without the fields that only a report shows."""
     if record.event != "MetricsLogged":
         return record
     return replace(
-        record, fields={name: record.fields[name] for name in _KEPT if name in record.fields}
+        record, fields={name: record.fields[name] for name in _KEPT_FIELDS if name in record.fields}
     )
 
 
 _LOOK_SECONDS = 1.0
-_STILL_SECONDS = 60.0  # The agent checks its workers ten times per second while they run.
+_IDLE_SECONDS = 60.0  # The agent checks its workers ten times per second while they run.
 _END_SECONDS = 5.0
 _REASONS_MAX = 20
-_HEARD_MAX = 10_000
+_NEW_RECORDS_MAX = 10_000
 
 
 class Metrics:
@@ -437,25 +449,27 @@ class Metrics:
     ) -> None:
         self._options = options
         self._clock = clock
-        self._patience_seconds = grace_seconds + _STILL_SECONDS
+        self._patience_seconds = grace_seconds + _IDLE_SECONDS
         self._registry = MetricsRegistry()
         self._ranks = RankFigures(self._registry)
-        self._spending = GoodputFigures(self._registry, clock)
-        self._following = EventFileTail(Path(events)) if events else None
-        self._new_records: deque[EventRecord] = deque(maxlen=_HEARD_MAX)
+        self._goodput_figures = GoodputFigures(self._registry, clock)
+        self._event_tail = EventFileTail(Path(events)) if events else None
+        self._new_records: deque[EventRecord] = deque(maxlen=_NEW_RECORDS_MAX)
         self._emit: Emitter | None = None
         self._agent = ""
         self._is_watching = self._is_lost = False
-        self._moved_seconds = clock.monotonic_seconds()
+        self._progress_at_seconds = clock.monotonic_seconds()
         self._began_seconds = unix_seconds(clock)
         self._written_seconds = clock.monotonic_seconds()
         self._failures: set[str] = set()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._collect_until_closed, name="metrics", daemon=True
+        )
         begin(self._registry, __version__, self._began_seconds)
         self._server = None
         if options.file:
-            self._try_file()
+            self._require_writable_file()
         if options.port is not None:
             self._server = MetricsServer(
                 options.host, options.port, self._registry.page, self.health
@@ -480,14 +494,14 @@ class Metrics:
             if self._server:
                 self._server.close()
 
-    def hear(self, record: Mapping[str, Any], event: Event) -> None:
+    def record_event(self, record: Mapping[str, Any], event: Event) -> None:
         """Record an event of the agent, as an event sink. Any thread."""
         if not self._options.is_on:
             return
         name = type(event).__name__
         record_agent_event(EventRecord(0, name, AGENT_FILE, record), self._registry)
         if name in ("WorkerGroupStarted", "AttemptEnded"):
-            self._moved_seconds = self._clock.monotonic_seconds()
+            self._progress_at_seconds = self._clock.monotonic_seconds()
             self._is_watching = name == "WorkerGroupStarted"
         self._is_lost |= name == "RunAborted"
         if name in WANTED and (
@@ -496,21 +510,21 @@ class Metrics:
             self._agent = event_record.agent
             self._new_records.append(event_record)
 
-    def beat(self, notes: Path) -> None:
+    def record_agent_alive(self, agent_folder: Path) -> None:
         """Record that the agent runs, and the folder of the ranks' heartbeats."""
-        self._ranks.notes = str(notes)
-        self._moved_seconds = self._clock.monotonic_seconds()
+        self._ranks.agent_folder = str(agent_folder)
+        self._progress_at_seconds = self._clock.monotonic_seconds()
 
     def health(self) -> tuple[bool, str]:
         """Return whether the agent works, and a line about its state."""
         if self._is_lost:
             return False, "the agent gave up the run"
-        still_seconds = self._clock.monotonic_seconds() - self._moved_seconds
-        if self._is_watching and still_seconds > self._patience_seconds:
-            return False, f"the agent has made no progress for {still_seconds:.0f} s"
+        idle_seconds = self._clock.monotonic_seconds() - self._progress_at_seconds
+        if self._is_watching and idle_seconds > self._patience_seconds:
+            return False, f"the agent has made no progress for {idle_seconds:.0f} s"
         return True, "ok"
 
-    def _try_file(self) -> None:
+    def _require_writable_file(self) -> None:
         try:
             write_textfile(Path(self._options.file), self._registry.page())
         except OSError as error:
@@ -519,7 +533,7 @@ class Metrics:
                 hint="give a file in the folder of node_exporter's --collector.textfile.directory",
             ) from error
 
-    def _look_on(self) -> None:
+    def _collect_until_closed(self) -> None:
         while not self._closing.wait(_LOOK_SECONDS):
             self._look(is_last=False)
         self._look(is_last=True)
@@ -527,9 +541,9 @@ class Metrics:
     def _look(self, *, is_last: bool) -> None:
         self._attempt("ranks", self._look_at_ranks)
         self._attempt("events", self._look_at_events)
-        weigh(self._registry)
+        record_steps_at_risk(self._registry)
         now_ms = round(1000 * unix_seconds(self._clock))
-        self._attempt("account", lambda: self._spending.tell(now_ms, is_last=is_last))
+        self._attempt("account", lambda: self._goodput_figures.update(now_ms, is_last=is_last))
         now_seconds = self._clock.monotonic_seconds()
         is_due = now_seconds - self._written_seconds >= self._options.every_seconds
         if self._options.file and (is_due or is_last):
@@ -542,7 +556,7 @@ class Metrics:
         """Run one collection; an exception is reported once per reason and stops only this one."""
         try:
             look()
-        except Exception as error:  # noqa: BLE001 - no figure is worth a run
+        except Exception as error:  # noqa: BLE001 - a failed metric must not end the run
             self._registry.add(registry.METRICS_ERRORS)
             reason = f"{type(error).__name__}: {error}"
             if reason not in self._failures and len(self._failures) < _REASONS_MAX:
@@ -555,18 +569,22 @@ class Metrics:
         self._registry.put(registry.SHARED_MEMORY, used_bytes())
 
     def _look_at_events(self) -> None:
-        self._spending.take(self._new_records.popleft() for _ in range(len(self._new_records)))
-        self._following = self._following or self._find()
-        if self._following is None:
+        self._goodput_figures.add_records(
+            self._new_records.popleft() for _ in range(len(self._new_records))
+        )
+        self._event_tail = self._event_tail or self._find()
+        if self._event_tail is None:
             return
-        records = sorted(self._following.read(), key=lambda record: record.at_ms)
+        records = sorted(self._event_tail.read(), key=lambda record: record.at_ms)
         # Events of this agent are already recorded; other agents write to the same file.
         records = [record for record in records if record.agent != self._agent or not record.agent]
         for record in records:
-            hear_rank(record, self._registry, is_new=record.at_ms >= 1000 * self._began_seconds)
-        self._spending.take(records)
+            record_rank_event(
+                record, self._registry, is_new=record.at_ms >= 1000 * self._began_seconds
+            )
+        self._goodput_figures.add_records(records)
 
     def _find(self) -> EventFileTail | None:
         """Return the event folder that the ranks published."""
-        folder = read_published_event_file(self._ranks.notes)
+        folder = read_published_event_file(self._ranks.agent_folder)
         return EventFileTail(folder) if folder and folder.is_dir() else None

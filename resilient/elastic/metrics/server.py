@@ -90,7 +90,7 @@ class MetricsServer:
             server = loop.run_until_complete(starting)
             loop.run_forever()
             server.close()
-            loop.run_until_complete(_let_go(asyncio.all_tasks(loop)))
+            loop.run_until_complete(_cancel_all(asyncio.all_tasks(loop)))
         finally:
             loop.close()
 
@@ -127,12 +127,12 @@ class MetricsServer:
         if path == "/metrics":
             return _response(200, self._page(), CONTENT_TYPE, has_body=has_body)
         if path == "/healthz":
-            is_well, line = self._health()
-            return _response(200 if is_well else 503, f"{line}\n", has_body=has_body)
+            is_healthy, line = self._health()
+            return _response(200 if is_healthy else 503, f"{line}\n", has_body=has_body)
         return _response(404, "GET /metrics or /healthz\n", has_body=has_body)
 
 
-async def _let_go(tasks: Collection[asyncio.Task[object]]) -> None:
+async def _cancel_all(tasks: Collection[asyncio.Task[object]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -205,7 +205,9 @@ class AzureSource:
         if not isinstance(events, list):
             raise SourceGarbled(f"there is no list of events: {answer.text[:60]!r}")
         self._is_on = True
-        own_events = [event for event in events if isinstance(event, dict) and self._is_mine(event)]
+        own_events = [
+            event for event in events if isinstance(event, dict) and self._is_of_this_machine(event)
+        ]
         self._event_ids = [str(event["EventId"]) for event in own_events if event.get("EventId")]
         notices = [_notice(event) for event in own_events]
         return min(notices, key=lambda notice: notice.at_seconds or 0.0, default=None)
@@ -242,11 +244,13 @@ class AzureSource:
             return None
         return name
 
-    def _is_mine(self, event: Mapping[str, Any]) -> bool:
+    def _is_of_this_machine(self, event: Mapping[str, Any]) -> bool:
         resources = event.get("Resources")
         # Without a name to compare, a needless stop costs less than a missed one.
-        is_here = not self._machine or not isinstance(resources, list) or self._machine in resources
-        return is_here and event.get("EventType") in _ENDINGS
+        names_this_machine = (
+            not self._machine or not isinstance(resources, list) or self._machine in resources
+        )
+        return names_this_machine and event.get("EventType") in _ENDINGS
 
 
 def _notice(event: Mapping[str, Any]) -> Notice:
@@ -314,7 +318,7 @@ class GcpSource:
             self._etag = ""
             raise SourceGarbled("the answer did not come from the metadata server")
         self._etag = answer.headers.get("etag", "")
-        notice = self._meaning(answer.text)
+        notice = self._notice_for(answer.text)
         if notice is None or self._last_notice is None or notice.reason != self._last_notice.reason:
             self._last_notice = notice
         # A repeated value is the same notice, and not a new one with another deadline.
@@ -340,7 +344,7 @@ class GcpSource:
             self._etag = ""
             raise
 
-    def _meaning(self, text: str) -> Notice | None:
+    def _notice_for(self, text: str) -> Notice | None:
         now_seconds = unix_seconds(self._clock)
         match self._value, text:
             case (_, "FALSE" | "NONE" | "MIGRATE_ON_HOST_MAINTENANCE"):

@@ -1,6 +1,6 @@
 """Preemption notices from a file, an HTTP hook, a URL or SLURM.
 
-HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls our address. Each call is
+HTTP hook: the ``preStop`` hook of a pod or an operator's curl calls the agent. Each call is
 ``POST /stop`` with ``{"reason": ..., "seconds": ...}`` or an empty body. A Kubernetes hook can only
 send ``GET /stop``. Every client that can connect to the address can stop the run. The server
 therefore listens on the loopback interface unless the user names another address. The server
@@ -127,9 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif token and not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             self._answer(401, "a token is required")
         else:
-            self._answer(*self._hear())
+            self._answer(*self._accept_notice())
 
-    def _hear(self) -> tuple[int, str]:
+    def _accept_notice(self) -> tuple[int, str]:
         try:
             size = min(int(self.headers.get("Content-Length") or 0), _BODY_BYTES_MAX)
             body = self.rfile.read(size)

@@ -164,10 +164,12 @@ def evaluate_notice(
         return NoticeDecision(Meaning.ADVICE if notice else Meaning.NOTHING)
     if notice.at_seconds is None:
         return NoticeDecision(Meaning.NOW, left_seconds=grace_seconds)
-    return _judge_moment(notice.at_seconds - now_seconds, grace_seconds, lead_seconds)
+    return _evaluate_end_time(notice.at_seconds - now_seconds, grace_seconds, lead_seconds)
 
 
-def _judge_moment(left_seconds: float, grace_seconds: float, lead_seconds: float) -> NoticeDecision:
+def _evaluate_end_time(
+    left_seconds: float, grace_seconds: float, lead_seconds: float
+) -> NoticeDecision:
     if left_seconds > lead_seconds:
         return NoticeDecision(Meaning.LATER, in_seconds=left_seconds - lead_seconds)
     if left_seconds < -STALE_SECONDS:

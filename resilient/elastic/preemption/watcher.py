@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS_MAX = 60.0
 _DOUBLINGS_MAX = 8
-_TOLD_MAX = 100
+_REPORTED_MAX = 100
 
 
 class NoticeListener(Protocol):
@@ -42,7 +42,7 @@ class NoticeListener(Protocol):
 
     end_seconds: float | None
 
-    def tell(self, request: StopRequest) -> None:
+    def request_stop(self, request: StopRequest) -> None:
         """Accept a stop request."""
 
 
@@ -51,7 +51,7 @@ class Watcher:
 
     Args:
         sources: Sources to poll.
-        ear: Receiver of the first due request; called once, from a thread.
+        stop_listener: Receiver of the first due request; called once, from a thread.
         clock: Clock for all times.
         emit: Listener for events.
         grace_seconds: Time for a stop if the end of the host is unknown.
@@ -60,13 +60,13 @@ class Watcher:
     def __init__(
         self,
         sources: Sequence[NoticeSource],
-        ear: NoticeListener,
+        stop_listener: NoticeListener,
         clock: Clock,
         emit: Emitter,
         grace_seconds: float,
     ) -> None:
         self._sources = sources
-        self._ear = ear
+        self._stop_listener = stop_listener
         self._clock = clock
         self._emit = emit
         self._grace_seconds = grace_seconds
@@ -74,10 +74,10 @@ class Watcher:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._sources_started: list[NoticeSource] = []
-        self._polled = [threading.Event() for _ in sources]
+        self._first_polls = [threading.Event() for _ in sources]
         self._threads = [
             threading.Thread(target=self._watch, args=(source, polled), name="notice", daemon=True)
-            for source, polled in zip(sources, self._polled, strict=True)
+            for source, polled in zip(sources, self._first_polls, strict=True)
         ]
 
     def start(self) -> None:
@@ -90,10 +90,10 @@ class Watcher:
     def wait_first_polls(self, seconds: float) -> None:
         """Wait until each source was polled once, ``seconds`` at most in total.
 
-        A notice that a source holds already is reported then, before the first worker starts.
+        A notice that already exists is then reported before the first worker starts.
         """
         deadline_seconds = self._clock.monotonic_seconds() + seconds
-        for polled in self._polled:
+        for polled in self._first_polls:
             polled.wait(max(0.0, deadline_seconds - self._clock.monotonic_seconds()))
 
     def close(self) -> None:
@@ -112,38 +112,38 @@ class Watcher:
                 self._emit(events.NoticeAckFailed(source.name, str(error)))
 
     def _watch(self, source: NoticeSource, polled: threading.Event) -> None:
-        listener = _Listening(source, self._emit)
+        poller = _SourcePoller(source, self._emit)
         pause_seconds = 0.0
         while not self._closing.wait(pause_seconds):
-            pause_seconds = listener.ask(self._consider)
+            pause_seconds = poller.ask(self._handle_notice)
             polled.set()
 
-    def _consider(self, listening: _Listening, notice: Notice | None) -> None:
+    def _handle_notice(self, poller: _SourcePoller, notice: Notice | None) -> None:
         now_seconds = unix_seconds(self._clock)
         verdict = evaluate_notice(notice, now_seconds, self._grace_seconds, self._lead_seconds)
-        withdrawn_notice = listening.pending
-        listening.pending = notice if verdict.meaning is Meaning.LATER else None
+        withdrawn_notice = poller.pending
+        poller.pending = notice if verdict.meaning is Meaning.LATER else None
         if notice is None:
             if withdrawn_notice is not None:
-                listening.tell_anew(events.NoticeWithdrawn(withdrawn_notice.reason))
+                poller.emit_again(events.NoticeWithdrawn(withdrawn_notice.reason))
             return
         at_seconds = notice.at_seconds
         left_seconds = None if at_seconds is None else at_seconds - now_seconds
         if left_seconds is not None and not notice.is_advice:
-            self._ear.end_seconds = self._clock.monotonic_seconds() + left_seconds
+            self._stop_listener.end_seconds = self._clock.monotonic_seconds() + left_seconds
         match verdict.meaning:
             case Meaning.ADVICE:
-                listening.tell(notice.reason, events.PreemptionAdvised(notice.reason))
+                poller.emit_once(notice.reason, events.PreemptionAdvised(notice.reason))
             case Meaning.STALE:
-                listening.tell(
+                poller.emit_once(
                     notice.reason, events.NoticeExpired(notice.reason, verdict.in_seconds)
                 )
             case Meaning.LATER:
-                listening.pause_seconds_max = verdict.in_seconds
+                poller.pause_seconds_max = verdict.in_seconds
                 event = events.NoticeReceived(notice.reason, left_seconds, verdict.in_seconds)
-                listening.tell(f"{notice.reason} at {at_seconds}", event)
+                poller.emit_once(f"{notice.reason} at {at_seconds}", event)
             case Meaning.NOW:
-                self._stop(listening.source, notice, left_seconds, verdict.left_seconds)
+                self._stop(poller.source, notice, left_seconds, verdict.left_seconds)
 
     def _stop(
         self,
@@ -158,10 +158,12 @@ class Watcher:
             self._sources_started.append(source)
             self._emit(events.NoticeReceived(notice.reason, left_seconds, 0.0))
             deadline_seconds = self._clock.monotonic_seconds() + may_take_seconds
-            self._ear.tell(StopRequest(notice.reason, deadline_seconds, notice.is_for_all))
+            self._stop_listener.request_stop(
+                StopRequest(notice.reason, deadline_seconds, notice.is_for_all)
+            )
 
 
-class _Listening:
+class _SourcePoller:
     """One source with the events already emitted for it."""
 
     def __init__(self, source: NoticeSource, emit: Emitter) -> None:
@@ -173,7 +175,7 @@ class _Listening:
         self._failures = 0
         self._random = Random(source.name)  # noqa: S311 - jitter
 
-    def ask(self, consider: Callable[[_Listening, Notice | None], None]) -> float:
+    def ask(self, consider: Callable[[_SourcePoller, Notice | None], None]) -> float:
         """Poll once, emit new events, and return the pause before the next poll."""
         every_seconds = self.source.every_seconds
         self.pause_seconds_max = _PAUSE_SECONDS_MAX
@@ -181,12 +183,12 @@ class _Listening:
             notice = self.source.look()
         except SourceLost as error:
             self._failures += 1
-            self.tell("lost", events.NoticeSourceLost(self.source.name, str(error)))
+            self.emit_once("lost", events.NoticeSourceLost(self.source.name, str(error)))
             doublings = min(self._failures, _DOUBLINGS_MAX)
             pause_seconds = max(every_seconds, 0.5) * 2.0**doublings
             return min(pause_seconds, _PAUSE_SECONDS_MAX) * self._random.uniform(0.7, 1.0)
         except SourceGarbled as error:
-            self.tell(str(error), events.NoticeInvalid(self.source.name, str(error)))
+            self.emit_once(str(error), events.NoticeInvalid(self.source.name, str(error)))
             return max(every_seconds, 0.5)
         if self._failures:
             self._failures = 0
@@ -195,13 +197,13 @@ class _Listening:
         consider(self, notice)
         return min(every_seconds, self.pause_seconds_max)
 
-    def tell(self, key: str, event: Event) -> None:
+    def emit_once(self, key: str, event: Event) -> None:
         """Emit an event once per key."""
-        if key not in self._reported and len(self._reported) < _TOLD_MAX:
+        if key not in self._reported and len(self._reported) < _REPORTED_MAX:
             self._reported.add(key)
             self._emit(event)
 
-    def tell_anew(self, event: Event) -> None:
+    def emit_again(self, event: Event) -> None:
         """Emit an event, and allow earlier events to be emitted again."""
         self._reported.clear()
         self._emit(event)

@@ -78,7 +78,7 @@ def _interface_of(address: str) -> str:
 
 _AGREE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_LIVES_BEFORE = 1
+_FIRST_NUMBER = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class AttemptRegistry:
         self._server: dist.TCPStore | None = None
 
     def agree(self, group: Any, number: int, cause: str, resume: str) -> Attempt:
-        """Return the attempt that the first node proposed; there the arguments are the proposal.
+        """Return the attempt that the first node proposed, by its own arguments of this call.
 
         Args:
             group: Worker group of torch after its rendezvous (its attributes are typed as None).
@@ -125,8 +125,8 @@ class AttemptRegistry:
             RendezvousTimeoutError: The first node published nothing in time.
             MemberSilent: The first node is gone, or its rendezvous had other nodes.
         """
-        # A dynamic rendezvous has its own keys per round. The static one has not, but its nodes
-        # restart together. A single node has a new store each time.
+        # A dynamic rendezvous has its own keys per round. A static rendezvous reuses its keys, but
+        # its nodes restart together. A single node has a new store each time.
         is_static = group.spec.rdzv_handler.get_backend() == "static"
         key = f"resilient/life/{number if is_static else 0}"
         if group.group_rank == 0:
@@ -215,10 +215,12 @@ def worker_environ(
     )
     # One thread per rank, as torchrun does. Otherwise every rank would use all cores.
     threads = {"OMP_NUM_THREADS": "1"} if spec.local_world_size > 1 else {}
-    way = interface_for_gloo(attempt.host, attempt.port) if group.group_world_size > 1 else ""
+    gloo_interface = (
+        interface_for_gloo(attempt.host, attempt.port) if group.group_world_size > 1 else ""
+    )
     return {
         **threads,
-        **({"GLOO_SOCKET_IFNAME": way} if way else {}),
+        **({"GLOO_SOCKET_IFNAME": gloo_interface} if gloo_interface else {}),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **base,
         "GROUP_RANK": str(group.group_rank),
@@ -227,7 +229,7 @@ def worker_environ(
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
         "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-        "TORCHELASTIC_RESTART_COUNT": str(attempt.number - _LIVES_BEFORE),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt.number - _FIRST_NUMBER),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         **write_launch(launch),

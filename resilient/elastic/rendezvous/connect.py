@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _DEFAULT_PORT = 29400
 
 
-def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
+def with_own_address(parameters: RendezvousParameters) -> RendezvousParameters:
     """Return the parameters with server role and local address, if torch cannot find them itself.
 
     torch 2.13 resolves this host's own name and raises if that fails
@@ -55,10 +55,10 @@ def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-    if parameters.backend != "c10d" or leads_somewhere(socket.gethostname()):
+    if parameters.backend != "c10d" or has_address(socket.gethostname()):
         return parameters
     host, port = parse_rendezvous_endpoint(parameters.endpoint, _DEFAULT_PORT)
-    config = {"is_host": str(is_here(host)).lower(), **parameters.config}
+    config = {"is_host": str(is_own_address(host)).lower(), **parameters.config}
     return RendezvousParameters(
         parameters.backend,
         parameters.endpoint,
@@ -70,7 +70,7 @@ def told_where(parameters: RendezvousParameters) -> RendezvousParameters:
     )
 
 
-def leads_somewhere(name: str) -> bool:
+def has_address(name: str) -> bool:
     """Return whether a name has an address."""
     try:
         return bool(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
@@ -78,19 +78,19 @@ def leads_somewhere(name: str) -> bool:
         return False
 
 
-def is_here(host: str) -> bool:
+def is_own_address(host: str) -> bool:
     """Return whether a name or address belongs to this host, so that a socket can bind to it."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return any(_is_own(family, place) for family, _, _, _, place in addresses)
+    return any(_can_bind(family, socket_address) for family, _, _, _, socket_address in addresses)
 
 
-def _is_own(family: int, place: tuple[object, ...]) -> bool:
+def _can_bind(family: int, socket_address: tuple[object, ...]) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
-            probe.bind((place[0], 0, *place[2:]))
+            probe.bind((socket_address[0], 0, *socket_address[2:]))
         except OSError:
             return False
     return True
@@ -155,7 +155,7 @@ class RendezvousReconnect:
         """True if the node waits instead of leaving."""
         return self.connect is not None and self.patience_seconds > 0
 
-    def meet(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
+    def join_with_retries(self, spec: Any, join: Callable[[], None], emit: Emitter) -> None:
         """Join the other nodes, and repeat through a new connection after an interruption.
 
         If a node falls silent before the attempt begins, the remaining nodes join again, within the
@@ -169,8 +169,8 @@ class RendezvousReconnect:
 
         Raises:
             RendezvousError: The rendezvous failed, or no node served it in time.
-            MemberSilent: Nodes fell silent repeatedly. dist.DistError: The rendezvous did not
-            answer.
+            MemberSilent: Nodes fell silent repeatedly.
+            dist.DistError: The rendezvous did not answer.
             PeerFailed: No node answered in time.
         """
         # Import here, so that a launch plan and the first signals need no torch.
@@ -191,11 +191,11 @@ class RendezvousReconnect:
                 left_seconds = deadline_seconds - time.monotonic() - _PAUSE_SECONDS
                 if self.connect is None or left_seconds <= 0:
                     raise
-                is_gone = isinstance(error, RendezvousConnectionError)
+                is_disconnected = isinstance(error, RendezvousConnectionError)
             time.sleep(_PAUSE_SECONDS)
             # A node that already joined leaves before it joins again. A node that cannot leave
             # gets the error here.
-            if is_gone:
+            if is_disconnected:
                 emit(RendezvousRetried(left_seconds))
                 spec.rdzv_handler = self.connect()
 
@@ -206,14 +206,14 @@ def _join_seconds(handler: Any) -> float:
     return settings.timeout.join.total_seconds() if settings else _JOIN_SECONDS
 
 
-NO_COMEBACK = RendezvousReconnect()
+NO_RECONNECT = RendezvousReconnect()
 
 
 def connect(parameters: RendezvousParameters) -> RendezvousHandler:
     """Return the rendezvous handler of the nodes.
 
-    torch gives the serving node ``read_timeout`` to start. If ``join_timeout``, the wait for nodes,
-    is set, the connection is retried until that time is over.
+    torch waits ``read_timeout`` for the serving node to start. If ``join_timeout`` (the wait for
+    nodes) is set, this function retries the connection until that time is over.
 
     Raises:
         RendezvousError: No server answered in time.
@@ -226,7 +226,7 @@ def connect(parameters: RendezvousParameters) -> RendezvousHandler:
     deadline_seconds = time.monotonic() + patience_seconds
     while True:
         try:
-            handler = judge_by_sight(get_rendezvous_handler(told_where(parameters)))
+            handler = use_local_clock(get_rendezvous_handler(with_own_address(parameters)))
             return end_waits_with_members(handler)
         except RendezvousConnectionError:
             if time.monotonic() + _PAUSE_SECONDS > deadline_seconds:
@@ -240,18 +240,18 @@ _AWAY_FACTOR = 1.5
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ObservedTime:
     """Time on another node's clock.
 
     Attributes:
         raw: Time as written by the other node.
-        at_seconds: First sight of this time, on this node's monotonic clock.
-        ours: Replacement of the time in the state read last.
+        at_seconds: Monotonic time at which this node first saw ``raw``.
+        local: Replacement of ``raw`` in the state that was read last.
     """
 
     raw: datetime
     at_seconds: float
-    ours: datetime
+    local: datetime
 
 
 class SkewTolerantBackend(RendezvousBackend):
@@ -262,7 +262,7 @@ class SkewTolerantBackend(RendezvousBackend):
 
     Args:
         inner: Backend with the state.
-        last_call_seconds: Length of the last call, from its first sight.
+        last_call_seconds: Length of torch's last call, from the time at which this node saw it.
         seconds: Monotonic clock.
         away_seconds: Time without a query after which this node counts as suspended.
     """
@@ -277,8 +277,8 @@ class SkewTolerantBackend(RendezvousBackend):
         self._inner = inner
         self._last_call_seconds = last_call_seconds
         self._seconds = seconds
-        self._sight = SuspendDetector(away_seconds)
-        self._last_state: dict[Any, _Seen] = {}
+        self._suspend_detector = SuspendDetector(away_seconds)
+        self._last_state: dict[Any, _ObservedTime] = {}
 
     @property
     def name(self) -> str:
@@ -287,36 +287,36 @@ class SkewTolerantBackend(RendezvousBackend):
 
     def get_state(self) -> _Answer | None:
         """Return the state with local times, and its version."""
-        self._sight.open(self._seconds())
+        self._suspend_detector.open(self._seconds())
         state = self._inner.get_state()
-        return None if state is None else (self._seen_here(state[0]), state[1])
+        return None if state is None else (self._to_local_times(state[0]), state[1])
 
     def set_state(self, state: bytes, token: Any = None) -> tuple[bytes, Any, bool] | None:
         """Write a state; return the state that is stored afterwards."""
-        self._sight.open(self._seconds())
+        self._suspend_detector.open(self._seconds())
         new_state = self._inner.set_state(self._encode_state(state), token)
-        return None if new_state is None else (self._seen_here(new_state[0]), *new_state[1:])
+        return None if new_state is None else (self._to_local_times(new_state[0]), *new_state[1:])
 
-    def _seen_here(self, data: bytes) -> bytes:
+    def _to_local_times(self, data: bytes) -> bytes:
         state = pickle.loads(data)  # noqa: S301 - torch's own, of the nodes of this job
-        self._sight.close(self._seconds())
-        beats = state.last_heartbeats
-        moments = {**beats, None: state.deadline} if state.deadline else dict(beats)
+        self._suspend_detector.close(self._seconds())
+        heartbeats = state.last_heartbeats
+        moments = {**heartbeats, None: state.deadline} if state.deadline else dict(heartbeats)
         self._last_state = {key: self._look(key, moment) for key, moment in moments.items()}
-        for node in beats:
-            beats[node] = self._last_state[node].ours
+        for node in heartbeats:
+            heartbeats[node] = self._last_state[node].local
         if state.deadline:
-            state.deadline = self._last_state[None].ours
+            state.deadline = self._last_state[None].local
         return pickle.dumps(state)
 
-    def _look(self, key: Any, moment: datetime) -> _Seen:
+    def _look(self, key: Any, moment: datetime) -> _ObservedTime:
         last_state, now_seconds = self._last_state.get(key), self._seconds()
         is_new = last_state is None or last_state.raw != moment
         at_seconds = now_seconds if is_new or last_state is None else last_state.at_seconds
         lasts_seconds = self._last_call_seconds if key is None else 0.0
-        left_seconds = self._sight.shifted(at_seconds) + lasts_seconds - now_seconds
+        left_seconds = self._suspend_detector.shifted(at_seconds) + lasts_seconds - now_seconds
         own_time = datetime.now(UTC) + timedelta(seconds=left_seconds)
-        return _Seen(moment, at_seconds, own_time)
+        return _ObservedTime(moment, at_seconds, own_time)
 
     def _encode_state(self, data: bytes) -> bytes:
         state = pickle.loads(data)  # noqa: S301 - this node's own
@@ -329,10 +329,10 @@ class SkewTolerantBackend(RendezvousBackend):
     def _raw(self, key: Any, moment: datetime) -> datetime:
         """Return a time as its node wrote it; a time just set by this node is unchanged."""
         last_state = self._last_state.get(key)
-        return last_state.raw if last_state and last_state.ours == moment else moment
+        return last_state.raw if last_state and last_state.local == moment else moment
 
 
-def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:
+def use_local_clock(handler: RendezvousHandler) -> RendezvousHandler:
     """Make a node of a dynamic rendezvous use only its own clock; return the handler.
 
     A static rendezvous has no heartbeats and is unchanged.
@@ -348,7 +348,7 @@ def judge_by_sight(handler: RendezvousHandler) -> RendezvousHandler:
     return handler
 
 
-_MUTE_SECONDS = 60.0
+_PUBLISH_SECONDS_MAX = 60.0
 """Time that a member may publish nothing although its heartbeats arrive."""
 _POLL_SECONDS = 0.01
 _POLL_SECONDS_MAX = 0.2
@@ -381,7 +381,7 @@ class RoundStore:
         state = _state_of(handler)
         self.round = state.round
         self.members: Mapping[Any, int] = dict(state.participants)
-        _require_whole(self.members, handler)
+        _require_complete(self.members, handler)
 
     def __getattr__(self, name: str) -> Any:
         """Return the attribute of the inner store."""
@@ -403,12 +403,12 @@ class RoundStore:
         return self._inner.multi_get(list(keys))
 
     def _wait(self, keys: list[str]) -> None:
-        deadline_seconds = time.monotonic() + _MUTE_SECONDS
+        deadline_seconds = time.monotonic() + _PUBLISH_SECONDS_MAX
         pause_seconds = _POLL_SECONDS
         while not self._inner.check(keys):
             self._require_members()
             if time.monotonic() > deadline_seconds:
-                raise MemberSilent(f"no member published {keys} within {_MUTE_SECONDS:g} s")
+                raise MemberSilent(f"no member published {keys} within {_PUBLISH_SECONDS_MAX:g} s")
             time.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, _POLL_SECONDS_MAX)
 
@@ -428,7 +428,7 @@ def _state_of(handler: Any) -> Any:
     return handler._state_holder.state  # noqa: SLF001 - no public way
 
 
-def _require_whole(members: Mapping[Any, int], handler: Any) -> None:
+def _require_complete(members: Mapping[Any, int], handler: Any) -> None:
     """Raise if a position of the round has no member, or too few members are left.
 
     torch drops a silent node from a complete round without a new count. A node that reads the state

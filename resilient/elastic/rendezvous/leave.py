@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
 
 from resilient.elastic.outcome import CODE_PREEMPTED, Outcome, OutcomeKind
-from resilient.elastic.rendezvous.membership import forget_what_was_heard
+from resilient.elastic.rendezvous.membership import discard_cached_state
 from resilient.elastic.restart_policy import Finish, GiveUp, LeaveHost
 from resilient.errors import Fenced, PeerFailed
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _OPEN_CODES = frozenset({PeerFailed.exit_code, Fenced.exit_code})
 _POLL_SECONDS = 0.1
 # torch queries once per second, and answers from its cache for a second.
-_HEARD_SECONDS = 2.5
+_CACHE_SECONDS = 2.5
 # Part of a stop's time for the saver daemon and the exit.
-_OUT_SECONDS = 2.0
+_EXIT_RESERVE_SECONDS = 2.0
 
 
 def leave_rendezvous(
@@ -41,35 +41,37 @@ def leave_rendezvous(
 ) -> bool:
     """Close the rendezvous if the run is over; leave it open if the run was preempted.
 
-    The other nodes receive the reason before the rendezvous may end with this agent. These nodes
-    wait for a free position in the world, or are former nodes of the run that join again.
+    Nodes that wait for a free position in the world, and former nodes that join again, receive the
+    reason before the rendezvous may end with this agent.
 
     Ranks of other hosts may still query the attempt's store for the commit of their last save. The
     store ends with the agent of the first node. So nodes that save and leave wait for each other,
     at most for ``grace_seconds`` or for the time left of a stop request.
 
     Returns:
-        Whether other nodes continue and wait for this node's position; see `leave_round`.
+        Whether other nodes continue and wait until this node calls :func:`leave_round`.
     """
     is_given_up = isinstance(action, GiveUp) and not stops.asked_by
     if action.code == 0 or (is_given_up and _may_close(group, roster, action.code)):
         if action.code == 0:
-            _tell_end(group.spec.rdzv_handler)
-        is_told = is_given_up and _tell_why(group.spec.rdzv_handler, action)
+            _publish_success(group.spec.rdzv_handler)
+        is_reason_published = is_given_up and _publish_reason(group.spec.rdzv_handler, action)
         is_closed = group.spec.rdzv_handler.shutdown()
-        if is_closed and (roster.has_spares() or (is_told and roster.nodes > 1)):
-            clock.sleep(_HEARD_SECONDS)
+        if is_closed and (roster.has_waiting_nodes() or (is_reason_published and roster.nodes > 1)):
+            clock.sleep(_CACHE_SECONDS)
     elif action.code == CODE_PREEMPTED:
-        roster.say_goodbye(group.group_rank)
+        roster.publish_leave(group.group_rank)
         give_up_at_seconds = clock.monotonic_seconds() + grace_seconds
-        while roster.waits_for_goodbyes(group.group_rank):
+        while roster.waits_for_leaving_nodes(group.group_rank):
             left_seconds = stops.left_seconds()
             if left_seconds is None:
-                left_seconds = give_up_at_seconds - clock.monotonic_seconds() + _OUT_SECONDS
-            if left_seconds <= _OUT_SECONDS:
+                left_seconds = (
+                    give_up_at_seconds - clock.monotonic_seconds() + _EXIT_RESERVE_SECONDS
+                )
+            if left_seconds <= _EXIT_RESERVE_SECONDS:
                 break
             clock.sleep(_POLL_SECONDS)
-        return roster.is_outlasted()
+        return roster.is_continued_without()
     return False
 
 
@@ -96,14 +98,14 @@ def _may_close(group: Any, roster: Roster, code: int) -> bool:
     if code in _OPEN_CODES:
         return False
     handler = group.spec.rdzv_handler
-    forget_what_was_heard(handler)
+    discard_cached_state(handler)
     with suppress(RendezvousError, dist.DistError):
         handler.num_nodes_waiting()
     return group.group_rank is None or group.group_rank not in roster.left()
 
 
 def outcome_of_closed(
-    handler: RendezvousHandler, error: RendezvousError, *, has_lived: bool = False
+    handler: RendezvousHandler, error: RendezvousError, *, has_run_before: bool = False
 ) -> Outcome:
     """Return the outcome for a node that found the rendezvous closed.
 
@@ -114,7 +116,7 @@ def outcome_of_closed(
     Args:
         handler: Handler of the rendezvous.
         error: Error that reports the closed rendezvous.
-        has_lived: Whether ranks of this node were part of the run.
+        has_run_before: Whether ranks of this node were part of the run.
     """
     state_holder: Any = getattr(handler, "_state_holder", None)
     node = getattr(handler, "_this_node", None)
@@ -122,9 +124,9 @@ def outcome_of_closed(
         *state_holder.state.wait_list,
         *state_holder.state.redundancy_list,
     }
-    if has_waited and _has_ended_well(handler):
+    if has_waited and _has_succeeded(handler):
         return Outcome(OutcomeKind.SUCCEEDED)
-    code, published_reason = _published_reason(handler) if has_waited or has_lived else (0, "")
+    code, published_reason = _published_reason(handler) if has_waited or has_run_before else (0, "")
     reason = f"the rendezvous is closed: {published_reason or exit_reason(error)}"
     return Outcome(OutcomeKind.UNREACHABLE, code, reason=reason)
 
@@ -134,7 +136,7 @@ def exit_reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def _tell_end(handler: Any) -> None:
+def _publish_success(handler: Any) -> None:
     """Report to waiting nodes that the run is complete, and not given up."""
     store = getattr(handler, "_store", None)
     if store is not None:
@@ -142,7 +144,7 @@ def _tell_end(handler: Any) -> None:
             store.set(_end_key(handler), "1")
 
 
-def _has_ended_well(handler: Any) -> bool:
+def _has_succeeded(handler: Any) -> bool:
     with suppress(dist.DistError):
         return bool(handler._store.check([_end_key(handler)]))  # noqa: SLF001 - no public way
     return False
@@ -152,20 +154,20 @@ def _end_key(handler: Any) -> str:
     return f"resilient/ended/{handler.get_run_id()}"
 
 
-def _tell_why(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
+def _publish_reason(handler: Any, action: LeaveHost | GiveUp | Finish) -> bool:
     """Publish the reason of the end, unless a node did; return whether others can read it."""
     store = getattr(handler, "_store", None)
     if store is not None:
         message = {"code": action.code, "host": socket.gethostname(), "reason": action.reason}
         with suppress(dist.DistError):
-            store.compare_set(_why_key(handler), "", json.dumps(message))
+            store.compare_set(_reason_key(handler), "", json.dumps(message))
             return True
     return False
 
 
 def _published_reason(handler: Any) -> tuple[int, str]:
     """Return exit code and reason that another node published; 0 without one."""
-    store, key = getattr(handler, "_store", None), _why_key(handler)
+    store, key = getattr(handler, "_store", None), _reason_key(handler)
     with suppress(dist.DistError, ValueError, KeyError, TypeError):
         if store is not None and store.check([key]):
             message = json.loads(store.get(key))
@@ -173,5 +175,5 @@ def _published_reason(handler: Any) -> tuple[int, str]:
     return 0, ""
 
 
-def _why_key(handler: Any) -> str:
+def _reason_key(handler: Any) -> str:
     return f"resilient/why/{handler.get_run_id()}"

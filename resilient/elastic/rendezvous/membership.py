@@ -27,7 +27,7 @@ class MembershipWatch:
     """Thread that polls the rendezvous, because a dead network blocks a query for a minute.
 
     Args:
-        handler: Handler of the rendezvous; no call may join while the watch runs.
+        handler: Handler of the rendezvous; no other code may join while the watch runs.
         interval_seconds: Time between two queries.
         clock: Clock for the time of a loss.
         roster: Nodes of this attempt.
@@ -46,7 +46,7 @@ class MembershipWatch:
         self._handler = handler
         self._interval_seconds = interval_seconds
         self._clock = clock
-        self._sight = SuspendDetector()
+        self._suspend_detector = SuspendDetector()
         self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="membership", daemon=True)
 
@@ -62,11 +62,11 @@ class MembershipWatch:
 
     def look(self) -> None:
         """Query now; after a suspension all absence times start again."""
-        if self._sight.open(self._clock.monotonic_seconds()):
-            self._roster.forgive()
+        if self._suspend_detector.open(self._clock.monotonic_seconds()):
+            self._roster.reset_absence_times()
         try:
             waiting_nodes = self._handler.num_nodes_waiting()
-            self.is_joined = waiting_nodes > 0 and has_room(self._handler)
+            self.is_joined = waiting_nodes > 0 and has_free_position(self._handler)
             self.lost = self._roster.lost(self._clock.monotonic_seconds())
             self.is_changed = (
                 self.is_joined or bool(self.lost) or round_continued_without(self._handler)
@@ -75,30 +75,30 @@ class MembershipWatch:
             if self.lost_at_seconds is None:
                 self.lost_at_seconds = self._clock.monotonic_seconds()
         finally:
-            self._sight.close(self._clock.monotonic_seconds())
+            self._suspend_detector.close(self._clock.monotonic_seconds())
 
-    def look_afresh(self) -> None:
+    def look_uncached(self) -> None:
         """Query now, without torch's cached answer.
 
-        A published message of another node counts too. That node stops its ranks to join again,
-        which also stops ours, and may not have reached the rendezvous yet.
+        A published message of another node counts too. That node stops its ranks to join again, and
+        thereby the ranks of this node, but may not have reached the rendezvous yet.
         """
-        forget_what_was_heard(self._handler)
+        discard_cached_state(self._handler)
         self.look()
         with suppress(dist.DistError):
-            regrouping = self._roster.heard_regrouping()
+            regrouping = self._roster.published_regrouping()
             self.is_changed = self.is_changed or bool(regrouping)
             self.is_joined = self.is_joined or regrouping == "joined"
 
-    def tell(self) -> None:
+    def publish_regrouping(self) -> None:
         """Report to the other nodes that this node stops its ranks because of a change."""
-        self._roster.say_regrouping(is_joined=self.is_joined)
+        self._roster.publish_regrouping(is_joined=self.is_joined)
 
-    def tell_silence(self) -> None:
+    def report_silent_nodes(self) -> None:
         """Report the nodes that are gone, once the rendezvous is lost."""
-        self._roster.tell_silence()
+        self._roster.report_silent_nodes()
 
-    def part(self, request: StopRequest | None) -> int:
+    def leave_or_stay(self, request: StopRequest | None) -> int:
         """Return the number of nodes that continue without the leaving nodes; 0 if all leave.
 
         Args:
@@ -107,10 +107,10 @@ class MembershipWatch:
         """
         if request is None:
             return self._roster.stay()
-        self._roster.say_asked(is_for_all=request.is_for_all)
+        self._roster.publish_stop_request(is_for_all=request.is_for_all)
         return 0
 
-    def overlook(self) -> None:
+    def ignore_change(self) -> None:
         """Ignore a change that does not affect this node, and continue to poll."""
         self.is_changed = False
 
@@ -127,8 +127,8 @@ class MembershipWatch:
         if self.lost_at_seconds is None:
             return 0.0
         now_seconds = self._clock.monotonic_seconds()
-        self._sight.open(now_seconds)
-        return now_seconds - self._sight.shifted(self.lost_at_seconds)
+        self._suspend_detector.open(now_seconds)
+        return now_seconds - self._suspend_detector.shifted(self.lost_at_seconds)
 
     def _watch(self) -> None:
         while not self._stop_event.wait(self._interval_seconds):
@@ -136,7 +136,7 @@ class MembershipWatch:
                 self.look()
 
 
-def has_room(handler: RendezvousHandler) -> bool:
+def has_free_position(handler: RendezvousHandler) -> bool:
     """Return whether another node could join the next round, by the cached state.
 
     If there are more nodes than positions, torch leaves the last node waiting. A restart for that
@@ -163,7 +163,7 @@ def round_continued_without(handler: RendezvousHandler) -> bool:
     return not state.closed and node not in state.participants
 
 
-def forget_what_was_heard(handler: RendezvousHandler) -> None:
+def discard_cached_state(handler: RendezvousHandler) -> None:
     """Make the handler query its store at the next call.
 
     torch answers from its cache for a second. Within that second another node can find a waiting
@@ -225,7 +225,7 @@ class ExitBarrier:
             return True
 
     def can_pass(self, left: Iterable[int]) -> bool:
-        """Query once whether all nodes can still finish: this node and all that ``left`` are done.
+        """Query once whether this node and all nodes in ``left`` are done, so that all can finish.
 
         While the result is True, a node must not withdraw its report that it is done. The other
         nodes rely on the report, leave, and close the rendezvous.

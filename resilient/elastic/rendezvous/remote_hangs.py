@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch.distributed as dist
 
-from resilient.elastic.hang_detection import find_culprit, parse_standing
+from resilient.elastic.hang_detection import find_culprit, parse_host_status
 from resilient.events import Event, Level
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class PeerHangExchange:
         if self._thread.is_alive():
             self._thread.join(_LEAVE_SECONDS)
 
-    def tell(self, own_status: HostHangStatus | None) -> None:
+    def publish(self, own_status: HostHangStatus | None) -> None:
         """Publish the status of this host's ranks, without a query to the other hosts.
 
         An overdue status is not updated, so that all hosts compare the same values.
@@ -156,14 +156,14 @@ class PeerHangExchange:
         if (
             not self._peers
             or own_status is None
-            or first_rank.edge
+            or first_rank.stage_name
             or first_rank.state in _SURE_STATES
         ):
             return False
         if own_status.place != self._place or not self._is_asking:
             self._place, self._asked_at_seconds = own_status.place, now_seconds
             self._peer_statuses, self._accused_at_seconds, self._is_asking = {}, None, True
-        statuses = self._fresh(now_seconds)
+        statuses = self._current_statuses(now_seconds)
         waited_seconds = now_seconds - self._asked_at_seconds
         culprit, is_missing = find_culprit(own_status, statuses), len(statuses) < len(self._peers)
         if culprit is None and is_missing and self._accused_at_seconds is not None:
@@ -187,7 +187,7 @@ class PeerHangExchange:
             self._accused_at_seconds = now_seconds
         return now_seconds - self._accused_at_seconds < _ACT_SECONDS
 
-    def _fresh(self, now_seconds: float) -> list[HostHangStatus]:
+    def _current_statuses(self, now_seconds: float) -> list[HostHangStatus]:
         """Return the records that were rewritten since the query began, and not long ago."""
         return [
             status
@@ -200,17 +200,17 @@ class PeerHangExchange:
         while not self._stop_event.wait(_EXCHANGE_SECONDS):
             with suppress(dist.DistError):
                 store = store or self._store.clone()
-                self._post(store)
+                self._write_own_status(store)
                 if self._is_asking:
-                    self._listen(store)
+                    self._read_peers(store)
 
-    def _post(self, store: Any) -> None:
+    def _write_own_status(self, store: Any) -> None:
         own_status = self._status
         if own_status is not None:
             self._number += 1
             store.set(f"{self._key}/{self._node}", own_status.dump(self._number))
 
-    def _listen(self, store: Any) -> None:
+    def _read_peers(self, store: Any) -> None:
         """Read the records of the other hosts; the age of records already present is unknown.
 
         The read is one query once all hosts have written. Each query is a round trip, and on a
@@ -226,7 +226,7 @@ class PeerHangExchange:
         texts = store.multi_get(keys) if keys else []
         for node, text in zip(self._published, texts, strict=True):
             with suppress(ValueError):
-                number, status = parse_standing(text.decode())
+                number, status = parse_host_status(text.decode())
                 last_number, _, at_seconds = statuses.get(node, (number, status, None))
                 if number != last_number:
                     at_seconds = self._clock.monotonic_seconds()

@@ -39,7 +39,7 @@ _PROBED_AT_ONCE_MAX = 32
 _PROBED_PORT = 1
 
 
-def who_answers(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
+def probe_hosts(addresses: Iterable[str]) -> tuple[list[str], list[str]]:
     """Return the hosts that answer, where only the agent is gone, and the hosts without an answer.
 
     A host behind a firewall looks like a lost host.
@@ -203,10 +203,10 @@ def hosts_that_stay(scopes: Collection[str], nodes: int, nodes_min: int) -> int:
 
 
 # A node that starts again is in no list for a moment, and the cached state is up to 1 s old.
-_NOWHERE_SECONDS = 2.5
+_ABSENT_SECONDS = 2.5
 _REGROUPING = "resilient/regrouping"
 _STAYS = b"stays"
-_SAYING_SECONDS = 0.5
+_PUBLISH_SECONDS = 0.5
 _TOGETHER = 2
 
 
@@ -283,7 +283,7 @@ class Roster:
         return [
             str(node.addr)
             for node, seconds in since_seconds.items()
-            if now_seconds - seconds > _NOWHERE_SECONDS and not self._has_left(node)
+            if now_seconds - seconds > _ABSENT_SECONDS and not self._has_left(node)
         ]
 
     def left(self) -> list[int]:
@@ -294,7 +294,7 @@ class Roster:
             return [place for node, place in self._nodes.items() if node not in participants]
         return list(self._nodes.values())
 
-    def say_regrouping(self, *, is_joined: bool) -> None:
+    def publish_regrouping(self, *, is_joined: bool) -> None:
         """Publish that ranks are stopped for a new rendezvous, before any rank is stopped.
 
         Args:
@@ -304,7 +304,7 @@ class Roster:
             with suppress(dist.DistError):
                 self._store.set(_REGROUPING, "joined" if is_joined else "left")
 
-    def heard_regrouping(self) -> str:
+    def published_regrouping(self) -> str:
         """Return another node's reason for a new rendezvous: `joined`, `left`, or empty for none.
 
         A node that was dropped from the round without a goodbye is about to join again.
@@ -317,7 +317,7 @@ class Roster:
         is_left = not all(self._store.check([_goodbye_key(place)]) for place in self.left())
         return "left" if is_left else ""
 
-    def forgive(self) -> None:
+    def reset_absence_times(self) -> None:
         """Reset all absence times, after a time in which this agent did not poll."""
         self._missing_since_seconds = {}
 
@@ -328,21 +328,21 @@ class Roster:
         """
         return [str(node.addr) for node in self._missing() if node not in self._left_nodes]
 
-    def tell_missing(self) -> list[str]:
+    def report_missing(self) -> list[str]:
         """Report the nodes that are absent after another rendezvous, and return their addresses."""
         missing_nodes = self.missing()
-        self.tell(missing_nodes)
+        self.report_lost(missing_nodes)
         return missing_nodes
 
-    def tell(self, addresses: list[str]) -> None:
+    def report_lost(self, addresses: list[str]) -> None:
         """Report once the loss of these nodes, and which of their hosts answer."""
         if not addresses or self._is_reported:
             return
         self._is_reported = True
-        agents, hosts = who_answers(addresses)
+        agents, hosts = probe_hosts(addresses)
         self._emit(NodesLost(agents, hosts, self.nodes - len(addresses)))
 
-    def tell_silence(self) -> None:
+    def report_silent_nodes(self) -> None:
         """Report the lost nodes once, if the rendezvous itself is silent.
 
         These are the node that served the rendezvous, and other nodes whose hosts do not answer.
@@ -353,7 +353,7 @@ class Roster:
         peer_addresses = [str(node.addr) for node in self._nodes if node != own_node]
         if own_node not in self._nodes or not peer_addresses or self._is_reported:
             return
-        answering_hosts, silent_hosts = who_answers(peer_addresses)
+        answering_hosts, silent_hosts = probe_hosts(peer_addresses)
         server = _served_at(self._handler)
         addresses = addresses_of({server, *peer_addresses})
         agents = [agent for agent in answering_hosts if addresses[server] & addresses[agent]]
@@ -367,7 +367,7 @@ class Roster:
             self._is_reported = True
             self._emit(NodesLost(agents, hosts, self.nodes - len(agents) - len(hosts)))
 
-    def say_goodbye(self, node: int | None) -> None:
+    def publish_leave(self, node: int | None) -> None:
         """Publish that this node leaves because all ranks agreed to.
 
         The other nodes may still save, and must not be stopped as early as after the loss of a
@@ -378,7 +378,7 @@ class Roster:
             with suppress(dist.DistError):
                 self._store.set(_goodbye_key(node), "1")
 
-    def say_asked(self, *, is_for_all: bool) -> None:
+    def publish_stop_request(self, *, is_for_all: bool) -> None:
         """Publish the stop request of this node, before its ranks get the request."""
         place = self._place
         if place is None or self.nodes < _TOGETHER:
@@ -388,13 +388,13 @@ class Roster:
             scope = LeaveScope.WITH_RENDEZVOUS
         # The ranks receive the request in any case: the node that serves the store may be gone.
         thread = threading.Thread(
-            target=self._say,
+            target=self._publish,
             args=(_leave_request_key(place), scope.value),
             name="say-asked",
             daemon=True,
         )
         thread.start()
-        thread.join(_SAYING_SECONDS)
+        thread.join(_PUBLISH_SECONDS)
 
     def stay(self) -> int:
         """Return the number of nodes that continue without the leaving nodes; 0 if all leave.
@@ -426,19 +426,19 @@ class Roster:
             return staying_nodes
         return 0
 
-    def is_outlasted(self) -> bool:
+    def is_continued_without(self) -> bool:
         """Return whether other nodes published that they continue without this node."""
         peer_places = (place for place in self._nodes.values() if place != self._place)
         with suppress(dist.DistError):
             return any(self._read(_goodbye_key(place)) == _STAYS for place in peer_places)
         return False
 
-    def has_spares(self) -> bool:
+    def has_waiting_nodes(self) -> bool:
         """Return whether nodes wait for a position in the world, by the cached state."""
         state = _state_of(self._handler)
         return bool(state and (state.wait_list or state.redundancy_list))
 
-    def waits_for_goodbyes(self, node: int | None) -> bool:
+    def waits_for_leaving_nodes(self, node: int | None) -> bool:
         """Return whether another node is still in the round and has not confirmed its exit."""
         departed_places = self.left()
         if node is None or node in departed_places:
@@ -454,9 +454,9 @@ class Roster:
         """Position of this node in the round."""
         return self._nodes.get(getattr(self._handler, "_this_node", None))
 
-    def _say(self, key: str, word: str) -> None:
+    def _publish(self, key: str, value: str) -> None:
         with suppress(dist.DistError):
-            self._store.set(key, word)
+            self._store.set(key, value)
 
     def _read(self, key: str) -> bytes:
         return bytes(self._store.get(key)) if self._store.check([key]) else b""

@@ -1,7 +1,8 @@
 """First code of a worker, which ties the worker to the agent, runs the program and reports its end.
 
 A worker runs this file by its path: ``python bootstrap.py [-m|--exec] TARGET ARGS...``. So only the
-standard library is imported before the user's program, and no folder of ours stays on ``sys.path``.
+standard library is imported before the user's program, and ``sys.path`` does not contain the folder
+of this file.
 
 The program runs in a separate module that stays ``__main__`` until the process ends, as under
 Python itself. ``runpy`` would remove that module while threads and exit handlers still need it.
@@ -44,19 +45,19 @@ class TargetNotFound(Exception):
 def main(arguments: list[str]) -> int:
     """Run the program that ``arguments`` name and return the exit code of this process."""
     die_with_the_agent()
-    _print_to_the_agent()
+    _redirect_output()
     _enable_fault_handler()
-    _answer_with_stacks(arguments)
+    _register_stack_dump(arguments)
     _log_imports()
     worker = os.getpid()
     try:
-        _run_to_the_end(arguments)
+        _run_and_close(arguments)
     except SystemExit as error:
         code = _code_of_exit(error)
         if code not in (0, _CODE_PREEMPTED) and os.getpid() == worker:
             write_error_file(error, code)
         return code
-    except BaseException as error:  # noqa: BLE001 - the edge of a process: all becomes a code
+    except BaseException as error:  # noqa: BLE001 - every error of the program becomes an exit code
         return _report(error, is_worker=os.getpid() == worker)
     return 0
 
@@ -67,7 +68,7 @@ def run_target(arguments: list[str]) -> None:
     After ``--exec`` the target is an executable, which replaces this process.
     """
     if arguments[:1] == ["--exec"]:
-        _become(arguments[1:])
+        _exec_program(arguments[1:])
     is_module = arguments[:1] == ["-m"]
     target, *target_arguments = arguments[1:] if is_module else arguments
     if not sys.flags.safe_path:
@@ -81,7 +82,7 @@ def run_target(arguments: list[str]) -> None:
     exec(code, program.__dict__)  # noqa: S102 - running the user's program is the purpose
 
 
-def _become(command: list[str]) -> NoReturn:
+def _exec_program(command: list[str]) -> NoReturn:
     """Replace this process by an executable: same pid, same output."""
     try:
         os.execvp(command[0], command)  # noqa: S606 - running the user's program is the purpose
@@ -91,7 +92,7 @@ def _become(command: list[str]) -> NoReturn:
         raise TargetNotFound(f"`{command[0]}` cannot be run: chmod +x it") from error
 
 
-def _run_to_the_end(arguments: list[str]) -> None:
+def _run_and_close(arguments: list[str]) -> None:
     """Run the program and close what it left open; a failed close is a failure of the program."""
     try:
         run_target(arguments)
@@ -194,15 +195,15 @@ def _log_imports() -> None:
     sys.meta_path.insert(0, _ImportLog(os.open(path, flags, 0o600)))
 
 
-def _print_to_the_agent() -> None:
+def _redirect_output() -> None:
     """Redirect the output into the pipes of an agent that stores and forwards it."""
     # A child process inherits these streams, and must not open the pipes itself.
-    place = os.environ.pop("RESILIENT_OUTPUT", "")
-    if not place:
+    path_prefix = os.environ.pop("RESILIENT_OUTPUT", "")
+    if not path_prefix:
         return
     for number, stream in ((1, "out"), (2, "err")):
         try:
-            pipe = os.open(place + stream, os.O_WRONLY)
+            pipe = os.open(path_prefix + stream, os.O_WRONLY)
         except OSError:
             return
         os.dup2(pipe, number)
@@ -217,21 +218,21 @@ def _enable_fault_handler() -> None:
         faulthandler.enable()
 
 
-def _answer_with_stacks(arguments: list[str]) -> None:
+def _register_stack_dump(arguments: list[str]) -> None:
     """Dump all stacks for the agent on its signal: see `resilient.distributed.heartbeat`.
 
     The handler is registered before the user's program, so that a rank stuck in its first import
-    answers. An executable that replaces this process would die of the signal.
+    answers. The signal would kill an executable that replaces this process.
     """
-    notes, rank = os.environ.get("RESILIENT_NOTES", ""), os.environ.get("LOCAL_RANK", "")
-    if not notes or arguments[:1] == ["--exec"]:
+    agent_folder, rank = os.environ.get("RESILIENT_NOTES", ""), os.environ.get("LOCAL_RANK", "")
+    if not agent_folder or arguments[:1] == ["--exec"]:
         return
     import faulthandler
     import signal
 
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     try:
-        file = os.open(os.path.join(notes, f"stacks-{rank}"), flags, 0o600)  # noqa: PTH118 - pathlib costs 10 ms
+        file = os.open(os.path.join(agent_folder, f"stacks-{rank}"), flags, 0o600)  # noqa: PTH118 - pathlib costs 10 ms
     except OSError:
         return
     faulthandler.register(signal.SIGRTMIN + 10, file=file, all_threads=True, chain=False)
@@ -271,7 +272,7 @@ def _report(error: BaseException, *, is_worker: bool) -> int:
         # This is not a failure: all ranks saved and left together.
         sys.stderr.write(f"{error}\n")
         return code
-    error.__traceback__ = _without_us(error.__traceback__)
+    error.__traceback__ = _without_own_frames(error.__traceback__)
     drop_hint_note = getattr(error, "drop_hint_note", None)
     if is_worker and drop_hint_note is not None:
         drop_hint_note()  # the agent prints the hint
@@ -311,7 +312,7 @@ def _is_own_error(error: BaseException) -> bool:
     )
 
 
-def _without_us(frames: Any) -> Any:
+def _without_own_frames(frames: Any) -> Any:
     """Drop the frames of this file from the top of a traceback."""
     while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -321,7 +322,7 @@ def _without_us(frames: Any) -> Any:
 def _format(error: BaseException) -> list[str]:
     import traceback
 
-    return traceback.format_exception(type(error), error, _without_us(error.__traceback__))
+    return traceback.format_exception(type(error), error, _without_own_frames(error.__traceback__))
 
 
 if __name__ == "__main__":

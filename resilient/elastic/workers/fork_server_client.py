@@ -31,7 +31,7 @@ _ANSWER_SECONDS = 2.0
 _HEADER_BYTES = 8
 _LINE_BYTES = 1 << 10
 _DEATHS_MAX = 3
-_ALONE = frozenset(
+_RANK_VARIABLES = frozenset(
     ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 )
 
@@ -70,7 +70,7 @@ class ForkServer:
         """Process id of the fork server, 0 without one."""
         return self._process.pid if self._process else 0
 
-    def told(self, local_rank: int) -> dict[str, str]:
+    def import_log_environ(self, local_rank: int) -> dict[str, str]:
         """Return the variables that make the first worker record its imports."""
         return {"RESILIENT_IMPORTS": str(self._imports)} if self._is_on and not local_rank else {}
 
@@ -81,7 +81,7 @@ class ForkServer:
         fork server again.
         """
         if command is not None and self._is_on:
-            self._environ = {k: v for k, v in command.environ.items() if k not in _ALONE}
+            self._environ = {k: v for k, v in command.environ.items() if k not in _RANK_VARIABLES}
         if self._process and self._process.poll() is not None:
             self._deaths += 1
             status = self._process.returncode
@@ -175,12 +175,12 @@ class ForkServer:
             with suppress(TimeoutError):
                 answer = agent_end.recv(_LINE_BYTES).decode()
             if not answer.strip().isdecimal():
-                self._refused(answer.strip())
+                self._handle_refusal(answer.strip())
                 break
             pids.append(int(answer))
         return pids
 
-    def _refused(self, answer: str) -> None:
+    def _handle_refusal(self, answer: str) -> None:
         """Handle a refusal; stop a silent fork server, so that a late answer has no effect."""
         if answer == "early":
             return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.testing.chaos.plan import ChaosPlan
 
 _PROBE_SECONDS = 20.0
-_TAKEN = {
+_RESERVED_OPTIONS = {
     "repo": "each of the two runs gets its own repository",
     "events": "each of the two runs gets its own event files",
     "storage_options": "the runs save in local folders, whose files can be damaged",
@@ -43,7 +43,7 @@ _OF_HOSTS = dict.fromkeys(
     ),
     "chaos sets the rendezvous of its hosts",
 )
-_ALONE = "it applies to one of several hosts: chaos run --hosts 2, or more"
+_NEEDS_HOSTS = "it applies to one of several hosts: chaos run --hosts 2, or more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def require_capabilities(
     Raises:
         ConfigError: Any fault is impossible; the error lists all reasons.
     """
-    reserved_options = {**_TAKEN, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
+    reserved_options = {**_RESERVED_OPTIONS, **(_OF_HOSTS if hosts > 1 else _OF_ONE_HOST)}
     reasons = [
         f"--{name.replace('_', '-')}: {reason}"
         for name, reason in reserved_options.items()
@@ -123,13 +123,15 @@ def why_not(
     reason_by_kind = {
         kind: reason for kind, reason in reasons.items() if reason and plan.has(FaultKind(kind))
     }
-    of_hosts = machine.hosts or (_ALONE if hosts == 1 else "")
+    reason_without_hosts = machine.hosts or (_NEEDS_HOSTS if hosts == 1 else "")
     names = {
         "kill of a host" if fault.kind is FaultKind.KILL else fault.kind.value
         for fault in plan.faults
         if fault.needs_hosts
     }
-    return reason_by_kind | (dict.fromkeys(sorted(names), of_hosts) if of_hosts else {})
+    return reason_by_kind | (
+        dict.fromkeys(sorted(names), reason_without_hosts) if reason_without_hosts else {}
+    )
 
 
 def _why_not_nodes(nnodes: str, hosts: int) -> str:

@@ -26,7 +26,7 @@ _NANOSECONDS = 1e9
 _BUILD_SECONDS = 120.0
 _PROBE_SECONDS = 3600.0
 _PROBE_SLACK_SECONDS = 600.0
-_ASK = "import time; time.sleep(0.001); print(time.time())"
+_PROBE_SCRIPT = "import time; time.sleep(0.001); print(time.time())"
 
 
 class MovableClock:
@@ -78,7 +78,7 @@ def why_not_moving() -> str:
         except ConfigError as error:
             return error.message
         clock.move(_PROBE_SECONDS)
-        answer = _run(sys.executable, "-c", _ASK, environ=clock.environ)
+        answer = _run(sys.executable, "-c", _PROBE_SCRIPT, environ=clock.environ)
         moved_seconds = 0.0
         with suppress(ValueError):
             moved_seconds = float(answer.stdout) - _now_seconds()

@@ -48,7 +48,7 @@ def flip_bit(path: Path, random: Random) -> None:
 
 
 @contextmanager
-def full(ballast: Path) -> Iterator[None]:
+def filled_disk(ballast: Path) -> Iterator[None]:
     """Fill the file system of ``ballast`` completely, until the block ends."""
     try:
         with ballast.open("wb", buffering=0) as file:
@@ -103,7 +103,7 @@ def _is_traced(pid: int) -> bool:
 _STEPS = 2
 
 
-def until_a_save_fails(
+def wait_for_failed_save(
     job: Job, clock: Clock, within_seconds: float, result: InjectionResult
 ) -> InjectionResult:
     """Wait until a save has failed, and return the consequences.
@@ -146,7 +146,7 @@ def _ends_soon(job: Job, within_seconds: float) -> bool:
 
 NOTICE_FILE = "notice-{host}.json"
 _ORPHANS_SECONDS = 30.0
-_SLICE_SECONDS, _AWAKE = 0.1, 0.1
+_SLICE_SECONDS, _RUNNING_SHARE = 0.1, 0.1
 
 
 class FaultInjector:
@@ -195,13 +195,15 @@ class FaultInjector:
     def _kill(self, result: InjectionResult) -> InjectionResult:
         fault = result.strike.fault
         if fault.in_save:
-            self._until_it_saves()
+            self._wait_for_save()
         result = replace(result, before=self._job.newest())
         if fault.target is Target.RANK:
             victim = self._victim(result)
             send([victim.pid], signal.SIGKILL)
             action_text = f"SIGKILL to {self._name(victim)}"
-            return replace(result, what=action_text, host=self._place(victim), is_new_life=True)
+            return replace(
+                result, what=action_text, host=self._host_number(victim), is_new_life=True
+            )
         if fault.target is Target.JOB:
             return self._kill_job(replace(result, what="SIGKILL to the whole job"))
         if fault.target is Target.HOST:
@@ -264,18 +266,18 @@ class FaultInjector:
         self._clock.sleep(seconds)
         send([victim.pid], signal.SIGCONT)
         action_text = f"SIGSTOP to {self._name(victim)} for {seconds:g} s"
-        return replace(result, what=action_text, host=self._place(victim))
+        return replace(result, what=action_text, host=self._host_number(victim))
 
     def _slow(self, result: InjectionResult) -> InjectionResult:
         victim, seconds = self._victim(result), result.strike.fault.seconds
         deadline_seconds = self._clock.monotonic_seconds() + seconds
         while self._clock.monotonic_seconds() < deadline_seconds:
             send([victim.pid], signal.SIGSTOP)
-            self._clock.sleep(_SLICE_SECONDS * (1 - _AWAKE))
+            self._clock.sleep(_SLICE_SECONDS * (1 - _RUNNING_SHARE))
             send([victim.pid], signal.SIGCONT)
-            self._clock.sleep(_SLICE_SECONDS * _AWAKE)
+            self._clock.sleep(_SLICE_SECONDS * _RUNNING_SHARE)
         action_text = f"{self._name(victim)} with a tenth of its time for {seconds:g} s"
-        return replace(result, what=action_text, host=self._place(victim))
+        return replace(result, what=action_text, host=self._host_number(victim))
 
     def _preempt(self, result: InjectionResult) -> InjectionResult:
         self._job.terminate()
@@ -313,20 +315,20 @@ class FaultInjector:
     def _break_storage(self, result: InjectionResult) -> InjectionResult:
         result = replace(result, what="EIO from fsync")
         with broken_syncs(self._job.processes(), self._clock):
-            return until_a_save_fails(self._job, self._clock, self._within_seconds, result)
+            return wait_for_failed_save(self._job, self._clock, self._within_seconds, result)
 
     def _fill_disk(self, result: InjectionResult) -> InjectionResult:
         result = replace(result, what="no space left")
-        with full(self._job.repository / "chaos-ballast"):
-            return until_a_save_fails(self._job, self._clock, self._within_seconds, result)
+        with filled_disk(self._job.repository / "chaos-ballast"):
+            return wait_for_failed_save(self._job, self._clock, self._within_seconds, result)
 
     def _move_clock(self, result: InjectionResult) -> InjectionResult:
-        hands, seconds = self._job.hands, result.strike.fault.seconds
-        assert hands is not None, "a plan with this fault starts the job with a clock"  # noqa: S101
-        hands.move(seconds)
+        shifted_clock, seconds = self._job.shifted_clock, result.strike.fault.seconds
+        assert shifted_clock is not None, "a plan with this fault starts the job with a clock"  # noqa: S101
+        shifted_clock.move(seconds)
         return replace(result, what=f"the time of day jumps by {seconds:+g} s")
 
-    def _until_it_saves(self) -> None:
+    def _wait_for_save(self) -> None:
         code = self._job.until(self._job.is_saving, self._within_seconds)
         if code is not None:
             raise JobFailed("the job ended before the next save", code)
@@ -338,11 +340,11 @@ class FaultInjector:
         return ranks[result.strike.rank(len(ranks))]
 
     def _name(self, victim: RankProcess) -> str:
-        place = self._place(victim)
-        of_host = "" if place is None else f" of {self._job.hosts[place].name}"
+        host_number = self._host_number(victim)
+        of_host = "" if host_number is None else f" of {self._job.hosts[host_number].name}"
         return f"rank {victim.local_rank}{of_host}"
 
-    def _place(self, victim: RankProcess) -> int | None:
+    def _host_number(self, victim: RankProcess) -> int | None:
         return victim.host if len(self._job.hosts) > 1 else None
 
     def _host(self, result: InjectionResult) -> Host:

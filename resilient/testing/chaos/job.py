@@ -43,7 +43,7 @@ class Host:
 
     Attributes:
         number: Number of the host.
-        said: File for the output of the command.
+        output_path: File for the output of the command.
         namespace: Namespace of the host.
         codes: Exit codes of all ended starts as a shell shows them, once noticed.
         starts: Number of starts.
@@ -58,7 +58,7 @@ class Host:
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self.number = number
-        self.said = output
+        self.output_path = output
         self.namespace = namespace
         self.codes: list[int] = []
         self.starts = 0
@@ -80,7 +80,7 @@ class Host:
     def start(self) -> None:
         """Run the command in the background."""
         self.code()
-        with self.said.open("ab") as output:
+        with self.output_path.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own command
                 self._command,
                 stdout=output,
@@ -142,7 +142,7 @@ def name_of(number: int) -> str:
 
 
 class JobEvents:
-    """Events of a job: those of rank 0 on any host, in the order in which they were read.
+    """Events of rank 0 of a job, on any host, in the order in which they were read.
 
     Args:
         folders: Folders of event files, one per host.
@@ -205,11 +205,11 @@ class JobEnvironment:
     """Environment of a job.
 
     Attributes:
-        hands: Clock of the job's processes; None for the machine's clock.
+        shifted_clock: Clock of the job's processes; None for the machine's clock.
         network: Hosts of the job; None for this machine alone.
     """
 
-    hands: MovableClock | None = None
+    shifted_clock: MovableClock | None = None
     network: Network | None = None
 
 
@@ -222,7 +222,7 @@ class Job:
         options: Options of `resilient train` that we add; the user's options override them.
         command: Command of the user: options, script and arguments of the script.
         clock: Clock for all waits.
-        around: Environment of the job.
+        environment: Environment of the job.
 
     Attributes:
         folder: Folder of this run.
@@ -231,10 +231,10 @@ class Job:
         highest: Last step that any rank was seen to finish.
         reached: Last finished step by process, for every rank ever seen.
         ranks: Largest number of ranks seen at once.
-        hands: Clock of the job's processes.
+        shifted_clock: Clock of the job's processes.
         network: Network between the hosts.
         hosts: Hosts of the job.
-        excused: Hosts that are rightly absent at the end.
+        excused: Hosts that may be absent at the end.
     """
 
     def __init__(
@@ -244,11 +244,11 @@ class Job:
         options: Sequence[str],
         command: Sequence[str],
         clock: Clock,
-        around: JobEnvironment | None = None,
+        environment: JobEnvironment | None = None,
     ) -> None:
-        around = around or JobEnvironment()
+        environment = environment or JobEnvironment()
         self.folder = folder
-        self.hands, self.network = around.hands, around.network
+        self.shifted_clock, self.network = environment.shifted_clock, environment.network
         self.repository = repository
         self.store = LocalStore(repository)
         self.highest = self.ranks = 0
@@ -258,7 +258,7 @@ class Job:
         self.hosts = [
             self._host(number, options, command) for number in range(len(self.network or "1"))
         ]
-        self._telling = JobEvents([self._events(host.number) for host in self.hosts])
+        self._event_reader = JobEvents([self._events(host.number) for host in self.hosts])
 
     def start(self) -> None:
         """Run the command in the background, on all hosts on which it does not run."""
@@ -321,11 +321,11 @@ class Job:
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the events of rank 0."""
-        return self._telling.facts()
+        return self._event_reader.facts()
 
     def worlds(self) -> tuple[int, ...]:
         """Return the world sizes of the attempts by the agents' events, without repetition."""
-        return self._telling.worlds()
+        return self._event_reader.worlds()
 
     def newest(self) -> CheckpointId | None:
         """Return the newest committed checkpoint."""
@@ -352,29 +352,29 @@ class Job:
 
     def until(
         self,
-        holds: Callable[[], object],
+        condition: Callable[[], object],
         within_seconds: float,
-        tend: Callable[[], None] | None = None,
+        before_poll: Callable[[], None] | None = None,
     ) -> int | None:
         """Wait until a condition is met or the job has ended; return the exit code of an ended job.
 
         Args:
-            holds: Condition to poll.
+            condition: Condition to poll.
             within_seconds: Longest wait.
-            tend: Function called before each poll.
+            before_poll: Function called before each poll.
 
         Raises:
-            JobFailed: Neither happened in time.
+            JobFailed: The condition was not met and the job did not end in time.
         """
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         while True:
-            if tend is not None:
-                tend()
+            if before_poll is not None:
+                before_poll()
             # Read the exit code first, so that the condition sees the job's last effects.
             code = self.code()
             if code is None:
                 self.look()
-            if holds():
+            if condition():
                 return None
             if code is not None:
                 return code
@@ -403,5 +403,5 @@ class Job:
         own_options += [word.replace(HOST, name) for word in options]
         words = [word.replace(FOLDER, str(self.folder)).replace(HOST, name) for word in command]
         full_command = [sys.executable, "-m", "resilient_cli", "train", *own_options, *words]
-        environ = self.hands.environ if self.hands else {}
+        environ = self.shifted_clock.environ if self.shifted_clock else {}
         return Host(number, full_command, output, network[number] if network else None, environ)

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 HOSTS_MAX = 32
 PROGRAMS = ("ip", "nsenter", "unshare")
-_GONE_SECONDS = 30.0
+_KILL_SECONDS = 30.0
 _SLICE_SECONDS = 0.01
 _COMMAND_SECONDS = 60.0
-# The end of its input ends the holder: no other process has that pipe.
-_HOLD = "echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat > /dev/null"
+# The holder ends when its input ends, because no other process has that pipe.
+_HOLDER_SCRIPT = "echo {name} > /proc/sys/kernel/hostname && echo ready && exec cat > /dev/null"
 
 
 def why_no_hosts() -> str:
@@ -64,7 +64,7 @@ class Namespace:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        command = ["unshare", "--net", "--uts", "sh", "-c", _HOLD.format(name=name)]
+        command = ["unshare", "--net", "--uts", "sh", "-c", _HOLDER_SCRIPT.format(name=name)]
         self._holder = subprocess.Popen(  # noqa: S603 - a fixed program
             command,
             stdin=subprocess.PIPE,
@@ -76,7 +76,7 @@ class Namespace:
         assert self._holder.stdout is not None, "it is a pipe"  # noqa: S101
         if self._holder.stdout.readline() != "ready\n":
             _, output = self._holder.communicate()
-            raise _refused(command, output)
+            raise _creation_error(command, output)
         # Keep the file open, so that no other namespace gets this number during a search.
         self._file = os.open(f"/proc/{self.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         self._number = os.fstat(self._file).st_ino
@@ -105,7 +105,7 @@ class Namespace:
             timeout=_COMMAND_SECONDS,
         )
         if process.returncode:
-            raise _refused(command, process.stderr)
+            raise _creation_error(command, process.stderr)
         return process.stdout
 
     def processes(self) -> list[int]:
@@ -215,7 +215,7 @@ def kill_hosts(hosts: Collection[Namespace]) -> None:
     The function returns once no process is left. The wait for processes stuck in the kernel ends
     after 30 s.
     """
-    deadline_seconds = time.monotonic() + _GONE_SECONDS
+    deadline_seconds = time.monotonic() + _KILL_SECONDS
     while processes_in(hosts) and time.monotonic() < deadline_seconds:
         kill_together(lambda: processes_in(hosts))
         time.sleep(_SLICE_SECONDS)
@@ -229,5 +229,5 @@ def _number_of(pid: int) -> int:
         return 0
 
 
-def _refused(command: Collection[str], output: str) -> ConfigError:
+def _creation_error(command: Collection[str], output: str) -> ConfigError:
     return ConfigError(f"cannot create a host: `{' '.join(command)}`: {output.strip()[-200:]}")

@@ -15,7 +15,7 @@ from resilient.distributed.heartbeat import read_progress
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_PULSE = re.compile(r" (/\S+/pulse-([0-9]+))$", re.MULTILINE)
+_HEARTBEAT_FILE = re.compile(r" (/\S+/pulse-([0-9]+))$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ def rank_processes(agent_pid: int) -> list[RankProcess]:
     for pid in children(agent_pid):
         with suppress(OSError):
             text = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-            pulse = _PULSE.search(text)
-            signs = read_progress(Path(pulse[1])) if pulse else None
-            if pulse and signs:
-                ranks.append(RankProcess(int(pulse[2]), pid, signs.step))
+            heartbeat_file = _HEARTBEAT_FILE.search(text)
+            heartbeat = read_progress(Path(heartbeat_file[1])) if heartbeat_file else None
+            if heartbeat_file and heartbeat:
+                ranks.append(RankProcess(int(heartbeat_file[2]), pid, heartbeat.step))
     return sorted(ranks, key=lambda process: process.local_rank)
 
 

@@ -26,10 +26,10 @@ from resilient.testing.chaos.verdict import (
     ExperimentResult,
     HostEnd,
     RunResult,
+    correct_codes,
     examine,
     measure,
-    newest_whole,
-    right_codes,
+    newest_intact,
     saved_steps,
 )
 
@@ -63,7 +63,7 @@ class FaultedRun:
         self._clock = clock
         self._within_seconds = within_seconds
         self._patience_seconds = patience_seconds
-        self._striker = FaultInjector(job, clock, within_seconds)
+        self._injector = FaultInjector(job, clock, within_seconds)
         self._injected: list[InjectionResult] = []
 
     def through(
@@ -85,11 +85,11 @@ class FaultedRun:
         problem, code = "", None
         try:
             for number, strike in enumerate(strikes):
-                code = self._reach(strike, calm.step)
+                code = self._wait_for_step(strike, calm.step)
                 if code is not None:
                     missed_injections = tuple(strikes[number:])
                     break
-                self._injected.append(self._strike(strike))
+                self._injected.append(self._inject(strike))
                 tell(f"{number + 1}/{len(strikes)}  {self._injected[-1].what}")
                 if self._injected[-1].problem:
                     problem = self._injected[-1].problem
@@ -104,7 +104,7 @@ class FaultedRun:
         result = RunResult(code if code is not None else 1, problem, steps=saved_steps(self._job))
         return ExperimentResult(calm, result, tuple(self._injected), missed_injections)
 
-    def _reach(self, strike: Injection, steps: int) -> int | None:
+    def _wait_for_step(self, strike: Injection, steps: int) -> int | None:
         """Wait for the step of an injection; return the exit code if the job ended before."""
         job, step = self._job, strike.step(steps)
         last_injection = next(
@@ -121,36 +121,38 @@ class FaultedRun:
 
         return job.until(is_due, self._patience_seconds)
 
-    def _strike(self, strike: Injection) -> InjectionResult:
+    def _inject(self, strike: Injection) -> InjectionResult:
         job = self._job
         pids_before, events_before = {process.pid for process in job.look()}, len(job.facts())
         end_counts, reached_steps = [len(host.codes) for host in job.hosts], set(job.reached)
-        struck = self._striker.strike(strike)
-        struck = replace(struck, after=newest_whole(job.store))
+        struck = self._injector.strike(strike)
+        struck = replace(struck, after=newest_intact(job.store))
         if struck.code == 0:
             return self._with_ends(struck, end_counts)
         began_seconds = self._clock.monotonic_seconds()
         if struck.code is not None:
             job.start()
-        tend, problem = job.revive if len(job.hosts) > 1 else None, ""
+        before_poll, problem = job.revive if len(job.hosts) > 1 else None, ""
         try:
             job.until(
-                lambda: self._goes_on(pids_before, struck, began_seconds),
+                lambda: self._has_recovered(pids_before, struck, began_seconds),
                 self._within_seconds,
-                tend,
+                before_poll,
             )
         except JobFailed as error:
             problem = str(error)
         seconds = self._clock.monotonic_seconds() - began_seconds
         is_new_life = struck.is_new_life or bool(set(job.reached) - reached_steps)
         struck = replace(struck, seconds=seconds, is_new_life=is_new_life)
-        struck = with_lives(struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1)
+        struck = with_attempt_starts(
+            struck, job.facts()[events_before:], has_hosts=len(job.hosts) > 1
+        )
         struck = self._with_ends(struck, end_counts)
         # Read the code again, because ended hosts may be excused by now.
         code = job.code()
         return replace(struck, problem=problem or (f"it ended with {code}" if code else ""))
 
-    def _goes_on(self, old: set[int], struck: InjectionResult, began_seconds: float) -> bool:
+    def _has_recovered(self, old: set[int], struck: InjectionResult, began_seconds: float) -> bool:
         """Return whether all ranks progressed, in a new attempt or beyond their earlier steps."""
         ranks, step = self._job.look(), struck.step
         if not ranks or len(ranks) < self._job.ranks:
@@ -164,13 +166,13 @@ class FaultedRun:
         return is_settled and all(rank.pid in old and rank.step > step for rank in ranks)
 
     def _with_ends(self, struck: InjectionResult, before: Sequence[int]) -> InjectionResult:
-        """Add the agents that ended since; hosts that need not come back are excused."""
+        """Add the exits of agents since the injection; excuse hosts that need not return."""
         job, fault = self._job, struck.strike.fault
         if len(job.hosts) == 1:
             return struck
         codes = {host.number: host.code() for host in job.hosts}
         ends = tuple(
-            HostEnd(host.number, code, right_codes(fault, struck.host, host.number))
+            HostEnd(host.number, code, correct_codes(fault, struck.host, host.number))
             for host, codes_before in zip(job.hosts, before, strict=True)
             for code in host.codes[codes_before:]
         )
@@ -181,7 +183,7 @@ class FaultedRun:
         return replace(struck, ends=ends)
 
 
-def with_lives(
+def with_attempt_starts(
     struck: InjectionResult, facts: Sequence[Mapping[str, str]], *, has_hosts: bool
 ) -> InjectionResult:
     """Return an injection with the start of the new attempt and the required start (pure).
@@ -197,8 +199,10 @@ def with_lives(
     if not starts:
         return replace(struck, is_reconstructed=is_reconstructed)
     # More attempts may follow as hosts come back. Report one that began from too old a checkpoint.
-    wrong = (attempt for attempt in starts if attempt[1] is not None and attempt[0] < attempt[1])
-    restored, due = next(wrong, starts[0])
+    too_old_starts = (
+        attempt for attempt in starts if attempt[1] is not None and attempt[0] < attempt[1]
+    )
+    restored, due = next(too_old_starts, starts[0])
     return replace(
         struck, restored=restored, due=due if has_hosts else None, is_reconstructed=is_reconstructed
     )
@@ -271,23 +275,23 @@ def run_experiment(
             has files that no experiment created.
     """
     clear(experiment.folder)
-    with ExitStack() as ends:
-        network = ends.enter_context(Network(experiment.hosts)) if experiment.hosts > 1 else None
+    with ExitStack() as cleanup:
+        network = cleanup.enter_context(Network(experiment.hosts)) if experiment.hosts > 1 else None
         home, job_environment = experiment.folder / CALM, JobEnvironment(network=network)
         calm = Job(home, home / _REPOSITORY, (), experiment.command, clock, job_environment)
-        ends.callback(calm.kill)
+        cleanup.callback(calm.kill)
         began_seconds = clock.monotonic_seconds()
         tell("the run without faults")
-        calmly = measure(calm, _run_calm(calm))
+        calm_result = measure(calm, _run_calm(calm))
         calm_seconds = clock.monotonic_seconds() - began_seconds
-        tell(f"the run without faults: {calmly.step} steps in {calm_seconds:.0f} s")
-        repository = ends.enter_context(_place(experiment, calm))
-        hands = (
+        tell(f"the run without faults: {calm_result.step} steps in {calm_seconds:.0f} s")
+        repository = cleanup.enter_context(_place(experiment, calm))
+        shifted_clock = (
             MovableClock(experiment.folder / STRUCK)
             if experiment.plan.has(FaultKind.CLOCK_SKEW)
             else None
         )
-        job_environment = JobEnvironment(hands, network)
+        job_environment = JobEnvironment(shifted_clock, network)
         options = _options(experiment)
         struck = Job(
             experiment.folder / STRUCK,
@@ -297,12 +301,12 @@ def run_experiment(
             clock,
             job_environment,
         )
-        ends.callback(struck.kill)
+        cleanup.callback(struck.kill)
         patience_seconds = max(experiment.within_seconds, _CALM_FACTOR * calm_seconds)
         run = FaultedRun(struck, clock, experiment.within_seconds, patience_seconds)
-        evidence = run.through(draw_injections(experiment.plan, experiment.seed), calmly, tell)
+        evidence = run.through(draw_injections(experiment.plan, experiment.seed), calm_result, tell)
         tell("comparing")
-        final_result = examine(struck, evidence.ended, evidence.struck, calmly, calm.store)
+        final_result = examine(struck, evidence.ended, evidence.struck, calm_result, calm.store)
         return replace(evidence, ended=final_result)
 
 
@@ -326,13 +330,14 @@ def _run_calm(job: Job) -> RunResult:
     job.start()
     code = None
     while code is None:
-        # Without a limit: only the user knows how long the script trains.
+        # Wait without a limit: only the user knows how long the script trains.
         code = job.until(lambda: False, float("inf"))
     newest = job.newest()
     if code:
+        failed_output = next((host.output_path for host in job.hosts if host.code()), job.folder)
         raise ConfigError(
             f"the run without faults ended with {code}, so there is nothing to compare with",
-            hint=f"tail {next((host.said for host in job.hosts if host.code()), job.folder)}",
+            hint=f"tail {failed_output}",
         )
     if newest is None:
         raise ConfigError(
@@ -382,7 +387,7 @@ def _place(experiment: ChaosExperiment, calm: Job) -> Iterator[Path]:
         disk.rmdir()
 
 
-_ORDERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Terminated(BaseException):
@@ -407,7 +412,7 @@ def obeying_orders() -> Iterator[None]:
     Raises:
         Terminated: SIGTERM, SIGINT or SIGHUP came.
     """
-    previous_handlers = {order: signal.getsignal(order) for order in _ORDERS}
+    previous_handlers = {order: signal.getsignal(order) for order in _STOP_SIGNALS}
     handled = [number for number, handler in previous_handlers.items() if handler != signal.SIG_IGN]
 
     def obey(number: int, _frame: object) -> NoReturn:

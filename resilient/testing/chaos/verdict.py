@@ -259,12 +259,12 @@ def _wrong_codes(result: InjectionResult) -> list[str]:
     if result.ends:
         # Judge each host's code. The job's code is one of them.
         return [
-            f"host-{end.host} ended with {end.code} and not {_words(end.codes)}"
+            f"host-{end.host} ended with {end.code} and not {_format_codes(end.codes)}"
             for end in result.ends
             if not end.is_right
         ]
     is_wrong = result.code is not None and result.code not in result.codes
-    return [f"{result.code} and not {_words(result.codes)}"] * is_wrong
+    return [f"{result.code} and not {_format_codes(result.codes)}"] * is_wrong
 
 
 def _atomic(evidence: ExperimentResult) -> GuaranteeResult:
@@ -377,14 +377,14 @@ def _judged(name: str, text: str, wrong: Sequence[str], tested: int, why: str) -
     return GuaranteeResult(name, text, GuaranteeState.BROKEN, text_shown)
 
 
-def _words(codes: Sequence[int | None]) -> str:
+def _format_codes(codes: Sequence[int | None]) -> str:
     return " or ".join(str(code) for code in codes if code is not None) or "to continue"
 
 
 _DIFFERENCES_MAX = 20
 
 
-def newest_whole(store: Store) -> CheckpointId | None:
+def newest_intact(store: Store) -> CheckpointId | None:
     """Return the newest committed checkpoint without any damaged byte."""
     return next(
         (checkpoint for checkpoint in committed(store) if not _damage(store, checkpoint)), None
@@ -400,13 +400,13 @@ def saved_steps(job: Job) -> tuple[int, ...]:
 
 def measure(job: Job, ended: RunResult) -> RunResult:
     """Return a result with the facts that its bits depend on: the world sizes in order."""
-    newest = newest_whole(job.store)
+    newest = newest_intact(job.store)
     if newest is None:
         return ended
     manifest = read_manifest(job.store, newest)
-    line = lineage(job.store).candidates
-    has_ledger = bool(line) and bool(list_segments(job.store))
-    worlds = audit(job.store, line).ranks if has_ledger else ()
+    lineage_checkpoints = lineage(job.store).candidates
+    has_ledger = bool(lineage_checkpoints) and bool(list_segments(job.store))
+    worlds = audit(job.store, lineage_checkpoints).ranks if has_ledger else ()
     return replace(
         ended,
         worlds=worlds or job.worlds() or (int(manifest.world["size"]),),
@@ -431,22 +431,24 @@ def examine(
         step=newest.step if newest else 0,
         damages=_damages(store, {result.damaged for result in struck if result.damaged}),
         differences=_differences(calm_store, store, calm, ended) if is_complete else (),
-        flaws=_flaws(store),
+        flaws=_ledger_flaws(store),
     )
 
 
-def _damages(store: Store, ours: set[CheckpointId]) -> dict[str, str]:
+def _damages(store: Store, injected_damage: set[CheckpointId]) -> dict[str, str]:
     """Return the problems of checkpoints without injected damage."""
     damage_by_folder = {
-        checkpoint.folder: _damage(store, checkpoint, ours)
+        checkpoint.folder: _damage(store, checkpoint, injected_damage)
         for checkpoint in committed(store)
-        if checkpoint not in ours
+        if checkpoint not in injected_damage
     }
     return {name: problem for name, problem in damage_by_folder.items() if problem}
 
 
-def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointId] = ()) -> str:
-    folders = tuple(f"{result.folder}/" for result in ours)
+def _damage(
+    store: Store, checkpoint: CheckpointId, injected_damage: Collection[CheckpointId] = ()
+) -> str:
+    folders = tuple(f"{result.folder}/" for result in injected_damage)
     try:
         findings = verify(store, checkpoint)
     except KeyNotFound:
@@ -460,15 +462,15 @@ def _damage(store: Store, checkpoint: CheckpointId, ours: Collection[CheckpointI
 
 
 def _differences(
-    calm: Store, struck: Store, calmly: RunResult, ended: RunResult
+    calm: Store, struck: Store, calm_result: RunResult, ended: RunResult
 ) -> tuple[str, ...]:
     # Import here: torch takes seconds to load, and nothing else in this module needs it.
     from resilient.testing.run_equality import differences, ending
 
-    if not is_comparable(calmly, ended):
+    if not is_comparable(calm_result, ended):
         return ()
     # State that belongs to one rank differs for other ranks.
-    with_own = is_same_world(calmly, ended)
+    with_own = is_same_world(calm_result, ended)
     try:
         calm_ending, struck_ending = (ending(store, with_own=with_own) for store in (calm, struck))
         problems = differences(calm_ending, struck_ending)
@@ -480,17 +482,17 @@ def _differences(
     )
 
 
-def _flaws(store: Store) -> tuple[str, ...] | None:
-    line = lineage(store).candidates
-    if not line or not list_segments(store):
+def _ledger_flaws(store: Store) -> tuple[str, ...] | None:
+    lineage_checkpoints = lineage(store).candidates
+    if not lineage_checkpoints or not list_segments(store):
         return None
-    return tuple(f"{flaw.key}: {flaw.problem}" for flaw in audit(store, line).flaws)
+    return tuple(f"{flaw.key}: {flaw.problem}" for flaw in audit(store, lineage_checkpoints).flaws)
 
 
 KILLED, STOPPED = 137, 75
 UNREACHABLE, NOT_DURABLE = 69, 73
 SAVE_FAILED = (UNREACHABLE, NOT_DURABLE)
-_OF_ALL = {
+_CODES_BY_KIND = {
     FaultKind.PREEMPT: (STOPPED,),
     FaultKind.NOTICE: (STOPPED,),
     FaultKind.BIT_FLIP: (KILLED,),
@@ -499,7 +501,7 @@ _OF_ALL = {
 }
 
 
-def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int, ...]:
+def correct_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int, ...]:
     """Return the exit codes with which the agent of a host may end because of a fault.
 
     Code 0 is not included, because it means a complete run after any fault. An empty result means
@@ -512,8 +514,8 @@ def right_codes(fault: PlannedFault, struck: int | None, host: int) -> tuple[int
     """
     if fault.kind is FaultKind.KILL and fault.target is Target.JOB:
         return (KILLED,)
-    if struck is None or fault.kind in _OF_ALL:
-        return _OF_ALL.get(fault.kind, ())
+    if struck is None or fault.kind in _CODES_BY_KIND:
+        return _CODES_BY_KIND.get(fault.kind, ())
     # If the host served the rendezvous, the others cannot join again.
     other_host_codes = (UNREACHABLE,) if struck == MEETING_HOST else ()
     if fault.kind is FaultKind.CUT:

@@ -38,13 +38,13 @@ def _time_of_day(handler: Any) -> Any:
 
 
 HOST_BREAKAGES: dict[str, tuple[Any, str, Any]] = {
-    "room": (membership, "has_room", _any_room),
-    "goodbye": (Roster, "waits_for_goodbyes", _never),
-    "done": (AttemptMonitor, "_tell_done", _unsaid),
-    "clocks": (connect, "judge_by_sight", _time_of_day),
+    "room": (membership, "has_free_position", _any_room),
+    "goodbye": (Roster, "waits_for_leaving_nodes", _never),
+    "done": (AttemptMonitor, "_report_done_and_wait", _unsaid),
+    "clocks": (connect, "use_local_clock", _time_of_day),
     "blame": (PeerHangExchange, "has_culprit", _never),
-    "spare": (leave, "_has_ended_well", _never),
-    "heard": (Roster, "has_spares", _never),
+    "spare": (leave, "_has_succeeded", _never),
+    "heard": (Roster, "has_waiting_nodes", _never),
     "barrier": (ExitBarrier, "is_passed", _always),
     "look": (MembershipWatch, "look", _unsaid),
 }

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from resilient.elastic import agent, attempt_monitor, worker_errors
-from resilient.elastic.hang_detection import LearnedDeadlines, RankStatus, find_hang, standing_of
+from resilient.elastic.hang_detection import LearnedDeadlines, RankStatus, find_hang, host_status_of
 from resilient.elastic.outcome import Evidence
 from resilient.elastic.rendezvous import attempt, connect, membership, remote_hangs, roster
 from resilient.elastic.worker_errors import WorkerError
@@ -40,13 +40,13 @@ class SimHealth:
     """The signs of simulated ranks, judged by the library's rules."""
 
     def __init__(self, storm: HostStorm, rule: Any, clock: Any) -> None:
-        self.standing: Any = None
+        self.host_status: Any = None
         self._storm, self._rule, self._clock = storm, rule, clock
         self._ranks: dict[int, int] = {}
         self._last = -1
 
     def begin(self, ranks: Any) -> None:
-        self.standing, self._last = None, -1
+        self.host_status, self._last = None, -1
         self._ranks = dict(ranks)
 
     def look(self, pids: Any, running: Any, _is_over_elsewhere: Any) -> Hang | None:
@@ -54,7 +54,7 @@ class SimHealth:
         self._last = max((one.step for one in here), default=-1)
         now_seconds = self._clock.monotonic_seconds()
         vitals = [RankStatus(one.rank, one.signs, one.state) for one in here if one.rank in running]
-        self.standing = standing_of(vitals, LearnedDeadlines(), self._rule, now_seconds)
+        self.host_status = host_status_of(vitals, LearnedDeadlines(), self._rule, now_seconds)
         return find_hang(vitals, LearnedDeadlines(), self._rule, now_seconds)
 
     def count_hang(self) -> None:
@@ -153,7 +153,7 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
         (server, "record", nothing),
         (server, "_get_fq_hostname", lambda: "host"),
         (connect, "datetime", day),
-        (connect, "judge_by_sight", _with_clock(storm)),
+        (connect, "use_local_clock", _with_clock(storm)),
         (remote_hangs, "threading", threads),
         (membership, "threading", threads),
         (connect, "time", time),
@@ -162,7 +162,7 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
         (attempt, "secrets", tokens),
         (attempt, "interface_for_gloo", lambda *_: ""),
         (roster, "is_served_here", lambda _: storm.loop.process.host.serves),
-        (roster, "who_answers", lambda addresses: _answering(storm, addresses)),
+        (roster, "probe_hosts", lambda addresses: _answering(storm, addresses)),
         (worker_errors, "read_error", lambda path: storm.words.get(str(path), WorkerError())),
         (attempt_monitor, "write_stop_request", nothing),
         (attempt_monitor, "exited_without_save", lambda _: ""),
@@ -173,7 +173,7 @@ def _replacements(storm: HostStorm) -> list[tuple[Any, str, Any]]:
 
 
 def _with_clock(storm: HostStorm) -> Any:
-    judge = connect.judge_by_sight
+    judge = connect.use_local_clock
 
     def judged(handler: Any) -> Any:
         backend = judge(handler)._state_holder._backend

@@ -135,7 +135,7 @@ class Process:
         agent = ElasticAgent(spec, wishes, PATIENCE, progress, storm.time, emit)
         patience_seconds = JOIN_SECONDS if storm.plan.waits_for_comeback else 0.0
         connect = partial(connect_module.connect, self._parameters())
-        agent.comeback = connect_module.RendezvousReconnect(connect, patience_seconds)
+        agent.reconnect = connect_module.RendezvousReconnect(connect, patience_seconds)
         return agent.supervise(self.stops).code
 
     def _parameters(self) -> RendezvousParameters:

@@ -91,9 +91,9 @@ class HostWatcher:
         """Hold that a host takes the blame for what happened on it, and once per life."""
         if not isinstance(event, RestartDecisionMade):
             return
-        is_deserted = event.ended == "stopped" and event.cause == "peer"
+        has_lost_peers_in_stop = event.ended == "stopped" and event.cause == "peer"
         is_struck = any(one.is_struck for host in self._storm.hosts for one in host.ranks[-1:])
-        if is_deserted and not is_struck and not self._is_excused(process):
+        if has_lost_peers_in_stop and not is_struck and not self._is_excused(process):
             self.tell(f"{process.host.name} lost others in a stop, and nothing was out of reach")
         mine = process.host.ranks[-1:]
         is_own = event.ended == "failed" and event.cause not in ("", "peer")

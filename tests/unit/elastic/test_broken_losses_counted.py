@@ -1,6 +1,6 @@
 """What ranks tell of broken losses, as a figure."""
 
-from resilient.elastic.metrics.collector import begin, hear_rank
+from resilient.elastic.metrics.collector import begin, record_rank_event
 from resilient.elastic.metrics.registry import MetricsRegistry
 from resilient.goodput.event_log import EventRecord, parse_line
 from tests.helpers.exposition import figures
@@ -15,9 +15,9 @@ def broke(kind):
 def test_broken_losses_are_counted_by_kind_since_the_agent_is_there():
     board = MetricsRegistry()
     begin(board, "1", 1.0)
-    hear_rank(broke("nan"), board, is_new=False)
-    hear_rank(broke("odd"), board, is_new=True)
-    hear_rank(broke("inf"), board, is_new=True)
+    record_rank_event(broke("nan"), board, is_new=False)
+    record_rank_event(broke("odd"), board, is_new=True)
+    record_rank_event(broke("inf"), board, is_new=True)
     found = figures(board.page())
     counts = {kind: found[f'{NAME}{{kind="{kind}"}}'] for kind in ("nan", "inf", "spike")}
     assert counts == {"nan": 0, "inf": 1, "spike": 0}

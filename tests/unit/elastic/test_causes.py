@@ -8,7 +8,7 @@ import pytest
 from resilient.distributed.heartbeat import Phase, ProgressRecord
 from resilient.elastic import health_monitor
 from resilient.elastic.health_monitor import GpuWatch, OomWatch, find_stragglers
-from resilient.elastic.outcome import NOTHING_SEEN, Cause, Evidence, find_cause
+from resilient.elastic.outcome import NO_EVIDENCE, Cause, Evidence, find_cause
 
 KILLED = -signal.SIGKILL
 GLOO = "/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc"
@@ -44,7 +44,7 @@ LOADER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
     ],
 )
 def test_the_end_and_the_words_of_a_worker_tell_its_cause(status, code, message, cause):
-    assert find_cause(status, code, message, NOTHING_SEEN)[0] is cause
+    assert find_cause(status, code, message, NO_EVIDENCE)[0] is cause
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_errors_of_devices_are_heard_where_they_can_be(monkeypatch):
 
 def test_a_device_that_breaks_is_the_cause_of_the_connections_that_it_takes_along():
     lost = "DistBackendError: NCCL error: ncclRemoteError, remote process exiting"
-    assert find_cause(1, "", lost, NOTHING_SEEN) == (Cause.PEER, "")
+    assert find_cause(1, "", lost, NO_EVIDENCE) == (Cause.PEER, "")
     broken = Evidence(gpu_faults=("GPU 1 reported Xid 74",))
     assert find_cause(1, "", lost, broken) == (Cause.GPU, "GPU 1 reported Xid 74")
 

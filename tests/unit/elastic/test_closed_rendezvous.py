@@ -83,7 +83,7 @@ def test_who_was_part_of_a_run_ends_with_the_code_and_the_reason_of_who_gave_it_
     store = HashStore()
     leave(store, GiveUp(78, "no way"))
     leave(store, GiveUp(70, "crash loop"))
-    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
+    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_run_before=True)
     assert outcome.reason.endswith(f"the run ended on {socket.gethostname()}: no way")
     assert decide(outcome, RestartBudget()) == GiveUp(78, outcome.reason)
     newcomer = outcome_of_closed(Handler(store), RendezvousClosedError())
@@ -94,7 +94,7 @@ def test_who_was_part_of_a_run_ends_with_the_code_and_the_reason_of_who_gave_it_
 def test_what_nobody_can_read_is_69_with_a_reason(said):
     store = HashStore()
     store.set("resilient/why/run", said)
-    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_lived=True)
+    outcome = outcome_of_closed(Handler(store), RendezvousClosedError(), has_run_before=True)
     told = GiveUp(69, "the rendezvous is closed: RendezvousClosedError")
     assert decide(outcome, RestartBudget()) == told
 

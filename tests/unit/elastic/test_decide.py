@@ -167,9 +167,9 @@ def test_a_kill_that_leaves_nothing_known_or_was_for_memory_passes_its_signal_on
 
 def test_only_a_rank_that_was_taken_makes_a_failure_part_of_a_stop():
     taken = replace(TAKEN, kind=OutcomeKind.FAILED)
-    assert taken.in_a_stop() == TAKEN
+    assert taken.as_part_of_stop() == TAKEN
     for other in (replace(taken, cause=Cause.OOM_KILL), replace(taken, status=1)):
-        assert other.in_a_stop() == other
+        assert other.as_part_of_stop() == other
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_who_is_not_heard_of_is_blamed_by_who_waits_in_its_start():
     hang = start_of(started(0), silent(1), started(2))
     assert blamed(hang) == [1]
     first = hang.first
-    assert (first.doing, first.step, first.waited_seconds) == ("starting", -1, 5000.0)
+    assert (first.activity, first.step, first.waited_seconds) == ("starting", -1, 5000.0)
     assert first.deadline_seconds == 1800.0
 
 
@@ -100,12 +100,12 @@ def test_hangs_in_a_row_give_a_start_longer():
 
 def test_who_has_left_training_is_blamed_once_another_has_ended():
     hang = end_of(left(1))
-    assert (blamed(hang), hang.first.doing, hang.first.step) == ([1], "ending", 9)
+    assert (blamed(hang), hang.first.activity, hang.first.step) == ([1], "ending", 9)
     assert end_of(left(1), ended=None) is None
 
 
 def test_who_has_not_made_a_step_has_left_training_all_the_same():
-    assert left(1, step=-1).reach == 3
+    assert left(1, step=-1).stage == 3
     assert blamed(end_of(left(1, step=-1))) == [1]
 
 

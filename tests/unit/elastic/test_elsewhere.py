@@ -32,7 +32,7 @@ class Host:
         self.elsewhere = PeerHangExchange(store, node, nodes, "a life", self.clock, emit)
 
     def waits(self, standing):
-        self.elsewhere.tell(standing)
+        self.elsewhere.publish(standing)
         return self.elsewhere.has_culprit(hang_of(standing))
 
     def waits_after(self, seconds, standing):
@@ -67,7 +67,7 @@ def hosts():
 
 def test_who_waits_for_another_host_says_so_and_leaves_it_to_that_one(hosts):
     mine, other = hosts(2)
-    other.elsewhere.tell(STUCK)
+    other.elsewhere.publish(STUCK)
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
     (told,) = mine.told
     assert (told.rank, told.step, told.waiting) == (1, 7, 0)
@@ -77,7 +77,7 @@ def test_who_waits_for_another_host_says_so_and_leaves_it_to_that_one(hosts):
 
 def test_who_hangs_knows_as_soon_as_the_others_have_answered(hosts):
     mine, other = hosts(2)
-    mine.elsewhere.tell(WAITING)
+    mine.elsewhere.publish(WAITING)
     deadline = time.monotonic() + 20
     while other.waits(STUCK):
         assert time.monotonic() < deadline
@@ -89,7 +89,7 @@ def test_who_hangs_knows_as_soon_as_the_others_have_answered(hosts):
 @pytest.mark.slow
 def test_one_that_is_behind_and_has_time_is_waited_for(hosts):
     mine, other = hosts(2)
-    other.elsewhere.tell(replace(STUCK, is_overdue=False))
+    other.elsewhere.publish(replace(STUCK, is_overdue=False))
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
     for _ in range(3):
         # Whoever waits looks often, and hears of it each time.
@@ -111,7 +111,7 @@ def test_silence_and_old_words_are_not_waited_for(hosts):
 
 def test_one_to_blame_whose_agent_does_nothing_is_not_waited_for_for_ever(hosts):
     mine, other = hosts(2)
-    other.elsewhere.tell(STUCK)
+    other.elsewhere.publish(STUCK)
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
     other.elsewhere.stop()
     assert mine.waits_after(ACT_SECONDS - 1, WAITING)
@@ -140,15 +140,15 @@ def test_nobody_else_and_what_is_outside_training_are_judged_at_once(hosts):
     (alone,) = hosts(1)
     assert not alone.waits(WAITING)
     mine, _ = hosts(2, 1)
-    mine.elsewhere.tell(WAITING)
+    mine.elsewhere.publish(WAITING)
     assert not mine.elsewhere.has_culprit(hang_of(WAITING, "ending"))
 
 
 def test_progress_ends_what_was_held_against_others(hosts):
     mine, other = hosts(2)
-    other.elsewhere.tell(STUCK)
+    other.elsewhere.publish(STUCK)
     mine.settles(WAITING, lambda: mine.elsewhere.is_to_blame)
-    mine.elsewhere.tell(replace(WAITING, step=8, is_overdue=False))
+    mine.elsewhere.publish(replace(WAITING, step=8, is_overdue=False))
     assert not mine.elsewhere.is_to_blame
 
 
@@ -166,12 +166,12 @@ def test_standings_of_many_hosts_are_one_question(hosts):
             return getattr(self._store, name)
 
     for other in others:
-        other.elsewhere.tell(WAITING)
+        other.elsewhere.publish(WAITING)
     elsewhere, store = mine.elsewhere, Counted(mine.elsewhere._store)
     deadline = time.monotonic() + 20
     while len(elsewhere._peer_statuses) < len(others):
-        elsewhere._listen(store)
+        elsewhere._read_peers(store)
         assert time.monotonic() < deadline
     asked.clear()
-    elsewhere._listen(store)
+    elsewhere._read_peers(store)
     assert asked == ["multi_get"]

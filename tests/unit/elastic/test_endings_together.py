@@ -10,7 +10,7 @@ from torch.distributed import DistNetworkError, HashStore
 from resilient.distributed.stop_request import StopRequest
 from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
 from resilient.elastic.options import Timeouts
-from resilient.elastic.outcome import NOTHING_SEEN, OutcomeKind
+from resilient.elastic.outcome import NO_EVIDENCE, OutcomeKind
 from resilient.elastic.rendezvous.leave import leave_rendezvous
 from resilient.elastic.rendezvous.membership import ExitBarrier
 from resilient.elastic.rendezvous.roster import Roster
@@ -27,18 +27,18 @@ class Members:
 
     def __init__(self, left=()):
         self.is_changed, self._left, self.overlooked = True, list(left), 0
-        self.is_told = False
+        self.is_published = False
 
-    def tell(self):
-        self.is_told = True
+    def publish_regrouping(self):
+        self.is_published = True
 
-    def part(self, request):
+    def leave_or_stay(self, request):
         return 0 if request else 1
 
     def left(self):
         return self._left
 
-    def overlook(self):
+    def ignore_change(self):
         self.overlooked += 1
 
     def lost_for_seconds(self):
@@ -51,8 +51,8 @@ def watch_of(members, barrier, clock):
         stops=SimpleNamespace(asked_by=0, request=None, is_urgent=False),
         members=members,
         barrier=barrier,
-        health=SimpleNamespace(look=lambda *_: None, standing=None),
-        elsewhere=SimpleNamespace(tell=lambda _: None),
+        health=SimpleNamespace(look=lambda *_: None, host_status=None),
+        peer_hangs=SimpleNamespace(publish=lambda _: None),
         patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
@@ -99,14 +99,14 @@ def test_a_late_host_is_let_in_while_ranks_run(is_running):
     watch._group.kill, watch._group.wait_for_all = (lambda: None), (lambda _: True)
     outcome = watch._look()
     assert (outcome.kind if outcome else None) is (OutcomeKind.REGROUPED if is_running else None)
-    assert watch._members.is_told is is_running
+    assert watch._members.is_published is is_running
 
 
 def stopped(watch, clock, within_seconds):
     """Have a host asked to stop whose worker has ended with 0; return how long it takes."""
     watch._stops.asked_by = 15
     watch._stops.request = StopRequest("SIGTERM", clock.seconds + within_seconds)
-    watch._health.evidence = lambda: NOTHING_SEEN
+    watch._health.evidence = lambda: NO_EVIDENCE
     began_seconds = clock.seconds
     outcome = watch._look()
     assert (outcome.kind, outcome.status) == (OutcomeKind.STOPPED, 0)
@@ -178,12 +178,12 @@ def test_a_host_that_has_saved_leaves_once_all_have():
     def later(seconds):
         sleep(seconds)
         if gone.clock.seconds > 1003:
-            gone.other.say_goodbye(1)
+            gone.other.publish_leave(1)
 
     gone.clock.sleep = later
     assert 3.0 < gone.leave(PREEMPTED) < 3.3
     assert not gone.handler.is_shut
-    assert not gone.other.waits_for_goodbyes(1)
+    assert not gone.other.waits_for_leaving_nodes(1)
 
 
 def test_it_waits_for_others_no_longer_than_it_may():

@@ -8,7 +8,7 @@ import pytest
 
 from resilient.elastic.attempt_monitor import AttemptMonitor, MonitorContext
 from resilient.elastic.options import Timeouts
-from resilient.elastic.outcome import NOTHING_SEEN, Cause, Evidence, OutcomeKind
+from resilient.elastic.outcome import NO_EVIDENCE, Cause, Evidence, OutcomeKind
 from resilient.elastic.workers.group import WorkerCommand, WorkerExit
 from resilient.events import Emitter
 from tests.helpers.clocks import OwnClock
@@ -29,7 +29,7 @@ class Asked:
 RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [::1]:2: Connection reset"
 
 
-def outcome_of(status, tmp_path, evidence=NOTHING_SEEN, *, asked_by=0, **around):
+def outcome_of(status, tmp_path, evidence=NO_EVIDENCE, *, asked_by=0, **around):
     """Return how a life ends whose only rank here ended like that while another host is blamed."""
     clock = OwnClock()
     command = WorkerCommand(0, 0, ("python",), {}, tmp_path / "error.json")
@@ -44,7 +44,7 @@ def outcome_of(status, tmp_path, evidence=NOTHING_SEEN, *, asked_by=0, **around)
         members=None,
         barrier=None,
         health=SimpleNamespace(evidence=lambda: evidence, last_step=lambda: 5),
-        elsewhere=SimpleNamespace(is_to_blame=True),
+        peer_hangs=SimpleNamespace(is_to_blame=True),
         patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
@@ -62,7 +62,7 @@ def test_who_waited_for_the_rank_that_hangs_is_not_to_blame(status, tmp_path):
 
 def test_a_rank_that_is_taken_meanwhile_was_taken(tmp_path):
     outcome = outcome_of(-signal.SIGKILL, tmp_path)
-    assert outcome.is_robbed
+    assert outcome.is_killed_in_training
     assert not outcome.is_echo
 
 
@@ -87,4 +87,4 @@ def test_who_only_lost_a_rank_of_another_host_has_not_failed(
     (tmp_path / "error.json").write_text(json.dumps(said), encoding="utf-8")
     outcome = outcome_of(1, tmp_path, nodes=nodes, asked_by=asked_by)
     assert outcome.kind is kind
-    assert outcome.is_loss == (kind is OutcomeKind.REGROUPED)
+    assert outcome.is_peer_loss == (kind is OutcomeKind.REGROUPED)

@@ -50,5 +50,5 @@ def test_other_hosts_are_asked_late_and_a_rank_has_its_patience_from_then_on(tmp
     assert look(1) is None
     assert look(PATIENCE_SECONDS) is None
     hang = look(1)
-    assert (hang.first.rank, hang.first.doing) == (4, "ending")
+    assert (hang.first.rank, hang.first.activity) == (4, "ending")
     assert elsewhere.asked == 2

@@ -9,7 +9,7 @@ import pytest
 
 from resilient.clock import SystemClock
 from resilient.distributed.launch_env import publish_event_file, publish_repository, read_launch
-from resilient.elastic.run_dir import HELD_MAX, EventFile
+from resilient.elastic.run_dir import PENDING_EVENTS_MAX, EventFile
 from resilient.events import Emitter, Event
 
 
@@ -42,11 +42,11 @@ def test_what_is_told_before_the_workers_said_where_is_written_first(tmp_path, n
     file = EventFile("")
     emit = Emitter(SystemClock(), (file,))
     emit(Told(1))
-    file.beat(notes)
+    file.check_event_folder(notes)
     emit(Told(2))
     assert list(tmp_path.iterdir()) == [notes]
     publish_event_file(launch, tmp_path / "run" / "events")
-    file.beat(notes)
+    file.check_event_folder(notes)
     assert numbers(tmp_path / "run" / "events") == [1, 2]
     emit(Told(3))
     assert numbers(tmp_path / "run" / "events") == [1, 2, 3]
@@ -55,7 +55,7 @@ def test_what_is_told_before_the_workers_said_where_is_written_first(tmp_path, n
 def test_the_next_event_finds_what_was_said_since_the_last_look(tmp_path, notes, launch):
     file = EventFile("")
     emit = Emitter(SystemClock(), (file,))
-    file.beat(notes)
+    file.check_event_folder(notes)
     publish_event_file(launch, tmp_path)
     emit(Told(1))
     assert numbers(tmp_path) == [1]
@@ -65,7 +65,7 @@ def test_a_folder_of_the_command_line_waits_for_nobody(tmp_path, notes, launch):
     publish_event_file(launch, tmp_path / "theirs")
     file = EventFile(str(tmp_path / "told"))
     Emitter(SystemClock(), (file,))(Told(1))
-    file.beat(notes)
+    file.check_event_folder(notes)
     assert numbers(tmp_path / "told") == [1]
     assert not (tmp_path / "theirs").exists()
 
@@ -73,7 +73,7 @@ def test_a_folder_of_the_command_line_waits_for_nobody(tmp_path, notes, launch):
 def test_events_lie_beside_the_checkpoints_of_a_loop_of_its_own(tmp_path, notes, launch):
     publish_repository(launch, str(tmp_path))
     file = EventFile("")
-    file.beat(notes)
+    file.check_event_folder(notes)
     Emitter(SystemClock(), (file,))(Told(1))
     assert numbers(tmp_path / "events") == [1]
 
@@ -82,7 +82,7 @@ def test_a_bucket_is_no_folder_of_this_host(tmp_path, monkeypatch, notes, launch
     monkeypatch.chdir(tmp_path)
     publish_repository(launch, "s3://lab/run")
     file = EventFile("")
-    file.beat(notes)
+    file.check_event_folder(notes)
     Emitter(SystemClock(), (file,))(Told(1))
     assert list(tmp_path.iterdir()) == [notes]
 
@@ -90,8 +90,8 @@ def test_a_bucket_is_no_folder_of_this_host(tmp_path, monkeypatch, notes, launch
 def test_only_so_many_wait(tmp_path, notes, launch):
     file = EventFile("")
     emit = Emitter(SystemClock(), (file,))
-    for number in range(HELD_MAX + 2):
+    for number in range(PENDING_EVENTS_MAX + 2):
         emit(Told(number))
     publish_event_file(launch, tmp_path)
-    file.beat(notes)
-    assert numbers(tmp_path) == list(range(2, HELD_MAX + 2))
+    file.check_event_folder(notes)
+    assert numbers(tmp_path) == list(range(2, PENDING_EVENTS_MAX + 2))

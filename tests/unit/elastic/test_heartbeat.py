@@ -153,13 +153,13 @@ def test_a_hang_blames_ranks_behind_that_are_past_their_deadline(group, median):
     group = [replace(one, rank=place) for place, one in enumerate(group)]
     learned = LearnedDeadlines(median)
     hang = find_hang(group, learned, RULE, NOW)
-    training = [one for one in group if one.signs.phase is not Phase.OUTSIDE]
-    fewest = min((one.signs.step for one in training), default=None)
-    behind = [one for one in training if one.signs.step == fewest]
+    training = [one for one in group if one.heartbeat.phase is not Phase.OUTSIDE]
+    fewest = min((one.heartbeat.step for one in training), default=None)
+    behind = [one for one in training if one.heartbeat.step == fewest]
     late = {
         one.rank
         for one in behind
-        if NOW - one.signs.since_seconds > learned.deadline_seconds(one.signs.phase, RULE)
+        if NOW - one.heartbeat.since_seconds > learned.deadline_seconds(one.heartbeat.phase, RULE)
     }
     assert (hang is not None) == bool(behind and len(late) == len(behind))
     if hang is not None:

@@ -12,7 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 from resilient.elastic.rendezvous import connect
 from resilient.elastic.rendezvous.attempt import AttemptRegistry
 from resilient.elastic.rendezvous.connect import (
-    NO_COMEBACK,
+    NO_RECONNECT,
     MemberSilent,
     RendezvousAborted,
     RoundStore,
@@ -163,7 +163,7 @@ def test_the_rest_meet_again_through_the_same_handler(clock, pair):
         return "met"
 
     spec = SimpleNamespace(rdzv_handler=pair[0])
-    NO_COMEBACK.meet(spec, join, told.append)
+    NO_RECONNECT.join_with_retries(spec, join, told.append)
     assert [type(one) for one in told] == [RendezvousAborted] * 2
     assert told[0].message() == "joining the rendezvous again: gone"
     assert spec.rdzv_handler is pair[0]
@@ -175,7 +175,7 @@ def test_they_do_so_as_long_as_nodes_wait_for_others(clock, pair):
         raise MemberSilent("gone")
 
     with pytest.raises(MemberSilent):
-        NO_COMEBACK.meet(SimpleNamespace(rdzv_handler=pair[0]), join, lambda _: None)
+        NO_RECONNECT.join_with_retries(SimpleNamespace(rdzv_handler=pair[0]), join, lambda _: None)
     assert clock.seconds == 1000 + 700
 
 
@@ -184,4 +184,4 @@ def test_a_meeting_that_is_over_for_good_is_not_tried_again(clock, pair):
         raise RendezvousClosedError
 
     with pytest.raises(RendezvousClosedError):
-        NO_COMEBACK.meet(SimpleNamespace(rdzv_handler=pair[0]), join, pytest.fail)
+        NO_RECONNECT.join_with_retries(SimpleNamespace(rdzv_handler=pair[0]), join, pytest.fail)

@@ -15,7 +15,7 @@ from resilient.elastic.rendezvous.membership import (
     MembershipWatch,
     round_continued_without,
 )
-from resilient.elastic.rendezvous.roster import Roster, who_answers
+from resilient.elastic.rendezvous.roster import Roster, probe_hosts
 from tests.helpers.clocks import OwnClock
 from tests.helpers.rounds import Board, dies, join_all
 
@@ -61,7 +61,7 @@ def test_a_node_that_waits_is_seen_at_once_by_whoever_asks_afresh(handlers):
     assert first.num_nodes_waiting() == 1
     watch.look()
     assert not watch.is_changed, "torch has not asked again"
-    watch.look_afresh()
+    watch.look_uncached()
     assert watch.is_changed
     assert watch.is_joined
 
@@ -98,17 +98,17 @@ def test_a_node_that_was_taken_for_dead_has_not_left_as_agreed(handlers):
     empties_the_round_of(first, second)
     watch.look()
     assert not watch.is_changed, "it may be on its way to meet the others again"
-    watch.look_afresh()
+    watch.look_uncached()
     assert (watch.is_changed, watch.is_joined) == (True, False)
 
 
 def test_a_node_that_said_goodbye_has_left_as_agreed(handlers):
     first, second = handlers
-    Roster(second, second._store, print).say_goodbye(second._get_world()[0])
+    Roster(second, second._store, print).publish_leave(second._get_world()[0])
     arrived(second)
     watch = watch_of(first)
     empties_the_round_of(first, second)
-    watch.look_afresh()
+    watch.look_uncached()
     assert not watch.is_changed
 
 
@@ -116,12 +116,12 @@ def test_a_node_that_said_goodbye_has_left_as_agreed(handlers):
 def test_a_node_that_meets_the_others_again_says_so_before_anybody_sees_it(is_joined, handlers):
     first, second = handlers
     watch, other = watch_of(first), watch_of(second)
-    watch.look_afresh()
+    watch.look_uncached()
     assert not watch.is_changed
     other.is_joined = is_joined
-    other.tell()
+    other.publish_regrouping()
     arrived(second)
-    watch.look_afresh()
+    watch.look_uncached()
     assert (watch.is_changed, watch.is_joined) == (True, is_joined)
 
 
@@ -202,7 +202,7 @@ def test_a_node_that_comes_back_to_wait_is_not_lost(handlers):
 
 def test_a_node_that_left_as_agreed_is_not_lost(handlers):
     first, second = handlers
-    Roster(second, second._store, print).say_goodbye(second._get_world()[0])
+    Roster(second, second._store, print).publish_leave(second._get_world()[0])
     arrived(second)
     roster = Roster(first, first._store, print)
     dies(first)
@@ -211,8 +211,8 @@ def test_a_node_that_left_as_agreed_is_not_lost(handlers):
 
 
 def test_whoever_refuses_a_connection_is_there():
-    assert who_answers(["127.0.0.1"]) == (["127.0.0.1"], [])
-    assert who_answers([]) == ([], [])
+    assert probe_hosts(["127.0.0.1"]) == (["127.0.0.1"], [])
+    assert probe_hosts([]) == ([], [])
 
 
 class Gone:
@@ -251,7 +251,7 @@ def test_a_change_that_is_overlooked_is_found_again_while_it_lasts(handlers):
     watch.start()
     until(lambda: watch.is_changed)
     time.sleep(0.1)
-    watch.overlook()
+    watch.ignore_change()
     until(lambda: watch.is_changed)
     watch.stop()
 
@@ -277,15 +277,15 @@ def test_where_the_rendezvous_is_silent_its_server_is_gone_and_whoever_does_not_
     told = []
     second._store = Served("localhost")
     roster = Roster(second, second._store, told.append)
-    roster.tell_silence()
-    roster.tell_silence()
+    roster.report_silent_nodes()
+    roster.report_silent_nodes()
     assert [(one.agents, one.hosts, one.nodes_left) for one in told] == [(["127.0.0.1"], [], 1)]
     monkeypatch.setattr("resilient.elastic.rendezvous.roster._answers", lambda _: False)
     first._store = Served("10.1.2.3")
-    Roster(first, first._store, told.append).tell_silence()
+    Roster(first, first._store, told.append).report_silent_nodes()
     assert told[1:] == [], "this host may be cut off itself"
     first._store = Served("localhost")
-    Roster(first, first._store, told.append).tell_silence()
+    Roster(first, first._store, told.append).report_silent_nodes()
     assert (told[1].agents, told[1].hosts) == ([], ["127.0.0.1"])
 
 
@@ -304,7 +304,7 @@ def test_a_resolver_that_does_not_answer_holds_nobody(handlers, monkeypatch, is_
     monkeypatch.setattr(socket, "getaddrinfo", held)
     first._store = Served("a-name" if is_name else "127.0.0.1")
     began_seconds = time.monotonic()
-    Roster(first, first._store, told.append).tell_silence()
+    Roster(first, first._store, told.append).report_silent_nodes()
     took_seconds = time.monotonic() - began_seconds
     until_then.set()
     assert took_seconds < 20
@@ -316,5 +316,5 @@ def test_where_no_node_serves_the_rendezvous_none_is_accused(handlers):
     first, _ = handlers
     told = []
     first._store = Served("127.9.9.9")
-    Roster(first, first._store, told.append).tell_silence()
+    Roster(first, first._store, told.append).report_silent_nodes()
     assert told == []

@@ -23,9 +23,9 @@ from resilient.elastic.metrics.collector import (
     GoodputFigures,
     Metrics,
     RankFigures,
-    hear_rank,
     join,
-    weigh,
+    record_rank_event,
+    record_steps_at_risk,
 )
 from resilient.elastic.metrics.registry import MetricsRegistry, write_textfile
 from resilient.elastic.options import MetricsOptions, parse_port
@@ -58,7 +58,7 @@ def heard(tmp_path):
     def hear(*events):
         clock = OwnClock()
         metrics = Metrics(MetricsOptions(file=str(tmp_path / "f.prom")), "", 25.0, clock)
-        emit = Emitter(clock, (metrics.hear,), {"agent": "host:1"})
+        emit = Emitter(clock, (metrics.record_event,), {"agent": "host:1"})
         for one in events:
             emit(one)
         return metrics, clock
@@ -101,18 +101,18 @@ def test_the_last_step_of_ranks_that_ended_together_is_known_when_they_are_gone(
 
 def test_work_at_risk_is_weighed_by_what_is_durable_now():
     board = MetricsRegistry()
-    weigh(board)
+    record_steps_at_risk(board)
     board.put(registry.STEP, 14)
-    weigh(board)
+    record_steps_at_risk(board)
     assert "resilient_steps_at_risk" not in figures(board.page())
     board.put(registry.GENERATION, 1)
-    weigh(board)
+    record_steps_at_risk(board)
     assert board.value(registry.STEPS_AT_RISK) == 14
     board.put(registry.CHECKPOINT_STEP, 9)
-    weigh(board)
+    record_steps_at_risk(board)
     assert board.value(registry.STEPS_AT_RISK) == 5
     board.put(registry.CHECKPOINT_STEP, 20)
-    weigh(board)
+    record_steps_at_risk(board)
     assert board.value(registry.STEPS_AT_RISK) == 0
 
 
@@ -128,7 +128,7 @@ def test_it_is_well_while_the_agent_moves_and_not_when_it_stands_or_gave_up(hear
     assert metrics.health() == (True, "ok")
     clock.sleep(10)
     assert metrics.health() == (False, "the agent has made no progress for 90 s")
-    metrics.beat(tmp_path)
+    metrics.record_agent_alive(tmp_path)
     assert metrics.health()[0]
     lost, _ = heard(RunAborted(70, "crash loop"))
     assert not lost.health()[0]
@@ -141,7 +141,7 @@ def test_steps_of_ranks_are_read_from_their_signs(tmp_path):
     board.put(registry.LIVES, 1)
     ranks = RankFigures(board)
     ranks.look(clock.seconds, 5000.0)
-    ranks.notes = str(tmp_path)
+    ranks.agent_folder = str(tmp_path)
     pulses = [ProgressReporter(progress_path(str(tmp_path), local), clock) for local in range(2)]
     for one in pulses:
         one.enter(Phase.FIRST)
@@ -172,7 +172,7 @@ def test_ranks_of_an_older_life_are_forgotten(tmp_path):
     board.put(registry.LIVES, 1)
     board.put(registry.LOCAL_WORLD_SIZE, 2)
     ranks = RankFigures(board)
-    ranks.notes = str(tmp_path)
+    ranks.agent_folder = str(tmp_path)
     for local in range(2):
         ProgressReporter(progress_path(str(tmp_path), local), clock).end_step(3)
     ranks.look(clock.seconds, 0.0)
@@ -189,18 +189,18 @@ def test_saves_are_counted_since_the_agent_is_there_and_the_last_is_known_before
     board = MetricsRegistry()
     save = {"size_bytes": 100, "stall_seconds": 0.5, "commit_seconds": 2.0, "written_bytes": 40}
     one = told("CheckpointCommitted", 500, checkpoint="checkpoint-20-g1", **save)
-    hear_rank(one, board, is_new=False)
+    record_rank_event(one, board, is_new=False)
     found = figures(board.page())
     assert found["resilient_checkpoint_step"] == 20
     assert "resilient_checkpoints_total" not in found
-    hear_rank(one, board, is_new=True)
+    record_rank_event(one, board, is_new=True)
     found = figures(board.page())
     assert found["resilient_checkpoints_total"] == 1
     assert found["resilient_checkpoint_written_bytes_total"] == 40
     assert found["resilient_checkpoint_size_bytes"] == 100
     assert found["resilient_checkpoint_stall_seconds_sum"] == 0.5
     assert found["resilient_checkpoint_last_timestamp_seconds"] == (BEGAN_MS + 500) / 1000
-    hear_rank(told("GenerationClaimed", 600, generation=2, parent=""), board, is_new=True)
+    record_rank_event(told("GenerationClaimed", 600, generation=2, parent=""), board, is_new=True)
     found = figures(board.page())
     assert found["resilient_generation"] == 2
     assert "resilient_checkpoint_step" not in found
@@ -242,17 +242,17 @@ def run_of(seconds, every_ms):
 def test_the_classes_of_the_wall_clock_are_those_of_the_account(monkeypatch):
     board, clock, records = MetricsRegistry(), OwnClock(), run_of(20, 100)
     spending = GoodputFigures(board, clock)
-    spending.take(records)
-    spending.tell(BEGAN_MS + 20_000)
+    spending.add_records(records)
+    spending.update(BEGAN_MS + 20_000)
     found, known = figures(board.page()), build_report(records, BEGAN_MS + 20_000)
     for spent, spent_ms in known.spent_ms.items():
         assert found[f'resilient_spent_seconds{{class="{spent}"}}'] == spent_ms / 1000
     assert found["resilient_goodput_ratio"] == known.goodput > 0
-    spending.take([told("MetricsLogged", 20_500, step=500)])
-    spending.tell(BEGAN_MS + 21_000)
+    spending.add_records([told("MetricsLogged", 20_500, step=500)])
+    spending.update(BEGAN_MS + 21_000)
     assert figures(board.page()) == found
     clock.sleep(5)
-    spending.tell(BEGAN_MS + 21_000)
+    spending.update(BEGAN_MS + 21_000)
     assert figures(board.page()) != found
 
 
@@ -276,16 +276,16 @@ def test_a_long_run_takes_a_bounded_memory_and_a_longer_one_has_no_account(monke
     spending = GoodputFigures(board, clock)
     records = run_of(1000, 500)
     for one in records:
-        spending.take([one])
+        spending.add_records([one])
         assert len(spending._records) <= 200
-    assert 4000 <= spending._apart_ms <= 32_000
-    spending.tell(BEGAN_MS + 1_000_000)
+    assert 4000 <= spending._join_window_ms <= 32_000
+    spending.update(BEGAN_MS + 1_000_000)
     assert figures(board.page())["resilient_goodput_ratio"] > 0.5
-    spending.take(told("AttemptEnded", 1_000_000 + n) for n in range(300))
+    spending.add_records(told("AttemptEnded", 1_000_000 + n) for n in range(300))
     assert spending.is_full
     assert board.page() == ""
-    spending.take(records)
-    spending.tell(BEGAN_MS + 2_000_000, is_last=True)
+    spending.add_records(records)
+    spending.update(BEGAN_MS + 2_000_000, is_last=True)
     assert board.page() == ""
 
 

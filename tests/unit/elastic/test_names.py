@@ -44,18 +44,18 @@ def test_it_serves_a_rendezvous_at_an_address_of_its_own(unnamed, address, port)
 def test_it_does_not_serve_one_that_is_elsewhere(unnamed):
     # TEST-NET-1 (RFC 5737) is nobody's.
     parameters = RendezvousParameters("c10d", "192.0.2.1:29400", "run", 1, 1)
-    assert connect.told_where(parameters).config["is_host"] == "false"
-    assert connect.told_where(parameters).local_addr != NOWHERE
+    assert connect.with_own_address(parameters).config["is_host"] == "false"
+    assert connect.with_own_address(parameters).local_addr != NOWHERE
 
 
 def test_what_a_person_says_is_believed(unnamed):
     told = {"local_addr": "192.0.2.7", "is_host": "false"}
     parameters = RendezvousParameters("c10d", "127.0.0.1:29400", "run", 1, 1, **told)
-    found = connect.told_where(parameters)
+    found = connect.with_own_address(parameters)
     assert (found.local_addr, found.config["is_host"]) == ("192.0.2.7", "false")
 
 
 def test_torch_decides_where_the_name_leads_somewhere(monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     parameters = RendezvousParameters("c10d", "127.0.0.1:29400", "run", 1, 1)
-    assert connect.told_where(parameters) is parameters
+    assert connect.with_own_address(parameters) is parameters

@@ -48,7 +48,7 @@ class Ear:
         self.requests = []
         self.told = threading.Event()
 
-    def tell(self, request):
+    def request_stop(self, request):
         self.requests.append(request)
         self.told.set()
 

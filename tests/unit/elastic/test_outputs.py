@@ -97,7 +97,7 @@ def test_all_that_a_worker_prints_is_kept_and_goes_on_the_last_words_of_a_killed
     outputs, tmp_path, capfd
 ):
     outputs.begin("run/1-ab", "start", {0: 7})
-    ended = start(tmp_path, outputs.told(0), PRINTS)
+    ended = start(tmp_path, outputs.pipe_environ(0), PRINTS)
     outputs.end()
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGKILL, b"", b"")
     (source,) = find_sources(tmp_path)
@@ -112,12 +112,12 @@ def test_all_that_a_worker_prints_is_kept_and_goes_on_the_last_words_of_a_killed
     shown = capfd.readouterr()
     assert shown.out == "out None\nchild\nbar 0\rbar 1\rbar 2\r\nno end"
     assert shown.err == "err\n"
-    assert outputs.told(0) == {}
+    assert outputs.pipe_environ(0) == {}
 
 
 def test_more_than_a_pipe_holds_goes_through(outputs, tmp_path, capfd):
     outputs.begin("one", "start", {0: 0})
-    start(tmp_path, outputs.told(0), "for nth in range(40000): print('line', nth)")
+    start(tmp_path, outputs.pipe_environ(0), "for nth in range(40000): print('line', nth)")
     outputs.end()
     found = texts(LogReader().read(find_sources(tmp_path / "logs")))[1:]
     assert found == [f"line {nth}" for nth in range(40000)] == capfd.readouterr().out.splitlines()
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_written_costs_the_worker_nothing(tmp_path, capfd)
     (tmp_path / "logs").write_text("in the way")
     outputs = WorkerLogCapture(str(tmp_path / "logs"), tmp_path, SystemClock())
     outputs.begin("one", "start", {0: 0})
-    assert start(tmp_path, outputs.told(0), "print('it goes on')").returncode == 0
+    assert start(tmp_path, outputs.pipe_environ(0), "print('it goes on')").returncode == 0
     outputs.end()
     shown = capfd.readouterr()
     assert shown.out == "it goes on\n"
@@ -137,7 +137,7 @@ def test_a_file_that_cannot_be_written_costs_the_worker_nothing(tmp_path, capfd)
 def test_without_a_folder_a_worker_prints_where_it_always_did(tmp_path):
     outputs = WorkerLogCapture("", tmp_path, SystemClock())
     outputs.begin("one", "start", {0: 0})
-    assert start(tmp_path, outputs.told(0), "print('mine')").stdout == b"mine\n"
+    assert start(tmp_path, outputs.pipe_environ(0), "print('mine')").stdout == b"mine\n"
     outputs.end()
 
 

@@ -104,17 +104,17 @@ def hosts(*names, store=None, sizes=(1, 3)):
 
 def test_the_others_go_on_and_the_one_that_leaves_hears_that():
     first, second, third = hosts("a", "b", "c")
-    third.roster.say_asked(is_for_all=False)
-    assert not third.roster.is_outlasted()
+    third.roster.publish_stop_request(is_for_all=False)
+    assert not third.roster.is_continued_without()
     assert [one.roster.stay() for one in (first, second)] == [2, 2]
     assert first.told == [HostsReleased(["c"], 2, 1, 3)]
-    assert third.roster.is_outlasted()
-    assert not third.roster.waits_for_goodbyes(2)
+    assert third.roster.is_continued_without()
+    assert not third.roster.waits_for_leaving_nodes(2)
 
 
 def test_a_host_that_left_as_asked_is_not_missed_although_the_store_of_the_round_is_gone():
     first, _, third = hosts("a", "b", "c")
-    third.roster.say_asked(is_for_all=False)
+    third.roster.publish_stop_request(is_for_all=False)
     first.roster.stay()
     there = first.roster._handler._state_holder.state.participants
     first.roster._store = SimpleNamespace(check=unreachable, set=unreachable)
@@ -128,20 +128,20 @@ def test_a_host_that_left_as_asked_is_not_missed_although_the_store_of_the_round
 def test_nobody_goes_on_where_hosts_would_be_too_few_or_nobody_was_asked(names, sizes):
     first, *others = hosts(*names, sizes=sizes)
     for one in others[-1:]:
-        one.roster.say_asked(is_for_all=False)
+        one.roster.publish_stop_request(is_for_all=False)
     assert first.roster.stay() == 0
     assert not first.told
-    assert not any(one.roster.is_outlasted() for one in others)
+    assert not any(one.roster.is_continued_without() for one in others)
 
 
 def test_a_request_for_all_and_a_store_that_is_gone_leave_nobody():
     first, second = hosts("a", "b")
-    second.roster.say_asked(is_for_all=True)
+    second.roster.publish_stop_request(is_for_all=True)
     assert first.roster.stay() == 0
     (alone, _) = hosts("a", "b", store=SimpleNamespace(check=unreachable, set=unreachable))
-    alone.roster.say_asked(is_for_all=False)
+    alone.roster.publish_stop_request(is_for_all=False)
     assert alone.roster.stay() == 0
-    assert not alone.roster.is_outlasted()
+    assert not alone.roster.is_continued_without()
 
 
 def unreachable(*_):
@@ -152,7 +152,7 @@ def test_a_store_that_hangs_does_not_keep_the_order_from_the_ranks():
     held = threading.Event()
     (asked, _) = hosts("a", "b", store=SimpleNamespace(set=lambda *_: held.wait(60)))
     began_seconds = time.monotonic()
-    asked.roster.say_asked(is_for_all=False)
+    asked.roster.publish_stop_request(is_for_all=False)
     assert time.monotonic() - began_seconds < 10
     held.set()
 
@@ -164,7 +164,7 @@ def test_whoever_listens_at_the_port_of_the_store_serves_it():
         assert is_served_here(handler)
         first, second = hosts("a", "b")
         second.roster._handler._store = handler._store
-        second.roster.say_asked(is_for_all=False)
+        second.roster.publish_stop_request(is_for_all=False)
         assert first.roster.stay() == 0, "without it nobody meets again"
         with socket.create_connection(("127.0.0.1", port)) as connection:
             handler._store.port = connection.getsockname()[1]
@@ -180,7 +180,7 @@ def watch_of(members, request=None, statuses=(75,)):
         members=members,
         barrier=SimpleNamespace(),
         health=SimpleNamespace(),
-        elsewhere=SimpleNamespace(),
+        peer_hangs=SimpleNamespace(),
         patience=Timeouts(),
         clock=clock,
         emit=Emitter(clock),
@@ -201,10 +201,10 @@ class Members:
 
     is_changed = False
 
-    def look_afresh(self):
+    def look_uncached(self):
         """Nothing is new."""
 
-    def part(self, request):
+    def leave_or_stay(self, request):
         return 0 if request else 2
 
 
@@ -218,16 +218,18 @@ def test_a_host_says_that_it_stays_although_others_wait_for_it_already():
     members = Members()
     members.is_changed, members.is_joined = True, True
     assert watch_of(members).observe() == Outcome(OutcomeKind.PREEMPTED, hosts_left=2)
-    members.part = lambda _: 0
+    members.leave_or_stay = lambda _: 0
     assert watch_of(members).observe() == Outcome(OutcomeKind.REGROUPED, is_joined=True)
 
 
 def test_a_host_whose_ranks_have_not_all_saved_does_not_say_that_it_goes_on():
     said = []
-    members = SimpleNamespace(part=said.append, look_afresh=lambda: None, is_changed=False)
+    members = SimpleNamespace(
+        leave_or_stay=said.append, look_uncached=lambda: None, is_changed=False
+    )
     watch = watch_of(members, statuses=(75, 143))
     assert watch.observe().kind is OutcomeKind.STOPPED
-    watch._end = lambda *, is_told: False
+    watch._end = lambda *, sends_request: False
     assert watch.observe().kind is OutcomeKind.KILLED
     assert said == []
 
@@ -236,16 +238,16 @@ def test_a_host_that_was_asked_says_so_and_leaves_and_the_others_look():
     first, second = (
         MembershipWatch(one.roster._handler, 1.0, OwnClock(), one.roster) for one in hosts("a", "b")
     )
-    assert second.part(StopRequest("SIGTERM", 9.0)) == 0
-    assert first.part(None) == 1
-    assert second.part(StopRequest("SIGINT", 9.0, is_for_all=True)) == 0
-    assert first.part(None) == 0
+    assert second.leave_or_stay(StopRequest("SIGTERM", 9.0)) == 0
+    assert first.leave_or_stay(None) == 1
+    assert second.leave_or_stay(StopRequest("SIGINT", 9.0, is_for_all=True)) == 0
+    assert first.leave_or_stay(None) == 0
 
 
 def test_a_host_that_is_asked_says_so_before_its_ranks_hear_of_it():
     said = []
     request = StopRequest("SIGTERM", 2000.0)
-    watch = watch_of(SimpleNamespace(part=said.append), request)
+    watch = watch_of(SimpleNamespace(leave_or_stay=said.append), request)
     watch._stops.asked_by = signal.SIGTERM
     watch._group.signal = lambda _: said.append("ranks")
     watch._failures_of_stop = list
@@ -256,7 +258,7 @@ def test_a_host_that_is_asked_says_so_before_its_ranks_hear_of_it():
 def test_a_host_that_hears_while_its_ranks_end_that_all_are_meant_says_so():
     said = []
     here, run = StopRequest("SIGTERM", 2000.0), StopRequest("SIGINT", 2000.0, is_for_all=True)
-    watch = watch_of(SimpleNamespace(part=said.append), here)
+    watch = watch_of(SimpleNamespace(leave_or_stay=said.append), here)
     watch._stops.asked_by = signal.SIGTERM
     watch._failures_of_stop = list
     group, waits = watch._group, iter([run, None])
@@ -294,7 +296,7 @@ def test_the_place_of_a_host_that_leaves_is_free_at_once(monkeypatch):
         for part in (one, one._op_executor, one._state_holder):
             part._settings = replace(part._settings, min_nodes=1)
     rosters = [Roster(one, first._store, print) for one in (first, second)]
-    rosters[1].say_asked(is_for_all=False)
+    rosters[1].publish_stop_request(is_for_all=False)
     assert rosters[0].stay() == 1
     group = SimpleNamespace(
         spec=SimpleNamespace(rdzv_handler=second), group_rank=second._get_world()[0]

@@ -33,7 +33,7 @@ def test_a_repository_that_does_not_answer_is_no_evidence_and_forgets_nothing():
     assert failed(log) is None
     assert failed(log) is None
     assert log.describe() == "a is committed"
-    assert log.name_of_newest == ""
+    assert log.newest_name == ""
     assert failed(log) is False, "the checkpoint of the start is no progress"
     assert failed(log) is True
 
@@ -65,7 +65,7 @@ def test_what_is_safe_is_said_in_words():
 
 
 def test_a_repository_that_is_told_late_counts_from_then_on():
-    log = log_of(ProgressState.UNTOLD, "old", "old", ProgressState.UNTOLD)
+    log = log_of(ProgressState.URL_UNKNOWN, "old", "old", ProgressState.URL_UNKNOWN)
     assert failed(log), "it may be new: nobody looked before"
     assert not failed(log)
     assert not failed(log)
@@ -73,10 +73,10 @@ def test_a_repository_that_is_told_late_counts_from_then_on():
 
 
 def test_a_repository_that_is_told_late_and_empty_has_seen_no_progress():
-    assert not failed(log_of(ProgressState.UNTOLD, None))
+    assert not failed(log_of(ProgressState.URL_UNKNOWN, None))
 
 
 def test_the_newest_checkpoint_has_a_name_where_it_is_known():
-    assert log_of("a").name_of_newest == "a"
-    assert log_of(None).name_of_newest is None
-    assert ProgressLog(None).name_of_newest == ""
+    assert log_of("a").newest_name == "a"
+    assert log_of(None).newest_name is None
+    assert ProgressLog(None).newest_name == ""

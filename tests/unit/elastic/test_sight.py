@@ -97,7 +97,7 @@ def test_a_slow_start_may_be_suspended_too(tmp_path, monkeypatch):
     for _ in range(int(PATIENCE_SECONDS)):
         host.clock.seconds += 1
         hang = host.health.look(pids, [0, 1])
-    assert (hang.first.rank, hang.first.doing) == (1, "starting")
+    assert (hang.first.rank, hang.first.activity) == (1, "starting")
     assert hang.first.waited_seconds == pytest.approx(PATIENCE_SECONDS, abs=3)
 
 
@@ -110,7 +110,7 @@ def test_the_end_of_others_is_no_longer_ago_than_this_host_ran(tmp_path, monkeyp
     assert host.look(for_seconds=1) is None
     host.clock.seconds += AWAY
     assert host.look(for_seconds=PATIENCE_SECONDS - 3) is None
-    assert host.look(for_seconds=3).first.doing == "ending"
+    assert host.look(for_seconds=3).first.activity == "ending"
 
 
 def test_what_a_suspension_made_long_is_not_learned(host):
@@ -144,7 +144,7 @@ def test_a_longer_one_that_nobody_missed_counts_again():
 def longest_of(corrected, seconds, *, since, away=0.0):
     longest = tuple(seconds if one is Phase.STEP else 0.0 for one in Phase)
     shown = ProgressRecord(3, Phase.STEP, since, longest, ())
-    return corrected.signs(0, shown, away).longest_seconds[Phase.STEP]
+    return corrected.corrected(0, shown, away).longest_seconds[Phase.STEP]
 
 
 def test_what_passes_inside_a_look_is_no_absence():

@@ -11,9 +11,9 @@ import pytest
 from resilient.clock import SystemClock
 from resilient.elastic.stack_dump import (
     RankStacks,
-    alike,
     collect_stacks,
     describe,
+    group_by_stack,
     main_stack,
     state_of,
 )
@@ -150,6 +150,6 @@ def test_ranks_at_the_same_place_are_shown_once():
         RankStacks(1, "", stuck, is_answered=True),
         RankStacks(2, "", other, is_answered=True),
     ]
-    assert sorted(alike(stacks)) == [(0, 2), (1,)]
+    assert sorted(group_by_stack(stacks)) == [(0, 2), (1,)]
     assert main_stack(helper + place)[0].startswith("Current thread 0x1")
     assert stacks[1].innermost == "g (a.py:9)"

@@ -12,8 +12,8 @@ from resilient.elastic.hang_detection import (
     LearnedDeadlines,
     RankStatus,
     find_culprit,
-    parse_standing,
-    standing_of,
+    host_status_of,
+    parse_host_status,
 )
 
 NOW = 1000.0
@@ -79,7 +79,7 @@ def test_a_host_stands_as_the_rank_that_holds_the_others_up():
     rule, learned = HangRule(floor_seconds=60.0), LearnedDeadlines(1.0)
 
     def of(*vitals):
-        return standing_of(vitals, learned, rule, NOW)
+        return host_status_of(vitals, learned, rule, NOW)
 
     assert of() is None
     assert of(vital(0, 5, 90, phase=Phase.OUTSIDE)) is None
@@ -91,7 +91,7 @@ def test_a_host_stands_as_the_rank_that_holds_the_others_up():
 
 
 def test_it_is_read_as_it_was_written():
-    assert parse_standing(WAITING.dump(4)) == (4, WAITING)
+    assert parse_host_status(WAITING.dump(4)) == (4, WAITING)
     for text in ("", "[]", "{}", '{"number": 1}', '{"number": 1, "phase": 99}'):
         with pytest.raises(ValueError, match=r"invalid rank status|Expecting|is not a valid"):
-            parse_standing(text)
+            parse_host_status(text)

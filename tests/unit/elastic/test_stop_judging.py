@@ -130,15 +130,15 @@ def test_a_kill_that_ends_the_run_is_held_against_what_is_heard_a_moment_later()
     killed = Outcome(OutcomeKind.FAILED, -9, cause=Cause.SIGNAL)
     judge = Repository("checkpoint-20-g1").judge()
     judge.restarts_left = 0
-    assert judge.with_late_news(killed, LateNews(15)) == TAKEN
-    assert judge.with_late_news(killed, LateNews(0)) == killed
+    assert judge.with_late_stop_request(killed, LateNews(15)) == TAKEN
+    assert judge.with_late_stop_request(killed, LateNews(0)) == killed
     for other in (Outcome(OutcomeKind.FAILED, 1, cause=Cause.EXIT), Outcome(OutcomeKind.SUCCEEDED)):
         news = LateNews(15)
-        assert judge.with_late_news(other, news) == other
+        assert judge.with_late_stop_request(other, news) == other
         assert not news.waited
     judge.restarts_left = 1
     news = LateNews(15)
-    assert judge.with_late_news(killed, news) == killed, "a restart waits for nothing"
+    assert judge.with_late_stop_request(killed, news) == killed, "a restart waits for nothing"
     assert not news.waited
 
 
@@ -169,7 +169,7 @@ def test_a_loss_is_no_longer_counted_once_a_host_is_known_to_be_gone():
         judge = RestartController(SPEC, FailureLimits(), ProgressLog(None), StillClock(), [].append)
         for _ in range(10):
             assert isinstance(judge.after(lost, 2), Restart)
-            judge.found_lost(gone)
+            judge.excuse_lost_nodes(gone)
         assert isinstance(judge.after(lost, 2), last)
         assert judge.restarts_left == 9
 
@@ -185,7 +185,7 @@ def test_a_life_that_trained_got_nowhere_because_its_host_is_gone(has_stepped, g
     )
     for _ in range(2):
         assert isinstance(judge.after(lost, 2), Restart)
-        judge.found_lost(gone)
+        judge.excuse_lost_nodes(gone)
     assert isinstance(judge.after(lost, 2), last)
 
 
@@ -195,5 +195,5 @@ def test_hosts_that_go_for_ever_without_progress_are_no_excuse():
     found = []
     for _ in range(23):
         found.append(type(judge.after(lost, 2)))
-        judge.found_lost(["10.0.0.2"])
+        judge.excuse_lost_nodes(["10.0.0.2"])
     assert found == [Restart] * 22 + [GiveUp]

@@ -84,5 +84,5 @@ def test_without_a_compiler_it_is_said_and_not_tried(tmp_path, monkeypatch):
 
 
 def test_a_library_that_is_not_preloaded_is_found_out(monkeypatch):
-    monkeypatch.setattr(clock_shift, "_ASK", "import time; print(1.0)")
+    monkeypatch.setattr(clock_shift, "_PROBE_SCRIPT", "import time; print(1.0)")
     assert "does not preload the library" in why_not_moving()

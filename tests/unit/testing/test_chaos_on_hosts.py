@@ -12,15 +12,15 @@ from resilient.clock import SystemClock
 from resilient.format.keys import CheckpointId
 from resilient.testing.chaos.job import Job, JobEnvironment, JobEvents
 from resilient.testing.chaos.plan import FaultKind, Injection, PlannedFault, Target
-from resilient.testing.chaos.runner import began_from, with_lives
+from resilient.testing.chaos.runner import began_from, with_attempt_starts
 from resilient.testing.chaos.verdict import (
     ExperimentResult,
     GuaranteeState,
     HostEnd,
     InjectionResult,
     RunResult,
+    correct_codes,
     evaluate_guarantees,
-    right_codes,
 )
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def broken(*given, **more):
     ],
 )
 def test_a_code_is_right_for_whom_it_may_come_of_the_fault(fault, struck, codes):
-    assert [right_codes(fault, struck, host) for host in range(3)] == codes
+    assert [correct_codes(fault, struck, host) for host in range(3)] == codes
 
 
 def test_the_end_of_the_run_is_a_right_end_of_any_host():
@@ -150,17 +150,17 @@ RESTORED_20 = {"event": "CheckpointRestored", "checkpoint": "checkpoint-20-g1"}
 
 
 def test_the_life_that_began_from_too_little_is_told():
-    found = with_lives(STRUCK, [RESTORED_20, RESTORED_10], has_hosts=True)
+    found = with_attempt_starts(STRUCK, [RESTORED_20, RESTORED_10], has_hosts=True)
     assert (found.restored, found.due) == (saved(10), saved(20))
     assert broken(found) == {"available"}
-    found = with_lives(STRUCK, [RESTORED_20, RESTORED_20], has_hosts=True)
+    found = with_attempt_starts(STRUCK, [RESTORED_20, RESTORED_20], has_hosts=True)
     assert not broken(found)
-    assert with_lives(STRUCK, [RESTORED_20], has_hosts=False).due is None
+    assert with_attempt_starts(STRUCK, [RESTORED_20], has_hosts=False).due is None
 
 
 def test_no_life_need_begin_from_what_was_damaged():
     flipped = replace(STRUCK, damaged=saved(20), after=saved(10), is_found=True)
-    found = with_lives(flipped, [RESTORED_10], has_hosts=True)
+    found = with_attempt_starts(flipped, [RESTORED_10], has_hosts=True)
     assert (found.restored, found.due) == (saved(10), saved(10))
     assert not broken(found)
 
@@ -232,7 +232,7 @@ def test_hosts_meet_at_the_first_and_have_files_of_their_own(job, tmp_path):
     assert second[second.index("--events") + 1] == str(tmp_path / "events" / "host-1")
     assert second[second.index("--notice") + 1] == "file:notice-host-1"
     assert first[-1] == f"{tmp_path}/host-0"
-    assert job.hosts[1].said == tmp_path / "said-host-1.txt"
+    assert job.hosts[1].output_path == tmp_path / "said-host-1.txt"
 
 
 class FakeHost:

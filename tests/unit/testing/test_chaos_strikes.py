@@ -86,7 +86,7 @@ def test_a_wait_ends_with_the_job_or_in_time(tmp_path):
     job = Job(tmp_path, tmp_path / "repository", (), (str(script),), SystemClock())
     job.start()
     assert job.wait(60) == 66
-    assert "no script" in job.hosts[0].said.read_text()
+    assert "no script" in job.hosts[0].output_path.read_text()
     sleeper = Job(tmp_path, tmp_path / "repository", (), (str(script),), SystemClock())
     sleeper.hosts[0]._command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
     sleeper.start()
