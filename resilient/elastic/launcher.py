@@ -31,7 +31,7 @@ from resilient.elastic.preemption.watcher import Watcher
 from resilient.elastic.restart_controller import (
     ProgressLog,
     ProgressState,
-    count_agent_runs,
+    count_runs,
     newest_committed,
 )
 from resilient.elastic.run_dir import EventFile, make_folder
@@ -231,21 +231,20 @@ def build_agent(
     )
     emit = emit.bind(run=plan.run_id)
 
-    repo, storage_options = worker_options.repo, worker_options.storage_options
-    is_counted = options.patience.limits.preemptions_max is not None and repo
-    launches = count_agent_runs(repo, storage_options) if is_counted else 0
-    if launches is None:
+    is_counted = options.patience.limits.preemptions_max is not None and worker_options.repo
+    runs = count_runs(worker_options.repo, worker_options.storage_options) if is_counted else 0
+    if runs is None:
         emit(LaunchCountUnknown())
     if worker_options.resume != "auto":
         emit(ResumeOptionRepeated(worker_options.resume, worker_options.start.job))
 
     def ask(within_seconds: float) -> object:
-        url = repo or read_published_repository(worker_options.notes)
+        url = worker_options.repo or read_published_repository(worker_options.notes)
         if not url:
             return ProgressState.URL_UNKNOWN
-        return newest_committed(url, storage_options, within_seconds)
+        return newest_committed(url, worker_options.storage_options, within_seconds)
 
-    progress = ProgressLog(ask, launches or 0)
+    progress = ProgressLog(ask, runs or 0)
     agent = ElasticAgent(spec, worker_options, options.patience, progress, SystemClock(), emit)
     if not plan.is_alone:
         join_seconds = float(plan.conf.get("join_timeout", 0))

@@ -285,7 +285,7 @@ def newest_committed(
     return _ask_store(find_newest, url, storage_options, within_seconds)
 
 
-def count_agent_runs(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
+def count_runs(url: str, storage_options: Mapping[str, Any] | None = None) -> int | None:
     """Return the number of agent runs of the run under ``url``; None without an answer."""
 
     def count(store: Store) -> int:

@@ -8,7 +8,7 @@ import pytest
 from resilient.elastic.launcher import RendezvousOptions, TrainOptions, resolve
 from resilient.elastic.restart_controller import (
     ProgressState,
-    count_agent_runs,
+    count_runs,
     find_newest,
     newest_committed,
 )
@@ -90,7 +90,7 @@ def test_a_repository_that_cannot_be_asked_is_unknown_and_never_an_error(url):
 
 @pytest.mark.parametrize("url", ["", "no-such-protocol://x/y"])
 def test_launches_of_a_repository_that_cannot_be_asked_are_not_known(url):
-    assert count_agent_runs(url) is None
+    assert count_runs(url) is None
 
 
 def test_without_time_nothing_is_asked(tmp_path):
@@ -99,7 +99,7 @@ def test_without_time_nothing_is_asked(tmp_path):
 
 def test_an_empty_folder_holds_no_checkpoint(tmp_path):
     assert newest_committed(str(tmp_path)) is None
-    assert count_agent_runs(str(tmp_path)) == 0
+    assert count_runs(str(tmp_path)) == 0
 
 
 def test_a_plan_does_not_load_torch():
