@@ -5,9 +5,9 @@ host. A heartbeat costs about a microsecond and needs no network. The agent can 
 any state of the rank and its collectives. The times in a heartbeat are from the monotonic clock,
 which all processes of a host share.
 
-The progress is in two slots, written in turn. A slot begins and ends with its number, so a reader
-rejects a half-written slot and reads the other slot. If a rank is stopped or killed inside a write,
-the previous progress therefore remains.
+The progress is in two slots, written in turn. A slot begins and ends with its sequence number, so
+a reader rejects a half-written slot and reads the other slot. If a rank is stopped or killed during
+a write, the previous progress therefore remains.
 
 A second file receives the stacks of all threads when the agent sends :data:`STACKS_SIGNAL`. The
 signal handler is the C handler of ``faulthandler``. This handler writes the stacks even if the rank

@@ -4,10 +4,12 @@
 second thread of a rank that misses the save posts a failure for this rank. The other ranks then
 fail at once, with the hint that all ranks must call ``save()``.
 
-A rank is certainly absent in three cases. The first is that the rank closed its checkpointer. The
-second is that the rank made more optimizer steps than the waiting rank had made at its call. The
-third is that the rank made equally many steps, and its thread is in a backward pass or collective
-that needs the waiting rank.
+A rank is certainly absent in these cases:
+
+* The rank closed its checkpointer.
+* The rank made more optimizer steps than the waiting rank had made at its call.
+* The rank made equally many steps, and its thread is in a backward pass or collective that needs
+  the waiting rank.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Elastic agent, which manages processes (not tensors) on torch.distributed.elastic."""
+"""Elastic agent that manages worker processes with the rendezvous of torch.distributed.elastic."""

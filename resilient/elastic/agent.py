@@ -1,4 +1,4 @@
-"""The elastic agent of one host: run attempts until a decision ends the run.
+"""Elastic agent of one host, which runs attempts until the restart policy ends the run.
 
 torch provides the rendezvous and the ranks. This package starts, monitors and stops the workers and
 decides on restarts. The agent loop of torch is not used, because it loses exit codes, waits 30 s

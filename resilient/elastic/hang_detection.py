@@ -14,7 +14,7 @@ outside training               see the next table
 Ranks that train together wait for the rank with the fewest steps. So the group hangs when every
 rank with the fewest steps done is overdue. Ranks with more steps only wait and are not blamed. The
 floor is the option ``--hang-floor`` (60 s by default), and the patience is ``--hang-patience``.
-Before 5 steps were seen, the patience replaces the deadline of a step.
+Until 5 steps have been timed, the patience replaces the deadline of a step.
 
 The time before and after training has no learned deadline:
 

@@ -9,8 +9,8 @@ before and after an attempt. The counters are those of the victim's control grou
 in version 2, ``memory.oom_control`` in version 1) and of the machine (``/proc/vmstat``).
 
 Ranks that train together have equally long steps, since all wait for the slowest. A straggler is
-visible in the time that a rank needs without others: loading its batch, and its forward pass. A
-straggler is only reported, never killed.
+visible only in the time that a rank needs without other ranks, for its batch and its forward pass.
+The agent only reports a straggler, and never kills it.
 """
 
 from __future__ import annotations

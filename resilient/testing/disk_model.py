@@ -8,8 +8,8 @@ The model follows POSIX:
 
 * Unsynced content of a file may be present, absent or partial. Each of its blocks may be missing,
   zero or garbage, because data and metadata may reach the disk in any order.
-* Unsynced changes of the names in a folder may have happened or not, each on its own and in any
-  combination. A rename within a folder is atomic.
+* Any combination of the unsynced name changes in a folder may have happened. A rename within a
+  folder is atomic.
 * Synced content is present. A folder whose own name was lost is lost with its whole content.
 
 A file system that orders its operations, such as ext4, leaves a subset of these states.

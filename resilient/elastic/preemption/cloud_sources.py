@@ -1,19 +1,19 @@
 """Preemption notices of AWS, Azure and GCP, from their metadata servers.
 
-AWS: spot interruptions and rebalance recommendations. The protocol is a token by
-``PUT /latest/api/token`` (IMDSv2), then ``GET`` with the token. An address without a value answers
-404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the Instance Metadata
-Service". The answer to the ``PUT`` has an IP hop limit, 1 by default, so the answer may never
-arrive in a container. The source then sends its requests without a token, which works if IMDSv1 is
-allowed.
+AWS: spot interruptions and rebalance recommendations. The source gets a token by
+``PUT /latest/api/token`` (IMDSv2), and then sends ``GET`` with the token. An address without a
+value answers 404. See Amazon EC2 User Guide, "Spot Instance interruption notices" and "Use the
+Instance Metadata Service". The answer to the ``PUT`` has an IP hop limit, 1 by default, so the
+answer may never arrive in a container. The source then sends its requests without a token, which
+works if IMDSv1 is allowed.
 
-Azure: scheduled events and their acknowledgement. The protocol is
+Azure: scheduled events and their acknowledgement. The source sends
 ``GET /metadata/scheduledevents?api-version=2020-07-01`` with the header ``Metadata: true``. A
 ``POST`` of an event's id to the same address acknowledges the event. Azure then does not wait
 until ``NotBefore``. The first request turns the service on and may take two minutes. See Azure
 documentation, "Scheduled Events for Linux VMs".
 
-GCP: preemption and maintenance by long polls. The protocol is ``GET`` with the header
+GCP: preemption and maintenance by long polls. The source sends ``GET`` with the header
 ``Metadata-Flavor: Google``, which the answer repeats. With ``wait_for_change=true&last_etag=E``
 the server answers when the value changes, or after ``timeout_sec``. See Compute Engine
 documentation, "View and query VM metadata" and "Spot VMs".

@@ -6,14 +6,14 @@ send ``GET /stop``. Every client that can connect to the address can stop the ru
 therefore listens on the loopback interface unless the user names another address. The server
 requires a token if a token is set.
 
-SLURM: the agent receives SLURM's signals (``--signal=USR1@120``, SIGTERM at a preemption) anyway.
+SLURM: the agent itself receives SLURM's signals (``--signal=USR1@120``, SIGTERM at a preemption).
 No signal contains the end time of the job. ``scontrol show job`` shows this time, even after an
 extension or a preemption. ``SLURM_JOB_END_TIME`` is the end time planned at the start of the job.
 
-File: a script, a shared folder or a projected volume creates a file.
+File: the source polls a file, which a script or a projected volume creates.
 
-URL: the user's own URL is polled. A response of 404 or 204 means no notice, and 200 with JSON is a
-notice.
+URL: the source polls a URL of the user. A response of 404 or 204 means no notice, and 200 with JSON
+is a notice.
 """
 
 from __future__ import annotations

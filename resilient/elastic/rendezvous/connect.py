@@ -1,7 +1,7 @@
 """Connection to the c10d rendezvous, with tolerance for missing names, clock skew and lost nodes.
 
-Own name: torch resolves this host's own name, but the name has no address in many images. This
-module finds the address without the name.
+Own name: torch resolves this host's own name, but the name has no address in many container
+images. This module finds the address without the name.
 
 Late server: the node that serves the rendezvous may start late, or may be lost and come back. For
 example, a Kubernetes pod or its replacement may wait for a machine.

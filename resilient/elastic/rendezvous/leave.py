@@ -41,8 +41,8 @@ def leave_rendezvous(
 ) -> bool:
     """Close the rendezvous if the run is over; leave it open if the run was preempted.
 
-    Nodes that wait for a free position in the world, and former nodes that join again, receive the
-    reason before the rendezvous may end with this agent.
+    The rendezvous may end with this agent. Before that, nodes that wait for a free position and
+    former nodes that join again receive the reason.
 
     Ranks of other hosts may still query the attempt's store for the commit of their last save. The
     store ends with the agent of the first node. So nodes that save and leave wait for each other,

@@ -8,9 +8,9 @@ the user's modules, and never runs computations.
 
 A request has an environment and a socket for each worker. One child forks all workers and exits.
 The agent adopts orphans meanwhile, so it becomes the parent of the workers as if it had started
-them. Each worker sends its pid on its socket and waits for a start message. An agent that has given
-up never sends this message. Then the worker runs the bootstrap, in a process with one thread and no
-open device.
+them. Each worker sends its pid on its socket and waits for a start message. After this message the
+worker runs the bootstrap, in a process with one thread and no open device. An agent that has given
+up never sends the message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Group of worker processes of one attempt: start, watch and stop. Linux only.
 
 Each worker leads its own session. A pidfd reports an exit at once. Ended workers stay zombies until
-:meth:`WorkerGroup.close`. So the number of their process group is not reused. The agent can
+:meth:`WorkerGroup.close`. So the id of their process group is not reused. The agent can
 therefore kill the remaining children of ended workers without the risk of killing another process.
 """
 
