@@ -1,11 +1,11 @@
 """The Typer application: global options, lazy commands, help layout and error output.
 
 Only :func:`main` turns errors into text and exit codes. The module of a command is imported when
-the command is called. So ``--help`` and ``ckpt`` never import torch.
+the command is called. Therefore ``--help`` and ``ckpt`` never import torch.
 
 Typer's own help needs at least 50 columns and breaks words at hyphens, so that an option in an
-example cannot be copied. The formatter here fits every line into the terminal and cuts no word. On
-a narrow terminal, the meaning of an option is on the line below the option.
+example cannot be copied. The formatter of this module fits every line into the terminal and cuts no
+word. On a narrow terminal, the meaning of an option is on the line below the option.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _CONTEXT: Any = TyperGroup.context_class
 _FORMATTER: Any = _CONTEXT.formatter_class
 
 
-class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
+class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # the base differs between releases
     """Help formatter that fits the width of the terminal."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -87,7 +87,7 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
     def write_dl(
         self, rows: Sequence[tuple[str, str]], col_max: int = _TERM_MAX, col_spacing: int = _GAP
     ) -> None:
-        """Write terms and their meanings: side by side, or one below the other if it is narrow."""
+        """Write terms beside their meanings, or above their meanings on a narrow terminal."""
         rows = list(rows)
         term_width = min(max((len(term) for term, _ in rows), default=0), col_max) + col_spacing
         is_narrow = self.width < _TWO_COLUMNS_MIN
@@ -107,7 +107,7 @@ class HelpFormatter(_FORMATTER):  # type: ignore[misc]  # it is one of two
         self.write("".join(f"{line}\n" for line in lines))
 
 
-class HelpContext(_CONTEXT):  # type: ignore[misc]  # it is one of two
+class HelpContext(_CONTEXT):  # type: ignore[misc]  # the base differs between releases
     """Parser context that formats help with :class:`HelpFormatter`."""
 
     formatter_class = HelpFormatter
@@ -144,7 +144,7 @@ _LISTING = ["resilient", "ckpt", "ls"]
 
 
 def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
-    """Return the hint, or a better one if it repeats the command that failed.
+    """Return the hint, or a more useful hint if the hint repeats the failed command.
 
     Args:
         hint: Hint of the error.
@@ -156,7 +156,7 @@ def drop_useless_hint(hint: str, arguments: Sequence[str], code: str) -> str:
     except ValueError:
         return hint
     positional = [word for word in arguments if not word.startswith("-")]
-    # Most errors about a repository suggest `ckpt ls`. If that itself failed, doctor helps more.
+    # Most errors about a repository suggest `ckpt ls`. After a failed `ckpt ls`, doctor helps more.
     if words[:3] == _LISTING == ["resilient", *positional[:2]] and words[3:4] != ["--help"]:
         return (
             f"resilient doctor --repo {shell_quote(words[3])}" if words[3:] else _help_command(code)
@@ -180,7 +180,7 @@ def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
 
     Args:
         arguments: Command line.
-        options: Options that :func:`_are_options` accepts; a number belongs to the one before.
+        options: Options that :func:`_are_options` accepts; a number is the value of an option.
     """
     takes_value = {name: not value.startswith("-") for name, value in pairwise([*options, "--"])}
     remaining = []
@@ -254,7 +254,7 @@ def _command(name: str, target: Any, settings: frozenset[tuple[str, Any]]) -> An
 
 
 def build() -> Any:
-    """Return the root command of the program. It imports a command when one is called."""
+    """Return the root command of the program, which imports each command at its first call."""
     if COMPLETE_VARIABLE in os.environ:
         completion_init()
     return _root()
@@ -288,10 +288,10 @@ def _group(name: str, help_text: str, table: Mapping[str, LazyCommand], **settin
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; errors become text here and nowhere else.
+    """Run the program and return its exit code. Only this function turns errors into text.
 
-    If ``RESILIENT_EXIT_CODE_FILE`` names a file, the code is also written to it. A launcher of
-    several processes, such as srun, may report only one code for all of them.
+    If ``RESILIENT_EXIT_CODE_FILE`` names a file, the code is also written to this file.
+    A launcher such as srun may report only one code for several processes.
     """
     # A program that the training script starts must not write to the same file.
     exit_code_file = os.environ.pop(EXIT_CODE_FILE, "")
@@ -319,12 +319,12 @@ def _main(arguments: Sequence[str] | None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         status = EXIT_INTERRUPTED
     except SystemExit as exit_request:
-        # The parser exits this way if the reader of the pipe has closed it.
+        # The parser exits this way if the reader has closed the pipe.
         if not isinstance(exit_request.__context__, BrokenPipeError):
             raise
         ignore_broken_pipe()
         status = 0
-    except Exception as error:  # noqa: BLE001 - the edge: nothing leaves it as a traceback
+    except Exception as error:  # noqa: BLE001 - no error may leave the program as a traceback
         text = f"unexpected {type(error).__name__}: {error}"
         return _fail(error, output, 1, "RES-ERROR", text, _write_traceback(error))
     finally:
@@ -337,7 +337,7 @@ def _do_nothing() -> None:
 
 
 def _explained(error: ResilientError) -> ResilientError:
-    """Return an error that names what is at a location where no repository is."""
+    """Return an error that names the content of a location without a repository."""
     if not isinstance(error, RepositoryNotFound) or not error.url:
         return error
     # Import late: commands on our own repositories do not need these modules.
@@ -347,7 +347,7 @@ def _explained(error: ResilientError) -> ResilientError:
 
 
 def _accept_global_options(command: Any) -> Any:
-    """Add the global options to a command and all its subcommands, so that they can stand anywhere.
+    """Add the global options to a command and all its subcommands: users may put them anywhere.
 
     The commands also get the help context of this module.
     """

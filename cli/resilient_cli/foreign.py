@@ -78,7 +78,7 @@ class ForeignCheckpoint:
         contents: Contents of the checkpoint.
         verdict: Whether training can continue from it.
         listing: Files of the checkpoint.
-        others: Other ways to continue the run, as far as they were looked for.
+        others: Other ways to continue the run; the default if no search was needed.
         read_bytes: Bytes read for a verification; None if only headers were read.
     """
 
@@ -218,7 +218,7 @@ def open_foreign(url: str) -> tuple[Folder, DirectoryListing, Contents] | None:
 
 
 def explain_not_found(error: RepositoryNotFound) -> ResilientError:
-    """Return the error for a place without a repository; another one if other files are there.
+    """Return the error for a place without a repository; a better error if it has other files.
 
     Args:
         error: The error; its ``url`` is the place.
@@ -280,11 +280,11 @@ _GIVE_ONE = "give the path of one checkpoint, a folder or a file, of a supported
 
 
 def _sibling(url: str, *, is_read: bool) -> str:
-    """Return the newest other checkpoint of the run that is resumable, best without loss.
+    """Return the newest other checkpoint that can be resumed, preferably without loss.
 
     Args:
         url: The checkpoint.
-        is_read: Whether every byte of the other one is read, and not its headers alone.
+        is_read: Whether every byte of the other checkpoint is read, and not only its headers.
     """
     parent, _, own_name = url.rstrip("/").rpartition("/")
     if protocol_of(url) != "file" or not any(character.isdigit() for character in own_name):
@@ -371,7 +371,7 @@ def find_in_run(ref: str | None, url: str | None) -> str | None:
     """Return the path of the checkpoint that a reference names in a run of another tool.
 
     None if there is no such run, or if no reference is given. Call this only after the search for a
-    native repository has failed, so that users of our repositories do not pay for it.
+    native repository has failed, because the search takes time.
 
     Raises:
         NothingToResume: The run has no such checkpoint.
@@ -432,7 +432,7 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
     repository.
 
     Raises:
-        ResilientError: Nothing is there, or it is no checkpoint.
+        ResilientError: The location is empty, or has no checkpoint.
     """
     if not _is_path(ref, place or repo):
         return _open_reference(ref, place or repo or "")
@@ -446,7 +446,7 @@ def open_view(ref: str, place: str | None, repo: str | None) -> CheckpointView:
 
 
 def require_whole(side: CheckpointView) -> None:
-    """Read every byte of a checkpoint once, and verify it against what its tool recorded.
+    """Read every byte of a checkpoint once, and verify it against the records of its tool.
 
     Raises:
         IntegrityError: Something is damaged; the message names the first finding.

@@ -40,7 +40,7 @@ _START_FIELD = 19
 _SLACK_MS = 60_000
 """Tolerance for a wall clock that was set between the start of a process and its event."""
 _TICKS_MS = 1_000
-"""Tolerance if both times count from one boot, one of them in ticks; neither can be set."""
+"""Tolerance for the rounding to clock ticks, if both times count from the same boot."""
 
 
 def is_agent_alive(agent: Agent) -> bool:
@@ -53,14 +53,14 @@ def is_agent_alive(agent: Agent) -> bool:
     if not (agent.boot and boot):
         return is_alive(agent.pid, agent.began_ms)
     if agent.boot != boot:
-        return False  # all that ran then is gone
+        return False  # no process survives a reboot
     return _runs_since(agent.pid, agent.since_boot_ms + _suspended_ms() + _TICKS_MS)
 
 
 def is_alive(pid: int, told_ms: int) -> bool:
     """Return whether a process still runs that had started before it wrote an event.
 
-    Process ids are reused: a process that started later is another one. Without /proc, only the
+    Process ids are reused: a process that started later is another process. Without /proc, only the
     process id is checked.
 
     Args:
@@ -81,7 +81,7 @@ def _runs_since(pid: int, latest_ms: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # it exists, under another user
+        pass  # the process exists and belongs to another user
     try:
         state, began_ms = _stat(pid)
     except (OSError, ValueError, IndexError):
@@ -96,13 +96,13 @@ def _stat(pid: int) -> tuple[str, float]:
 
 
 def _boot_ms() -> int:
-    """Return the time of the boot in milliseconds since 1970, by the present time of day."""
+    """Return the boot time in milliseconds since 1970, computed from the current time of day."""
     lines = Path("/proc/stat").read_text(encoding="utf-8").splitlines()
     return 1000 * int(next(line.split()[1] for line in lines if line.startswith("btime ")))
 
 
 def _suspended_ms() -> int:
-    """Return how long the machine was suspended, in milliseconds.
+    """Return the suspended time of the machine since its boot, in milliseconds.
 
     The start time of a process includes the suspended time; ``Agent.since_boot_ms`` does not.
     """
@@ -149,12 +149,12 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
 
     Args:
         writer: Newest generation.
-        records: Event records of the run, sorted by time; empty if they are elsewhere.
+        records: Event records of the run, sorted by time; empty if they are not on this host.
         now_ms: Current time, in milliseconds since 1970.
     """
     all_agents = agents(records)
     reports = [_check_agent(agent, records, now_ms) for agent in all_agents]
-    # A live agent may claim a generation at any moment, even if another one wrote last.
+    # A live agent may claim a generation at any moment, even if another agent wrote last.
     living_processes = [
         process for process in reversed(reports) if process.state is LivenessState.ALIVE
     ]
@@ -183,10 +183,10 @@ def ask_heartbeat(
 ) -> LivenessReport:
     """Complete an unknown liveness with the writer's heartbeat, if the repository holds one.
 
-    Waits for the next heartbeat, up to 1.5 times the time between two of them.
+    The function waits for the next heartbeat for up to 1.5 heartbeat intervals.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed; a missing answer is no evidence.
     """
     record = writer.record
     if found.state is not LivenessState.UNKNOWN or record is None or record.process is None:
@@ -203,15 +203,15 @@ def ask_heartbeat(
 
 
 def require_no_live_writer(store: Store, clock: Clock, words: str) -> None:
-    """Refuse a command that would end the run of a live writer, as a start by hand is refused.
+    """Refuse a command that would end the run of a live writer, as a manual start is refused.
 
-    Only proof counts: the process of the newest generation runs on this host, or its heartbeat
-    changes. Waits for that heartbeat, up to 1.5 times the time between two of them.
+    A writer counts as alive only if the process of the newest generation runs on this host, or if
+    its heartbeat changes. The function waits for the heartbeat for up to 1.5 heartbeat intervals.
 
     Args:
         store: Repository.
         clock: Clock of this host.
-        words: The refused command, with the option that carries it out.
+        words: The refused command, with the option that overrides the refusal.
 
     Raises:
         WriterAlive: Another process is proven alive and writes to the repository.

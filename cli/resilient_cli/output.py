@@ -40,12 +40,12 @@ _COLOR = re.compile(r"(\x1b\[(?:\d{1,2};?){1,2}m)")
 def put(text: str, stream: TextIO, *, is_painted: bool = False) -> None:
     """Write a text to stdout or stderr, with control characters escaped.
 
-    Everything goes through here, except an answer that another program must read unchanged.
+    All output uses this function, except an answer that another program must read unchanged.
 
     Args:
         text: Text with its newlines.
         stream: Target stream.
-        is_painted: Whether the text may contain colour codes of this module, which then pass.
+        is_painted: Whether to leave the colour codes of this module unescaped.
     """
     parts = _COLOR.split(text) if is_painted else [text]
     stream.write(
@@ -83,7 +83,7 @@ def convert_write_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        ignore_broken_pipe()  # what is left in the buffer would fail again at the end
+        ignore_broken_pipe()  # the rest of the buffer would fail again at the exit
         raise kind_of(error)(
             f"the answer could not be written completely to stdout: {error.strerror}",
             hint="df -h",
@@ -106,7 +106,7 @@ def replace_closed_streams() -> None:
 
 
 def escape_unencodable_text(*streams: TextIO) -> None:
-    """Let streams escape characters that their encoding lacks: a name must not end a command."""
+    """Escape characters that the encoding of a stream lacks: a name must not end a command."""
     for stream in streams:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -143,7 +143,7 @@ class Output:
         debug: Whether tracebacks are printed.
         color: Whether colours are allowed; the environment and the terminal may still forbid them.
         asks: Whether the command may ask a question.
-        agrees: Whether the answer to a question is yes without asking.
+        agrees: Whether every question counts as answered with yes.
     """
 
     format: Format = Format.HUMAN
@@ -196,7 +196,7 @@ def show(answer: CommandResult, output: Output) -> None:
     if not answer.is_verbatim:
         answer = _redact(answer)
     if output.quiet:
-        # An id is one line, even if its name has line breaks. A whole answer of text may have more.
+        # An id is one line, even if its name has line breaks. A text answer may have several lines.
         is_text = answer.ids == answer.blocks
         lines: Iterable[str] = (
             answer.ids
@@ -263,7 +263,7 @@ def show_error(fields: Mapping[str, Any], output: Output) -> None:
         put(_json({**head, **redacted_fields}) + "\n", sys.stderr)
         return
     label = _paint("error:", is_colored=_uses_color(output, sys.stderr))
-    # Further lines of a message are indented more than a hint, so that none looks like a hint.
+    # Further lines of a message are indented more than a hint, so that no line looks like a hint.
     message = escape_control_chars(redacted_fields["message"]).replace("\n", "\n    ")
     put(f"{label} {message}  [{redacted_fields['code']}]\n", sys.stderr, is_painted=True)
     if redacted_fields["hint"]:
@@ -292,7 +292,7 @@ def human_age(seconds: float) -> str:
 
 
 def age_seconds(moment: str, now: str) -> float | None:
-    """Return the seconds between two ISO 8601 times; None if one cannot be parsed."""
+    """Return the seconds between two ISO 8601 times; None if a time cannot be parsed."""
     try:
         return (datetime.fromisoformat(now) - datetime.fromisoformat(moment)).total_seconds()
     except (TypeError, ValueError):
@@ -355,7 +355,7 @@ def _align(
 def _wrap(
     rows: Sequence[Sequence[str]], widths: Sequence[int], width: int, *, is_colored: bool
 ) -> Iterator[str]:
-    """Yield rows whose last column is wrapped; words are never cut, so that they can be copied."""
+    """Yield rows whose last column is wrapped; words are never cut, so that users can copy them."""
     for *head, last_cell in rows:
         first_line, *other_lines = _fold(last_cell, width)
         yield from _align([[*head, first_line]], [*widths[:-1], 0], is_colored=is_colored)
@@ -403,7 +403,7 @@ _WIDTH = 20
 
 
 class _Line:
-    """Status line on stderr: redrawn on a terminal, printed again and again elsewhere.
+    """Status line on stderr: redrawn on a terminal, printed repeatedly to other streams.
 
     Args:
         activity: Activity, one word.

@@ -58,7 +58,7 @@ class PreemptionBudget:
 
     Attributes:
         save_seconds: p95 of a save until it is committed.
-        tail_seconds: p95 of a promotion from a near repository; 0 without one.
+        tail_seconds: p95 of a promotion from a near repository; 0 without a near repository.
         grace_seconds: ``--grace`` of ``resilient train``.
         termination_seconds: Time from SIGTERM to SIGKILL for a container or a job.
         notice_seconds: Notice that the cloud or the scheduler gives.
@@ -106,7 +106,7 @@ def require(budget: PreemptionBudget) -> None:
     """Refuse a budget that does not hold.
 
     Raises:
-        ConfigError: A comparison fails; the message has the numbers of the first one.
+        ConfigError: A comparison fails; the message has the numbers of the first failed comparison.
     """
     for check in judge(budget):
         if not check.is_ok:

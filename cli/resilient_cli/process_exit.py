@@ -67,18 +67,18 @@ class ExitGuard:
     """Exit hook that ends the process before the interpreter shuts down, if threads are left.
 
     Such a thread may wait inside a library for a host that does not answer. If the library returns
-    during the shutdown, the interpreter ends the thread at once. C++ and Rust take that for an
-    error and abort. The parent process then sees SIGABRT although the work was done.
+    during the shutdown, the interpreter ends the thread at once. C++ and Rust treat this end
+    as an error and abort. The parent process then sees SIGABRT although the command has completed.
 
     Attributes:
         status: Exit code; with None the hook does nothing.
     """
 
     def __init__(self) -> None:
-        import atexit  # here, because signals are recorded before other imports
+        import atexit  # imported late, because signals are recorded before other imports
 
         self.status: int | None = None
-        # The hook registered first runs last, after the cleanup of all others.
+        # The hook registered first runs last, after the cleanup of all other hooks.
         atexit.register(self._leave)
 
     def _leave(self) -> None:

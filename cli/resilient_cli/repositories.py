@@ -47,7 +47,7 @@ def complete_ref(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     url = ctx.params.get("repo") or ctx.params.get("place") or os.environ.get("RESILIENT_REPO")
     if not url:
         return []
-    # The shell would show an error among the completions, so a store that fails offers none.
+    # The shell would show an error among the completions, so a failed store offers no completions.
     with suppress(ResilientError):
         options = read_storage_options(os.environ)
         store = open_store(url, within_seconds=LOOK_SECONDS, storage_options=options)
@@ -145,7 +145,7 @@ def signing_policy(*, is_required: bool) -> SigningPolicy:
     """Return the signing key of the environment, and whether a signature is required.
 
     Args:
-        is_required: Requirement of an option; ``RESILIENT_REQUIRE_SIGNATURE`` adds its own.
+        is_required: Whether an option requires a signature, as ``RESILIENT_REQUIRE_SIGNATURE`` can.
 
     Raises:
         ConfigError: A signature is required and there is no key, or the key cannot be read.

@@ -156,7 +156,7 @@ class ProgressFolder:
 
 
 def _merge_span(spans: list[tuple[int, int]], start: int, end: int) -> list[tuple[int, int]]:
-    """Return the spans with one more, merged with those that touch it."""
+    """Return the spans with a new span, which is merged with the spans that touch it."""
     separate_spans = [span for span in spans if span[1] < start or span[0] > end]
     touching_spans = [span for span in spans if span[1] >= start and span[0] <= end]
     touching_spans.append((start, end))

@@ -86,7 +86,7 @@ class Survey:
     def absent_ranks(self) -> tuple[int, ...]:
         """Ranks without any file here, if all files of the other ranks are whole; else empty.
 
-        The part of a near tier on one host looks like this; the rest is on the other hosts.
+        One host's part of a near tier has this form; the other hosts have the rest.
         """
         if self.manifest is None or not self.damaged:
             return ()
@@ -110,7 +110,7 @@ class Survey:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files in the manifest; 0 without one."""
+        """Bytes of all files in the manifest; 0 without a manifest."""
         return self.manifest.size_bytes if self.manifest else 0
 
 
@@ -139,7 +139,7 @@ def examine(
     findings = tuple(verify(store, checkpoint, level.value, signing))
     if any(finding.file == MANIFEST for finding in findings):
         return Survey(checkpoint, None, findings)
-    # Garbage collection deletes the manifest first. Missing files count only while it is there.
+    # Garbage collection deletes the manifest first. Files count as missing only if it exists.
     return Survey(checkpoint, read_manifest(store, checkpoint), findings)
 
 
@@ -197,7 +197,7 @@ class SampleRequest:
 
     @property
     def is_some(self) -> bool:
-        """True if the request leaves something out."""
+        """True if the request omits a part of the bytes."""
         return self.share < 1 or self.seconds > 0
 
     @classmethod
@@ -282,7 +282,7 @@ def _with(survey: Survey, sample: VerifySample) -> Survey:
 
 
 _OF_A_TRAINER = "trainer_state"
-# Parts that a Trainer replaces by new ones if a checkpoint lacks them, and what is lost then.
+# Parts that a Trainer creates anew if a checkpoint lacks them, each with the lost state.
 _LOSSES = {
     "optimizer": "the optimizer's state",
     "scheduler": "the schedule",

@@ -66,7 +66,7 @@ class BisectResult(Generic[Item]):
 def bisect_sequence(
     row: Sequence[Item], judge: Callable[[Item, int], Verdict]
 ) -> BisectResult[Item]:
-    """Find where a sequence that begins good and ends bad changes.
+    """Find the place at which a sequence of items changes from good to bad.
 
     If the verdict changes several times, one of the changes is returned. Each verdict rules out
     half of the remaining items. An unknown verdict rules out nothing: the nearest untested
@@ -122,7 +122,7 @@ def build_bisect_result(
 
     Args:
         url: URL of the repository.
-        row: All checkpoints from the good one to the bad one.
+        row: All checkpoints from the good checkpoint to the bad checkpoint.
         change: Checkpoints between which the verdict changes.
         steps: Tested checkpoints, in the order of the tests.
     """
@@ -219,7 +219,7 @@ def bisect(
 
 
 def _row(store: Store, good: CheckpointId, bad: CheckpointId) -> list[CheckpointId]:
-    """Return the checkpoints from the good one to the bad one, in the order of training."""
+    """Return the checkpoints from the good to the bad checkpoint, in the order of training."""
     line = ancestry(store, bad)
     if good == bad or good not in line:
         raise UsageError(
@@ -276,7 +276,7 @@ class _Judge:
         words = [word.replace(_PLACE, f"{home}/{checkpoint.folder}") for word in self.command]
         variables = {"RESILIENT_REPO": home, "RESILIENT_CHECKPOINT": checkpoint.folder}
         try:
-            # stdout is only for the answer, so the command writes to stderr. It is the user's own.
+            # stdout is only for the answer, so the user's command writes to stderr.
             env = {**os.environ, **variables}
             process = subprocess.run(words, env=env, stdout=_STDERR, check=False)  # noqa: S603
         except OSError as error:

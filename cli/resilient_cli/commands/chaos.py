@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def build_list_result(
     plans: Sequence[ChaosPlan], reasons: Mapping[str, Mapping[str, str]]
 ) -> CommandResult:
-    """Build the answer of ``chaos list``: the shipped plans, and why some cannot run here."""
+    """Build the answer of ``chaos list``: the plans, and the reasons if a plan cannot run here."""
     document = {
         "plans": [
             {

@@ -171,7 +171,7 @@ def _settings_of_checkpoint(ref: str, place: str | None, repo: str | None) -> li
     """Return the arguments that a checkpoint contains.
 
     Raises:
-        UsageError: The checkpoint has none, because another program than our trainer saved it.
+        UsageError: The checkpoint has no arguments, because our trainer did not save it.
     """
     checkpoint_ref, url = ref_and_place(ref, place, repo)
     store = open_repository(url, repo)

@@ -130,7 +130,7 @@ def check_clock() -> Check:
 
 
 def check_signals(proc: Path = _PROC) -> Check:
-    """Check that SIGTERM reaches a process that is started here, and ends it as intended."""
+    """Check that SIGTERM reaches a child process, and ends it with the intended exit code."""
     init_name = _read(proc / "1" / "comm")
     if init_name in _SHELLS:
         return Check(

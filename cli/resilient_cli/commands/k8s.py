@@ -128,7 +128,7 @@ def build_render_result(
 
 
 _BRIEF = {code.number: code.brief for code in EXIT_CODES}
-# Exit code 1 of a pod: commands that give an answer use 1 for another meaning.
+# Meanings for a pod. Code 1 of commands that answer a question means something else.
 _BRIEF[1] = "the script failed"
 _SIGNALS = {
     137: "killed: out of memory, or after the grace period",

@@ -439,7 +439,7 @@ def _apply_retention(
 ) -> int:
     """Apply a retention policy, or show its plan; return 1 if it is held or declined."""
     checkpoints = committed_checkpoints(store)
-    # Before the plan: a repository restored meanwhile gives the same number another token.
+    # Read before the plan: after a restore from a backup, the same number has another token.
     claim, token = newest_claim(store)
     with Waiting("reading"):
         scan = scan_and_plan(store, retention, in_full=True, grace=time)
@@ -469,7 +469,7 @@ def _question(scan: RepositoryScan) -> str:
 
 
 def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:
-    """Return the repository and the id of a prune, in whichever order they are given.
+    """Return the repository and the id of a prune; the arguments may have either order.
 
     Raises:
         UsageError: The arguments are not one repository and one id.
@@ -495,9 +495,9 @@ def _undo(store: Store, prune: str, output: Output, *, dry_run: bool) -> int:
 
 
 def _require_undone(store: Store, prune: str) -> None:
-    """Refuse a prune that has nothing in the trash, and whose time there is over.
+    """Refuse an undo if the prune has nothing in the trash, and its time there is over.
 
-    Within that time, the prune was already undone, or the trash was emptied.
+    If its time is not over, the prune was already undone, or the trash was emptied.
 
     Raises:
         NothingToResume: The time of the prune in the trash is over.
@@ -511,7 +511,7 @@ def _require_undone(store: Store, prune: str) -> None:
 
 
 def _require_alone(retention: Retention, *, empties: bool) -> None:
-    """Refuse retention options together with ``--undo``, which has no use for them.
+    """Refuse retention options together with ``--undo``, which would ignore them.
 
     Raises:
         UsageError: Such an option was given.

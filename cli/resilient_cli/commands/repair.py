@@ -492,7 +492,7 @@ def _rebuild(ref: str | None, place: str, out: Path) -> RebuildPlan:
 
 
 def _resolve_checkpoint(store: Store, ref: str | None, *, undelete: bool) -> CheckpointId:
-    """Return the chosen checkpoint; one without a manifest must be named in full."""
+    """Return the chosen checkpoint; a checkpoint without a manifest needs its full name."""
     checkpoint = parse_checkpoint(ref or "")
     if undelete and checkpoint is None:
         raise UsageError(

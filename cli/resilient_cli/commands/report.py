@@ -182,7 +182,7 @@ def report(
         )
     goodput, repository = build_report(records_of(run)), list_first_repository(run)
     if output is not None:
-        # Only a page needs the extras: they load NumPy if tensors are read.
+        # Only a page needs the extras, which load NumPy if they read tensors.
         extras = extras_of(run, tensors, compare, verify=verify)
         write_page(output, page_of(goodput, str(run[0]), repository, extras=extras))
     page = str(output) if output else ""

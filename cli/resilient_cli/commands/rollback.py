@@ -44,7 +44,7 @@ def render_move(
         command: Dotted name of the command.
         url: URL of the repository.
         journey: The move.
-        number: Number of the attempt that makes the move; None if nothing was changed.
+        number: Number of the attempt that the command started; None if nothing was changed.
         dry_run: True if nothing was to be changed.
     """
     undo = _undo_command(url, journey) if number or (dry_run and journey.is_needed) else ""

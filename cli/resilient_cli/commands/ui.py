@@ -110,7 +110,7 @@ class RunPage:
             try:
                 self._text = self._render()
             except (ResilientError, OSError):
-                # The files are being moved. Keep the last page, which was true when it was made.
+                # The files are being moved. Keep the last page, which was correct at its time.
                 self._version = previous_version
         now_seconds = self._clock.monotonic_seconds()
         pause_seconds = max(_BETWEEN_SECONDS, _SHARE * (now_seconds - began_seconds))

@@ -57,7 +57,7 @@ def plan(
 ) -> tuple[list[ObjectChange], list[Object]]:
     """Return the changes that applying objects would make, and the objects to apply.
 
-    The cluster finds out with a dry run.
+    The cluster computes the changes in a dry run.
 
     Raises:
         ConfigError: The cluster refuses an object; the message quotes the cluster.

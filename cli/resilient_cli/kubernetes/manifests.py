@@ -24,7 +24,7 @@ METRICS_PORT = 9464
 USER = 10001
 PART_OF = "app.kubernetes.io/name"
 _RUN = "app.kubernetes.io/instance"
-# The id of this Job: a later Job of the same name never meets pods that are left of this one.
+# The id of this Job: pods of this Job never join the rendezvous of a later Job of its name.
 _UID = "batch.kubernetes.io/controller-uid"
 _NODES: Mapping[Spot, tuple[dict[str, str], list[dict[str, str]]]] = {
     Spot.NONE: ({}, []),
@@ -349,7 +349,7 @@ def _pytorchjob(run: KubeRun) -> list[dict[str, Any]]:
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _UNWRITTEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
-# Words that YAML 1.1 does not take for a text.
+# Words that YAML 1.1 does not read as a string.
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
 

@@ -47,7 +47,7 @@ class Identity:
 
     Attributes:
         kind: ``eks`` (Pod Identity), ``irsa``, ``gke``, ``azure`` (Workload ID), or empty.
-        value: Role, service account or client; empty for Pod Identity, which associates it itself.
+        value: Role, service account or client; empty for Pod Identity (the cloud has the role).
     """
 
     kind: str = ""
@@ -141,7 +141,7 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
 """Variables whose values Kubernetes sets in each pod."""
-# The grammar of github.com/distribution/reference.
+# Grammar of image references, from github.com/distribution/reference.
 _IMAGE = re.compile(
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?(?::[0-9]+)?/)?"
     r"[a-z0-9]+(?:(?:[._]|__|-+|/)[a-z0-9]+)*"
@@ -196,7 +196,7 @@ class KubeRun:
         command: Words after ``resilient train``.
         pods_min: Fewest pods that train.
         pods_max: Requested pods.
-        namespace: Namespace; empty for that of the user who applies the manifests.
+        namespace: Namespace; empty for the default of the user who applies the manifests.
         resources: Resources of each pod.
         times: Time limits.
         spot: Provider of the spot nodes.

@@ -38,7 +38,7 @@ class PodState:
         restarts: Restarts of its container in this pod.
         exit_code: Exit code of its container's last end; None before the first end.
         ended_at: Time of that end.
-        disrupted: Whether the cluster took the pod away.
+        disrupted: Whether the cluster removed the pod.
         created_at: Creation time of the pod.
         container: Name of the container that trains.
     """

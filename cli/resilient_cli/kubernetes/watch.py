@@ -184,7 +184,7 @@ class LogQuery:
 
     Attributes:
         index: Index of the pod; None for all.
-        previous: Whether to read the pod, or the container, before the newest one.
+        previous: Whether to read the pod or container before the newest pod or container.
         tail: Number of last lines of each pod; -1 for all.
     """
 
@@ -269,7 +269,7 @@ class _Stream:
         self.is_read = False
 
     def lines(self, *more: str) -> Iterator[PodLogLine]:
-        """Yield the lines after those that were read before."""
+        """Yield the lines that were not read before."""
         range_options = (f"--since-time={self._last}",) if self._last else (f"--tail={self._tail}",)
         container = (self._pod.name, "-c", self._pod.container)
         command_line = command(
@@ -330,7 +330,7 @@ def _select_containers(run: RunState, query: LogQuery) -> list[tuple[PodState, t
 
 
 def _select_started_pods(run: RunState, query: LogQuery) -> list[PodState]:
-    """Return the pods that print or have printed; the older pods of an index end by themselves."""
+    """Return the pods that have started; the older pods of an index end by themselves."""
     return [
         pod
         for pod in run.pods
@@ -342,7 +342,7 @@ def _select_started_pods(run: RunState, query: LogQuery) -> list[PodState]:
 def _hand_on(
     lines: SimpleQueue[PodLogLine], emit: Callable[[PodLogLine], None], clock: Clock, within: float
 ) -> None:
-    """Emit the lines that are queued, and those that come within so many seconds."""
+    """Emit the queued lines, and the lines that arrive within the given seconds."""
     deadline_seconds = clock.monotonic_seconds() + within
     while True:
         try:

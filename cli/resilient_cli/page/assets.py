@@ -45,8 +45,8 @@ def head_of(version: str) -> str:
     """Return the elements for the head of a page.
 
     Args:
-        version: Version of a served page, which checks for a newer one. Empty for a page in a
-            file, which must not make requests.
+        version: Version of a served page, which checks for a newer version. Empty for a page
+            in a file, which must not make requests.
     """
     if version:
         return f'<meta name="version" content="{escape(version)}">'

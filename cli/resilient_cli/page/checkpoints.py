@@ -211,7 +211,7 @@ _SIZES_LEFT, _SIZES_RIGHT = 150, 230
 
 
 def alone_bytes(contents: Listing) -> dict[str, int]:
-    """Return the bytes of each checkpoint that no other one needs, by folder."""
+    """Return the bytes of each checkpoint that no other checkpoint needs, by folder."""
     users = Counter(
         survey.manifest.key(file.name)
         for survey in contents.surveys

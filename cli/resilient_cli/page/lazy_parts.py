@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, ...]
 _PATIENCE_SECONDS = 15.0
-"""A client without a request in this time no longer waits."""
+"""Time in seconds after which a client without a new request no longer counts as waiting."""
 _AT_ONCE_SECONDS = 0.25
 _KEPT_MAX, _WAITING_MAX = 64, 8
 _END_SECONDS = 10.0
@@ -51,7 +51,7 @@ class _Job:
     Attributes:
         asked_seconds: Time of the last request.
         done: Set when the job is over.
-        said: Progress, for people.
+        said: Progress as text.
     """
 
     asked_seconds: float
@@ -80,8 +80,8 @@ class RenderQueue:
 
         Args:
             key: Key of the part, under which its HTML is cached.
-            work: Function that makes the part. It reports its progress, and is ended early when no
-                client asks any more.
+            work: Function that makes the part. The function reports its progress. The queue stops
+                the function early when no client waits any more.
             is_once: Deliver the HTML once, and make the part again for later requests.
         """
         with self._lock:
@@ -105,7 +105,7 @@ class RenderQueue:
         return 503, "the part was not rendered: try again"
 
     def close(self) -> None:
-        """Refuse new parts, and wait up to 10 s for each one in work."""
+        """Refuse new parts, and wait up to 10 s for each part in work."""
         with self._lock:
             self._is_closed = True
             waiting_jobs = list(self._jobs.values())
@@ -160,7 +160,7 @@ class LazyParts:
     """Parts of the page about the checkpoints of one repository. Thread-safe.
 
     Args:
-        store: Function that returns the store; called each time, because a run may just begin.
+        store: Function that returns the store. Each request calls it: a run may start later.
         clock: Clock for the waiting times.
     """
 
@@ -169,7 +169,7 @@ class LazyParts:
         self._queue = RenderQueue(clock)
 
     def close(self) -> None:
-        """Make no more parts."""
+        """Stop making parts."""
         self._queue.close()
 
     def part(self, name: str, query: Mapping[str, str]) -> tuple[int, str] | None:

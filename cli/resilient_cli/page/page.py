@@ -196,7 +196,7 @@ def page_of(
         goodput: Goodput report of the run.
         name: Name of the run, as given.
         repository: Contents of the repository; None if unknown.
-        version: Version of a served page, which checks for a newer one; empty for a page in a file.
+        version: Version of a served page, which checks for a newer version; empty in a file.
         extras: Further parts of a page in a file.
     """
     page_extras = extras or Extras()

@@ -89,8 +89,8 @@ class PageServer(socketserver.ThreadingTCPServer):
     def serve_until_interrupted(self) -> NoReturn:
         """Answer until Ctrl-C. Call it in the main thread.
 
-        Python's own handler of Ctrl-C raises wherever the thread is. In the finalizer of an object,
-        such as a request's thread, Python drops the exception, and Ctrl-C is lost.
+        Python's own handler of Ctrl-C raises at the current line of the thread. In the finalizer of
+        an object, such as a request's thread, Python drops the exception, and Ctrl-C is lost.
 
         Raises:
             KeyboardInterrupt: Ctrl-C came, and the server no longer answers.
@@ -111,7 +111,7 @@ class PageServer(socketserver.ThreadingTCPServer):
         raise KeyboardInterrupt
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report no error of a client that hung up."""
+        """Print no traceback: usually the client closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 

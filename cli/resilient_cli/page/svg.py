@@ -161,7 +161,8 @@ def _line(
     points_shown = [*part[::stride], part[-1]]
     points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in points_shown)
     name = "gone" if is_lost else f"kept k{attempt % 2}"
-    name += " one" * (len(part) == 1)  # a thicker line, because one point alone would be a speck
+    # A single point gets a thicker line, because the point would be hardly visible.
+    name += " one" * (len(part) == 1)
     last_point = part[-1]
     title = (
         f"attempt {attempt}: step {last_point.step}, loss {last_point.value:.4g}"

@@ -265,7 +265,7 @@ def layer_of(name: str) -> str:
 
 
 def layers(changes: Sequence[TensorChange]) -> str:
-    """Draw each layer in a row: a bar for its weights, and one for its optimizer state."""
+    """Draw each layer in a row: a bar for its weights, and a bar for its optimizer state."""
     layer_by_name: dict[str, _Layer] = {}
     for change in sorted(changes, key=lambda change: natural(layer_of(change.name))):
         if change.part in _LAYER_PARTS and change.measures and not is_counter(change):

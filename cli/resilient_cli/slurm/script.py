@@ -72,7 +72,7 @@ class SlurmJob:
         command: Words after ``resilient train``.
         nodes_min: Fewest nodes on which SLURM may start the job.
         nodes_max: Most nodes.
-        time: Time limit, as SLURM writes it; empty for that of the partition.
+        time: Time limit, as SLURM writes it; empty for the limit of the partition.
         place: Machines of the job.
         logs: Folder of its log and of its record of failures.
         grace_seconds: ``--grace`` of ``resilient train``.
@@ -114,7 +114,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
     """Parse ``N``, ``MIN-MAX`` or ``MIN:MAX``, and return the fewest and the most nodes.
 
     Raises:
-        ConfigError: The text is none of them, or MAX is less than MIN.
+        ConfigError: The text has none of these forms, or MAX is less than MIN.
     """
     match = _NODES.fullmatch(text)
     if not match:
@@ -155,7 +155,7 @@ def check_time(text: str, lead_seconds: int) -> None:
     """Check that a time limit leaves room for training before SLURM signals its end.
 
     Raises:
-        ConfigError: The run would leave at once and be requeued again and again.
+        ConfigError: The run would exit at once, and SLURM would requeue it repeatedly.
     """
     if text and parse_time(text) <= lead_seconds + EARLY_SECONDS:
         raise ConfigError(
@@ -192,7 +192,7 @@ def parse_environment(texts: tuple[str, ...]) -> tuple[tuple[str, str | None], .
 
 
 def check_command(command: tuple[str, ...], option_names: set[str], array: str) -> None:
-    """Refuse options that SLURM decides, secrets, and array tasks that share a repository.
+    """Refuse options that the script sets, secrets, and array tasks that share a repository.
 
     Args:
         command: Words after ``train``.
@@ -238,7 +238,7 @@ _OURS = {
 
 _REQUEUE = 75
 
-# A placeholder that fills its line takes whole lines, or none; the others take words.
+# Whole lines or nothing replace a placeholder alone on its line. Words replace the others.
 _PLACEHOLDER = re.compile(r"^@\{(\w+)\}\n|@\{(\w+)\}", re.MULTILINE)
 
 _MEETING_LINES = """\
@@ -282,7 +282,7 @@ def _directives(job: SlurmJob) -> list[str]:
         "account": place.account,
         "qos": place.qos,
         "nodes": nodes,
-        # For a range, this option makes SLURM give the fewest nodes that so many tasks fit on.
+        # With a node range, this option would make SLURM allocate as few nodes as possible.
         "ntasks-per-node": "" if is_elastic else "1",
         "gpus-per-node": place.gpus,
         "cpus-per-task": str(place.cpus or ""),
@@ -309,12 +309,12 @@ def _variable(name: str, value: str | None) -> str:
 def _agents(job: SlurmJob) -> dict[str, str]:
     """Return the values for the lines that start one agent per node in the background."""
     is_elastic = job.nodes_min < job.nodes_max
-    # --no-kill of the job keeps its nodes; without that of the step, SLURM kills their agents.
+    # The job's --no-kill keeps its nodes. Without --no-kill of the step, SLURM kills all agents.
     srun_options = [f"--cpus-per-task={job.place.cpus}"] if job.place.cpus else []
     srun_options += ["--no-kill", "--ntasks-per-node=1"] if is_elastic else []
     agent_options = [] if job.says_grace else [f"--grace {job.grace_seconds:g}"]
     if job.nodes_max > 1:
-        # The agents must not wait for nodes that SLURM did not give.
+        # The agents must not wait for nodes that SLURM did not allocate.
         agent_options.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')
         agent_options.append('--rdzv-endpoint "$head:$port"')
     agent_options.append('--rdzv-id "$run"')

@@ -28,7 +28,7 @@ def read_data() -> TensorDataset:
 
 
 def main() -> None:
-    """Train, from wherever an earlier start got to."""
+    """Train from the step that an earlier start has saved."""
     torch.manual_seed(0)
     # Without a GPU accelerate trains each rank alone unless cpu=True is set.
     accelerator = Accelerator(cpu=not torch.cuda.is_available())

@@ -32,7 +32,7 @@ class Windows(Dataset[dict[str, torch.Tensor]]):
 
 
 def main() -> None:
-    """Train, from wherever an earlier start got to."""
+    """Train from the step that an earlier start has saved."""
     torch.manual_seed(0)
     text = (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_bytes()
     config = GPT2Config(vocab_size=256, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)

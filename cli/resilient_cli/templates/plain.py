@@ -17,13 +17,13 @@ CONTEXT, STEPS = 8, 400
 
 
 def main() -> None:
-    """Train, from wherever an earlier start got to."""
+    """Train from the step that an earlier start has saved."""
     torch.manual_seed(0)
     source = (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_bytes()
     text = torch.frombuffer(bytearray(source), dtype=torch.uint8).long()
     model = nn.Sequential(nn.Embedding(256, 32), nn.Flatten(), nn.Linear(CONTEXT * 32, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    # Whatever has state goes in by a name of yours; random numbers are saved too.
+    # Pass each object with state under a name of your choice. Random states are saved too.
     with Checkpointer("runs/first", model=model, optimizer=optimizer, keep_last=3) as checkpointer:
         for step in range((checkpointer.resume() or 0) + 1, STEPS + 1):
             starts = torch.randint(len(text) - CONTEXT, (64, 1))

@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 def main() -> None:
-    """Train, from wherever an earlier start got to."""
+    """Train from the step that an earlier start has saved."""
     args = TrainingArguments.from_command_line()
     torch.manual_seed(args.seed)
     text = (Path(sysconfig.get_path("stdlib")) / "argparse.py").read_bytes()

@@ -193,7 +193,7 @@ def _count_changes(comparison: Comparison, section: str) -> str:
 
 
 def summarize_part(comparison: Comparison, part: str) -> str:
-    """Return how many tensors of a part differ, and by how much; empty if the part has none."""
+    """Summarize the differing tensors of a part; empty if the part has no tensors."""
     changes = _vectors(comparison, part)
     if not changes:
         return ""
@@ -280,7 +280,7 @@ def _short(value: Any) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return the last line: whether the checkpoints differ, and in what."""
+    """Return the last line, which lists the kinds of differences."""
     if not comparison.differs:
         same_count = sum(comparison.same_fields.values())
         return (

@@ -313,7 +313,7 @@ def build_run_result(
 
 
 def _changed_at(checkpoint: RunCheckpoint) -> str | None:
-    """Return when the last file of a checkpoint was written; None if it is unknown.
+    """Return the time of the last write to a checkpoint; None if the time is unknown.
 
     A user can set a file time beyond any calendar, which counts as unknown.
     """

@@ -127,7 +127,7 @@ def _row(row: dict[str, Any], generation: Generation) -> tuple[str, ...]:
 
 
 def span_of(repository: Listing) -> tuple[str, str]:
-    """Return the first and the last time recorded in a repository, ISO 8601; empty if none is."""
+    """Return the first and the last recorded time of a repository, ISO 8601; empty if unknown."""
     moments = sorted(_moments(repository))
     return (moments[0], moments[-1]) if moments else ("", "")
 
@@ -145,7 +145,7 @@ def _milliseconds(began: str, end: str) -> int:
 
 
 def _newest(repository: Listing) -> Survey | None:
-    """Return the checkpoint that a resume would use, otherwise the newest one."""
+    """Return the checkpoint that a resume would use, otherwise the newest checkpoint."""
     intact = (survey for survey in repository.surveys if survey.checkpoint == repository.resume)
     return next(intact, next(iter(repository.surveys), None))
 
