@@ -355,8 +355,8 @@ def _accept_global_options(command: Any) -> Any:
     used_names = {option for parameter in command.params for option in parameter.opts}
     for parameter in _global_parameters():
         # The training script sets the storage timeout of a run.
-        is_of_others = command.name == "train" and parameter.name == "timeout"
-        if used_names.isdisjoint(parameter.opts) and not is_of_others:
+        belongs_to_script = command.name == "train" and parameter.name == "timeout"
+        if used_names.isdisjoint(parameter.opts) and not belongs_to_script:
             command.params.append(parameter)
     if not isinstance(command, LazyGroup):
         for subcommand in getattr(command, "commands", {}).values():
@@ -376,7 +376,7 @@ def _global_parameters() -> list[Any]:
     parameters: list[Any] = typer.main.get_command(options).params
     for parameter in parameters:
         parameter.expose_value = False
-        parameter.callback = _remember
+        parameter.callback = _store_global_option
     return parameters
 
 
@@ -400,7 +400,7 @@ def _global_options(  # noqa: PLR0913 - the global options
     """Declare the global options; Typer turns the signature into parameters."""
 
 
-def _remember(ctx: Any, parameter: Any, value: Any) -> None:
+def _store_global_option(ctx: Any, parameter: Any, value: Any) -> None:
     """Store the value of a global option in the `Output` of the root context."""
     output: Output = ctx.find_root().obj
     if parameter.name == "output_format" and value is not None:

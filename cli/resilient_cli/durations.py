@@ -52,7 +52,7 @@ def parse_percentage(text: str, option: str) -> float:
     return share
 
 
-def number_of(text: str, option: str) -> int | None:
+def parse_limit(text: str, option: str) -> int | None:
     """Parse a number and return it; None for ``unlimited``.
 
     Raises:

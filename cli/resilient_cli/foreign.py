@@ -152,9 +152,9 @@ def inspect_foreign(url: str, *, is_read: bool = False) -> ForeignCheckpoint | N
 
         with Progress("reading") as progress:
             progress_folder = ProgressFolder(folder, progress, sum(listing.sizes.values()))
-            proofs = verify_foreign(progress_folder, listing, contents)
+            found_problems = verify_foreign(progress_folder, listing, contents)
         read_bytes = progress_folder.seen_bytes
-        contents = replace(contents, problems=(*contents.problems, *proofs))
+        contents = replace(contents, problems=(*contents.problems, *found_problems))
     verdict = assess_resumability(contents, folder.url)
     alternatives = Alternatives()
     if verdict.answer != "yes" or any(

@@ -15,7 +15,7 @@ from resilient.redaction import redact_userinfo
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-MEETING = (
+RENDEZVOUS_OPTIONS = (
     *("nnodes", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id"),
     *("node_rank", "master_addr", "master_port", "local_addr"),
 )

@@ -57,7 +57,7 @@ def is_agent_alive(agent: Agent) -> bool:
     return _runs_since(agent.pid, agent.since_boot_ms + _suspended_ms() + _TICKS_MS)
 
 
-def is_alive(pid: int, told_ms: int) -> bool:
+def is_alive(pid: int, first_event_ms: int) -> bool:
     """Return whether a process still runs that had started before it wrote an event.
 
     Process ids are reused: a process that started later is another process. Without /proc, only the
@@ -65,13 +65,13 @@ def is_alive(pid: int, told_ms: int) -> bool:
 
     Args:
         pid: Process id on this machine.
-        told_ms: Time of its first event, in milliseconds since 1970.
+        first_event_ms: Time of its first event, in milliseconds since 1970.
     """
     try:
         boot_ms = _boot_ms()
     except (OSError, ValueError, StopIteration):
         boot_ms = 0
-    return _runs_since(pid, told_ms + _SLACK_MS - boot_ms)
+    return _runs_since(pid, first_event_ms + _SLACK_MS - boot_ms)
 
 
 def _runs_since(pid: int, latest_ms: int) -> bool:
@@ -111,7 +111,7 @@ def _suspended_ms() -> int:
     return round(1000 * (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()))
 
 
-_JUST_NOW_MS = 5_000
+_RECENT_MS = 5_000
 _ENDS = frozenset(
     {"TrainingStopped", "TrainingEnded", "UntilStepReached", "RunEnded", "RunAborted"}
 )
@@ -123,7 +123,7 @@ class LivenessState(StrEnum):
     ALIVE = "alive"
     DEAD = "dead"
     ENDED = "ended"
-    NOBODY = "nobody"
+    NO_PROCESS = "nobody"
     UNKNOWN = "unknown"
 
 
@@ -133,15 +133,15 @@ class LivenessReport:
 
     Attributes:
         state: Liveness.
-        why: Evidence.
+        evidence: Facts that show the state.
         agent: Agent that owns the process; None if no event names one.
-        told_ms: Time of the last event, in milliseconds since 1970; 0 for none.
+        last_event_ms: Time of the last event, in milliseconds since 1970; 0 for none.
     """
 
     state: LivenessState
-    why: str
+    evidence: str
     agent: Agent | None = None
-    told_ms: int = 0
+    last_event_ms: int = 0
 
 
 def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
@@ -158,11 +158,11 @@ def check_liveness(writer: Writer, records: Sequence[EventRecord], now_ms: int) 
     living_processes = [
         process for process in reversed(reports) if process.state is LivenessState.ALIVE
     ]
-    if proof := next(iter(living_processes), None) or _check_claim(writer, records):
-        return proof
+    if live_report := next(iter(living_processes), None) or _check_claim(writer, records):
+        return live_report
     if writer.is_nobody:
         return LivenessReport(
-            LivenessState.NOBODY, "a command started the generation, and it saves nothing"
+            LivenessState.NO_PROCESS, "a command started the generation, and it saves nothing"
         )
     if not all_agents:
         return _check_ranks(records, now_ms)
@@ -197,9 +197,11 @@ def ask_heartbeat(
         return found
     process_text = f"pid {process.pid} of {process.host}"
     if is_alive:
-        return replace(found, state=LivenessState.ALIVE, why=f"{process_text} sent a heartbeat")
+        return replace(
+            found, state=LivenessState.ALIVE, evidence=f"{process_text} sent a heartbeat"
+        )
     seconds = clock.monotonic_seconds() - began_seconds
-    return replace(found, why=f"{process_text} sent no heartbeat for {seconds:.0f} s")
+    return replace(found, evidence=f"{process_text} sent no heartbeat for {seconds:.0f} s")
 
 
 def require_no_live_writer(store: Store, clock: Clock, words: str) -> None:
@@ -246,7 +248,7 @@ def is_dead(records: Sequence[EventRecord], now_ms: int) -> bool:
     return (
         states[-1:] == [LivenessState.DEAD]
         and LivenessState.ALIVE not in states
-        and now_ms - reports[-1].told_ms > _JUST_NOW_MS
+        and now_ms - reports[-1].last_event_ms > _RECENT_MS
     )
 
 
@@ -266,23 +268,25 @@ def records_of(run: Path | None, place: str) -> list[EventRecord]:
 
 
 def _check_agent(agent: Agent, records: Sequence[EventRecord], now_ms: int) -> LivenessReport:
-    told_ms = max(
+    last_event_ms = max(
         (record.at_ms for record in records if record.host == agent.host), default=agent.began_ms
     )
     if agent.exit_code is not None:
         reason = f"the launcher ended with exit code {agent.exit_code}"
-        return LivenessReport(LivenessState.ENDED, reason, agent, told_ms)
+        return LivenessReport(LivenessState.ENDED, reason, agent, last_event_ms)
     if agent.host == socket.gethostname():
         if is_agent_alive(agent):
-            return LivenessReport(LivenessState.ALIVE, f"pid {agent.pid} runs here", agent, told_ms)
+            return LivenessReport(
+                LivenessState.ALIVE, f"pid {agent.pid} runs here", agent, last_event_ms
+            )
         return LivenessReport(
-            LivenessState.DEAD, f"pid {agent.pid} of this machine has ended", agent, told_ms
+            LivenessState.DEAD, f"pid {agent.pid} of this machine has ended", agent, last_event_ms
         )
-    if now_ms - told_ms <= SILENT_MS:
+    if now_ms - last_event_ms <= SILENT_MS:
         reason = f"pid {agent.pid} of {agent.host} wrote an event in the last minute"
-        return LivenessReport(LivenessState.ALIVE, reason, agent, told_ms)
+        return LivenessReport(LivenessState.ALIVE, reason, agent, last_event_ms)
     reason = f"pid {agent.pid} of {agent.host} is silent: check on that machine"
-    return LivenessReport(LivenessState.UNKNOWN, reason, agent, told_ms)
+    return LivenessReport(LivenessState.UNKNOWN, reason, agent, last_event_ms)
 
 
 def _check_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessReport | None:
@@ -290,9 +294,9 @@ def _check_claim(writer: Writer, records: Sequence[EventRecord]) -> LivenessRepo
     record = writer.record
     if record is None or record.process is None or not is_alive_here(record):
         return None
-    told_ms = records[-1].at_ms if records else 0
+    last_event_ms = records[-1].at_ms if records else 0
     reason = f"pid {record.process.pid} started the generation and runs here"
-    return LivenessReport(LivenessState.ALIVE, reason, None, told_ms)
+    return LivenessReport(LivenessState.ALIVE, reason, None, last_event_ms)
 
 
 def _check_ranks(records: Sequence[EventRecord], now_ms: int) -> LivenessReport:

@@ -488,8 +488,10 @@ class Waiting(_Line):
         self, activity: str, clock: Clock | None = None, stream: TextIO | None = None
     ) -> None:
         super().__init__(activity, clock, stream)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._tell, name="waiting", daemon=True)
+        self._is_finished = threading.Event()
+        self._thread = threading.Thread(
+            target=self._report_elapsed_time, name="waiting", daemon=True
+        )
 
     def __enter__(self) -> Self:
         """Start the thread that reports."""
@@ -498,14 +500,14 @@ class Waiting(_Line):
 
     def __exit__(self, *_: object) -> None:
         """Stop reporting, however the block ends."""
-        self._is_over.set()
+        self._is_finished.set()
         self._thread.join()
         self._clear()
 
-    def _tell(self) -> None:
+    def _report_elapsed_time(self) -> None:
         start_seconds = self._clock.monotonic_seconds()
         wait_seconds = SILENT_SECONDS
-        while not self._is_over.wait(wait_seconds):
+        while not self._is_finished.wait(wait_seconds):
             self._show(
                 f"{self._activity} for {human_age(self._clock.monotonic_seconds() - start_seconds)}"
             )

@@ -23,7 +23,7 @@ WITH_VALUES = frozenset({"--format", "--timeout"})
 
 pending_signals: list[int] = []
 """Recorded signals, in order; the agent or :func:`stop_listening` handles them later."""
-_before: dict[int, Any] = {}
+_previous_handlers: dict[int, Any] = {}
 
 
 def record_early_signals(arguments: Sequence[str]) -> None:
@@ -36,8 +36,8 @@ def record_early_signals(arguments: Sequence[str]) -> None:
     for number in _NUMBERS:
         previous_handler = signal.getsignal(number)
         if previous_handler != signal.SIG_IGN:
-            _before[number] = previous_handler
-            signal.signal(number, _remember)
+            _previous_handlers[number] = previous_handler
+            signal.signal(number, _record_signal)
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -52,14 +52,14 @@ def command_of(arguments: Sequence[str]) -> str:
 
 def stop_listening() -> None:
     """Restore the previous handlers, and raise the recorded signals again."""
-    for number, handler in _before.items():
+    for number, handler in _previous_handlers.items():
         signal.signal(number, handler)
-    _before.clear()
+    _previous_handlers.clear()
     for number in pending_signals:
         signal.raise_signal(number)
 
 
-def _remember(number: int, _frame: object) -> None:
+def _record_signal(number: int, _frame: object) -> None:
     pending_signals.append(number)
 
 

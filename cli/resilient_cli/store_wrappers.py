@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
     from resilient.storage.store import Data, ObjectInfo, Store
 
-    Told = Callable[[int, int], None]
+    ProgressCallback = Callable[[int, int], None]
 
 
 class CachedListingStore:
@@ -102,19 +102,19 @@ class ProgressStore(CachedListingStore):
         of_bytes: Bytes expected; if more are read, the callback gets the larger number.
     """
 
-    def __init__(self, inner: Store, progress: Told, of_bytes: int) -> None:
+    def __init__(self, inner: Store, progress: ProgressCallback, of_bytes: int) -> None:
         super().__init__(inner)
         self._progress, self._total_bytes, self._read_bytes = progress, of_bytes, 0
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
-        return self._tell(super().get(key))
+        return self._report(super().get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return a range of the object."""
-        return self._tell(super().get_range(key, start, length))
+        return self._report(super().get_range(key, start, length))
 
-    def _tell(self, data: bytes) -> bytes:
+    def _report(self, data: bytes) -> bytes:
         self._read_bytes += len(data)
         self._progress(self._read_bytes, max(self._read_bytes, self._total_bytes))
         return data
@@ -129,7 +129,7 @@ class ProgressFolder:
         of_bytes: Bytes of the folder, if :meth:`list` is not called.
     """
 
-    def __init__(self, inner: Folder, progress: Told, of_bytes: int = 0) -> None:
+    def __init__(self, inner: Folder, progress: ProgressCallback, of_bytes: int = 0) -> None:
         self.url = inner.url
         self._inner, self._progress, self._total_bytes = inner, progress, of_bytes
         self._read_bytes = 0

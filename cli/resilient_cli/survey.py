@@ -196,7 +196,7 @@ class SampleRequest:
     seconds: float = 0.0
 
     @property
-    def is_some(self) -> bool:
+    def is_partial(self) -> bool:
         """True if the request omits a part of the bytes."""
         return self.share < 1 or self.seconds > 0
 
@@ -224,13 +224,13 @@ class SampleResult:
     """Result of a partial verification.
 
     Attributes:
-        wish: Requested extent.
+        request: Requested extent.
         sample: Chunks that were read, with their findings.
         surveys: Checkpoints, with the findings of the sample.
         is_over: Whether the time limit ended the reading before all chosen chunks were read.
     """
 
-    wish: SampleRequest
+    request: SampleRequest
     sample: VerifySample
     surveys: list[Survey]
     is_over: bool
@@ -238,7 +238,7 @@ class SampleResult:
     def to_json(self) -> dict[str, Any]:
         """Return the extent of the sample as a JSON value."""
         return {
-            "share": self.wish.share,
+            "share": self.request.share,
             "chunks": self.sample.chunks,
             "of": self.sample.of,
             "size_bytes": self.sample.size_bytes,
@@ -256,21 +256,24 @@ def sample_surveys(store: Store, surveys: Sequence[Survey], request: SampleReque
     """
     clock = SystemClock()
     deadline_seconds = clock.monotonic_seconds() + request.seconds
-    over = []
+    is_expired = False
     with Progress("reading", clock) as progress:
 
-        def goes_on(read_bytes: int, of: int) -> bool:
+        def should_continue(read_bytes: int, of: int) -> bool:
+            nonlocal is_expired
             progress(read_bytes, of)
             if request.seconds and clock.monotonic_seconds() >= deadline_seconds:
-                over.append(read_bytes)
-            return not over
+                is_expired = True
+            return not is_expired
 
         manifests = [survey.manifest for survey in surveys if survey.manifest]
-        sample = read_sample(store, manifests, request.share, SystemRandom(), goes_on)
-    return SampleResult(request, sample, [_with(survey, sample) for survey in surveys], bool(over))
+        sample = read_sample(store, manifests, request.share, SystemRandom(), should_continue)
+    return SampleResult(
+        request, sample, [_add_findings(survey, sample) for survey in surveys], is_expired
+    )
 
 
-def _with(survey: Survey, sample: VerifySample) -> Survey:
+def _add_findings(survey: Survey, sample: VerifySample) -> Survey:
     """Add the findings of the sample, except for files that already have a finding."""
     damaged_files = {finding.file for finding in survey.findings}
     new_findings = [

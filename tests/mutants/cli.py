@@ -59,8 +59,8 @@ MUTANTS = [
     Mutant(
         "ckpt unlock fences a live writer without --force",
         "cli/resilient_cli/commands/unlock.py",
-        "    if acts and is_alive and not force:\n",
-        "    if acts and is_alive and force:\n",
+        "    if is_confirmed and is_alive and not force:\n",
+        "    if is_confirmed and is_alive and force:\n",
         "tests/cli/test_unlocking.py -k lives_here",
         promise="Writer lockout",
     ),
@@ -75,8 +75,8 @@ MUTANTS = [
     Mutant(
         "a writer on a silent host counts as dead",
         "cli/resilient_cli/liveness.py",
-        "    return LivenessReport(LivenessState.UNKNOWN, reason, agent, told_ms)\n",
-        "    return LivenessReport(LivenessState.DEAD, reason, agent, told_ms)\n",
+        "    return LivenessReport(LivenessState.UNKNOWN, reason, agent, last_event_ms)\n",
+        "    return LivenessReport(LivenessState.DEAD, reason, agent, last_event_ms)\n",
         "tests/cli/test_unlocking.py -k elsewhere",
         promise="Writer lockout",
     ),

@@ -161,7 +161,7 @@ def _first_bad(change: BisectResult[CheckpointId]) -> str:
 
 
 UNDECIDED = 1
-_CANNOT_SAY = 125
+_UNDECIDED_STATUS = 125
 _NOT_RUN = frozenset({126, 127})
 _STATUS_MAX = 127
 _PLACE = "{}"
@@ -301,7 +301,7 @@ _AFTER_DASHES = "resilient ckpt bisect --help"
 
 
 def _judge_status(checkpoint: CheckpointId, status: int) -> BisectStep:
-    if status == _CANNOT_SAY:
+    if status == _UNDECIDED_STATUS:
         return BisectStep(checkpoint, Verdict.UNKNOWN, status, "the command cannot decide")
     verdict = Verdict.BAD if status else Verdict.GOOD
     return BisectStep(checkpoint, verdict, status, f"the command ended with {status}")

@@ -66,22 +66,24 @@ def build_list_result(
 
 
 def build_plan_result(
-    plan: ChaosPlan, strikes: Sequence[Injection], seed: int, again: str, hosts: int = 1
+    plan: ChaosPlan, injections: Sequence[Injection], seed: int, repeat_command: str, hosts: int = 1
 ) -> CommandResult:
     """Build the answer of ``chaos run --dry-run``: the planned faults."""
     document = {
         "plan": plan.name,
         "seed": seed,
         "hosts": hosts,
-        "command": again,
+        "command": repeat_command,
         "faults": [
-            {"at": round(strike.share, 4), **_fault(strike), "host": _host(strike, hosts)}
-            for strike in strikes
+            {"at": round(injection.share, 4), **_fault(injection), "host": _host(injection, hosts)}
+            for injection in injections
         ],
     }
-    rows = tuple((share(strike.share, 1), *_cells(strike, hosts)) for strike in strikes)
+    rows = tuple((share(injection.share, 1), *_cells(injection, hosts)) for injection in injections)
     host_facts = (("hosts", str(hosts)),) if hosts > 1 else ()
-    facts = KeyValues((("plan", plan.name), ("seed", str(seed)), *host_facts, ("command", again)))
+    facts = KeyValues(
+        (("plan", plan.name), ("seed", str(seed)), *host_facts, ("command", repeat_command))
+    )
     table = Table(("AT", "FAULT", "TARGET", "SECONDS"), rows)
     return CommandResult("chaos.run", "plan", document, (facts, table))
 
@@ -90,7 +92,7 @@ def verdict(
     experiment: ChaosExperiment,
     evidence: ExperimentResult,
     promises: Sequence[GuaranteeResult],
-    again: str,
+    repeat_command: str,
 ) -> CommandResult:
     """Build the answer of ``chaos run``: faults, promises, and the command that repeats the run."""
     is_kept = is_proven(evidence, promises)
@@ -104,7 +106,7 @@ def verdict(
         "missed": [_fault(fault) for fault in evidence.missed],
         "promises": [asdict(promise) for promise in promises],
         "differences": list(evidence.ended.differences),
-        "command": again,
+        "command": repeat_command,
         "folder": str(experiment.folder),
     }
     faults = Table(
@@ -115,12 +117,12 @@ def verdict(
         ("GUARANTEE", "STATE", "WHAT"),
         tuple((promise.name, str(promise.state), _sentence(promise)) for promise in promises),
     )
-    closing = _summary_lines(experiment, evidence, promises, again)
+    closing = _summary_lines(experiment, evidence, promises, repeat_command)
     return CommandResult("chaos.run", "verdict", document, (faults, table, "", *closing))
 
 
-def _fault(strike: Injection) -> dict[str, Any]:
-    fault = strike.fault
+def _fault(injection: Injection) -> dict[str, Any]:
+    fault = injection.fault
     return {
         "kind": str(fault.kind),
         "target": str(fault.target) if fault.kind == "kill" else None,
@@ -129,17 +131,17 @@ def _fault(strike: Injection) -> dict[str, Any]:
     }
 
 
-def _host(strike: Injection, hosts: int) -> str | None:
+def _host(injection: Injection, hosts: int) -> str | None:
     """Return the target host of an injection, if it is known before the run.
 
     The host of a rank is known only when the fault strikes.
     """
-    is_known = hosts > 1 and strike.fault.is_of_host
-    return name_of(strike.host(hosts)) if is_known else None
+    is_known = hosts > 1 and injection.fault.is_of_host
+    return name_of(injection.host(hosts)) if is_known else None
 
 
-def _cells(strike: Injection, hosts: int) -> tuple[str, str, str]:
-    fault, host = strike.fault, _host(strike, hosts)
+def _cells(injection: Injection, hosts: int) -> tuple[str, str, str]:
+    fault, host = injection.fault, _host(injection, hosts)
     target = str(fault.target) if fault.kind == "kill" else ""
     if host:
         target = f"agent of {host}" if target == "agent" else host
@@ -180,7 +182,7 @@ def _summary_lines(
     experiment: ChaosExperiment,
     evidence: ExperimentResult,
     promises: Sequence[GuaranteeResult],
-    again: str,
+    repeat_command: str,
 ) -> list[str]:
     broken_names = [promise.name for promise in promises if promise.state is GuaranteeState.BROKEN]
     kept_count = sum(promise.state is GuaranteeState.KEPT for promise in promises)
@@ -200,7 +202,7 @@ def _summary_lines(
     return [
         *lines,
         f"{summary}{ending}. The output of the runs is in {experiment.folder}.",
-        f"repeat: {again}",
+        f"repeat: {repeat_command}",
     ]
 
 
@@ -274,8 +276,16 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
         faults, parse_train_options(words[1:]), look_at_machine(faults, hosts), hosts
     )
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
-    place_options = (*_unless("--hosts", hosts, 1), *_unless("--folder", folder, _FOLDER))
-    options = (*place_options, *_unless("--within", within, _WITHIN_SECONDS), "--seed", str(seed))
+    place_options = (
+        *_option_unless_default("--hosts", hosts, 1),
+        *_option_unless_default("--folder", folder, _FOLDER),
+    )
+    options = (
+        *place_options,
+        *_option_unless_default("--within", within, _WITHIN_SECONDS),
+        "--seed",
+        str(seed),
+    )
     repeat_command = shlex.join(("resilient", "chaos", "run", plan, *options, "--", *words))
     if dry_run:
         show(
@@ -299,10 +309,12 @@ def run(  # noqa: PLR0913 - one parameter per option; Typer reads the signature
     return 0 if is_kept else BROKEN
 
 
-def _unless(option: str, value: Path | float, usual: Path | float) -> tuple[str, ...]:
+def _option_unless_default(
+    option: str, value: Path | float, default: Path | float
+) -> tuple[str, ...]:
     """Return an option as the user must type it again; nothing if it has its default value."""
     value_text = f"{value:g}" if isinstance(value, float) else str(value)
-    return () if value == usual else (option, value_text)
+    return () if value == default else (option, value_text)
 
 
 @app.command("list")

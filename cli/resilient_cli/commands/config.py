@@ -198,9 +198,9 @@ def _all(
         if name not in names:
             continue
         is_said = name in settings_of_file
-        origin = places.get(name, "") if is_said else _unsaid(value, defaults[name])
+        origin = places.get(name, "") if is_said else _default_origin(value, defaults[name])
         yield Setting(name, value, origin, is_said=is_said)
 
 
-def _unsaid(value: Any, default: Any) -> str:
+def _default_origin(value: Any, default: Any) -> str:
     return "default" if value == default else "follows from others"

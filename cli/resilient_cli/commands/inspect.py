@@ -33,7 +33,7 @@ def inspection(
     parts = [_part(manifest, name) for name in _part_names(manifest)]
     document = {**_document(manifest, parts), "resumable": resumable(verdict)}
     blocks: tuple[Table | KeyValues, ...] = (
-        _about(manifest, now),
+        _summary(manifest, now),
         _config(manifest),
         _files(manifest),
         _parts(parts),
@@ -83,7 +83,7 @@ def _document(manifest: Manifest, parts: list[dict[str, Any]]) -> dict[str, Any]
     }
 
 
-def _about(manifest: Manifest, now: str) -> KeyValues:
+def _summary(manifest: Manifest, now: str) -> KeyValues:
     size = f"{human_size(manifest.size_bytes)} in {count(len(manifest.files), 'file')}"
     if manifest.own_bytes < manifest.size_bytes:
         referenced_size = human_size(manifest.size_bytes - manifest.own_bytes)

@@ -13,7 +13,7 @@ from resilient.redaction import redact_userinfo, shell_quote
 from resilient_cli.kubernetes.apply import carry_out, delete, find_all, plan
 from resilient_cli.kubernetes.kubectl import Cluster
 from resilient_cli.kubernetes.manifests import REQUEUE, manifests, to_yaml
-from resilient_cli.kubernetes.options import option, takes_a_run
+from resilient_cli.kubernetes.options import accept_run_options, option
 from resilient_cli.kubernetes.spec import Flavor, KubeRun, check_names
 from resilient_cli.kubernetes.status import claims_of, repository_of
 from resilient_cli.kubernetes.watch import LogQuery, PodLogLine, follow, get_run, read, wait
@@ -57,7 +57,7 @@ def changes(
         for field in change.fields
     )
     words = ("status", "wait", "logs") if is_applied else ()
-    next_commands = tuple(cluster.spell("resilient", "k8s", word, name) for word in words)
+    next_commands = tuple(cluster.command_text("resilient", "k8s", word, name) for word in words)
     document = {
         "changes": [_change_document(change) for change in object_changes],
         "next": list(next_commands),
@@ -270,7 +270,7 @@ def _next(run: RunState, cluster: Cluster) -> str:
         "pending": ("kubectl", "describe", *pending_object),
         "running": (*program, "logs", run.name, "--follow"),
     }
-    return cluster.spell(*arguments[run.state])
+    return cluster.command_text(*arguments[run.state])
 
 
 app = typer.Typer(
@@ -289,7 +289,7 @@ Kubeconfig = Annotated[str, option("Kubeconfig file, as for kubectl.", "--kubeco
 
 
 @app.command("render")
-@takes_a_run
+@accept_run_options
 def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
     """Write the manifests of a training to stdout, for kubectl.
 
@@ -305,7 +305,7 @@ def render_manifests(ctx: typer.Context, run: KubeRun, flavor: Flavor) -> int:
 
 
 @app.command("diff")
-@takes_a_run
+@accept_run_options
 def diff(
     ctx: typer.Context,
     run: KubeRun,
@@ -330,7 +330,7 @@ def diff(
 
 
 @app.command("apply")
-@takes_a_run
+@accept_run_options
 def apply(
     ctx: typer.Context,
     run: KubeRun,

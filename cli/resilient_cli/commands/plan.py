@@ -189,8 +189,10 @@ def plan(
                 (generation.cause, generation.claimed_at) for generation in read_generations(store)
             ]
             costs = replace(costs, failures=observe(starts))
-    asked_seconds = (interval.seconds or interval.steps * costs.step_seconds) if interval else 0.0
-    tiers = plan_tiers(costs, mtbf_seconds, asked_seconds)
+    requested_seconds = (
+        (interval.seconds or interval.steps * costs.step_seconds) if interval else 0.0
+    )
+    tiers = plan_tiers(costs, mtbf_seconds, requested_seconds)
     show(build_plan_result(size, costs, tiers, notice), output_of(ctx))
     fits = notice is None or fits_notice(costs, notice)
     return 0 if fits else DOES_NOT_FIT

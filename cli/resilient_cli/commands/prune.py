@@ -462,10 +462,10 @@ def _apply_retention(
 
 
 def _question(scan: RepositoryScan) -> str:
-    doomed_count = len(scan.plan.doomed)
+    deletion_count = len(scan.plan.doomed)
     if scan.into and not scan.over:
-        return f"Put {doomed_count} in the trash?"
-    return f"Delete {len(scan.over) + (0 if scan.into else doomed_count)}?"
+        return f"Put {deletion_count} in the trash?"
+    return f"Delete {len(scan.over) + (0 if scan.into else deletion_count)}?"
 
 
 def _place_and_id(place: str | None, prune_id: str | None) -> tuple[str | None, str]:

@@ -59,7 +59,7 @@ def build_status_result(
     steps_left = max(0, progress.max_steps - progress.step)
     left_ms = 1000 * steps_left / progress.steps_per_second if progress.steps_per_second else None
     state = _state(goodput, now_ms, is_dead=is_dead)
-    is_moving = progress.exit_code is None and state not in (_SILENT, _DEAD)
+    is_progressing = progress.exit_code is None and state not in (_SILENT, _DEAD)
     document = {
         "state": state,
         "exit_code": progress.exit_code,
@@ -84,7 +84,7 @@ def build_status_result(
         else ""
     )
     speed = f", {progress.steps_per_second:.3g} steps/s" if progress.steps_per_second else ""
-    eta = f", {duration(left_ms)} left" if steps_left and left_ms and is_moving else ""
+    eta = f", {duration(left_ms)} left" if steps_left and left_ms and is_progressing else ""
     causes = ", ".join(f"{cause} {repair.count}" for cause, repair in goodput.repairs.items())
     ranks = f", {count(_ranks(goodput), 'rank')}" if _ranks(goodput) else ""
     durable = (
@@ -186,10 +186,10 @@ def report(
         extras = extras_of(run, tensors, compare, verify=verify)
         write_page(output, page_of(goodput, str(run[0]), repository, extras=extras))
     page = str(output) if output else ""
-    is_told = bool(goodput.doings or goodput.launches)
+    has_events = bool(goodput.doings or goodput.launches)
     result = (
         build_stored_report_result(repository, page)
-        if repository and not is_told
+        if repository and not has_events
         else build_report_result(goodput, page)
     )
     show(result, output_of(ctx))
@@ -208,12 +208,12 @@ def status(ctx: typer.Context, run: Run, *, watch: Watch = False, interval: Inte
         records = records_of(run)
         repository = None if records else list_first_repository(run)
         now_ms = present_ms(records, clock, now_ms)
-        goodput, is_gone = build_report(records), is_dead(records, now_ms)
+        goodput, has_died = build_report(records), is_dead(records, now_ms)
         if not _is_over(goodput):
-            goodput = build_report(records, now_ms, goes_on=not is_gone)
+            goodput = build_report(records, now_ms, goes_on=not has_died)
         if watch and output.format is Format.HUMAN and sys.stdout.isatty():
             clear_screen()
-        progress = build_status_result(goodput, now_ms, is_dead=is_gone)
+        progress = build_status_result(goodput, now_ms, is_dead=has_died)
         result = build_stored_status_result(repository, moment(now_ms)) if repository else progress
         show(result, output)
         if not watch or _is_over(goodput) or (repository and not _keeps_events(run)):

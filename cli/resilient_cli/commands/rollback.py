@@ -36,48 +36,48 @@ if TYPE_CHECKING:
 
 
 def render_move(
-    command: str, url: str, journey: RollbackPlan, number: int | None, *, dry_run: bool
+    command: str, url: str, plan: RollbackPlan, number: int | None, *, dry_run: bool
 ) -> CommandResult:
     """Build the answer of ``ckpt rollback`` or ``ckpt undo``.
 
     Args:
         command: Dotted name of the command.
         url: URL of the repository.
-        journey: The move.
+        plan: The move.
         number: Number of the attempt that the command started; None if nothing was changed.
         dry_run: True if nothing was to be changed.
     """
-    undo = _undo_command(url, journey) if number or (dry_run and journey.is_needed) else ""
+    undo = _undo_command(url, plan) if number or (dry_run and plan.is_needed) else ""
     document = {
         "repository": url,
         "done": number is not None,
         "life": number,
-        "before": folder(journey.before),
-        "after": journey.after.folder,
-        "undoes": journey.undoes or None,
-        "abandoned": [checkpoint_id.folder for checkpoint_id in journey.left],
+        "before": folder(plan.before),
+        "after": plan.after.folder,
+        "undoes": plan.undoes or None,
+        "abandoned": [checkpoint_id.folder for checkpoint_id in plan.left],
         "undo": undo,
     }
-    ids = (journey.after.folder,)
-    return CommandResult(command, "move", document, tuple(_note_blocks(journey, number, undo)), ids)
+    ids = (plan.after.folder,)
+    return CommandResult(command, "move", document, tuple(_note_blocks(plan, number, undo)), ids)
 
 
-def _undo_command(url: str, journey: RollbackPlan) -> str:
+def _undo_command(url: str, plan: RollbackPlan) -> str:
     """Return the command that reverts this move."""
-    if journey.undoes and journey.before:
-        return f"resilient ckpt rollback {shell_quote(journey.before)} {shell_quote(url)}"
+    if plan.undoes and plan.before:
+        return f"resilient ckpt rollback {shell_quote(plan.before)} {shell_quote(url)}"
     return f"resilient ckpt undo {shell_quote(url)}"
 
 
-def _note_blocks(journey: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
-    if not journey.is_needed:
-        yield f"latest is already {journey.after}. Nothing was changed."
+def _note_blocks(plan: RollbackPlan, number: int | None, undo: str) -> Iterator[KeyValues | str]:
+    if not plan.is_needed:
+        yield f"latest is already {plan.after}. Nothing was changed."
         return
-    previous_name = folder(journey.before) or "scratch"
+    previous_name = folder(plan.before) or "scratch"
     yield KeyValues(
         (
-            ("latest", f"{previous_name} -> {journey.after}"),
-            ("abandoned", _some_names(journey)),
+            ("latest", f"{previous_name} -> {plan.after}"),
+            ("abandoned", _some_names(plan)),
             ("undo", undo),
         )
     )
@@ -87,11 +87,11 @@ def _note_blocks(journey: RollbackPlan, number: int | None, undo: str) -> Iterat
         yield "Dry run: nothing was changed."
 
 
-def _some_names(journey: RollbackPlan) -> str:
-    if not journey.left:
+def _some_names(plan: RollbackPlan) -> str:
+    if not plan.left:
         return NONE
-    names = ", ".join(checkpoint_id.folder for checkpoint_id in journey.left[:3])
-    remaining = len(journey.left) - 3
+    names = ", ".join(checkpoint_id.folder for checkpoint_id in plan.left[:3])
+    remaining = len(plan.left) - 3
     return f"{names} and {remaining} more" if remaining > 0 else names
 
 
@@ -172,13 +172,13 @@ def rollback(  # noqa: PLR0913 - the options of a command
     store = open_repository(place, repo)
     target = resolve(store, ref)
     require_signed(store, target)
-    journey = plan_rollback(store, target)
-    if not dry_run and not take_over and journey.is_needed:
+    plan = plan_rollback(store, target)
+    if not dry_run and not take_over and plan.is_needed:
         command = (
             f"resilient ckpt rollback {shell_quote(target)} {shell_quote(store.url)} --take-over"
         )
         refuse_beside_writer(store, command)
-    _go("ckpt.rollback", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
+    _carry_out("ckpt.rollback", ctx, store, plan, dry_run=dry_run, single_writer=single_writer)
 
 
 def undo(
@@ -199,10 +199,10 @@ def undo(
     """
     store = open_repository(place, repo)
     committed_checkpoints(store)
-    journey = plan_undo(store)
-    if not dry_run and not take_over and journey.is_needed:
+    plan = plan_undo(store)
+    if not dry_run and not take_over and plan.is_needed:
         refuse_beside_writer(store, f"resilient ckpt undo {shell_quote(store.url)} --take-over")
-    _go("ckpt.undo", ctx, store, journey, dry_run=dry_run, single_writer=single_writer)
+    _carry_out("ckpt.undo", ctx, store, plan, dry_run=dry_run, single_writer=single_writer)
 
 
 def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
@@ -218,16 +218,16 @@ def reflog(ctx: typer.Context, place: Place = None, repo: Repo = None) -> None:
     show(moves(store.url, entries, SystemClock().now_iso()), output_of(ctx))
 
 
-def _go(
+def _carry_out(
     command: str,
     ctx: typer.Context,
     store: Store,
-    journey: RollbackPlan,
+    plan: RollbackPlan,
     *,
     dry_run: bool,
     single_writer: bool,
 ) -> None:
     number = None
     if not dry_run:
-        number = apply_rollback(store, journey, SystemClock(), single_writer=single_writer)
-    show(render_move(command, store.url, journey, number, dry_run=dry_run), output_of(ctx))
+        number = apply_rollback(store, plan, SystemClock(), single_writer=single_writer)
+    show(render_move(command, store.url, plan, number, dry_run=dry_run), output_of(ctx))

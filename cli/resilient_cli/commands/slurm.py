@@ -189,7 +189,9 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
     """
     place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
-    options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    options = _GivenOptions(
+        name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures
+    )
     job = _job(tuple(command or ()), options, place, events, notice)
     show(build_render_result(job, render(job)), output_of(ctx))
     return 0
@@ -223,7 +225,9 @@ def submit_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
     Example: resilient slurm submit --time 4:00:00 -- train --repo s3://lab/run train.py
     """
     place = SlurmPlacement(partition, account, qos, gpus, cpus, memory, array)
-    options = _Asked(name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures)
+    options = _GivenOptions(
+        name, nodes, time, logs, tuple(env or ()), tuple(setup or ()), max_failures
+    )
     job = _job(tuple(command or ()), options, place, events, notice)
     if dry_run:
         show(build_render_result(job, render(job)), output_of(ctx))
@@ -264,7 +268,7 @@ def status(
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _GivenOptions:
     """Command-line options, unchanged."""
 
     name: str
@@ -278,7 +282,7 @@ class _Asked:
 
 def _job(
     words: tuple[str, ...],
-    options: _Asked,
+    options: _GivenOptions,
     place: SlurmPlacement,
     events: Path | None,
     notice: float | None,
@@ -316,15 +320,15 @@ def _job(
             hint=f"export {variable}=...; resilient slurm submit --env {variable} -- train ...",
         )
     grace = _grace_seconds(train_options.get("grace"), events, notice)
-    lead = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
+    lead_seconds = math.ceil(grace + preemption_budget.MARGIN_SECONDS)
     # The agent also knows the end of the job, and leaves LEAD_SECONDS before it.
-    leaves = 0.0 if train_options.get("notice") == "off" else LEAD_SECONDS
-    check_time(options.time, max(lead, math.ceil(leaves)))
+    agent_lead_seconds = 0.0 if train_options.get("notice") == "off" else LEAD_SECONDS
+    check_time(options.time, max(lead_seconds, math.ceil(agent_lead_seconds)))
     environment = parse_environment(options.env)
     return SlurmJob(
         *(options.name, words[1:], nodes_min, nodes_max, options.time, place, options.logs, grace),
         says_grace="grace" in train_options,
-        lead_seconds=lead,
+        lead_seconds=lead_seconds,
         environment=environment,
         setup=options.setup,
         failures_max=options.failures_max,

@@ -24,7 +24,7 @@ from resilient.errors import ConfigError, Preempted, ScriptNotFound, UsageError
 from resilient.goodput.save_planning import parse_every
 from resilient.redaction import shell_quote
 from resilient_cli import process_exit
-from resilient_cli.durations import number_of
+from resilient_cli.durations import parse_limit
 from resilient_cli.output import CommandResult, KeyValues, Table, show
 
 if TYPE_CHECKING:
@@ -276,18 +276,18 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
     os.environ.update({TAKE_OVER: "1"} if take_over else {})  # Workers inherit it.
     # Read the key before anything starts, so that a missing or short key is reported here.
     signing = read_signing(os.environ, require_signature=require_signature)
-    reach = parse_storage_options(storage_options, "the storage options")
+    storage = parse_storage_options(storage_options, "the storage options")
     if every:
         parse_every(every, "--every")
     hang = parse_hang_rule(hang_deadline, hang_floor, hang_patience)
-    preemptions = number_of(max_preemptions, "--max-preemptions")
+    preemptions = parse_limit(max_preemptions, "--max-preemptions")
     limits = FailureLimits(
         max_restarts, restart_window, preemptions, max_no_progress, max_host_failures
     )
     worker_options = launcher.WorkerOptions(
-        repo, _checked_resume(resume), events, single_writer, storage_options=reach
+        repo, _checked_resume(resume), events, single_writer, storage_options=storage
     )
-    meet = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
+    rendezvous_options = (nnodes, rdzv_backend, rdzv_endpoint, rdzv_id, rdzv_conf, standalone)
     node_options, port = (node_rank, master_addr, master_port, local_addr), parse_port(metrics_port)
     options = launcher.TrainOptions(
         target=script,
@@ -296,7 +296,7 @@ def train(  # noqa: PLR0913 - one parameter per option; Typer reads the signatur
         is_program=no_python,
         nproc_per_node=nproc_per_node,
         max_restarts=max_restarts,
-        rendezvous=launcher.RendezvousOptions(*meet, *node_options),
+        rendezvous=launcher.RendezvousOptions(*rendezvous_options, *node_options),
         patience=launcher.Timeouts(monitor_interval, grace, hang=hang, limits=limits),
         wishes=replace(
             worker_options,

@@ -38,17 +38,17 @@ class Unlocking:
     Attributes:
         url: URL of the repository.
         writer: The newest attempt, as it was before the action.
-        seen: Liveness of its process.
-        held: Reason why garbage collection deletes nothing after the action; empty if none.
-        life: The attempt that was started; None if nothing was changed.
+        liveness: Liveness of its process.
+        retention_block: Reason why garbage collection deletes nothing; empty if none.
+        generation: The attempt that was started; None if nothing was changed.
         is_needed: True if there is a writer to fence off.
     """
 
     url: str
     writer: Writer
-    seen: LivenessReport
-    held: str
-    life: Generation | None
+    liveness: LivenessReport
+    retention_block: str
+    generation: Generation | None
     is_needed: bool
 
 
@@ -57,10 +57,10 @@ def build_unlock_result(plan: Unlocking, now: str) -> CommandResult:
     writer, record = plan.writer, plan.writer.record
     document = {
         "repository": plan.url,
-        "done": plan.life is not None,
-        "life": plan.life.number if plan.life else None,
-        "state": plan.seen.state.value,
-        "why": plan.seen.why,
+        "done": plan.generation is not None,
+        "life": plan.generation.number if plan.generation else None,
+        "state": plan.liveness.state.value,
+        "why": plan.liveness.evidence,
         "writer": {
             "type": "writer",
             "life": writer.life,
@@ -72,21 +72,21 @@ def build_unlock_result(plan: Unlocking, now: str) -> CommandResult:
             "committed_at": writer.committed_at or None,
             "unfinished": [checkpoint_id.folder for checkpoint_id in writer.unfinished],
         },
-        "process": _process(plan.seen),
+        "process": _process(plan.liveness),
         "resume": folder(_resume(plan)),
-        "held": plan.held or None,
+        "held": plan.retention_block or None,
     }
     blocks: tuple[KeyValues | str, ...] = (
         KeyValues(tuple(_facts(plan, now))),
         *_next_step_lines(plan),
     )
-    number = plan.life.number if plan.life else writer.life
+    number = plan.generation.number if plan.generation else writer.life
     return CommandResult("ckpt.unlock", "writer", document, blocks, (str(number),))
 
 
 def _resume(plan: Unlocking) -> CheckpointId | None:
     """Return the checkpoint that a resume takes now; saves during the check count."""
-    return plan.life.parent if plan.life else plan.writer.resume
+    return plan.generation.parent if plan.generation else plan.writer.resume
 
 
 def _process(liveness: LivenessReport) -> dict[str, Any] | None:
@@ -96,13 +96,13 @@ def _process(liveness: LivenessReport) -> dict[str, Any] | None:
         "host": liveness.agent.host,
         "pid": liveness.agent.pid,
         "began": moment(liveness.agent.began_ms),
-        "told": moment(liveness.told_ms),
+        "told": moment(liveness.last_event_ms),
         "exit_code": liveness.agent.exit_code,
     }
 
 
 def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
-    writer, record, liveness = plan.writer, plan.writer.record, plan.seen
+    writer, record, liveness = plan.writer, plan.writer.record, plan.liveness
     claim_text = f"DAMAGED: {writer.problem}"
     if record:
         claim_text = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
@@ -112,31 +112,33 @@ def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
         last_save += f"; started and not committed: {names}"
     process = NONE
     if liveness.agent:
-        event_age = age(moment(liveness.told_ms), now)
+        event_age = age(moment(liveness.last_event_ms), now)
         process = f"pid {liveness.agent.pid} on {liveness.agent.host}, last event {event_age} ago"
     return [
         ("generation", f"{writer.life}, {claim_text}"),
         ("saved", last_save),
         ("process", process),
-        ("writer", f"{liveness.state.value}: {liveness.why}"),
+        ("writer", f"{liveness.state.value}: {liveness.evidence}"),
         ("resume", folder(_resume(plan)) or "scratch"),
-        ("held", plan.held or NONE),
+        ("held", plan.retention_block or NONE),
     ]
 
 
 def _next_step_lines(plan: Unlocking) -> list[str]:
-    if plan.life:
+    if plan.generation:
         start_text = folder(_resume(plan)) or "scratch"
         return [
-            f"Generation {plan.life.number} starts from {start_text} and saves nothing.",
+            f"Generation {plan.generation.number} starts from {start_text} and saves nothing.",
             "Every earlier process ends at its next save (exit 80).",
             "Nothing was abandoned or deleted. The same training command resumes from there.",
         ]
     if not plan.is_needed:
         return ["No process is left to fence: nothing was changed."]
-    lead = "The same training command resumes as it is. To make sure that no other process writes:"
-    force = " --force" if plan.seen.state is LivenessState.ALIVE else ""
-    return [f"Dry run. {lead} resilient ckpt unlock {plan.url} --yes{force}"]
+    introduction = (
+        "The same training command resumes as it is. To make sure that no other process writes:"
+    )
+    force = " --force" if plan.liveness.state is LivenessState.ALIVE else ""
+    return [f"Dry run. {introduction} resilient ckpt unlock {plan.url} --yes{force}"]
 
 
 HELD = 80
@@ -190,18 +192,20 @@ def unlock(  # noqa: PLR0913 - the options of a command
     with Waiting("waiting for a heartbeat"):
         liveness = ask_heartbeat(liveness, writer, store, clock)
     is_alive = liveness.state is LivenessState.ALIVE
-    acts = (yes or output_of(ctx).agrees) and not dry_run
-    if acts and is_alive and not force:
+    is_confirmed = (yes or output_of(ctx).agrees) and not dry_run
+    if is_confirmed and is_alive and not force:
         raise WriterAlive(
-            f"generation {writer.life} of {store.url} has a live writer: {liveness.why}; nothing "
-            "was changed",
+            f"generation {writer.life} of {store.url} has a live writer: {liveness.evidence}; "
+            "nothing was changed",
             hint=f"resilient stop {shell_quote(run or store.url)}; resilient ckpt unlock "
             f"{shell_quote(store.url)} --yes --force loses its unsaved steps",
         )
     # An attempt that saves nothing already fences off every other writer.
     is_needed = not writer.is_nobody or is_alive
-    generation = shut_out(store, clock, single_writer=single_writer) if acts and is_needed else None
-    hold = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
-    plan = Unlocking(store.url, writer, liveness, hold, generation, is_needed=is_needed)
+    generation = (
+        shut_out(store, clock, single_writer=single_writer) if is_confirmed and is_needed else None
+    )
+    retention_block = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
+    plan = Unlocking(store.url, writer, liveness, retention_block, generation, is_needed=is_needed)
     show(build_unlock_result(plan, clock.now_iso()), output_of(ctx))
     return HELD if is_alive and not generation else 0

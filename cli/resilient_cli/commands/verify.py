@@ -102,10 +102,10 @@ def verification(
         f"{len(intact_surveys)} intact, {len(damaged_surveys)} damaged{unsigned_text} "
         f"(level {level.value})."
     )
-    ruling = f"Training can resume from {resume}." if resume else "Training cannot resume."
+    resume_text = f"Training can resume from {resume}." if resume else "Training cannot resume."
     blocks: tuple[Table | str, ...] = (
         table,
-        f"{counts} {ruling}",
+        f"{counts} {resume_text}",
         *read,
         *[
             f"{part_of_near(damaged_survey.checkpoint, damaged_survey.absent_ranks)} Verify the "
@@ -211,7 +211,7 @@ def verify(  # noqa: PLR0913 - the options of a command
     signing = signing_policy(is_required=require_signature)
     request = SampleRequest.of(sample, max_duration, level)
     may_be_foreign = (
-        ref is None and not verifies_all and not signing.is_required and not request.is_some
+        ref is None and not verifies_all and not signing.is_required and not request.is_partial
     )
     if may_be_foreign and (
         foreign_checkpoint := inspect_if_known(
@@ -245,9 +245,9 @@ def verify(  # noqa: PLR0913 - the options of a command
     with Progress("reading") as progress:
         reader = ProgressStore(store, progress, of_bytes)
         surveys = survey(
-            reader, checkpoints, VerifyLevel.QUICK if request.is_some else level, signing
+            reader, checkpoints, VerifyLevel.QUICK if request.is_partial else level, signing
         )
-    part = sample_surveys(store, surveys, request) if request.is_some else None
+    part = sample_surveys(store, surveys, request) if request.is_partial else None
     surveys = part.surveys if part else surveys
     states = {result.checkpoint: result.intact for result in surveys}
     resume = first_intact(store, states, VerifyLevel.QUICK if part else level, signing)

@@ -93,7 +93,7 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
     if not top_objects:
         raise NotRunning(
             f"the cluster has no object of run `{name}`",
-            hint=cluster.spell("resilient", "k8s", "status", name),
+            hint=cluster.command_text("resilient", "k8s", "status", name),
         )
     return top_objects
 
@@ -114,7 +114,9 @@ def _ask(cluster: Cluster, desired: Sequence[Object], *request: str) -> Any:
         return ask(cluster, *request, document=_join_documents(desired))
     except ConfigError as error:
         if "immutable" in error.message:
-            hint = cluster.spell("resilient", "k8s", "delete", desired[-1]["metadata"]["name"])
+            hint = cluster.command_text(
+                "resilient", "k8s", "delete", desired[-1]["metadata"]["name"]
+            )
             message = f"{error.message}; delete the run and apply it again: checkpoints stay"
             raise ConfigError(message, hint=hint) from error
         if "no matches for kind" in error.message:

@@ -58,7 +58,7 @@ class Cluster:
         }
         return tuple(f"{option}={text}" for option, text in options.items() if text)
 
-    def spell(self, *words: str) -> str:
+    def command_text(self, *words: str) -> str:
         """Return a command line with the options of this cluster."""
         return shlex.join([*words, *self.options])
 
@@ -123,15 +123,15 @@ def refusal(cluster: Cluster, output: str) -> ResilientError:
     match = _REASON.search(text)
     reason = match[1] if match else ""
     if reason in _DENIED or "(Unauthorized)" in text or "provide credentials" in text:
-        whoami_command = cluster.spell("kubectl", "auth", "whoami")
+        whoami_command = cluster.command_text("kubectl", "auth", "whoami")
         return ClusterDenied(text, hint=whoami_command)
     if reason == "NotFound":
-        return NotRunning(text, hint=cluster.spell("kubectl", "get", "jobs,pods"))
+        return NotRunning(text, hint=cluster.command_text("kubectl", "get", "jobs,pods"))
     if reason == "Conflict" or text.startswith("Apply failed with"):
-        jobs_command = cluster.spell(
+        jobs_command = cluster.command_text(
             "kubectl", "get", "jobs", "-o", "yaml", "--show-managed-fields"
         )
         return ClusterConflict(text, hint=jobs_command)
     if reason in _SILENT or (not reason and any(phrase in text for phrase in _CUT)):
-        return ClusterUnavailable(text, hint=cluster.spell("kubectl", "cluster-info"))
-    return ConfigError(text, hint=cluster.spell("kubectl", "config", "get-contexts"))
+        return ClusterUnavailable(text, hint=cluster.command_text("kubectl", "cluster-info"))
+    return ConfigError(text, hint=cluster.command_text("kubectl", "config", "get-contexts"))

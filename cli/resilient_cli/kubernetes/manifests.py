@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import PERMANENT
-from resilient_cli.kubernetes.spec import TOLD, Flavor, Spot, rule
+from resilient_cli.kubernetes.spec import KUBERNETES_VARIABLES, Flavor, Spot, rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -166,7 +166,7 @@ def _environment(run: KubeRun, identity: str) -> list[dict[str, Any]]:
     )
     entries = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-        for name, path in zip(TOLD, paths, strict=True)
+        for name, path in zip(KUBERNETES_VARIABLES, paths, strict=True)
     ]
     variables = {**_WRITABLE, "PYTHONUNBUFFERED": "1", **dict(run.environment)}
     # Kubernetes would expand `$(` in a value.
@@ -296,7 +296,7 @@ def _full(run: KubeRun, pod: str) -> str:
     return f"{pod}.{run.name}.$(POD_NAMESPACE).svc.cluster.local"
 
 
-def _sets(run: KubeRun, container: str, part: str) -> dict[str, Any]:
+def _job_set_fields(run: KubeRun, container: str, part: str) -> dict[str, Any]:
     """Return the fields that a JobSet and a TrainingRuntime share."""
     permanent = {
         "name": "permanent",
@@ -313,17 +313,17 @@ def _sets(run: KubeRun, container: str, part: str) -> dict[str, Any]:
 
 
 def _jobset(run: KubeRun) -> list[dict[str, Any]]:
-    spec = {"ttlSecondsAfterFinished": _DAY_SECONDS, **_sets(run, "train", "worker")}
+    spec = {"ttlSecondsAfterFinished": _DAY_SECONDS, **_job_set_fields(run, "train", "worker")}
     spec["network"] |= {"enableDNSHostnames": True, "subdomain": run.name}
     return [_object(run, "jobset.x-k8s.io/v1alpha2", "JobSet", {"spec": spec})]
 
 
 def _trainjob(run: KubeRun) -> list[dict[str, Any]]:
     version = "trainer.kubeflow.org/v1alpha1"
-    sets = _sets(run, "node", "node")
+    job_set_fields = _job_set_fields(run, "node", "node")
     step = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    sets["replicatedJobs"][0]["template"]["metadata"] = {"labels": step}
-    policy = {"mlPolicy": {"numNodes": run.pods_max}, "template": {"spec": sets}}
+    job_set_fields["replicatedJobs"][0]["template"]["metadata"] = {"labels": step}
+    policy = {"mlPolicy": {"numNodes": run.pods_max}, "template": {"spec": job_set_fields}}
     runtime = _object(run, version, "TrainingRuntime", {"spec": policy})
     runtime["metadata"]["labels"]["trainer.kubeflow.org/framework"] = "torch"
     ref = {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name}

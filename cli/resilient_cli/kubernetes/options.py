@@ -86,7 +86,7 @@ Events = Annotated[
 ]
 
 
-def takes_a_run(command: Callable[..., int]) -> Callable[..., int]:
+def accept_run_options(command: Callable[..., int]) -> Callable[..., int]:
     """Give a command the options of a run; the command gets ``run`` and ``flavor`` instead.
 
     Args:
@@ -139,7 +139,7 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
         ConfigError: An API server would refuse an option, or a save does not fit into the notice.
     """
     resources = Resources(cpu, memory, shm, disk, gpus)
-    names = _Asked(name, namespace, image, claim, queue, tuple(secret or ()))
+    names = _GivenNames(name, namespace, image, claim, queue, tuple(secret or ()))
     words = tuple(command or ())
     train_options = _check(words, names, flavor, resources)
     pods_min, pods_max = parse_pods(pods)
@@ -160,7 +160,7 @@ def read_run(  # noqa: PLR0913 - one parameter per option; Typer reads the signa
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _GivenNames:
     """Names, as the user gave them."""
 
     name: str
@@ -172,7 +172,7 @@ class _Asked:
 
 
 def _check(
-    words: tuple[str, ...], names: _Asked, flavor: Flavor, resources: Resources
+    words: tuple[str, ...], names: _GivenNames, flavor: Flavor, resources: Resources
 ) -> dict[str, Any]:
     """Check the options, and return the options of ``train`` that the command contains."""
     if words[:1] != ("train",) or not words[1:]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from resilient.errors import ConfigError
 from resilient_cli import preemption_budget
 from resilient_cli.launch_checks import (
-    MEETING,
+    RENDEZVOUS_OPTIONS,
     has_credentials,
     is_secret,
     is_variable,
@@ -33,7 +33,7 @@ _ANNOTATIONS = {
     "gke": "iam.gke.io/gcp-service-account",
     "azure": "azure.workload.identity/client-id",
 }
-_HAND_OUT = {
+_CREDENTIAL_SERVICES = {
     "eks": (("169.254.170.23/32",), (80,)),
     "gke": (("169.254.169.252/32", "169.254.169.254/32"), (80, 988)),
 }
@@ -66,11 +66,11 @@ class Identity:
     @property
     def egress(self) -> list[dict[str, Any]]:
         """Egress rules for the service that hands out credentials."""
-        blocks, ports = _HAND_OUT.get(self.kind, ((), ()))
+        blocks, ports = _CREDENTIAL_SERVICES.get(self.kind, ((), ()))
         return [rule(blocks, ports)] if blocks else []
 
 
-NOBODY = Identity()
+NO_IDENTITY = Identity()
 
 
 def parse_identity(text: str) -> Identity:
@@ -139,7 +139,7 @@ _NOTICE = {Spot.AWS: "aws", Spot.GKE: "gke", Spot.AKS: "azure"}
 # A name must be short: pods add a number, and a Job of another flavor adds the name of its part.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-TOLD = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
+KUBERNETES_VARIABLES = ("POD_NAME", "POD_NAMESPACE", "NODE_NAME", "RUN_ID")
 """Variables whose values Kubernetes sets in each pod."""
 # Grammar of image references, from github.com/distribution/reference.
 _IMAGE = re.compile(
@@ -155,9 +155,9 @@ _QUANTITIES = {
     "--shm": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 16Gi"),
     "--disk": (re.compile(r"[1-9][0-9]*[KMGT]i?"), "a size such as 10Gi"),
 }
-_MEETING = "the manifests set the rendezvous; use `k8s --pods MIN:MAX`"
-_OURS = {
-    **dict.fromkeys(MEETING, _MEETING),
+_RENDEZVOUS_REASON = "the manifests set the rendezvous; use `k8s --pods MIN:MAX`"
+_REFUSED_OPTIONS = {
+    **dict.fromkeys(RENDEZVOUS_OPTIONS, _RENDEZVOUS_REASON),
     "metrics_port": "the probe of the pods uses port 9464",
     "metrics_host": "the probe of the pods comes from outside",
     "storage_options": "everyone who can read the Job would see them; use --secret",
@@ -225,7 +225,7 @@ class KubeRun:
     claim: str = ""
     queue: str = ""
     given: frozenset[str] = frozenset()
-    identity: Identity = NOBODY
+    identity: Identity = NO_IDENTITY
     egress: tuple[tuple[str, int], ...] = ()
 
 
@@ -308,7 +308,7 @@ def parse_environment(texts: Iterable[str]) -> tuple[tuple[str, str], ...]:
         name, has_value, value = text.partition("=")
         if not is_variable(name) or not has_value:
             raise ConfigError(f"--env {name!r} is not NAME=VALUE")
-        if name in variables or name in TOLD:
+        if name in variables or name in KUBERNETES_VARIABLES:
             raise ConfigError(f"--env {name} is given twice, or is set by Kubernetes")
         if is_secret(name, value):
             raise ConfigError(
@@ -329,7 +329,7 @@ def check_command(command: tuple[str, ...], option_names: Iterable[str]) -> None
     Raises:
         ConfigError: An option is refused; the message names its replacement.
     """
-    refuse_system_options(set(option_names), _OURS)
+    refuse_system_options(set(option_names), _REFUSED_OPTIONS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(

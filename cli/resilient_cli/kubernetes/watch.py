@@ -89,13 +89,13 @@ def get_run(
     if not holders:
         raise NotRunning(
             f"the cluster has no run `{name}`: it was never applied there, or it was deleted",
-            hint=cluster.spell("kubectl", "get", "jobs", "-l", selector()),
+            hint=cluster.command_text("kubectl", "get", "jobs", "-l", selector()),
         )
     if len(holders) > 1:
         kinds_text = " and a ".join(holder["kind"] for holder in holders)
         raise ConfigError(
             f"`{name}` is a {kinds_text}; a run has exactly one of them",
-            hint=cluster.spell("kubectl", "delete", holders[0]["kind"].lower(), name),
+            hint=cluster.command_text("kubectl", "delete", holders[0]["kind"].lower(), name),
         )
     workload = None
     if QUEUE in holders[0]["metadata"].get("labels", {}):
@@ -140,7 +140,7 @@ def wait(
             raise DeadlineExceeded(
                 f"`{name}` has not ended within {within:g} s: {state}",
                 deadline_seconds=within,
-                hint=cluster.spell("resilient", "k8s", "status", name),
+                hint=cluster.command_text("resilient", "k8s", "status", name),
             )
         clock.sleep(min(_POLL_SECONDS, seconds_left))
 
@@ -216,7 +216,7 @@ def read(cluster: Cluster, run: RunState, query: LogQuery) -> Iterator[PodLogLin
         attempt_text = " before the newest" if query.previous else ""
         raise NotRunning(
             f"`{run.name}` has no {pod_text}{attempt_text}",
-            hint=cluster.spell("resilient", "k8s", "status", run.name),
+            hint=cluster.command_text("resilient", "k8s", "status", run.name),
         )
     for pod, log_options in containers:
         yield from _Stream(cluster, pod, query.tail).lines(*log_options)
@@ -248,10 +248,10 @@ def follow(
             )
             for name_of_pod, pod in pods.items():
                 streams.setdefault(name_of_pod, _Stream(cluster, pod, query.tail))
-                streams[name_of_pod].go_on(lines, has_ended=pod.exit_code is not None)
-            _hand_on(lines, emit, clock, _FOLLOW_POLL_SECONDS)
+                streams[name_of_pod].read_in_background(lines, has_ended=pod.exit_code is not None)
+            _emit_lines(lines, emit, clock, _FOLLOW_POLL_SECONDS)
             if run and run.has_ended and all(streams[pod_name].is_read for pod_name in pods):
-                _hand_on(lines, emit, clock, 0.0)
+                _emit_lines(lines, emit, clock, 0.0)
                 return
     finally:
         for stream in streams.values():
@@ -290,7 +290,7 @@ class _Stream:
         if process.returncode:
             raise refusal(self._cluster, error_text)
 
-    def go_on(self, lines: SimpleQueue[PodLogLine], *, has_ended: bool) -> None:
+    def read_in_background(self, lines: SimpleQueue[PodLogLine], *, has_ended: bool) -> None:
         """Read in a background thread; start again if the connection was lost before the end."""
         if self.is_read or (self._thread is not None and self._thread.is_alive()):
             return
@@ -339,7 +339,7 @@ def _select_started_pods(run: RunState, query: LogQuery) -> list[PodState]:
     ]
 
 
-def _hand_on(
+def _emit_lines(
     lines: SimpleQueue[PodLogLine], emit: Callable[[PodLogLine], None], clock: Clock, within: float
 ) -> None:
     """Emit the queued lines, and the lines that arrive within the given seconds."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resilient_cli.views.listing import Listing
 
 _LEFT, _RIGHT, _TOP, _LANE = 96, 40, 30, 58
-_LIVES_MAX, _APART = 24, 44
+_LIVES_MAX, _LABEL_GAP = 24, 44
 Places = dict["CheckpointId", tuple[float, float]]
 
 
@@ -190,7 +190,7 @@ def _nodes(contents: Listing, places: Places) -> Iterator[str]:
             yield f'<path class="broken" d="M{x - 6} {y - 6}l12 12M{x + 6} {y - 6}l-12 12"/>'
         else:
             yield f'<circle class="node" cx="{x}" cy="{y}" r="6"/>'
-        if x - label_ends.get(y, -_APART) >= _APART:
+        if x - label_ends.get(y, -_LABEL_GAP) >= _LABEL_GAP:
             label_ends[y] = x
             yield f'<text class="tick" x="{x}" y="{y + 23}">{survey.checkpoint.step}</text>'
         tags = ", ".join(contents.tags_on(survey.checkpoint))

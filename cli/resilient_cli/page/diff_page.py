@@ -10,7 +10,7 @@ from resilient_cli.page.page import PageSection, whole_page
 from resilient_cli.page.tables import Cell, Row, path, searchable_table, short, table, text
 from resilient_cli.page.tensors import layers, pair_pictures
 from resilient_cli.views.diff import (
-    fate,
+    describe_random_change,
     is_counter,
     percent,
     rates,
@@ -112,7 +112,10 @@ def _sides(result: Comparison) -> str:
         (section, summarize_part(result, section)) for section in ("model", "optimizer", "other")
     ]
     facts += [
-        (f"random: {text(generator.kind)}, rank {generator.rank}", fate(generator))
+        (
+            f"random: {text(generator.kind)}, rank {generator.rank}",
+            describe_random_change(generator),
+        )
         for generator in result.random[:_NAMES_MAX]
     ]
     pairs = "".join(f"<div><dt>{name}</dt><dd>{fact}</dd></div>" for name, fact in facts if fact)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
     from resilient.storage.store import Store
 
-    Told = Callable[[int, int], None]
-    Work = Callable[[Told], str]
+    ProgressCallback = Callable[[int, int], None]
+    Work = Callable[[ProgressCallback], str]
 
 Key = tuple[str, ...]
 _PATIENCE_SECONDS = 15.0
@@ -40,7 +40,7 @@ _END_SECONDS = 10.0
 _FAILED = '<p class="bad" role="alert">{}</p>'
 
 
-class _LeftError(Exception):
+class _NoClientError(Exception):
     """No client waits for the part any more."""
 
 
@@ -49,14 +49,14 @@ class _Job:
     """Part that is being made, or waits for its turn.
 
     Attributes:
-        asked_seconds: Time of the last request.
+        last_request_seconds: Time of the last request.
         done: Set when the job is over.
-        said: Progress as text.
+        progress_text: Progress as text.
     """
 
-    asked_seconds: float
+    last_request_seconds: float
     done: threading.Event = field(default_factory=threading.Event)
-    said: str = "waiting for its turn"
+    progress_text: str = "waiting for its turn"
 
 
 class RenderQueue:
@@ -72,7 +72,7 @@ class RenderQueue:
         self._render_lock = threading.Lock()
         self._jobs: dict[Key, _Job] = {}
         self._parts: OrderedDict[Key, str] = OrderedDict()
-        self._once: set[Key] = set()
+        self._single_use_keys: set[Key] = set()
         self._is_closed = False
 
     def ask(self, key: Key, work: Work, *, is_once: bool = False) -> tuple[int, str]:
@@ -86,7 +86,7 @@ class RenderQueue:
         """
         with self._lock:
             if key in self._parts:
-                return 200, self._hand_out(key)
+                return 200, self._take_html(key)
             job = self._jobs.get(key)
             if job is None:
                 if self._is_closed or len(self._jobs) >= _WAITING_MAX:
@@ -96,12 +96,12 @@ class RenderQueue:
                     target=self._make, args=(key, job, work, is_once), daemon=True
                 )
                 thread.start()
-            job.asked_seconds = self._clock.monotonic_seconds()
+            job.last_request_seconds = self._clock.monotonic_seconds()
         if not job.done.wait(_AT_ONCE_SECONDS):
-            return 202, job.said
+            return 202, job.progress_text
         with self._lock:
             if key in self._parts:
-                return 200, self._hand_out(key)
+                return 200, self._take_html(key)
         return 503, "the part was not rendered: try again"
 
     def close(self) -> None:
@@ -112,11 +112,11 @@ class RenderQueue:
         for job in waiting_jobs:
             job.done.wait(_END_SECONDS)
 
-    def _hand_out(self, key: Key) -> str:
+    def _take_html(self, key: Key) -> str:
         self._parts.move_to_end(key)
-        if key not in self._once:
+        if key not in self._single_use_keys:
             return self._parts[key]
-        self._once.discard(key)
+        self._single_use_keys.discard(key)
         return self._parts.pop(key)
 
     def _make(self, key: Key, job: _Job, work: Work, is_once: bool) -> None:  # noqa: FBT001
@@ -124,10 +124,10 @@ class RenderQueue:
         try:
             with self._render_lock:
                 self._look(job)
-                job.said = "reading"
+                job.progress_text = "reading"
                 answer = work(lambda position, total: self._record_progress(job, position, total))
-        except _LeftError:
-            job.said = "no request waited for it"
+        except _NoClientError:
+            job.progress_text = "no request waited for it"
         except (ResilientError, Unreadable, OSError) as error:
             # A later attempt to read may succeed, so the error is delivered only once.
             answer, is_once = _FAILED.format(text(error)), True
@@ -141,19 +141,19 @@ class RenderQueue:
     def _keep(self, key: Key, answer: str, *, is_once: bool) -> None:
         self._parts[key] = answer
         if is_once:
-            self._once.add(key)
+            self._single_use_keys.add(key)
         while len(self._parts) > _KEPT_MAX:
             oldest_key, _ = self._parts.popitem(last=False)
-            self._once.discard(oldest_key)
+            self._single_use_keys.discard(oldest_key)
 
     def _record_progress(self, job: _Job, position: int, total: int) -> None:
-        job.said = f"reading: {100 * position // max(1, total)} %"
+        job.progress_text = f"reading: {100 * position // max(1, total)} %"
         self._look(job)
 
     def _look(self, job: _Job) -> None:
-        waited_seconds = self._clock.monotonic_seconds() - job.asked_seconds
+        waited_seconds = self._clock.monotonic_seconds() - job.last_request_seconds
         if self._is_closed or waited_seconds > _PATIENCE_SECONDS:
-            raise _LeftError
+            raise _NoClientError
 
 
 class LazyParts:
@@ -223,7 +223,7 @@ def _side(store: Store, checkpoint: CheckpointId) -> CheckpointView:
     return open_native(store, read_manifest(store, checkpoint))
 
 
-def _tensors(store: Store, _: Told, of: CheckpointId) -> str:
+def _tensors(store: Store, _: ProgressCallback, of: CheckpointId) -> str:
     from resilient_cli.page.tensors import tensors
 
     return tensors(
@@ -232,13 +232,13 @@ def _tensors(store: Store, _: Told, of: CheckpointId) -> str:
     )
 
 
-def _histogram(store: Store, progress: Told, of: CheckpointId, name: str) -> str:
+def _histogram(store: Store, progress: ProgressCallback, of: CheckpointId, name: str) -> str:
     from resilient_cli.page.tensors import picture_of
 
     return picture_of(_side(store, of), name, progress)
 
 
-def _compare(store: Store, progress: Told, a: CheckpointId, b: CheckpointId) -> str:
+def _compare(store: Store, progress: ProgressCallback, a: CheckpointId, b: CheckpointId) -> str:
     from resilient.diff.compare import compare
     from resilient_cli.page.diff_page import comparison
 
@@ -248,14 +248,14 @@ def _compare(store: Store, progress: Told, a: CheckpointId, b: CheckpointId) -> 
 
 
 def _pair_histogram(
-    store: Store, progress: Told, a: CheckpointId, b: CheckpointId, name: str
+    store: Store, progress: ProgressCallback, a: CheckpointId, b: CheckpointId, name: str
 ) -> str:
     from resilient_cli.page.tensors import pair_picture
 
     return pair_picture(_side(store, a), _side(store, b), name, progress)
 
 
-def _verify(store: Store, progress: Told, of: CheckpointId) -> str:
+def _verify(store: Store, progress: ProgressCallback, of: CheckpointId) -> str:
     try:
         size_bytes = read_manifest(store, of).size_bytes
     except (IncompatibleCheckpoint, IntegrityError):

@@ -12,7 +12,7 @@ from resilient_cli.page.assets import foot_of, head_of, style
 from resilient_cli.page.checkpoints import attempts_part, repository_part
 from resilient_cli.page.svg import curve, timeline
 from resilient_cli.page.tables import scroll, table, text
-from resilient_cli.views.goodput import KEEPS, UNTOLD, moment, span_of
+from resilient_cli.views.goodput import EVENTS_COMMAND, NO_EVENTS_NOTE, moment, span_of
 from resilient_cli.views.text import NONE, count, duration, share
 
 if TYPE_CHECKING:
@@ -200,12 +200,14 @@ def page_of(
         extras: Further parts of a page in a file.
     """
     page_extras = extras or Extras()
-    is_served, is_told = (
+    is_served, has_events = (
         bool(version),
         bool(goodput.doings or goodput.launches or repository is None),
     )
     views = [
-        PageSection("run", "Run", run_part(goodput) if is_told else _untold(), is_live=True),
+        PageSection(
+            "run", "Run", run_part(goodput) if has_events else _no_events_html(), is_live=True
+        ),
         PageSection(
             "checkpoints",
             "Checkpoints",
@@ -229,14 +231,14 @@ def page_of(
             PageSection("compare", "Compare", comparison_html),
         ]
     ends = (moment(goodput.began_ms), moment(goodput.ended_ms))
-    if repository and not is_told:
+    if repository and not has_events:
         ends = span_of(repository)
     subtitle = f"{ends[0]} to {ends[1]}"
     return whole_page(name, subtitle, views, version)
 
 
-def _untold() -> str:
-    return f"<p>{UNTOLD}</p><p><code>{KEEPS}</code></p>"
+def _no_events_html() -> str:
+    return f"<p>{NO_EVENTS_NOTE}</p><p><code>{EVENTS_COMMAND}</code></p>"
 
 
 def whole_page(name: str, subtitle: str, views: Sequence[PageSection], version: str = "") -> str:

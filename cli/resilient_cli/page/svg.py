@@ -90,22 +90,22 @@ def curve(goodput: GoodputReport) -> str:
     if not losses:
         return "<p>No loss was logged.</p>"
     steps, values = [loss.step for loss in losses], [loss.value for loss in losses]
-    across = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
+    x_scale = Scale(min(steps), max(steps), _LEFT, WIDTH - 8)
     y_scale = Scale(min(values), max(values), _HEIGHT - 24, 10)
     parts = [opening_tag("loss", WIDTH, _HEIGHT, "loss by step")]
     for value in y_scale.ticks(5):
         y = y_scale(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y}H{WIDTH - 8}"/>')
         parts.append(f'<text class="name" x="{_LEFT - 6}" y="{y + 4}">{value:.4g}</text>')
-    for step in across.ticks():
+    for step in x_scale.ticks():
         if step != int(step):
             continue
-        x = across(step)
+        x = x_scale(step)
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
     # Draw lost steps first, below those that are part of the result.
     for is_lost in (True, False):
         for attempt, attempt_losses in groupby(losses, key=lambda loss: loss.life):
-            parts.append(_line(list(attempt_losses), attempt, across, y_scale, is_lost=is_lost))
+            parts.append(_line(list(attempt_losses), attempt, x_scale, y_scale, is_lost=is_lost))
     return "".join([*parts, "</svg>"])
 
 
@@ -150,7 +150,7 @@ def _bars(
 
 
 def _line(
-    losses: Sequence[LoggedLoss], attempt: int, across: Scale, up: Scale, *, is_lost: bool
+    losses: Sequence[LoggedLoss], attempt: int, x_scale: Scale, y_scale: Scale, *, is_lost: bool
 ) -> str:
     """Return the lost or the kept part of an attempt's line; both share one point."""
     edge = next((nth for nth, loss in enumerate(losses) if loss.is_lost), len(losses))
@@ -159,7 +159,7 @@ def _line(
         return ""
     stride = max(1, len(part) // _POINTS_MAX)
     points_shown = [*part[::stride], part[-1]]
-    points = " ".join(f"{across(loss.step)},{up(loss.value)}" for loss in points_shown)
+    points = " ".join(f"{x_scale(loss.step)},{y_scale(loss.value)}" for loss in points_shown)
     name = "gone" if is_lost else f"kept k{attempt % 2}"
     # A single point gets a thicker line, because the point would be hardly visible.
     name += " one" * (len(part) == 1)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from resilient.diff.tensor_stats import Histogram, HistogramBins
     from resilient.layouts.model import Tensor
 
-    Told = Callable[[int, int], None]
+    ProgressCallback = Callable[[int, int], None]
 
 _WIDTH, _HEIGHT = 480, 190
 _LEFT, _RIGHT, _TOP, _BELOW = 44, 20, 10, 24
@@ -75,7 +75,7 @@ def _values(sides: Sequence[HistogramBins]) -> str:
     low = min(bars.first for bars in filled_sides)
     high = max(bars.first + len(bars.counts) for bars in filled_sides)
     count_max = max(max(bars.counts) for bars in filled_sides)
-    across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
+    x_scale = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
     y_scale = Scale(0, count_max, _HEIGHT - _BELOW, _TOP)
     width = math.ldexp(1.0, filled_sides[0].exponent)
     parts = [
@@ -86,7 +86,7 @@ def _values(sides: Sequence[HistogramBins]) -> str:
     parts += (_tick(edges(tick), f"{tick:.4g}") for tick in edges.ticks(5))
     for side, bars in zip(_SIDES, sides, strict=False):
         counts = {bars.first + nth: (n, y_scale(n)) for nth, n in enumerate(bars.counts) if n}
-        parts += _columns(side, counts, across, lambda nth: f"from {nth * width:.6g}")
+        parts += _columns(side, counts, x_scale, lambda nth: f"from {nth * width:.6g}")
     return "".join([*parts, "</svg>"])
 
 
@@ -98,21 +98,21 @@ def _powers(sides: Sequence[Mapping[int, int]]) -> str:
     low = max(min(all_powers), high - _POWERS_MAX)
     count_max = max(n for powers in sides for n in powers.values())
     top = max(1, math.ceil(math.log10(count_max)) if count_max > 1 else 1)
-    across = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
+    x_scale = Scale(low, high, _LEFT, _WIDTH - _RIGHT)
     y_scale = Scale(-0.3, top, _HEIGHT - _BELOW, _TOP)
     decades = range(0, top + 1, max(1, top // 4))
     parts = [
         opening_tag("small", _WIDTH, _HEIGHT, "histogram of sizes"),
         *_grid(y_scale, [(decade, _power_of_ten(decade)) for decade in decades]),
     ]
-    integers = [tick for tick in across.ticks(6) if tick == int(tick)]
-    parts += (_tick(across(tick), f"2^{int(tick)}") for tick in integers)
+    integers = [tick for tick in x_scale.ticks(6) if tick == int(tick)]
+    parts += (_tick(x_scale(tick), f"2^{int(tick)}") for tick in integers)
     for side, powers in zip(_SIDES, sides, strict=False):
         sums: dict[int, int] = {}
         for power, n in powers.items():
             sums[max(low, power)] = sums.get(max(low, power), 0) + n
         counts = {power: (n, y_scale(math.log10(n))) for power, n in sums.items()}
-        parts += _columns(side, counts, across, lambda nth: f"2^{nth} to 2^{nth + 1}")
+        parts += _columns(side, counts, x_scale, lambda nth: f"2^{nth} to 2^{nth + 1}")
     return "".join([*parts, "</svg>"])
 
 
@@ -120,9 +120,9 @@ def _power_of_ten(exponent: int) -> str:
     return f"{10**exponent:g}" if exponent < 4 else f"1e{exponent}"  # noqa: PLR2004 - as long as it is short
 
 
-def _grid(up: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
+def _grid(y_scale: Scale, ticks: Sequence[tuple[float, str]]) -> Iterator[str]:
     for value, name in ticks:
-        y = up(value)
+        y = y_scale(value)
         yield f'<path class="grid" d="M{_LEFT} {y}H{_WIDTH - _RIGHT}"/>'
         yield f'<text class="name" x="{_LEFT - 6}" y="{y + 4}">{name}</text>'
 
@@ -134,14 +134,14 @@ def _tick(x: float, name: str) -> str:
 def _columns(
     side: str,
     counts: Mapping[int, tuple[int, float]],
-    across: Scale,
+    x_scale: Scale,
     label_of: Callable[[int], str],
 ) -> Iterator[str]:
     """Yield one column for each cell; a minimum height keeps rare values visible."""
     floor = _HEIGHT - _BELOW
     yield f'<g class="h-{side}">'
     for nth, (n, y) in counts.items():
-        x, width = across(nth), max(1.0, round(across(nth + 1) - across(nth) - 1, 1))
+        x, width = x_scale(nth), max(1.0, round(x_scale(nth + 1) - x_scale(nth) - 1, 1))
         height = max(_LEAST, round(floor - y, 1))
         yield (
             f'<rect x="{x}" y="{round(floor - height, 1)}" width="{width}" height="{height}">'
@@ -222,12 +222,12 @@ class _Layer:
     """Sums over the tensors of a layer, by part.
 
     Attributes:
-        apart: Squared norms of the differences.
+        difference_norms: Squared norms of the differences.
         norm: Squared norms of the first checkpoint.
         broken: Parts in which the number of NaN or infinite values changed.
     """
 
-    apart: dict[str, float] = field(default_factory=dict)
+    difference_norms: dict[str, float] = field(default_factory=dict)
     norm: dict[str, float] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
 
@@ -242,17 +242,21 @@ class _Layer:
         difference_norm = (
             measures.relative * norm_before if measures.relative is not None else measures.norms[1]
         )
-        with_squares = (self.apart, difference_norm), (self.norm, norm_before)
+        with_squares = (self.difference_norms, difference_norm), (self.norm, norm_before)
         for sums, value in with_squares:
             sums[change.part] = sums.get(change.part, 0.0) + value * value
 
     def relative(self, part: str) -> float | None:
         """Return the relative difference: infinity from a zero norm, None without a measurement."""
-        if part not in self.apart:
+        if part not in self.difference_norms:
             return None
-        if not self.apart[part]:
+        if not self.difference_norms[part]:
             return 0.0
-        return math.sqrt(self.apart[part] / self.norm[part]) if self.norm[part] else math.inf
+        return (
+            math.sqrt(self.difference_norms[part] / self.norm[part])
+            if self.norm[part]
+            else math.inf
+        )
 
 
 def layer_of(name: str) -> str:
@@ -397,7 +401,7 @@ _BLOCKS_MAX = 8
 _UNKNOWN = "<p>The numbers of this dtype are not known.</p>"
 
 
-def picture_of(side: CheckpointView, name: str, progress: Told) -> str:
+def picture_of(side: CheckpointView, name: str, progress: ProgressCallback) -> str:
     """Return the pictures of one tensor.
 
     Raises:
@@ -412,7 +416,9 @@ def picture_of(side: CheckpointView, name: str, progress: Told) -> str:
     return histograms([result], [side.name]) if result else _UNKNOWN
 
 
-def pair_picture(before: CheckpointView, after: CheckpointView, name: str, progress: Told) -> str:
+def pair_picture(
+    before: CheckpointView, after: CheckpointView, name: str, progress: ProgressCallback
+) -> str:
     """Return the pictures of a tensor of two checkpoints, on top of each other.
 
     Raises:
@@ -427,7 +433,7 @@ def pair_picture(before: CheckpointView, after: CheckpointView, name: str, progr
     return histograms(both_histograms, [before.name, after.name]) if both_histograms else _UNKNOWN
 
 
-def pictures_of(side: CheckpointView, progress: Told) -> dict[str, str]:
+def pictures_of(side: CheckpointView, progress: ProgressCallback) -> dict[str, str]:
     """Return the pictures of the first tensors of a checkpoint by name, from a sample of each."""
     pictures: dict[str, str] = {}
     candidates = [candidate for candidate in side.tensors if candidate.elements][:PICTURES_MAX]
@@ -441,14 +447,14 @@ def pictures_of(side: CheckpointView, progress: Told) -> dict[str, str]:
     return pictures
 
 
-def pair_pictures(comparison: Comparison, progress: Told) -> dict[str, str]:
+def pair_pictures(comparison: Comparison, progress: ProgressCallback) -> dict[str, str]:
     """Return the pictures of the tensors that differ most by name, from a sample of each."""
     before, after = comparison.before, comparison.after
     pairs = {change.name: (change.before, change.after) for change in matched(before, after)[0]}
-    told_apart = [
+    measured_tensors = [
         tensor for tensor in comparison.tensors if tensor.measures and not is_counter(tensor)
     ]
-    differing_names = [change.name for change in told_apart if not change.is_equal]
+    differing_names = [change.name for change in measured_tensors if not change.is_equal]
     names = [name for name in differing_names if name in pairs][:PICTURES_MAX]
     pictures: dict[str, str] = {}
     for nth, name in enumerate(names, 1):
@@ -474,7 +480,7 @@ def _pair_histograms(
     before: CheckpointView,
     after: CheckpointView,
     pair: tuple[Tensor, Tensor],
-    progress: Told,
+    progress: ProgressCallback,
     blocks_max: int | None = None,
 ) -> Sequence[Histogram]:
     options = {} if blocks_max is None else {"blocks_max": blocks_max}

@@ -23,7 +23,7 @@ requeue() {
   exit "$code"
 }
 
-@{meeting}
+@{rendezvous}
 srun @{srun_options}--kill-on-bad-exit=0 --wait=0 \
   @{program} @{agent_options} \
   @{command} &

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from resilient.errors import EXIT_CODE_FILE, PERMANENT, ConfigError
 from resilient_cli.launch_checks import (
-    MEETING,
+    RENDEZVOUS_OPTIONS,
     has_credentials,
     is_secret,
     is_variable,
@@ -202,7 +202,7 @@ def check_command(command: tuple[str, ...], option_names: set[str], array: str) 
     Raises:
         ConfigError: The command is refused; the message shows an alternative.
     """
-    refuse_system_options(option_names, _OURS)
+    refuse_system_options(option_names, _REFUSED_OPTIONS)
     for word in command:
         if has_credentials(word):
             raise ConfigError(
@@ -228,9 +228,9 @@ def check_command(command: tuple[str, ...], option_names: set[str], array: str) 
         raise ConfigError(f"{TASK} is the number of an array task, and --array is missing")
 
 
-_MEETING = "the batch script sets the rendezvous; use `slurm --nodes MIN-MAX`"
-_OURS = {
-    **dict.fromkeys(MEETING, _MEETING),
+_RENDEZVOUS_REASON = "the batch script sets the rendezvous; use `slurm --nodes MIN-MAX`"
+_REFUSED_OPTIONS = {
+    **dict.fromkeys(RENDEZVOUS_OPTIONS, _RENDEZVOUS_REASON),
     "storage_options": "the script would show them; export RESILIENT_STORAGE_OPTIONS instead",
     "dry_run": "use the option of `slurm submit`",
     "requeue_exit_code": "the script requeues the job itself after exit code 75",
@@ -241,7 +241,7 @@ _REQUEUE = 75
 # Whole lines or nothing replace a placeholder alone on its line. Words replace the others.
 _PLACEHOLDER = re.compile(r"^@\{(\w+)\}\n|@\{(\w+)\}", re.MULTILINE)
 
-_MEETING_LINES = """\
+_RENDEZVOUS_LINES = """\
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 10000))
 """
@@ -324,7 +324,7 @@ def _agents(job: SlurmJob) -> dict[str, str]:
         export = f'export {EXIT_CODE_FILE}="$0.$SLURM_PROCID"'
         program = f"""bash -c '{export}; exec resilient train "$@"' "$codes\""""
     return {
-        "meeting": (_MEETING_LINES if job.nodes_max > 1 else "")
+        "rendezvous": (_RENDEZVOUS_LINES if job.nodes_max > 1 else "")
         + (_EXIT_CODES_LINE if is_elastic else ""),
         "srun_options": "".join(f"{option} " for option in srun_options),
         "program": program,

@@ -41,7 +41,7 @@ def render_diff(comparison: Comparison, *, lists_all: bool, page: str = "") -> C
         page: Path of the HTML page; empty if none was written.
     """
     ids = tuple(tensor.name for tensor in comparison.tensors if tensor.is_equal is not True)
-    blocks: list[Table | KeyValues | str] = [_about(comparison)]
+    blocks: list[Table | KeyValues | str] = [_summary(comparison)]
     for part in _PARTS:
         changes = [change for change in _vectors(comparison, part) if change.is_equal is not True]
         rows = [_row(change) for change in changes]
@@ -106,7 +106,7 @@ def updates(comparison: Comparison) -> str:
     )
 
 
-def _about(comparison: Comparison) -> KeyValues:
+def _summary(comparison: Comparison) -> KeyValues:
     before, after = comparison.before, comparison.after
     pairs = [
         ("a", before.url),
@@ -150,22 +150,24 @@ def rates(side: CheckpointView) -> str:
 
 def _randoms(changes: Sequence[RandomChange]) -> str:
     """Return the changes of the random generators; ranks with the same change are grouped."""
-    streams_by_fate: dict[str, list[int]] = {}
+    ranks_by_change: dict[str, list[int]] = {}
     for change in changes:
-        streams_by_fate.setdefault(f"{change.kind} {fate(change)}", []).append(change.rank)
+        ranks_by_change.setdefault(f"{change.kind} {describe_random_change(change)}", []).append(
+            change.rank
+        )
     ranks = {change.rank for change in changes}
     return (
         ", ".join(
             text
             if len(ranks) == len(of)
             else f"{text} (rank {', '.join(map(str, of[:_NAMES_MAX]))})"
-            for text, of in streams_by_fate.items()
+            for text, of in ranks_by_change.items()
         )
         or NONE
     )
 
 
-def fate(change: RandomChange) -> str:
+def describe_random_change(change: RandomChange) -> str:
     """Return the change of a random generator."""
     if change.is_in != "both":
         return f"only in {change.is_in}"

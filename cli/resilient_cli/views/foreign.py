@@ -49,7 +49,7 @@ def build_inspect_result(checkpoint: ForeignCheckpoint, *, with_tensors: bool) -
     parts = [part for part in parts if part["tensors"]]
     document = {**_document(checkpoint), "parts": parts}
     blocks: tuple[Table | KeyValues | str, ...] = (
-        _about(checkpoint),
+        _summary(checkpoint),
         Table(
             ("PART", "TENSORS", "ELEMENTS", "SIZE", "DTYPES"),
             tuple(
@@ -148,7 +148,7 @@ def _fixes(checkpoint: ForeignCheckpoint) -> Iterator[str]:
             yield f"fix: {fix}" if len(places) == 1 else f"fix for {names_text}: {fix}"
 
 
-def _about(checkpoint: ForeignCheckpoint) -> KeyValues:
+def _summary(checkpoint: ForeignCheckpoint) -> KeyValues:
     contents = checkpoint.contents
     size = human_size(sum(checkpoint.listing.sizes.values()))
     schedule, rng = contents.schedule, contents.rng
@@ -317,8 +317,8 @@ def _changed_at(checkpoint: RunCheckpoint) -> str | None:
 
     A user can set a file time beyond any calendar, which counts as unknown.
     """
-    is_told = checkpoint.changed is not None and 0 <= checkpoint.changed < _YEAR_10000_SECONDS
-    return moment(int(1000 * (checkpoint.changed or 0))) if is_told else None
+    is_known = checkpoint.changed is not None and 0 <= checkpoint.changed < _YEAR_10000_SECONDS
+    return moment(int(1000 * (checkpoint.changed or 0))) if is_known else None
 
 
 def _notes(run: ForeignRun, checkpoint: RunCheckpoint) -> list[str]:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from resilient_cli.survey import Survey
     from resilient_cli.views.listing import Listing
 
-UNTOLD = "The run wrote no events here, so its time cannot be shown. To write events:"
-KEEPS = "resilient train --events FOLDER SCRIPT"
+NO_EVENTS_NOTE = "The run wrote no events here, so its time cannot be shown. To write events:"
+EVENTS_COMMAND = "resilient train --events FOLDER SCRIPT"
 
 
 def build_stored_report_result(repository: Listing, page: str) -> CommandResult:
@@ -62,7 +62,7 @@ def build_stored_report_result(repository: Listing, page: str) -> CommandResult:
     blocks: tuple[Table | str, ...] = (
         Table(("GEN", "CAUSE", "BEGAN", "RANKS", "FROM STEP", "SAVED UP TO"), rows),
         text,
-        f"{UNTOLD} {KEEPS}",
+        f"{NO_EVENTS_NOTE} {EVENTS_COMMAND}",
         *([f"page: {page}"] if page else []),
     )
     return CommandResult("report", "account", document, blocks)
@@ -108,7 +108,7 @@ def build_stored_status_result(repository: Listing, now: str) -> CommandResult:
             f"{len(repository.generations)}" + (f", {count(ranks, 'rank')}" if ranks else ""),
         ),
         ("durable", durable),
-        ("next", KEEPS),
+        ("next", EVENTS_COMMAND),
     )
     return CommandResult(
         "status", "status", document, (KeyValues(pairs),), (str(_step(repository)),)
