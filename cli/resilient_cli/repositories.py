@@ -94,7 +94,7 @@ TakeOver = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Also if a live process writes: it ends at its next save and loses unsaved steps.",
+        help="Ignore a live writer, which ends at its next save and loses unsaved steps.",
     ),
 ]
 

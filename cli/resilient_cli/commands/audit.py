@@ -132,8 +132,8 @@ def audit(
     """Verify from the ledger that no sample was lost or trained twice, in all attempts of a run.
 
     The command follows the chain of records from the newest checkpoint back to the start, through
-    rollbacks and changes of the number of ranks. It computes the order of each epoch again. Exit
-    code 0: verified. 1: not verified; the answer names the first wrong record.
+    rollbacks and changes of the number of ranks. The command also recomputes the order of each
+    epoch. Exit code 0: verified. 1: not verified; the answer names the first wrong record.
 
     Example: resilient audit runs/gpt2
     """

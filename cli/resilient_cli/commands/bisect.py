@@ -195,7 +195,7 @@ def bisect(
     ],
     repo: Repo = None,
 ) -> int:
-    """Find the first checkpoint between two at which a command fails.
+    """Find the first checkpoint in a range at which a command fails.
 
     The command runs for GOOD, for BAD, and for about 10 of 1,000 checkpoints between them. An exit
     status from 1 to 124 is a failure. With status 125 the command cannot decide, and a neighbouring

@@ -179,8 +179,8 @@ def cat(  # noqa: PLR0913 - the options of a command
 
     For a tensor: shape, dtype, extremes, mean, deviation, norm, the numbers of zero, NaN and
     infinite elements, and the first elements. --raw and --npy write all elements to stdout. Tensors
-    are streamed, also sharded ones. Any checkpoint of `ckpt diff` is accepted: of this library or
-    another tool, local or at a URL.
+    are streamed, including sharded tensors. Any checkpoint of `ckpt diff` is accepted: of this
+    library or another tool, local or at a URL.
 
     Example: resilient ckpt cat latest model/wte.weight s3://bucket/run
 

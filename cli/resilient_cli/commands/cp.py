@@ -124,12 +124,12 @@ def cp(  # noqa: PLR0913 - the options of a command
     """Copy a checkpoint to another repository, and verify every byte on the way.
 
     The copy keeps its name, signature and ledger, and becomes visible when it is complete. A run
-    with `--repo URL` then resumes from it. Files that already exist are not copied again. Bytes
-    stored in older checkpoints are copied too. RESILIENT_STORAGE_OPTIONS apply to both
+    with `--repo URL` then resumes from the copy. Files that already exist are not copied again.
+    Bytes stored in older checkpoints are copied too. RESILIENT_STORAGE_OPTIONS apply to both
     repositories.
 
     The copy of a newer attempt would end a live writer of URL at its next save. The command is
-    therefore refused with 80 beside such a writer; --take-over carries it out.
+    therefore refused with 80 beside such a writer; --take-over overrides the refusal.
 
     Example: resilient ckpt cp best:eval_loss s3://lab/kept --repo runs/gpt2
     """
@@ -176,8 +176,9 @@ def import_(
     """Write a checkpoint of the Hugging Face Trainer to a new repository.
 
     The command builds the model from the folder's config.json; no parameter may be frozen.
-    `resilient train --resume FOLDER` does the same with the model of a script. Pickles are read
-    as plain data. Beside a live writer the command is refused with 80; --take-over carries it out.
+    `resilient train --resume FOLDER` does the same with the model of a script. Pickles are read as
+    plain data. Beside a live writer the command is refused with 80; --take-over overrides the
+    refusal.
 
     Example: resilient ckpt import theirs/checkpoint-500 runs/gpt2
     """

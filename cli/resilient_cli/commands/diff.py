@@ -55,9 +55,10 @@ def diff(  # noqa: PLR0913 - the options of a command
     """Compare two checkpoints: across steps, runs, tools and world sizes.
 
     The answer covers configuration, software, trainer state, learning rates, random streams, data
-    position, optimizer moments and every tensor. For a tensor it shows how many elements changed,
-    the largest absolute distance, the relative distance (L2), the angle and the largest distance in
-    ULP. Tensors are streamed, so memory does not grow with their size. Nothing is unpickled.
+    position, optimizer moments and every tensor. For a tensor, the answer shows the number of
+    changed elements, the largest absolute distance, the relative distance (L2), the angle and the
+    largest distance in ULP. Tensors are streamed, so memory does not grow with their size. Nothing
+    is unpickled.
 
     A and B are checkpoints of a repository or of another tool (docs/layouts.md), local or at a URL.
     A reference can follow the repository after a slash: runs/gpt2/latest~2.

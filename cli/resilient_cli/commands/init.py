@@ -37,7 +37,7 @@ def init(
         ),
     ] = Template.TRAINER,
 ) -> None:
-    """Write a starter script that trains on text of this machine. It overwrites nothing.
+    """Write a starter script that trains on text of this machine; existing files stay.
 
     Example: resilient init mine --template plain
     """

@@ -209,7 +209,8 @@ def inspect(
     Trainer, a distributed checkpoint of torch, DeepSpeed, a file of torch or of safetensors. Only
     headers are read, without torch and without unpickling.
 
-    Exit code 0: training can resume, possibly with a loss that the answer names. 1: it cannot.
+    Exit code 0: training can resume, possibly with a loss that the answer names. 1: training cannot
+    resume.
 
     Example: resilient ckpt inspect latest runs/gpt2 --tensors
 

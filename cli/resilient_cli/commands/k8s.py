@@ -401,8 +401,8 @@ def status(
 ) -> int:
     """Show the state of a run in a cluster: its pods, the meaning of exit codes, and warnings.
 
-    The command searches for all flavors. It counts preemptions and failures separately. Exit code
-    1: the run failed.
+    The command searches for all flavors. The command counts preemptions and failures separately.
+    Exit code 1: the run failed.
 
     Example: resilient k8s status gpt2 --namespace lab
     """

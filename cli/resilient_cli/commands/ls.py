@@ -69,8 +69,8 @@ def ls(
     """List checkpoints, newest first, and the generations of the run that wrote them.
 
     STATE is ok if every file is present with its full size, DAMAGED if not, and abandoned if a
-    later generation started from an older checkpoint. It is UNSIGNED if only a required signature
-    is missing. `ckpt verify` also reads the content.
+    later generation started from an older checkpoint. STATE is UNSIGNED if only a required
+    signature is missing. `ckpt verify` also reads the content.
 
     Options choose the checkpoints to show. The checkpoint to resume from and the sizes always refer
     to all checkpoints.

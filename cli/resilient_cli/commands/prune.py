@@ -353,22 +353,25 @@ def prune(  # noqa: PLR0913 - the options of a command
     ] = None,
     keep_tag: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Keep checkpoints with this tag; any tag keeps one."),
+        typer.Option(
+            metavar="NAME", help="Keep checkpoints with this tag; tagged checkpoints always stay."
+        ),
     ] = None,
     level: Annotated[
         VerifyLevel,
         typer.Option(
-            help="How to verify the newest checkpoint before others are deleted: quick or full."
+            help="Verification of the newest checkpoint before a deletion: quick or full."
         ),
     ] = VerifyLevel.QUICK,
     forget_undo: Annotated[
-        bool, typer.Option("--forget-undo", help="Keep nothing only because `ckpt undo` needs it.")
+        bool,
+        typer.Option("--forget-undo", help="Keep no checkpoint only because `ckpt undo` needs it."),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the plan.")] = False,
     grace: Annotated[
         str,
         typer.Option(
-            metavar="24h", help="How long pruned checkpoints can be restored; 0: not at all."
+            metavar="24h", help="Time in which pruned checkpoints can be restored; 0 for none."
         ),
     ] = "24h",
     empty_trash: Annotated[bool, typer.Option("--empty-trash", help="Free the trash now.")] = False,
@@ -380,12 +383,13 @@ def prune(  # noqa: PLR0913 - the options of a command
     """Delete checkpoints that no policy keeps, and show why each other checkpoint stays.
 
     A checkpoint stays if any rule keeps it. These always stay: the newest checkpoint, checkpoints
-    with a tag or protected by the run, the one that a generation has just started from, and the
-    target of `ckpt undo`. Nothing is deleted while the newest checkpoint is damaged.
+    with a tag or protected by the run, the checkpoint from which a generation has just started, and
+    the target of `ckpt undo`. Nothing is deleted while the newest checkpoint is damaged.
 
     Deleted checkpoints go to the trash first. Commands do not list the trash, and runs do not
     resume from it. --undo restores all checkpoints of one prune: of the given ID, or of the newest
-    prune. It can be repeated. After --grace the next garbage collection or prune frees the bytes.
+    prune. --undo can be repeated. After --grace the next garbage collection or prune frees the
+    bytes.
 
     Exit code 0: done. 1: the checkpoints could not be deleted, or not all of them were restored.
 

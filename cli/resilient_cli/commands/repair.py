@@ -323,16 +323,16 @@ def repair(  # noqa: PLR0913 - the options of a command
     Files of this library are repaired from parity or from another repository. Every byte is
     verified against the manifest before it is written, and intact files are not touched. Damaged
     files are kept as aside-... until the checkpoint is pruned. Exit code 0: the checkpoint is
-    intact now. 1: something is lost, and an intact checkpoint remains to resume from. 3: none
-    remains.
+    intact now. 1: something is lost, and an intact checkpoint remains to resume from. 3: no intact
+    checkpoint remains.
 
     A path or URL without a repository can also be a checkpoint of another tool (docs/layouts.md).
     The source is only read: the repair writes a new verified checkpoint and names what is lost. If
     no repair is possible, the intact tensors are saved. Nothing is unpickled.
 
     --rebuild salvages a checkpoint that cannot be repaired: the weights and all other intact parts
-    become a folder in the layout of Hugging Face's Trainer, and its state names what is lost. It
-    also rebuilds such a folder without trainer_state.json. The source is only read.
+    become a folder in the layout of Hugging Face's Trainer, and its state names what is lost.
+    --rebuild also rebuilds such a folder without trainer_state.json. The source is only read.
 
     Example: resilient ckpt repair latest runs/gpt2 --from s3://bucket/gpt2 --apply
     """

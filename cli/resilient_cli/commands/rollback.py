@@ -159,7 +159,7 @@ def rollback(  # noqa: PLR0913 - the options of a command
     from them by default, `ckpt prune` deletes them, and `ckpt undo` restores them.
 
     A live writer would end at its next save, with exit code 80. The command is therefore refused
-    with 80 if a process is proven to write here; --take-over carries it out.
+    with 80 if a live writer is found; --take-over overrides the refusal.
 
     Example: resilient ckpt rollback step:12000 s3://bucket/run
     """
@@ -193,7 +193,8 @@ def undo(
     """Revert the newest rollback in force; run it again to revert the previous rollback.
 
     Training resumes from the checkpoint that was current before the rollback. Checkpoints saved
-    since the rollback are abandoned, but not deleted. Refused beside a live writer, as `rollback`.
+    since the rollback are abandoned, but not deleted. The command is refused beside a live writer,
+    like `rollback`.
 
     Example: resilient ckpt undo s3://bucket/run
     """

@@ -62,11 +62,11 @@ def scan_(
     ctx: typer.Context,
     path: Annotated[str, typer.Argument(help="Path or URL of a folder, a checkpoint or a file.")],
 ) -> int:
-    """Search a checkpoint of any tool for what could harm its reader; the command runs none of it.
+    """Search a checkpoint of any tool for content that could harm its reader; nothing is executed.
 
-    It finds pickles that call code, links and names that lead out of the folder, archives that
-    expand too much, false headers and bundled code. Exit code 1: a danger, or content that cannot
-    be judged. 0: nothing, or notes alone.
+    The command finds pickles that call code, links and names that lead out of the folder, archives
+    that expand too much, false headers and bundled code. Exit code 1: a danger, or content that
+    cannot be judged. 0: no danger, or only notes.
 
     Example: resilient ckpt scan downloads/model
     """

@@ -26,8 +26,8 @@ from resilient_cli.store_wrappers import ProgressStore
 def sign(ctx: typer.Context, ref: Ref = None, place: Place = None, repo: Repo = None) -> None:
     """Sign a checkpoint with the key of RESILIENT_SIGNING_KEY or RESILIENT_SIGNING_KEY_FILE.
 
-    Use it for checkpoints saved without the key or with an older key. Every byte is read first, and
-    a damaged checkpoint is not signed. An existing signature is replaced.
+    Use the command for checkpoints saved without the key or with an older key. Every byte is read
+    first, and a damaged checkpoint is not signed. An existing signature is replaced.
 
     Example: RESILIENT_SIGNING_KEY_FILE=signing.key resilient ckpt sign latest runs/gpt2
     """

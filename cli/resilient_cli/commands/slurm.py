@@ -182,9 +182,9 @@ def render_script(  # noqa: PLR0913 - one parameter per option; Typer reads the 
 ) -> int:
     """Write the batch script of a training to stdout.
 
-    The job is requeued after exit code 75. It stops after an exit code that another start would
-    repeat. After other codes it is requeued up to --max-failures times. The script holds no
-    secrets.
+    The job is requeued after exit code 75. The job stops after an exit code that another start
+    would repeat. After other codes the job is requeued up to --max-failures times. The script holds
+    no secrets.
 
     Example: resilient slurm render --nodes 1-4 -- train --repo s3://lab/run train.py > job.sh
     """
@@ -257,8 +257,8 @@ def status(
 ) -> int:
     """Show the state of a SLURM job, its number of requeues, and the meaning of its exit code.
 
-    Exit code 1: the job or one of its tasks failed. 66: SLURM does not know the job. It forgets a
-    job some minutes after its end (MinJobAge); `sacct` may still know the job.
+    Exit code 1: the job or one of its tasks failed. 66: SLURM does not know the job. SLURM forgets
+    a job some minutes after its end (MinJobAge); `sacct` may still know the job.
 
     Example: resilient slurm status 123
     """

@@ -49,7 +49,7 @@ MaxRestarts = Annotated[
     _option("Restarts after failures within --restart-window; preemptions do not count.", min=0),
 ]
 RestartWindow = Annotated[
-    float, _option("Seconds until a failure no longer counts; 0: it always counts.", min=0)
+    float, _option("Seconds until a failure no longer counts; 0: failures always count.", min=0)
 ]
 MaxPreemptions = Annotated[
     str, _option("Preemptions of the run, over all its launches: a number or unlimited.")
@@ -72,7 +72,7 @@ SingleWriter = Annotated[
 TakeOver = Annotated[
     bool,
     _option(
-        "Fence a live process that writes to the repository: it ends with 80.",
+        "Fence a live process that writes to the repository; that process ends with 80.",
         "--take-over",
         envvar=TAKE_OVER,
     ),
@@ -132,7 +132,7 @@ Notice = Annotated[
 Every = Annotated[
     str,
     _option(
-        "How often to save: 500steps, 30s, 5m or auto (from the cost of saves and the failure "
+        "Save interval: 500steps, 30s, 5m or auto (from the cost of saves and the failure "
         "rate); by default the script decides.",
         "--every",
         envvar="RESILIENT_EVERY",

@@ -155,7 +155,7 @@ def unlock(  # noqa: PLR0913 - the options of a command
     ] = None,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Fence the writer.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also fence a live writer: it ends at its next save.")
+        bool, typer.Option("--force", help="Also fence a live writer, which ends at its next save.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the state, as without --yes.")
@@ -167,12 +167,13 @@ def unlock(  # noqa: PLR0913 - the options of a command
     """Show which process may write to a repository, whether it is alive, and fence it with --yes.
 
     A dead process cannot lock a repository: the same command always starts a new generation. But a
-    process of the newest generation can save until a newer one starts, also if it hangs or was
-    forgotten. --yes starts a new generation without a save. Training resumes from the same
-    checkpoint, nothing is abandoned or deleted, and every earlier process ends at its next save
-    with exit code 80.
+    process of the newest generation can save until a newer generation starts, even if the process
+    hangs or was forgotten. --yes starts a new generation without a save. Training resumes from the
+    same checkpoint, nothing is abandoned or deleted, and every earlier process ends at its next
+    save with exit code 80.
 
-    If the writer ran on another host and left a heartbeat, this waits up to 90 s for the next one.
+    If the writer ran on another host and left a heartbeat, the command waits up to 90 s for the
+    next heartbeat.
 
     Exit code 0: no process is known to be alive. 80: a writer is alive and --force was not given.
 
