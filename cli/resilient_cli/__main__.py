@@ -13,11 +13,11 @@ def main() -> int:
         process_exit.record_early_signals(sys.argv[1:])
     from resilient_cli.process_exit import ExitGuard
 
-    ending = ExitGuard()
+    exit_guard = ExitGuard()
     from resilient_cli import app
 
-    ending.status = app.main()
-    return ending.status
+    exit_guard.status = app.main()
+    return exit_guard.status
 
 
 if __name__ == "__main__":

@@ -79,9 +79,9 @@ class ExitGuard:
 
         self.status: int | None = None
         # The hook registered first runs last, after the cleanup of all other hooks.
-        atexit.register(self._leave)
+        atexit.register(self._end_process)
 
-    def _leave(self) -> None:
+    def _end_process(self) -> None:
         import threading
 
         if self.status is None or threading.active_count() == 1:

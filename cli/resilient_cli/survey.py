@@ -284,7 +284,7 @@ def _add_findings(survey: Survey, sample: VerifySample) -> Survey:
     return replace(survey, findings=(*survey.findings, *new_findings))
 
 
-_OF_A_TRAINER = "trainer_state"
+_TRAINER_PART = "trainer_state"
 # Parts that a Trainer creates anew if a checkpoint lacks them, each with the lost state.
 _LOSSES = {
     "optimizer": "the optimizer's state",
@@ -323,7 +323,7 @@ def _losses(manifest: Manifest) -> tuple[str, ...]:
     The checkpoint of another loop holds exactly the states that the loop passed in.
     """
     names = {part.name for part in manifest.parts}
-    if _OF_A_TRAINER not in names:
+    if _TRAINER_PART not in names:
         return ()
     # Each rank has its own random state, in a part whose name ends in the rank.
     file_names = names | {name.rpartition("_")[0] for name in names}

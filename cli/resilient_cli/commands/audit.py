@@ -112,7 +112,7 @@ def _abandoned_step_lines(result: Audit) -> list[str]:
     ]
 
 
-NOT_PROVEN = 1
+NOT_VERIFIED = 1
 
 
 def audit(
@@ -150,4 +150,4 @@ def audit(
         raise NothingToResume(f"no checkpoint was committed in `{store.url}` yet")
     result = audit_ledger(store, run_lineage.candidates, signing)
     show(build_audit_result(store.url, result), output_of(ctx))
-    return 0 if result.is_proven else NOT_PROVEN
+    return 0 if result.is_proven else NOT_VERIFIED

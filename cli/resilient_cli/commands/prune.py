@@ -28,7 +28,7 @@ from resilient_cli.repositories import (
     output_of,
 )
 from resilient_cli.survey import VerifyLevel, survey
-from resilient_cli.views.text import NONE, count, duration, folder, part_of_near
+from resilient_cli.views.text import NONE, count, duration, folder, near_part_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +112,7 @@ def build_prune_result(
 def _part_of_near(newest: Survey | None) -> tuple[str, ...]:
     if newest is None or not newest.absent_ranks:
         return ()
-    note = part_of_near(newest.checkpoint, newest.absent_ranks)
+    note = near_part_note(newest.checkpoint, newest.absent_ranks)
     limit = "The limit of the near tier is `near_total_limit`"
     return (f"{note} {limit}. Prune the durable repository instead.",)
 

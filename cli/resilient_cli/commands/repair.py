@@ -166,7 +166,7 @@ def build_repair_result(
     resume: CheckpointId | None,
     *,
     is_done: bool,
-    aside: Mapping[str, str],
+    kept_paths: Mapping[str, str],
 ) -> CommandResult:
     """Build the answer of ``ckpt repair``.
 
@@ -175,7 +175,7 @@ def build_repair_result(
         plan: Repairs and losses.
         resume: Checkpoint to resume from; None if there is none, or if none was searched for.
         is_done: True if the plan was carried out.
-        aside: Paths at which damaged files are kept, by file name.
+        kept_paths: Paths at which damaged files are kept, by file name.
     """
     document = {
         "repository": url,
@@ -188,13 +188,13 @@ def build_repair_result(
         "whole_tensors": list(plan.whole_tensors),
         "parts": plan.parts,
         "resume": folder(resume),
-        "aside": dict(aside),
+        "aside": dict(kept_paths),
     }
     verdict = "rebuilt" if is_done else "rebuild"
     rows = [*(_fix(fix, verdict) for fix in plan.fixes), *map(_loss, plan.losses)]
     table = Table(("FILE", "PLAN", "BYTES", "PROBLEM", "FROM", "TENSORS"), tuple(rows))
     ids = tuple(fix.file for fix in plan.fixes)
-    lines = [*_repair_lines(plan, resume, is_done=is_done), *_backup_lines(aside)]
+    lines = [*_repair_lines(plan, resume, is_done=is_done), *_backup_lines(kept_paths)]
     blocks: tuple[Table | str, ...] = (table, *lines)
     return CommandResult("ckpt.repair", "repair", document, blocks, ids)
 
@@ -239,11 +239,12 @@ def _repair_lines(plan: RepairPlan, resume: CheckpointId | None, *, is_done: boo
     yield f"Training can resume from {resume}." if resume else "Training cannot resume."
 
 
-def _backup_lines(aside: Mapping[str, str]) -> Iterator[str]:
+def _backup_lines(kept_paths: Mapping[str, str]) -> Iterator[str]:
     """Yield the places where damaged files are kept; a missing file has no copy."""
-    if aside:
+    if kept_paths:
         yield (
-            f"Damaged files are kept until the checkpoint is pruned: {', '.join(aside.values())}."
+            "Damaged files are kept until the checkpoint is pruned: "
+            f"{', '.join(kept_paths.values())}."
         )
 
 
@@ -391,9 +392,12 @@ def _repair_native(
         plan = plan_repair(reader, checkpoint, sources_of_files, undelete=undelete)
     plan = _plan_random_states(store, plan, sources_of_files, undelete=undelete)
     _require_signed(plan, [store, *sources_of_files])
-    aside = _carry_out(store, plan, sources_of_files) if is_done else {}
+    kept_paths = _carry_out(store, plan, sources_of_files) if is_done else {}
     resume = None if plan.is_whole else first_intact(store, {checkpoint: False}, VerifyLevel.FULL)
-    show(build_repair_result(store.url, plan, resume, is_done=is_done, aside=aside), output_of(ctx))
+    show(
+        build_repair_result(store.url, plan, resume, is_done=is_done, kept_paths=kept_paths),
+        output_of(ctx),
+    )
     if not plan.is_whole and resume is None:
         raise NoIntactCheckpoint(
             f"no checkpoint in `{store.url}` is left that training could resume from",

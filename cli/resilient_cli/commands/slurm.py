@@ -327,7 +327,7 @@ def _job(
     environment = parse_environment(options.env)
     return SlurmJob(
         *(options.name, words[1:], nodes_min, nodes_max, options.time, place, options.logs, grace),
-        says_grace="grace" in train_options,
+        has_grace_option="grace" in train_options,
         lead_seconds=lead_seconds,
         environment=environment,
         setup=options.setup,

@@ -34,7 +34,7 @@ Browser = Annotated[
     bool, typer.Option("--browser/--no-browser", help="Open the page, if this is a terminal.")
 ]
 
-_MADE_OF = ("*.jsonl", "events/*.jsonl", "checkpoint-*/*", f"{GENERATIONS}*", f"{TAGS}*")
+_SOURCE_FILES = ("*.jsonl", "events/*.jsonl", "checkpoint-*/*", f"{GENERATIONS}*", f"{TAGS}*")
 _BETWEEN_SECONDS = 0.5
 _SHARE = 5
 """Ratio of the pause between two renewals to the duration of one renewal."""
@@ -129,7 +129,7 @@ def version_of(run: Sequence[Path]) -> str:
 
 def _stats(run: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
     for folder in run:
-        for path in chain.from_iterable(map(folder.glob, _MADE_OF)):
+        for path in chain.from_iterable(map(folder.glob, _SOURCE_FILES)):
             try:
                 status = path.stat()
             except OSError:

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from resilient.format.keys import CheckpointId
     from resilient_cli.liveness import LivenessReport
 
-_FEW = 3
+_NAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Unlocking:
+class UnlockResult:
     """State of the writer of a repository, and the action that was taken.
 
     Attributes:
@@ -52,7 +52,7 @@ class Unlocking:
     is_needed: bool
 
 
-def build_unlock_result(plan: Unlocking, now: str) -> CommandResult:
+def build_unlock_result(plan: UnlockResult, now: str) -> CommandResult:
     """Build the answer of ``ckpt unlock``."""
     writer, record = plan.writer, plan.writer.record
     document = {
@@ -84,7 +84,7 @@ def build_unlock_result(plan: Unlocking, now: str) -> CommandResult:
     return CommandResult("ckpt.unlock", "writer", document, blocks, (str(number),))
 
 
-def _resume(plan: Unlocking) -> CheckpointId | None:
+def _resume(plan: UnlockResult) -> CheckpointId | None:
     """Return the checkpoint that a resume takes now; saves during the check count."""
     return plan.generation.parent if plan.generation else plan.writer.resume
 
@@ -101,14 +101,14 @@ def _process(liveness: LivenessReport) -> dict[str, Any] | None:
     }
 
 
-def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
+def _facts(plan: UnlockResult, now: str) -> list[tuple[str, str]]:
     writer, record, liveness = plan.writer, plan.writer.record, plan.liveness
     claim_text = f"DAMAGED: {writer.problem}"
     if record:
         claim_text = f"{record.cause} on {record.host}, {age(record.claimed_at, now)} ago"
     last_save = f"{writer.last}, {age(writer.committed_at, now)} ago" if writer.last else NONE
     if writer.unfinished:
-        names = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_FEW])
+        names = ", ".join(checkpoint_id.folder for checkpoint_id in writer.unfinished[:_NAMES_MAX])
         last_save += f"; started and not committed: {names}"
     process = NONE
     if liveness.agent:
@@ -124,7 +124,7 @@ def _facts(plan: Unlocking, now: str) -> list[tuple[str, str]]:
     ]
 
 
-def _next_step_lines(plan: Unlocking) -> list[str]:
+def _next_step_lines(plan: UnlockResult) -> list[str]:
     if plan.generation:
         start_text = folder(_resume(plan)) or "scratch"
         return [
@@ -141,7 +141,7 @@ def _next_step_lines(plan: Unlocking) -> list[str]:
     return [f"Dry run. {introduction} resilient ckpt unlock {plan.url} --yes{force}"]
 
 
-HELD = 80
+LIVE_WRITER_FOUND = 80
 
 
 def unlock(  # noqa: PLR0913 - the options of a command
@@ -207,6 +207,8 @@ def unlock(  # noqa: PLR0913 - the options of a command
         shut_out(store, clock, single_writer=single_writer) if is_confirmed and is_needed else None
     )
     retention_block = scan_and_plan(store, Retention(keep_last=1), in_full=True).plan.held
-    plan = Unlocking(store.url, writer, liveness, retention_block, generation, is_needed=is_needed)
+    plan = UnlockResult(
+        store.url, writer, liveness, retention_block, generation, is_needed=is_needed
+    )
     show(build_unlock_result(plan, clock.now_iso()), output_of(ctx))
-    return HELD if is_alive and not generation else 0
+    return LIVE_WRITER_FOUND if is_alive and not generation else 0

@@ -41,7 +41,7 @@ from resilient_cli.survey import (
     survey,
 )
 from resilient_cli.views.foreign import build_verify_result
-from resilient_cli.views.text import NONE, count, folder, part_of_near, share
+from resilient_cli.views.text import NONE, count, folder, near_part_note, share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,7 +108,7 @@ def verification(
         f"{counts} {resume_text}",
         *read,
         *[
-            f"{part_of_near(damaged_survey.checkpoint, damaged_survey.absent_ranks)} Verify the "
+            f"{near_part_note(damaged_survey.checkpoint, damaged_survey.absent_ranks)} Verify the "
             "durable repository instead."
             for damaged_survey in damaged_surveys
             if damaged_survey.absent_ranks

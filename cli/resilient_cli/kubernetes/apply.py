@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     Object = dict[str, Any]
 
-_APPLY = ("apply", "--server-side", "--field-manager=resilient", "-f", "-", "-o", "json")
+_APPLY_COMMAND = ("apply", "--server-side", "--field-manager=resilient", "-f", "-", "-o", "json")
 _GET = ("get", "-f", "-", "--ignore-not-found", "-o", "json")
 # Fields that the server itself writes at each change.
 _BOOKKEEPING = ("managedFields", "resourceVersion", "generation", "uid", "creationTimestamp")
-_OWN = ("serviceaccounts", "services", "networkpolicies.networking.k8s.io")
+_OTHER_RESOURCES = ("serviceaccounts", "services", "networkpolicies.networking.k8s.io")
 _RUNTIME = "trainingruntimes.trainer.kubeflow.org"
 _HIDDEN = "***"
 
@@ -67,7 +67,7 @@ def plan(
     desired = [
         _keep_suspension(manifest, current_by_key.get(_key(manifest))) for manifest in run_manifests
     ]
-    planned_by_key = _index_by_key(_ask(cluster, desired, *_APPLY, "--dry-run=server"))
+    planned_by_key = _index_by_key(_ask(cluster, desired, *_APPLY_COMMAND, "--dry-run=server"))
     return [
         _change(current_by_key.get(key), manifest, key) for key, manifest in planned_by_key.items()
     ], desired
@@ -75,7 +75,7 @@ def plan(
 
 def carry_out(cluster: Cluster, desired: Sequence[Object]) -> None:
     """Apply objects that the dry run of :func:`plan` has accepted."""
-    _ask(cluster, desired, *_APPLY)
+    _ask(cluster, desired, *_APPLY_COMMAND)
 
 
 def find_all(cluster: Cluster, name: str) -> list[Object]:
@@ -86,7 +86,7 @@ def find_all(cluster: Cluster, name: str) -> list[Object]:
     """
     holders = resources(cluster)
     runtimes = [_RUNTIME] if any("trainer." in holder for holder in holders) else []
-    run_objects = find(cluster, name, [*holders, *runtimes, *_OWN])
+    run_objects = find(cluster, name, [*holders, *runtimes, *_OTHER_RESOURCES])
     top_objects = [
         manifest for manifest in run_objects if not manifest["metadata"].get("ownerReferences")
     ]
@@ -149,11 +149,11 @@ def _index_by_key(answer: Any) -> dict[tuple[str, str], Object]:
 def _change(before: Object | None, after: Object, key: tuple[str, str]) -> ObjectChange:
     if before is None:
         return ObjectChange(*key, "created")
-    fields = tuple(_differences(_bare(before), _bare(after), ""))
+    fields = tuple(_differences(_without_server_fields(before), _without_server_fields(after), ""))
     return ObjectChange(*key, "changed" if fields else "unchanged", fields)
 
 
-def _bare(manifest: Object) -> Object:
+def _without_server_fields(manifest: Object) -> Object:
     fields = {name: value for name, value in manifest.items() if name != "status"}
     metadata = {
         name: value for name, value in manifest["metadata"].items() if name not in _BOOKKEEPING
@@ -169,10 +169,10 @@ def _differences(before: Mapping[str, Any], after: Mapping[str, Any], path: str)
         if old_value != new_value and name == "value" and is_hidden:
             yield Field(field_path, _HIDDEN, _HIDDEN)
         elif old_value != new_value:
-            yield from _deeper(old_value, new_value, field_path)
+            yield from _nested_differences(old_value, new_value, field_path)
 
 
-def _deeper(before: Any, after: Any, path: str) -> Iterator[Field]:
+def _nested_differences(before: Any, after: Any, path: str) -> Iterator[Field]:
     if isinstance(before, dict) and isinstance(after, dict):
         yield from _differences(before, after, path)
     elif isinstance(before, list) and isinstance(after, list):

@@ -287,11 +287,11 @@ def _job_spec(run: KubeRun, container: str, first: str) -> dict[str, Any]:
         "podReplacementPolicy": "Failed",
         "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
         "podFailurePolicy": {"rules": rules},
-        "template": template(run, container, _full(run, first)),
+        "template": template(run, container, _full_host_name(run, first)),
     }
 
 
-def _full(run: KubeRun, pod: str) -> str:
+def _full_host_name(run: KubeRun, pod: str) -> str:
     """Return the full host name of a pod, which the pod itself finds in its own /etc/hosts."""
     return f"{pod}.{run.name}.$(POD_NAMESPACE).svc.cluster.local"
 
@@ -347,8 +347,8 @@ def _pytorchjob(run: KubeRun) -> list[dict[str, Any]]:
     return [_object(run, "kubeflow.org/v1", "PyTorchJob", {"spec": spec})]
 
 
-_PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
-_UNWRITTEN = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+_PLAIN_SCALAR = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_YAML_ESCAPED = re.compile(r"[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 # Words that YAML 1.1 does not read as a string.
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 
@@ -382,8 +382,8 @@ def _after(value: Any, depth: int) -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
+    if isinstance(value, str) and _PLAIN_SCALAR.fullmatch(value) and value.lower() not in _WORDS:
         return value
     text = json.dumps(value, ensure_ascii=False)
     # JSON leaves these characters unescaped, and YAML does not accept them.
-    return _UNWRITTEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _YAML_ESCAPED.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -275,7 +275,7 @@ def check_resources(resources: Resources) -> None:
         pattern, syntax = _QUANTITIES[option]
         if not pattern.fullmatch(text):
             raise ConfigError(f"{option} {text!r} is not {syntax}")
-    if _bytes(resources.shm) >= _bytes(resources.memory):
+    if _parse_bytes(resources.shm) >= _parse_bytes(resources.memory):
         raise ConfigError(
             f"--shm {resources.shm} is part of --memory {resources.memory}, and leaves no other "
             "memory"
@@ -379,6 +379,6 @@ def fit_times(
     return PodTimes(grace, termination, deadline_seconds)
 
 
-def _bytes(text: str) -> float:
+def _parse_bytes(text: str) -> float:
     number, unit, binary = re.fullmatch(r"(\d+)([KMGT])(i?)", text).groups()  # type: ignore[union-attr]
     return float(int(number) * (1024 if binary else 1000) ** ("KMGT".index(unit) + 1))

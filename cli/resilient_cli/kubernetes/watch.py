@@ -126,7 +126,7 @@ def wait(
     last_state, kinds = "", list[str]()
     while True:
         now_seconds = clock.monotonic_seconds()
-        run, state, error = _try(cluster, name, kinds)
+        run, state, error = _get_run_or_error(cluster, name, kinds)
         if run and run.has_ended:
             return run
         last_answer = now_seconds if run else last_answer
@@ -145,7 +145,7 @@ def wait(
         clock.sleep(min(_POLL_SECONDS, seconds_left))
 
 
-def _try(
+def _get_run_or_error(
     cluster: Cluster, name: str, kinds: list[str]
 ) -> tuple[RunState | None, str, ClusterUnavailable | None]:
     """Return a run with its state, or the error if the cluster does not answer."""
@@ -175,7 +175,7 @@ def _workload(cluster: Cluster, uid: str) -> dict[str, Any] | None:
 
 _FOLLOW_POLL_SECONDS = 2.0
 _STYLE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_NOT_YET = ("Pending", "ContainerCreating", "PodInitializing")
+_PHASES_BEFORE_START = ("Pending", "ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,9 @@ class _Stream:
                 # The time in the request has no fractions of a second, so some lines come again.
                 if time > last_time:
                     self._last = time
-                    yield PodLogLine(self._pod.index, self._pod.name, time, _clean(text))
+                    yield PodLogLine(
+                        self._pod.index, self._pod.name, time, _remove_terminal_codes(text)
+                    )
             error_text = cast("IO[bytes]", process.stderr).read().decode(errors="replace")
         if process.returncode:
             raise refusal(self._cluster, error_text)
@@ -294,7 +296,9 @@ class _Stream:
         """Read in a background thread; start again if the connection was lost before the end."""
         if self.is_read or (self._thread is not None and self._thread.is_alive()):
             return
-        self._thread = threading.Thread(target=self._pump, args=(lines, has_ended), daemon=True)
+        self._thread = threading.Thread(
+            target=self._read_lines, args=(lines, has_ended), daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -304,7 +308,7 @@ class _Stream:
         if self._thread is not None:
             self._thread.join()
 
-    def _pump(self, lines: SimpleQueue[PodLogLine], has_ended: bool) -> None:  # noqa: FBT001 - of a thread
+    def _read_lines(self, lines: SimpleQueue[PodLogLine], has_ended: bool) -> None:  # noqa: FBT001 - of a thread
         try:
             for line in self.lines("--follow"):
                 lines.put(line)
@@ -335,7 +339,7 @@ def _select_started_pods(run: RunState, query: LogQuery) -> list[PodState]:
         pod
         for pod in run.pods
         if query.index in (None, pod.index)
-        and (pod.phase not in _NOT_YET or pod.exit_code is not None)
+        and (pod.phase not in _PHASES_BEFORE_START or pod.exit_code is not None)
     ]
 
 
@@ -351,5 +355,5 @@ def _emit_lines(
             return
 
 
-def _clean(text: str) -> str:
+def _remove_terminal_codes(text: str) -> str:
     return _STYLE.sub("", text.rpartition("\r")[2]).expandtabs(4)

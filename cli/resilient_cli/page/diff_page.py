@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.diff.model import CheckpointView, Comparison, FieldChange, Measures, TensorChange
 
 _ROWS_MAX, _NAMES_MAX = 3000, 100
-_FIRST = 1e300
+_SORTS_FIRST = 1e300
 """Sort value that comes before every number."""
 
 
@@ -130,7 +130,7 @@ def _fields(result: Comparison) -> str:
     rows = [_field(change) for change in changes[:_ROWS_MAX]]
     return searchable_table(
         "fields", ("field", "of", "A", "B"), rows, (), "fields that differ"
-    ) + _more(len(changes))
+    ) + _hidden_note(len(changes))
 
 
 def _field(change: FieldChange) -> Row:
@@ -161,10 +161,10 @@ def _tensors(
         "tensors, the most different first",
         differing=True,
     )
-    return html + _more(len(changes))
+    return html + _hidden_note(len(changes))
 
 
-def _more(total: int) -> str:
+def _hidden_note(total: int) -> str:
     hidden_count = total - _ROWS_MAX
     return (
         f"<p>and {hidden_count} more: resilient ckpt diff A B --json</p>"
@@ -180,7 +180,7 @@ def _tensor(
     name_cells = (path(change.name), shapes, text(_before_and_after(*change.dtypes)))
     is_same = change.is_equal is True
     if change.measures is None:
-        reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _FIRST)
+        reason_cell = Cell(f'<span class="bad">{text(change.why)}</span>', _SORTS_FIRST)
         return Row((*name_cells, reason_cell, *[NONE] * 5), part=change.part, is_same=is_same)
     can_be_opened = load is not None and bool(change.measures.elements)
     return Row(
@@ -201,11 +201,11 @@ def _measures(change: TensorChange, measures: Measures) -> Iterator[Cell]:
         )
         relative_change = relative(measures)
         value = (
-            _FIRST
+            _SORTS_FIRST
             if is_broken
             else measures.relative
             if measures.relative is not None
-            else _FIRST / 10
+            else _SORTS_FIRST / 10
         )
         yield Cell(
             f'<span class="bad">{relative_change}</span>' if is_broken else relative_change, value
@@ -233,7 +233,7 @@ def _cosine(measures: Measures) -> str:
 
 
 def _number(value: float) -> float:
-    return value if math.isfinite(value) else _FIRST
+    return value if math.isfinite(value) else _SORTS_FIRST
 
 
 def _before_and_after(before: str, after: str) -> str:
@@ -256,7 +256,9 @@ def _remaining_sections(result: Comparison) -> Iterator[str]:
         places = "".join(
             f"<li>{short(change.place, 500)}</li>" for change in result.opaque[:_ROWS_MAX]
         )
-        yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _more(len(result.opaque))
+        yield f"<h3>Differs, not understood</h3><ul>{places}</ul>" + _hidden_note(
+            len(result.opaque)
+        )
     if result.notes:
         notes = "".join(f"<li>{short(note, 500)}</li>" for note in result.notes)
         yield f"<h3>Not compared</h3><ul>{notes}</ul>"

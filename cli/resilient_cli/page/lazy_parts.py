@@ -123,7 +123,7 @@ class RenderQueue:
         answer = None
         try:
             with self._render_lock:
-                self._look(job)
+                self._require_waiting_client(job)
                 job.progress_text = "reading"
                 answer = work(lambda position, total: self._record_progress(job, position, total))
         except _NoClientError:
@@ -135,10 +135,10 @@ class RenderQueue:
             with self._lock:
                 del self._jobs[key]
                 if answer is not None:
-                    self._keep(key, answer, is_once=is_once)
+                    self._cache_html(key, answer, is_once=is_once)
             job.done.set()
 
-    def _keep(self, key: Key, answer: str, *, is_once: bool) -> None:
+    def _cache_html(self, key: Key, answer: str, *, is_once: bool) -> None:
         self._parts[key] = answer
         if is_once:
             self._single_use_keys.add(key)
@@ -148,9 +148,9 @@ class RenderQueue:
 
     def _record_progress(self, job: _Job, position: int, total: int) -> None:
         job.progress_text = f"reading: {100 * position // max(1, total)} %"
-        self._look(job)
+        self._require_waiting_client(job)
 
-    def _look(self, job: _Job) -> None:
+    def _require_waiting_client(self, job: _Job) -> None:
         waited_seconds = self._clock.monotonic_seconds() - job.last_request_seconds
         if self._is_closed or waited_seconds > _PATIENCE_SECONDS:
             raise _NoClientError

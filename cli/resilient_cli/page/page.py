@@ -146,7 +146,7 @@ def _checkpoints(goodput: GoodputReport) -> str:
     return summary + table(head, rows, numbers=(1, 2, 3, 4, 5))
 
 
-_ONLY_FILE = "This page is a file, and was written without them. Use"
+_FILE_LIMIT_NOTE = "This page is a file, and was written without them. Use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,9 @@ def _checkpoints_part(repository: Listing | None, more: Extras, *, is_served: bo
 
 
 def _missing_part(command: str) -> str:
-    return f"<p>{_ONLY_FILE}</p><p><code>resilient ui RUN</code></p><p><code>{command}</code></p>"
+    live_command = "resilient ui RUN"
+    commands_html = f"<p><code>{live_command}</code></p><p><code>{command}</code></p>"
+    return f"<p>{_FILE_LIMIT_NOTE}</p>{commands_html}"
 
 
 def _options(repository: Listing, selected_name: str) -> str:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 LONGEST = 200
 _MOMENT = len("2026-01-01T00:00:00")
-_PLAIN = 'placeholder="name or *.bias" autocomplete="off" spellcheck="false"'
+_SEARCH_ATTRIBUTES = 'placeholder="name or *.bias" autocomplete="off" spellcheck="false"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def searchable_table(
     body = "".join(_body(f"{name}-{nth}", row, numbers, len(head)) for nth, row in enumerate(rows))
     parts = list(dict.fromkeys(row.part for row in rows if row.part))
     tools = [
-        f'<label>Find <input type="search" data-find="{name}" {_PLAIN}></label>',
+        f'<label>Find <input type="search" data-find="{name}" {_SEARCH_ATTRIBUTES}></label>',
     ]
     if len(parts) > 1:
         options = "".join(f"<option>{text(part)}</option>" for part in parts)

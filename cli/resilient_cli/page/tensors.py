@@ -31,7 +31,7 @@ _WIDTH, _HEIGHT = 480, 190
 _LEFT, _RIGHT, _TOP, _BELOW = 44, 20, 10, 24
 _BARS_MIN, _BARS_MAX, _POWERS_MAX = 12, 64, 80
 _SIDES = "ab"
-_LEAST = 1.5
+_BAR_HEIGHT_MIN = 1.5
 
 
 def histograms(all_plots: Sequence[Histogram], names: Sequence[str]) -> str:
@@ -142,7 +142,7 @@ def _columns(
     yield f'<g class="h-{side}">'
     for nth, (n, y) in counts.items():
         x, width = x_scale(nth), max(1.0, round(x_scale(nth + 1) - x_scale(nth) - 1, 1))
-        height = max(_LEAST, round(floor - y, 1))
+        height = max(_BAR_HEIGHT_MIN, round(floor - y, 1))
         yield (
             f'<rect x="{x}" y="{round(floor - height, 1)}" width="{width}" height="{height}">'
             f"<title>{label_of(nth)}: {count(n, 'element')}</title></rect>"

@@ -123,16 +123,16 @@ def _ask(program: str, *arguments: str, stdin_text: str = "") -> str:
             timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired as error:
-        raise _silent(program, f"no answer within {_SECONDS:g} s") from error
+        raise _unavailable_error(program, f"no answer within {_SECONDS:g} s") from error
     message = " ".join(process.stderr.split())
     if process.returncode and any(phrase in message for phrase in _SILENT):
-        raise _silent(program, message)
+        raise _unavailable_error(program, message)
     if process.returncode:
         raise ConfigError(f"{program} ended with {process.returncode}: {message}", hint="sinfo")
     return process.stdout
 
 
-def _silent(program: str, message: str) -> DeadlineExceeded:
+def _unavailable_error(program: str, message: str) -> DeadlineExceeded:
     return DeadlineExceeded(
         f"SLURM does not answer {program}: {message}",
         deadline_seconds=_SECONDS,

@@ -76,7 +76,7 @@ class SlurmJob:
         place: Machines of the job.
         logs: Folder of its log and of its record of failures.
         grace_seconds: ``--grace`` of ``resilient train``.
-        says_grace: Whether the command contains ``--grace`` itself.
+        has_grace_option: Whether the command contains ``--grace`` itself.
         lead_seconds: Seconds before the time limit at which SLURM signals.
         environment: Names and values of variables; None takes the value of sbatch's caller.
         setup: First lines of the batch script.
@@ -91,7 +91,7 @@ class SlurmJob:
     place: SlurmPlacement = SlurmPlacement()
     logs: str = "."
     grace_seconds: float = 25.0
-    says_grace: bool = False
+    has_grace_option: bool = False
     lead_seconds: int = 30
     environment: tuple[tuple[str, str | None], ...] = ()
     setup: tuple[str, ...] = ()
@@ -312,7 +312,7 @@ def _agents(job: SlurmJob) -> dict[str, str]:
     # The job's --no-kill keeps its nodes. Without --no-kill of the step, SLURM kills all agents.
     srun_options = [f"--cpus-per-task={job.place.cpus}"] if job.place.cpus else []
     srun_options += ["--no-kill", "--ntasks-per-node=1"] if is_elastic else []
-    agent_options = [] if job.says_grace else [f"--grace {job.grace_seconds:g}"]
+    agent_options = [] if job.has_grace_option else [f"--grace {job.grace_seconds:g}"]
     if job.nodes_max > 1:
         # The agents must not wait for nodes that SLURM did not allocate.
         agent_options.append(f'--nnodes "{job.nodes_min}:$SLURM_JOB_NUM_NODES"')

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROWS_MAX, _FIELDS_MAX, _NAMES_MAX = 8, 16, 6
 _VALUE_MAX = 24
-_LEAST = 0.001
+_SHARE_MIN = 0.001
 _COUNTED = (CONFIG, MODEL_CONFIG, SOFTWARE, TRAINER_STATE, SCHEDULE, GROUPS, DATA)
 _PARTS = (MODEL, OPTIMIZER, OTHER)
 
@@ -248,8 +248,8 @@ def _row(change: TensorChange) -> tuple[str, ...]:
 
 def percent(share: float) -> str:
     """Format a share; a share is never rounded to 0 % or 100 %."""
-    if 0 < share < _LEAST or 1 - _LEAST < share < 1:
-        return "<0.1 %" if share < _LEAST else ">99.9 %"
+    if 0 < share < _SHARE_MIN or 1 - _SHARE_MIN < share < 1:
+        return "<0.1 %" if share < _SHARE_MIN else ">99.9 %"
     return f"{100 * share:.0f} %" if share in (0.0, 1.0) else f"{100 * share:.1f} %"
 
 
@@ -267,8 +267,8 @@ def relative(measures: Measures) -> str:
 
 
 def _field_row(change: FieldChange) -> tuple[str, ...]:
-    before_text = NONE if change.is_in == "b" else _short(change.before)
-    after_text = NONE if change.is_in == "a" else _short(change.after)
+    before_text = NONE if change.is_in == "b" else _short_json(change.before)
+    after_text = NONE if change.is_in == "a" else _short_json(change.after)
     return (f"{change.section}: {change.name}", before_text, after_text)
 
 
@@ -276,7 +276,7 @@ def _opaque(change: OpaqueChange) -> str:
     return change.place if change.is_in == "both" else f"{change.place} (only in {change.is_in})"
 
 
-def _short(value: Any) -> str:
+def _short_json(value: Any) -> str:
     text = plain(json_number(value))
     return text if len(text) <= _VALUE_MAX else text[: _VALUE_MAX - 3] + "..."
 

@@ -267,7 +267,7 @@ def _document(
         ],
         "faults": [
             {
-                **{name: one_of for name, one_of in asdict(fault).items() if name != "lost"},
+                **{name: value for name, value in asdict(fault).items() if name != "lost"},
                 "at": moment(fault.at_ms),
                 "lost_ms": fault.lost_ms,
             }

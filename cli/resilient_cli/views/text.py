@@ -48,7 +48,7 @@ def folder(checkpoint: CheckpointId | None) -> str | None:
     return checkpoint.folder if checkpoint else None
 
 
-def part_of_near(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
+def near_part_note(checkpoint: CheckpointId, absent_ranks: Sequence[int]) -> str:
     """Return a note on a checkpoint that lacks every file of some ranks and no other file."""
     ranks_text = f"rank{'s' if len(absent_ranks) > 1 else ''} {', '.join(map(str, absent_ranks))}"
     return (
