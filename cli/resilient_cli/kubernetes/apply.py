@@ -182,7 +182,7 @@ def _nested_differences(before: Any, after: Any, path: str) -> Iterator[Field]:
 
 
 def _index_entries(value: Sequence[Any], other_value: Sequence[Any]) -> Mapping[str, Any]:
-    """Return a list as a mapping: by the names of its entries if all have one, else by position."""
+    """Return a list as a mapping, by entry name if all entries have names, else by position."""
     have_names = all(isinstance(item, dict) and "name" in item for item in (*value, *other_value))
     return {item["name"] if have_names else str(nth): item for nth, item in enumerate(value)}
 

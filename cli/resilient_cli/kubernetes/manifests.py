@@ -59,7 +59,7 @@ def labels(run: KubeRun) -> dict[str, str]:
 
 
 def selector(name: str = "") -> str:
-    """Return the label selector of a run; without a name, that of all runs."""
+    """Return the label selector of a run, or of all runs if no name is given."""
     all_of_them = f"{PART_OF}=resilient-train"
     return f"{all_of_them},{_RUN}={name}" if name else all_of_them
 

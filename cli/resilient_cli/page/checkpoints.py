@@ -248,7 +248,7 @@ def sizes(contents: Listing) -> str:
 
 
 def _legend() -> str:
-    return legend(("own", "written by it"), ("shared", "in files of older ones"))
+    return legend(("own", "written by it"), ("shared", "in files of older checkpoints"))
 
 
 def _bars(manifests: list[Manifest]) -> str:
@@ -264,7 +264,7 @@ def _bars(manifests: list[Manifest]) -> str:
     for nth, manifest in enumerate(manifests_shown):
         parts += _bar(manifest, nth * _ROW + 3, scale)
     hidden_count = len(manifests) - len(manifests_shown)
-    hidden_note = f"<p>and {hidden_count} older ones</p>" if hidden_count else ""
+    hidden_note = f"<p>and {hidden_count} older checkpoints</p>" if hidden_count else ""
     return scroll("".join([*parts, "</svg>"])) + hidden_note
 
 

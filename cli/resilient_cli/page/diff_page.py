@@ -52,7 +52,9 @@ def comparison(
     picture = layers(result.tensors)
     if picture:
         parts.append("<h3>Relative change of each layer</h3>")
-        parts.append("<p>L2 norm of the difference over that of the first, by powers of ten.</p>")
+        parts.append(
+            "<p>L2 norm of the difference, divided by the L2 norm of A, by powers of ten.</p>"
+        )
         parts.append(picture)
     if result.fields:
         parts += ["<h3>Fields</h3>", _fields(result)]

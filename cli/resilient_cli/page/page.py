@@ -324,7 +324,7 @@ def _pair(repository: Listing) -> str:
         f'<label>B <select id="b" data-live>{_options(repository, selected_name)}</select></label>'
         '<button class="act">Compare</button></form>'
         '<div id="compare-room" class="room"><p>Choose two checkpoints. Every tensor of both is '
-        "read; large ones take a while.</p></div>"
+        "read; large tensors take a while.</p></div>"
     )
 
 

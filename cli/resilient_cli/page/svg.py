@@ -54,7 +54,7 @@ def opening_tag(kind: str, width: int, height: float, about: str) -> str:
 
 
 def timeline(goodput: GoodputReport) -> str:
-    """Draw the timeline: one row for the run, and one for each of the last 40 attempts."""
+    """Draw the timeline: a row for the run, and a row for each of the last 40 attempts."""
     attempts = [attempt.life.number for attempt in goodput.doings][-_LIVES_MAX:]
     scale = Scale(0, max(1, goodput.wall_ms), _LEFT, WIDTH - 8)
     axis_y = (len(attempts) + 1) * (_ROW + 4) + 14
@@ -102,7 +102,7 @@ def curve(goodput: GoodputReport) -> str:
             continue
         x = x_scale(step)
         parts.append(f'<text class="tick" x="{x}" y="{_HEIGHT - 6}">{step:g}</text>')
-    # Draw lost steps first, below those that are part of the result.
+    # Draw lost steps first, below the steps that are part of the result.
     for is_lost in (True, False):
         for attempt, attempt_losses in groupby(losses, key=lambda loss: loss.life):
             parts.append(_line(list(attempt_losses), attempt, x_scale, y_scale, is_lost=is_lost))

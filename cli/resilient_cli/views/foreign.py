@@ -137,7 +137,7 @@ def _problem(checkpoint: ForeignCheckpoint, problem: Problem) -> dict[str, Any]:
 
 
 def _fixes(checkpoint: ForeignCheckpoint) -> Iterator[str]:
-    """Yield each fix once, except the one that is shown as the next command."""
+    """Yield each fix once, except the fix that is shown as the next command."""
     places: dict[str, list[str]] = {}
     for problem in checkpoint.contents.problems:
         fix = remedy(problem, checkpoint.url, checkpoint.others)
