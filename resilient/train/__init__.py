@@ -1,1 +1,1 @@
-"""Trainer with the names of Hugging Face's Trainer."""
+"""Trainer with the class, method and argument names of Hugging Face's Trainer."""

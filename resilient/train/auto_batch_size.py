@@ -1,10 +1,11 @@
 """Search for a batch size that fits into memory.
 
-A failed step has no effect on any rank.
+If a rank runs out of memory in a step, all ranks restore the state from before the step.
 
-Ranks that communicate during a pass cannot know that one of them failed, and would wait for this
-rank in a collective. Here a rank communicates only after all its passes of the step. Then the ranks
-exchange failures, and average the gradients only if no rank failed.
+In DDP, ranks communicate during a pass. If a pass fails on one rank, the other ranks wait for this
+rank in a collective. With this search, a rank communicates only after all its passes of the step.
+Then the ranks exchange whether a pass failed. The ranks average the gradients only if no rank
+failed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _BUCKET_BYTES = 25 << 20
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is a lack of memory that a smaller batch may avoid."""
+    """Return whether an error is an out-of-memory error that a smaller batch may avoid."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     error_text = str(error).lower()
@@ -47,7 +48,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AutoBatchSize:
-    """Runner of a step's passes, which completes all of them or none.
+    """Runner of a step's passes: all ranks complete the passes, or all ranks restore their state.
 
     Attributes:
         model: This rank's replica, without wrappers that synchronize it.
@@ -60,9 +61,9 @@ class AutoBatchSize:
     ranks: int = 1
 
     def attempt(self, run: TrainingRun, passes: Callable[[], None]) -> bool:
-        """Run forward and backward passes of a step; False if a rank ran out of memory.
+        """Run forward and backward passes of a step; False if a rank ran out of memory. Collective.
 
-        In that case all state is restored, and the batch can be reduced. Collective.
+        If the result is False, all state is restored, and the caller can reduce the batch.
 
         Raises:
             RuntimeError: On this rank, even a single sample does not fit into memory.
@@ -79,7 +80,7 @@ class AutoBatchSize:
             if not is_out_of_memory(error):
                 raise
             is_mine = True
-            # A stored error keeps the surplus tensors alive through its frames.
+            # A stored error would keep the tensors of its frames alive.
             problem = error if is_least else None
         has_failed, trained_parameters = self._agree(run.parameters, failed=is_mine)
         if not has_failed:
@@ -97,7 +98,7 @@ class AutoBatchSize:
     def _agree(
         self, parameters: Sequence[nn.Parameter], *, failed: bool
     ) -> tuple[bool, list[nn.Parameter]]:
-        """Return whether a rank failed, and the parameters with a gradient on any. Collective."""
+        """Return whether a rank failed, and the parameters that have a gradient. Collective."""
         if self.ranks == 1:
             return failed, []
         flags = [failed, *(parameter.grad is not None for parameter in parameters)]
@@ -113,7 +114,7 @@ class AutoBatchSize:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """State that passes change, before they ran."""
+    """Copy of the state that passes change, made before the passes."""
 
     random: dict[str, Any]
     buffers: list[torch.Tensor]
@@ -135,7 +136,7 @@ class _Before:
         run.watch.forget()
         run.meters.rewind(self.loss)
         run.counter.rewind(self.counts)
-        # Last: the next try draws its samples and dropout like this one.
+        # Last, so that the next try draws the same samples and dropout masks as this one.
         RandomState().load_state_dict(self.random)
 
 
@@ -169,7 +170,7 @@ def _average(gradients: list[torch.Tensor], ranks: int) -> None:
 def fitting_for(
     args: TrainingArguments, strategy: Strategy, model: nn.Module, session: Session
 ) -> AutoBatchSize | None:
-    """Return the search for the batch size; None if it is not requested.
+    """Return the search for the batch size; None if no search is requested.
 
     Raises:
         ConfigError: Ranks communicate in each pass, so a rank must not fail in a pass.

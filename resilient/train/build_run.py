@@ -88,7 +88,7 @@ def build_run(
     callbacks: CallbackHandler,
     registered: Mapping[str, Part],
 ) -> TrainingRun:
-    """Return a run at its very beginning. Collective.
+    """Return a run at step 0. Collective.
 
     Raises:
         ConfigError: The arguments do not fit the model or the data.
@@ -175,7 +175,7 @@ def _wrap(hooks: TrainerHooks) -> Strategy:
 
 
 def _place_in_data(hooks: TrainerHooks) -> tuple[DataCursor, BatchLayout]:
-    """Return the start and the layout of the data, and set the trainer's sampler."""
+    """Return the start position and the layout of the data, and set the trainer's sampler."""
     hooks.require_eval_data()
     world = hooks.session.data_world
     if is_stream(hooks.train_dataset):
@@ -198,7 +198,7 @@ def _loader_of(hooks: TrainerHooks) -> Any:
     """Return the train loader at the run's position; report it if the loader was rebuilt.
 
     Raises:
-        ConfigError: An override made a loader that has no such position.
+        ConfigError: An override returned a loader that cannot begin at the run's position.
     """
     train_loader, sampler = hooks.get_train_dataloader(), hooks.train_sampler
     assert sampler is not None, "a run has a data position"  # noqa: S101
@@ -209,7 +209,7 @@ def _loader_of(hooks: TrainerHooks) -> Any:
 
 
 def _counter_for(hooks: TrainerHooks, state: TrainerState) -> UsageCounter:
-    """Return the counter: of tokens if requested, of operations if the model reports them."""
+    """Return the counter of tokens, if requested, and of operations, if the model reports them."""
     args, session = hooks.args, hooks.session
     tokens_of = None
     if args.include_num_input_tokens_seen != "no":
@@ -265,7 +265,7 @@ def _stepping(updates: OptimizerStepper, scheduler: LRScheduler) -> dict[str, Pa
     scaler = updates.scaler
     return {
         "scheduler": Part(ScheduleState(scheduler)),
-        # Optional: a run that switches to fp16, or a Transformers run on a CPU, has no saved
+        # Optional: after a switch to fp16, or in a Transformers run on a CPU, the checkpoint has no
         # scaler.
         **({"scaler": Part(cast("Stateful", scaler), optional=True)} if scaler else {}),
     }
@@ -297,14 +297,14 @@ def restore(
         and resume_result
         and resume_result.config.get("per_device_train_batch_size") == per_device_batch
     ):
-        # The last attempt's batch size fits again, and gives the same bits.
+        # The last attempt's batch size fits into memory again, and gives the same bits.
         set_batch(run, hooks, state.train_batch_size)
     callbacks.context["shelf"] = saved_models(session, run.saver)
     if callbacks.gone and session.world.is_coordinator:
         run.saver.emit(CallbacksGone(callbacks.gone))
     had_no_step_left = state.global_step >= state.max_steps
     recompute_schedule(run, hooks, state, callbacks, keeps_plan=True)
-    # A run without steps left is not finished when it is given more; a run that a callback
+    # A run that reached its last step continues if it now has more steps. A run that a callback
     # ended stays ended.
     if had_no_step_left and state.global_step < state.max_steps:
         callbacks.control.should_training_stop = False
@@ -342,8 +342,8 @@ def recompute_schedule(
     Args:
         run: The restored run.
         hooks: Trainer, which can create a schedule of another length.
-        state: Gets the length of the run.
-        callbacks: Get the trained objects.
+        state: Receives the length of the run.
+        callbacks: Receive the trained objects.
         keeps_plan: Keep the checkpoint's plan if none of its inputs changed. A new plan would
             move the steps of an epoch that a callback cut short to a later epoch.
     """
@@ -374,7 +374,7 @@ def recompute_schedule(
 
 
 def _wish(session: Session, *, reference: str | bool | None) -> str:
-    """Return the user's choice of a checkpoint; the script overrides the launcher.
+    """Return the checkpoint that the user requested; the script overrides the launcher.
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
@@ -400,7 +400,7 @@ def _name_at(path: str, repository: str) -> str:
     """Return the checkpoint name in ``path``, or a bare name unchanged.
 
     Raises:
-        ConfigError: The path is outside of the repository: such a checkpoint is another one.
+        ConfigError: The path is outside of the repository, so it names a checkpoint of another run.
         IntegrityError: The path is a damaged checkpoint of another tool.
         IncompatibleCheckpoint: The path is a checkpoint of a tool whose checkpoints are not
             imported.

@@ -1,8 +1,10 @@
 """Training step with canonical reduction: sampler, passes and checks of equal bits.
 
-All hosts of an attempt, and of the attempt that saved, must compute the same bits. Before any step,
-every rank computes the first micro-batch. All ranks must get the same bits, and the pass must leave
-the model unchanged. The check runs the operations of training.
+Canonical reduction adds gradients in one fixed order, so the result has the same bits at any world
+size. The hosts of an attempt must compute the same bits as each other, and as the hosts that saved
+the checkpoint. Before the first step, every rank therefore computes the first micro-batch with the
+operations of training. All ranks must get the same bits, and the pass must leave the model
+unchanged.
 
 Each micro-batch has its own random stream, and the code between steps has another stream. A
 micro-batch therefore draws the same numbers on every rank.
@@ -64,8 +66,9 @@ class ArithmeticFingerprint:
     """Arithmetic of a run at its start; a part of every checkpoint.
 
     Attributes:
-        seed: Seed of the micro-batches' random numbers; a checkpoint's overrides a new argument.
-        digest: Digest of the saving hosts' arithmetic; empty before the first save.
+        seed: Seed of the micro-batches' random numbers. The seed in a checkpoint overrides a new
+            argument.
+        digest: Digest of the arithmetic of the hosts that saved; empty before the first save.
         machine: Description of the hosts, for people.
     """
 
@@ -84,7 +87,7 @@ class ArithmeticFingerprint:
         self.machine = str(state_dict["machine"])
 
     def require_same(self, session: Session, topic: str) -> None:
-        """Compare this host's arithmetic with that of the other ranks and of the last attempt.
+        """Compare the arithmetic of this host with that of the other ranks and the last attempt.
 
         Collective, over the key-value store and not the collective backend.
 
@@ -106,7 +109,7 @@ class ArithmeticFingerprint:
 
 
 def require_same(session: Session, topic: str, digest: str, subject: str) -> None:
-    """Compare a digest with that of the other ranks. Collective, over the key-value store.
+    """Compare a digest with the digests of the other ranks. Collective, over the key-value store.
 
     Args:
         session: Session of this rank.
@@ -127,7 +130,7 @@ def require_same(session: Session, topic: str, digest: str, subject: str) -> Non
 
 
 def told(session: Session, problem: str) -> None:
-    """Refuse to continue, or report why the bits are not guaranteed.
+    """Raise, or report why equal bits are not guaranteed if the arguments allow continuing.
 
     Raises:
         ConfigError: The arguments forbid continuing.
@@ -161,9 +164,10 @@ def _machine(session: Session) -> str:
 
 
 class CanonicalSampler(ResumableSampler):
-    """Sampler of a range of leaves' micro-batches, step after step, to the epoch's end.
+    """Sampler of the micro-batches of a range of leaves, for each step until the epoch's end.
 
-    A round of the data is a step: it has one micro-batch for each leaf of the tree.
+    A leaf is one micro-batch of the tree in which gradients are added. A round of the data is a
+    step and has one micro-batch for each leaf.
 
     Args:
         cursor: Start position.
@@ -196,7 +200,7 @@ class CanonicalSampler(ResumableSampler):
             return
         order, start = self.begin_order(), cursor.samples
         if type(self.sampling).batches is not Sampling.batches:
-            # Batches that are no slices of the order: build each leaf's batches separately.
+            # Batches that are not slices of the order: build the batches of each leaf separately.
             leaf_batches = [
                 self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves
             ]
@@ -227,7 +231,7 @@ def sampler_for(
 
 
 def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> str:
-    """Compute the first micro-batch of the next step without any lasting effect. Collective.
+    """Compute the first micro-batch of the next step and restore all state. Collective.
 
     Args:
         trainer: Trainer whose ``compute_loss`` is called.
@@ -317,7 +321,7 @@ class CanonicalPasses:
     topic: str
 
     def start(self, trainer: Trainer, run: TrainingRun) -> None:
-        """Refuse causes of rank-dependent bits before anything is trained. Collective.
+        """Refuse anything that makes the bits depend on the rank, before training. Collective.
 
         Raises:
             ConfigError: A module mixes micro-batches, or hosts compute different bits.

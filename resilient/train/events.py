@@ -28,7 +28,7 @@ class MetricsLogged(Event):
     metrics: Mapping[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """Return the numbers without a copy, because they are logged often."""
+        """Return the numbers; a copy would be slow, because numbers are logged often."""
         return {"metrics": self.metrics}
 
     def message(self) -> str:
@@ -136,7 +136,7 @@ class BatchSizeReduced(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingStarted(Event):
-    """The loop begins or continues."""
+    """The training loop begins or continues."""
 
     template: ClassVar[str] = (
         "training steps {global_step} to {max_steps}: {samples} samples, {global_batch} per step "
@@ -182,7 +182,7 @@ def timing(
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnded(Event):
-    """The loop is over and all saves are durable."""
+    """The training loop has ended and all saves are durable."""
 
     template: ClassVar[str] = (
         "trained to step {global_step}, loss {training_loss:.4g}, {took_seconds:.1f} s"
@@ -216,10 +216,10 @@ class TrainingRolledBack(Event):
 
     Attributes:
         reason: Problem of the loss.
-        global_step: Step that was not made.
+        global_step: Step that was not applied.
         checkpoint: Checkpoint that training returned to.
         skipped: Start and end of the skipped data: epoch, samples, epoch, samples.
-        times: Number of rollbacks of the run, this one included.
+        times: Number of rollbacks of the run, including this rollback.
         limit: Maximum number of rollbacks.
     """
 

@@ -1,6 +1,6 @@
-"""Fields of a dataclass as a dict, faster than ``asdict`` for mostly plain values.
+"""Faster replacement of ``dataclasses.asdict`` for dataclasses with mostly plain values.
 
-A call of ``asdict`` at each step would cost more than the step's own bookkeeping.
+A call of ``asdict`` at each step would take longer than all other bookkeeping of the step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def fast_asdict(item: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return these fields by name, in this order; the values share nothing with ``item``.
+    """Return the named fields in this order; the values share no memory with ``item``.
 
     Args:
         item: Any object.
@@ -34,7 +34,7 @@ def fast_asdict(item: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 class CachedAsdict:
-    """Repeated ``fast_asdict`` of an object, which returns the same dict if no field changed.
+    """Cached ``fast_asdict`` of an object, which returns the same dict if no field changed.
 
     The caller must not change the dict.
 
@@ -50,7 +50,7 @@ class CachedAsdict:
         self._inside: list[tuple[int, str]] = []
 
     def of(self, item: Any, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return these fields by name, like ``fast_asdict``."""
+        """Return the named fields, like ``fast_asdict``."""
         values = _getter(names)(item)
         if names is not self._names or not self._are_known(values):
             self._names, self._values = names, values
@@ -73,7 +73,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """Return a value copied like ``asdict``; most are empty, or lists and dicts of plain values."""
+    """Return a value copied as by ``asdict``; empty and plain containers are copied faster."""
     kind = type(value)
     if kind is list and _PLAIN.issuperset(map(type, value)):
         return value.copy()

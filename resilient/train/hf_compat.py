@@ -1,8 +1,8 @@
 """Accelerator facade for Transformers scripts, and the refusal of overrides without effect.
 
 An override that no code calls would be silently ignored. Such an override is refused. Each method
-of the Trainer in the pinned Transformers version is in one of the three lists. A test compares the
-lists with Transformers.
+of the Trainer in the pinned Transformers version is in one of three lists of this module. A test
+compares the lists with Transformers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Accelerator:
         """Back-propagate the loss of a micro-batch, as ``training_step`` does.
 
         Args:
-            loss: Loss, already divided by the micro-batches of its step if that is needed.
+            loss: Loss, already divided by the number of micro-batches of its step if needed.
             **options: Only a false ``scale_wrt_gas`` is accepted: the default behavior.
 
         Raises:
@@ -90,7 +90,7 @@ class Accelerator:
     def gather(self, tensor: Any) -> Any:
         """Return the rows of all ranks, in rank order. Collective.
 
-        Ranks may have different numbers of rows. A scalar of each rank becomes a row. Mappings and
+        Ranks may have different numbers of rows. The scalar of a rank becomes one row. Mappings and
         lists keep their structure.
 
         Raises:
@@ -113,7 +113,7 @@ class Accelerator:
         )
 
     def gather_for_metrics(self, input_data: Any) -> Any:
-        """Gather like :meth:`gather`; only the last training round may repeat samples as padding.
+        """Gather like :meth:`gather`. Only the last round of training repeats samples as padding.
 
         Raises:
             ConfigError: As in :meth:`gather`.
@@ -209,7 +209,7 @@ ASKED = (
     *("pop_callback", "predict", "push_to_hub", "remove_callback", "save_metrics", "save_state"),
     "train",
 )
-"""Methods that only scripts call; so overrides of them take effect."""
+"""Methods that only scripts call, so their overrides take effect."""
 
 _EVALUATING = "override `prediction_step`, `evaluate` or `get_eval_dataloader`"
 _SAVING = "`trainer.register(name, thing)` adds state to a checkpoint"
@@ -295,7 +295,7 @@ NOT_CALLED = {
     "_push_from_checkpoint": _HUB,
     "metrics_format": "override `log_metrics`",
 }
-"""Refused methods with the alternative here; some are from older versions."""
+"""Refused methods with their alternative; some exist only in older versions of Transformers."""
 
 
 def refuse_uncalled_overrides(kind: type) -> None:

@@ -1,7 +1,7 @@
 """Sample ledger of the run: a row per step in memory, a segment per save.
 
-A step costs one tuple. Rows are written and chained when a checkpoint is saved. The rows of a
-failed save are added to the next segment.
+A step adds one tuple in memory. When a checkpoint is saved, the rows are linked into the hash chain
+and written. The rows of a failed save are added to the next segment.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class StepRecord(NamedTuple):
     Attributes:
         last: Number of the last step.
         epoch: Epoch of the samples.
-        start: Samples of the epoch that were consumed before.
-        stop: Samples of the epoch that are consumed afterwards.
+        start: Samples of the epoch that were consumed before these steps.
+        stop: Samples of the epoch that are consumed after these steps.
         rounds: Micro-batches of each rank, over all these steps.
         batch: Samples per micro-batch.
-        seats: Micro-batches of a round: one for each rank, or for each leaf of the tree in which
-            gradients are reduced.
+        seats: Micro-batches of a round: one for each rank, or one for each leaf of the tree in
+            which gradients are reduced.
         ranks: Number of ranks that have samples of their own.
         updates: Number of the steps that changed the model.
         steps: Number of steps.
@@ -61,7 +61,7 @@ class StepRecord(NamedTuple):
 
 
 class SkipRecord(NamedTuple):
-    """Range of an epoch that is skipped on purpose."""
+    """Range of an epoch that training skipped on purpose."""
 
     epoch: int
     start: int
@@ -114,13 +114,14 @@ class PendingSegment:
         entries: list[Entry],
         losses: list[float],
     ) -> Segment:
-        """Return the segment of all entries; only the last link of its chain is kept.
+        """Return the segment of all entries; it contains only the last link of the hash chain.
 
         Args:
             checkpoint: Checkpoint that the segment would belong to.
             run_id: ID of the run.
             chain: Chain head at which the segment begins.
-            entries: Entries since then; the same list as last time if it only grew.
+            entries: Entries since the chain head; the same list object as in the last call if the
+                list only grew.
             losses: One loss for each step among the entries.
         """
         header = (run_id, checkpoint, chain.segment, chain.head, chain.place)
@@ -140,10 +141,10 @@ class PendingSegment:
 
 
 SETTLED_EVERY = 4096
-"""Steps between two reads of losses, which bounds the values waiting on the device."""
+"""Maximum number of steps between two reads of losses, which limits the values on the device."""
 ENTRIES_MAX = 1 << 17
 FOLDED = 64
-"""Steps per record once more than ``ENTRIES_MAX`` entries gather between two saves."""
+"""Steps per merged record, if more than ``ENTRIES_MAX`` entries wait for the next save."""
 
 
 class Ledger:
@@ -166,7 +167,7 @@ class Ledger:
         self._ahead = PendingSegment()
 
     def begin(self, resumed: ResumeResult | None, step: int, cursor: DataCursor) -> None:
-        """Continue from this attempt's first checkpoint, or begin here if it has no ledger.
+        """Continue the ledger of the resumed checkpoint, or begin a new ledger.
 
         Unsaved records are dropped, because their steps are lost.
 
@@ -272,9 +273,10 @@ class Ledger:
         return losses
 
     def close(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
-        """Return the segment of a checkpoint; the previous save is durable.
+        """Return the segment of a checkpoint.
 
-        Losses must be settled. The rows are dropped at the next call, or returned by ``reopen``.
+        The previous save must be durable, and losses must be settled. The rows are dropped at the
+        next call, or restored by ``reopen``.
 
         Crash: nothing was stored.
         """
@@ -297,7 +299,9 @@ class Ledger:
         return segment
 
     def peek(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
-        """Return the segment of ``close`` without links, and drop no row; losses are settled.
+        """Return the segment of ``close`` without links, and keep all rows.
+
+        Losses must be settled.
 
         Crash: nothing was stored.
         """
@@ -329,7 +333,7 @@ class Ledger:
 def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterable[SkipRecord | str]:
     """Yield the skipped ranges from the cursor to ``until``: epoch, and samples of it.
 
-    An epoch without a seen sample has no order in the ledger yet, and so no size.
+    An epoch without a used sample has no order in the ledger yet, so its size is unknown.
     """
     epoch, start = cursor.epoch, cursor.samples
     while (epoch, start) < until:
@@ -342,7 +346,7 @@ def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterabl
 
 
 def _runs(entries: Iterable[Entry]) -> Iterable[list[StepRecord] | SkipRecord | str]:
-    """Yield rows unchanged, and groups of up to ``FOLDED`` steps of one kind."""
+    """Yield groups of up to ``FOLDED`` steps of one kind, and other entries unchanged."""
     for kind, entries_of_kind in groupby(entries, _kind):
         if kind is None:
             yield from (record for record in entries_of_kind if not isinstance(record, StepRecord))

@@ -1,9 +1,9 @@
 """Detection of NaN, infinite and spiking losses, and the guard behind ``rollback_on``.
 
-Broken numbers are always reported. The check uses only values that other code reads in any case.
-These values are the logged mean losses and norms, and the losses of all steps when the ledger reads
-these losses. No step waits for the check. A loss that the log leaves out
-(``logging_nan_inf_filter``) is detected before the next save.
+NaN, infinite values and spikes are reported for every value of ``rollback_on``. The check uses only
+values that other code reads in any case. These values are the logged mean losses and gradient
+norms, and the losses of all steps when the ledger reads these losses. No step waits for the check.
+A loss that the log leaves out (``logging_nan_inf_filter``) is detected before the next save.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 RECENT = 128
 LOSSES_TO_LEARN = 16
-_SIGMA = 1.4826  # standard deviation of a normal distribution / its median deviation
+_SIGMA = 1.4826  # standard deviation / median absolute deviation, for a normal distribution
 _LEAST_SHARE = 0.01
 _ENDS = "training is broken from here on, unless it recovers by itself"
 _HINT = '`rollback_on`="nan" or "spike" goes back and skips the data'
@@ -37,7 +37,7 @@ _HINT = '`rollback_on`="nan" or "spike" goes back and skips the data'
 class LossDivergenceDetected(Event):
     """The loss or the gradient norm stopped being a number, or the loss is a spike.
 
-    Reported once until the numbers are good again, for every value of ``rollback_on``.
+    Emitted once until the numbers are good again, for every value of ``rollback_on``.
 
     Attributes:
         kind: ``nan``, ``inf`` or ``spike``.
@@ -65,7 +65,7 @@ class LossDivergenceDetected(Event):
 
 
 class BrokenLossEpisodes:
-    """Detector of the starts and ends of broken numbers; the same on all ranks.
+    """Detector of the start and end of a series of broken numbers; the same on all ranks.
 
     Args:
         args: ``loss_spike_deviations`` and ``fp16``. With ``fp16`` an infinite norm is not a fault:
@@ -103,7 +103,7 @@ class BrokenLossEpisodes:
         else:
             event = None
         if math.isfinite(loss):
-            # Spikes included: a loss that stays high becomes the reference for later ones.
+            # Include spikes, so that a loss that stays high becomes the reference for later losses.
             self._recent.append(loss)
         # A mean may contain a step that was already reported and has passed.
         is_new = event is not None and self._is_new(event.kind)
@@ -143,7 +143,7 @@ def kind_of(value: float) -> str:
 
 
 def spike_limit(recent: Iterable[float], deviations: float) -> float:
-    """Return the loss above which a loss is a spike; infinite until enough are known."""
+    """Return the loss above which a loss is a spike; infinite until enough losses are known."""
     recent = [*recent]
     if len(recent) < LOSSES_TO_LEARN:
         return math.inf
@@ -179,8 +179,9 @@ class LossDiverged(Exception):
 class LossGuard:
     """Check of every step's loss before its update; the same on all ranks, and saved.
 
-    A spike is a loss far above the median of recent losses. The limit is in deviations: median
-    deviations, scaled to a normal distribution's, and at least 1 % of the median.
+    A spike is a loss far above the median of recent losses. The limit is a number of deviations.
+    A deviation is the median absolute deviation, scaled as for a normal distribution, and at least
+    1 % of the median.
 
     Args:
         args: ``rollback_on``, ``loss_spike_deviations``.
@@ -188,7 +189,7 @@ class LossGuard:
         ranks: Number of ranks with separate losses.
 
     Attributes:
-        episodes: Detector for numbers that are read in any case, even if no step is judged.
+        episodes: Detector for numbers that other code reads, also used if ``rollback_on`` is off.
     """
 
     def __init__(self, args: TrainingArguments, device: torch.device, ranks: int) -> None:
@@ -215,10 +216,11 @@ class LossGuard:
         """Judge a step before its update. Collective.
 
         Args:
-            grad_norm: Norm before clipping; None if infinite gradients are expected (fp16).
+            grad_norm: Gradient norm before clipping; None if infinite gradients are expected
+                (fp16).
 
         Raises:
-            LossDiverged: On all ranks alike.
+            LossDiverged: The loss broke. All ranks raise it.
         """
         if not self.is_on:
             return

@@ -15,19 +15,19 @@ from resilient.storage.shared_memory import available_memory_bytes
 
 
 def empty_cache(device: torch.device, *, collect: bool = False) -> None:
-    """Return cached free memory to the device, or on the CPU to the system.
+    """Return cached free memory to the device; on the CPU, to the operating system.
 
     Works for every device whose torch module supports it (cuda, mps, xpu, npu, hpu, mlu, musa).
 
     Args:
         device: Device of the cache.
-        collect: First collect unreachable objects; takes a moment.
+        collect: Collect unreachable objects first, which takes time.
     """
     if collect:
         gc.collect()
     module: Any = getattr(torch, device.type, None)
     if device.type == "cpu":
-        # Among C libraries only glibc has it; the others do not need it.
+        # Only glibc has `malloc_trim`. Other C libraries do not need it.
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
     elif hasattr(module, "empty_cache"):
@@ -56,7 +56,7 @@ class MemoryMeter:
         self._figures: dict[str, float] = {}
 
     def start(self, stage: str) -> None:
-        """Begin a stage; an evaluation inside another stage is not measured."""
+        """Begin a stage. An evaluation inside another stage is not measured."""
         if not self._is_on or (self._stage and stage != "train"):
             return
         self._stage = stage
@@ -69,7 +69,7 @@ class MemoryMeter:
             }
 
     def stop(self, stage: str) -> dict[str, float]:
-        """End a stage and return its figures; those of ``init`` come with the next stage's."""
+        """End a stage and return its metrics; the metrics of ``init`` come with the next stage."""
         if not self._is_on or self._stage != stage:
             return {}
         self._stage = ""
@@ -96,7 +96,7 @@ class MemoryMeter:
 
 
 def resident_bytes() -> int:
-    """Return this process's resident memory in bytes; its peak if nothing better is known."""
+    """Return this process's resident memory in bytes; the peak if the size is unknown."""
     return _status("VmRSS") or _peak_of_life()
 
 

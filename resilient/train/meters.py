@@ -1,6 +1,6 @@
 """Loss sums on the device, and counters of tokens and floating-point operations.
 
-Loss sums need no wait per step. The counters cover all ranks and attempts.
+No step waits for a loss sum. The counters cover all ranks and attempts.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """Loss of one step during its reduction over ranks.
+    """Loss of one step while it is reduced over ranks.
 
     Attributes:
         losses: Losses of this rank; the identity of the list identifies the step.
-        read: Returns the sum once all ranks have contributed.
+        read: Function that waits for all ranks and returns the sum.
     """
 
     losses: list[Any]
@@ -41,7 +41,7 @@ class _Begun:
 
 
 class Meters:
-    """Measurements of this rank that are not logged yet; each rank saves its own.
+    """Measurements of this rank that are not logged yet; each rank saves its own object.
 
     Sums are float64, so their value hardly depends on how often they are read.
 
@@ -79,7 +79,7 @@ class Meters:
         self._recent += self._filtered(loss) if self._filters else loss
 
     def _filtered(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or Transformers' replacement for a NaN or infinite loss.
+        """Return the loss; replace a NaN or infinite loss as Transformers does.
 
         On an accelerator this does not wait for the loss value.
         """
@@ -90,11 +90,11 @@ class Meters:
         return 0.0 if self._is_number else torch.zeros((), dtype=torch.float64, device=device)
 
     def mark(self) -> torch.Tensor:
-        """Return the mark with which ``rewind`` drops losses added after it."""
+        """Return a mark of the current losses, for ``rewind``."""
         return self._recent_sum().clone()
 
     def rewind(self, mark: torch.Tensor) -> None:
-        """Drop the losses added since ``mark``."""
+        """Drop the losses added since the mark was taken."""
         self._recent = mark.item() if self._is_number else mark.clone()
         self._step_losses.clear()
 
@@ -119,11 +119,11 @@ class Meters:
     def begin_mean(self, near: HostLocalSum | None = None) -> None:
         """Start the reduction of this step's loss over ranks in the background. Collective.
 
-        Nothing more may be added to the step. ``means`` waits for the sum; once it has the sum,
+        Nothing more may be added to the step. ``means`` waits for the sum. When ``means`` returns,
         every rank has called this method.
 
         Args:
-            near: Sum over all ranks of one host; the same object on all of them.
+            near: Sum over all ranks of one host; the same object on all of these ranks.
         """
         if self._ranks == 1:
             return
@@ -180,7 +180,7 @@ class Meters:
         return self._mean(self._logged_sum + self._recent, self.logged_steps + self.recent_steps)
 
     def _mean(self, total: torch.Tensor, steps: int) -> float:
-        """Return the mean per step over all ranks; a new rank has no steps and no weight."""
+        """Return the mean per step over all ranks. A rank without steps has no weight."""
         pair = torch.stack([total, torch.full_like(total, steps)])
         if self._ranks > 1:
             dist.all_reduce(pair)
@@ -230,8 +230,8 @@ class UsageCounter:
         device: Device of the reduction.
         ranks: Number of ranks in the reduction.
         copies: Number of ranks that train on the same samples.
-        tokens_of: Function from a batch to its tokens; None if not requested.
-        flos_of: Function from a batch to its operations; None if unknown.
+        tokens_of: Function from a batch to its token count; None if tokens are not counted.
+        flos_of: Function from a batch to its number of operations; None if unknown.
     """
 
     state: TrainerState
@@ -255,7 +255,7 @@ class UsageCounter:
             self._flos += int(self.flos_of(inputs))
 
     def mark(self) -> tuple[int, int]:
-        """Return the mark with which ``rewind`` drops later counts."""
+        """Return a mark of the current counts, for ``rewind``."""
         return self._tokens, self._flos
 
     def rewind(self, mark: tuple[int, int]) -> None:
@@ -287,8 +287,8 @@ class TokenCount:
     """Token count of a batch's main input, with or without padding.
 
     Args:
-        model: Its ``main_input_name`` names the main input; ``input_ids`` by default.
-        padding: Token that does not count if there is no ``attention_mask``; None: no such token.
+        model: Model whose ``main_input_name`` names the main input; ``input_ids`` by default.
+        padding: Padding token, used if there is no ``attention_mask``; None: unknown.
         emit: Receives one event about batches that cannot be counted.
         skips_padding: Whether padding does not count.
     """

@@ -1,17 +1,17 @@
 """Stop on request: every rank ends after the same step, and signals reach the coordinator.
 
-A thread reads signals, because the main thread may be inside a collective. Another thread uses the
-key-value store, because the store hangs if the rank that serves it hangs. The stop must meet its
-deadline even in this case. The agreement never uses the collectives::
+One thread reads signals, because the main thread may be inside a collective. Another thread uses
+the key-value store. If the rank that serves the store hangs, requests to the store hang too. The
+stop must meet its deadline even in this case. The agreement never uses the collectives::
 
-    any rank      posts    request              (its own signal)
+    any rank      posts    request              (it received a signal)
     every rank    freezes: begins no new turn   (as soon as it sees a request)
     every rank    posts    entered/<rank>       the last turn it has begun
     every rank    agreed = max(entered)         the last turn; no later turn begins
 
-A turn is a step, or a batch of the evaluation after a step. A long evaluation therefore also ends
-at once. No rank can get stuck. A rank inside turn t has posted t, so a rank that is frozen before t
-may enter t.
+A turn is a step, or a batch of the evaluation after a step. A long evaluation therefore also stops
+soon. The agreement cannot deadlock. A rank inside turn t has posted t, so a rank that is frozen
+before t may enter t.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.05
 _FAREWELL_SECONDS = 1.0
 ORDERS = (signal.SIGTERM, signal.SIGINT)
-# Schedulers send these before they take a machine away. They only request a stop.
+# Preemption notices of schedulers. These signals only request a stop.
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-# One request often arrives twice: from the terminal or scheduler, and through a wrapper.
+# One request often arrives twice: directly from the terminal or scheduler, and from a wrapper.
 _SAME_ORDER_SECONDS = 0.5
 _AGENT_MARGIN_SECONDS = 2.0
 _BATCHES_MAX = 1 << 32
 Turn = tuple[int, int]
-"""A step and the batch of the evaluation after it; 0 for the step itself."""
+"""A step, and a batch of the evaluation after this step; batch 0 is the step itself."""
 
 
 class EvaluationInterrupted(Exception):
@@ -55,12 +55,12 @@ class EvaluationInterrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StopDeadline:
-    """Time limit of a stop, and the way it is enforced.
+    """Time limit of a stop, and the way the limit is enforced.
 
     Attributes:
         seconds: Time from receiving a request to exiting at once.
-        is_supervised: An agent kills this process on a second request. In that case a second signal
-            only means that both the agent and this process were signalled.
+        is_supervised: An agent kills this process on a second request. A second signal then
+            only means that both the agent and this process received the signal.
         notes: Folder where the agent writes the reason and the deadline before it signals.
     """
 
@@ -70,11 +70,11 @@ class StopDeadline:
 
     @classmethod
     def under_agent(cls, agent_seconds: float, notes: str = "") -> StopDeadline:
-        """Return a deadline slightly before the agent's, which ends with SIGKILL."""
+        """Return a deadline slightly before the deadline of the agent, which ends with SIGKILL."""
         return cls(_before_agent(agent_seconds), is_supervised=True, notes=notes)
 
     def request(self, reason: str, now_seconds: float) -> StopRequest:
-        """Return the agent's request if it wrote one, else a request for ``reason``."""
+        """Return the agent's request if the agent wrote one, else a request for ``reason``."""
         stop_request = read_stop_request(self.notes)
         if stop_request is None:
             return StopRequest(reason, now_seconds + self.seconds)
@@ -87,7 +87,7 @@ def _before_agent(seconds: float) -> float:
 
 
 def leave_at_once(why: str, status: int) -> None:
-    """Exit immediately; stores are atomic, so durable data is not harmed."""
+    """Exit immediately. Writes to stores are atomic, so durable data stays intact."""
     os.write(2, f"resilient: exited at once: {why}\n".encode())
     os._exit(status)
 
@@ -98,7 +98,7 @@ class StopCoordinator:
     Args:
         world: World as seen by this rank.
         kv_store: Key-value store in which ranks agree; None for a single rank.
-        grace: Time limit of a stop, and the meaning of a second signal.
+        grace: Time limit of a stop, and the effect of a second signal.
         clock: Clock of the deadline.
         scope: Prefix of the keys; new for every attempt on the same store.
         leave: Ends the process at the deadline or on a second signal.
@@ -159,7 +159,7 @@ class StopCoordinator:
         """Start the threads.
 
         Args:
-            step: Last finished step; it is durable, or there is nothing to save yet.
+            step: Last finished step; this step is durable, or there is nothing to save yet.
             finished: Returns the last finished step, from any thread.
         """
         self._position = (step, 0)
@@ -169,11 +169,11 @@ class StopCoordinator:
             thread.start()
 
     def landed(self, step: int) -> None:
-        """Record that a checkpoint of ``step`` is durable: an exit now would lose no step."""
+        """Record that a checkpoint of ``step`` is durable, so that an exit loses no step."""
         self._durable = max(self._durable, step)
 
     def enter(self, step: int) -> bool:
-        """Ask to begin ``step``; waits only while a stop is being agreed.
+        """Ask to begin ``step``. The call waits only while the ranks agree on a stop.
 
         Returns:
             False if the ranks agreed to stop before it.
@@ -181,14 +181,15 @@ class StopCoordinator:
         return self._enter((step, 0))
 
     def enter_batch(self) -> bool:
-        """Ask to begin the next batch of an evaluation; otherwise like ``enter``."""
+        """Ask to begin the next batch of an evaluation, as ``enter`` does for a step."""
         step, batch = self._position
         return self._enter((step, batch + 1))
 
     def enter_gathering(self) -> bool:
         """Ask to begin the collective work after the last batch of a dataset.
 
-        Ranks may differ by one batch, so the turns of the next dataset are counted from here.
+        The numbers of batches of the ranks may differ by one. The turns of the next dataset are
+        therefore counted from this call.
         """
         step, batch = self._position
         return self._enter((step, (batch // _BATCHES_MAX + 1) * _BATCHES_MAX))
@@ -210,9 +211,9 @@ class StopCoordinator:
         self._hear(StopRequest(reason, now_seconds + self._grace.seconds))
 
     def meet(self, value: int) -> int:
-        """Return the greatest ``value`` of all ranks, after all agreed to stop. Collective.
+        """Return the greatest ``value`` of all ranks, after the ranks agreed to stop. Collective.
 
-        A rank that misses the deadline is lost; later collectives fail without it.
+        A rank that misses the deadline is lost, and later collectives fail.
         """
         if self._kv_store is None:
             return value
@@ -223,7 +224,7 @@ class StopCoordinator:
         return max(int(answer) for answer in answers) if answers else value
 
     def go(self, why: str) -> None:
-        """Exit at once as preempted; another process does the remaining work."""
+        """Exit at once with the exit code of a preemption; another process does the rest."""
         self._leave(why, Preempted.exit_code)
 
     def close(self) -> None:
@@ -234,7 +235,8 @@ class StopCoordinator:
         os.write(self._wake_write, b"\0")
         for thread in self._threads:
             if thread.is_alive():
-                # The store of a frozen host never answers; its thread ends with the process.
+                # The store of a frozen host never answers. The thread that waits for it ends with
+                # the process.
                 thread.join(_FAREWELL_SECONDS)
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -245,7 +247,7 @@ class StopCoordinator:
             self._check_deadline()
 
     def _talk(self, kv_store: KVStore) -> None:
-        # A missing store means that its host died; the collectives will report that.
+        # If the store is gone, its host died. The collectives report this failure.
         with suppress(PeerFailed):
             while not self._wait_closed(lambda: self._request is not None):
                 posted = kv_store.peek(f"{self._scope}/request")
@@ -254,7 +256,7 @@ class StopCoordinator:
                     self._hear(StopRequest.from_json(json.loads(posted), now_seconds))
             if self._request is None:
                 return
-            # Frozen: from here only the agreement lets `entered` advance.
+            # The rank is frozen: now only the agreement lets `entered` advance.
             request = self._request.to_json(self._clock.monotonic_seconds())
             kv_store.post(f"{self._scope}/request", json.dumps(request).encode())
             kv_store.post(self._key(self._world.rank), json.dumps(self._position).encode())
@@ -266,7 +268,7 @@ class StopCoordinator:
             self._agree(max((step, batch) for step, batch in positions))
 
     def _wait_closed(self, is_reached: Callable[[], bool]) -> bool:
-        """Wait one poll interval; return whether the gate closed or ``is_reached`` became true."""
+        """Wait one poll interval; return whether the gate closed or ``is_reached`` is true."""
         with self._condition:
             return self._condition.wait_for(lambda: self._is_closed or is_reached(), _POLL_SECONDS)
 
@@ -303,7 +305,7 @@ class StopCoordinator:
         self._leave(f"the time of {request.reason} is over", 128 + number)
 
     def _hear(self, request: StopRequest) -> None:
-        """Freeze; a later request can only shorten the time. A single rank agrees with itself."""
+        """Freeze this rank. A later request can only shorten the time."""
         with self._condition:
             if self._request is not None:
                 self._request = self._request.within(request)
@@ -323,18 +325,20 @@ class StopCoordinator:
 
 
 _Handlers = dict[int, Any]
-# Handlers replaced while a gate receives signals.
+# Original handlers of the signals that a gate receives.
 _replaced: list[_Handlers] = []
 
 
 @contextmanager
 def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
-    """Route signals to ``gate``; does nothing outside of the main thread.
+    """Route signals to ``gate``; do nothing outside of the main thread.
 
-    SIGTERM and SIGINT always; SIGUSR1 and SIGUSR2 unless the script handles them.
+    SIGTERM and SIGINT are always routed. SIGUSR1 and SIGUSR2 are routed unless the script handles
+    them.
 
     The interpreter writes the signal number to the gate's descriptor from the C handler.
-    The watch thread therefore receives it even while the main thread is inside a collective.
+    The watch thread therefore receives the signal even while the main thread is inside a
+    collective.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -374,7 +378,7 @@ def _put_back(handlers: _Handlers) -> None:
 
 
 class _Held(threading.local):
-    """Signals that this thread blocked before a fork; None outside of a fork."""
+    """Signals that this thread had blocked before a fork; None outside of a fork."""
 
     before: set[int] | None = None
 
@@ -385,8 +389,8 @@ _held = _Held()
 def _hold_signals() -> None:
     """Block signals before a fork until the child has its own handlers, so that none is lost.
 
-    A child starts with the parent's C handler and descriptor. A signal sent to it at once would
-    count as a request to the training, and Python forgets it in the child.
+    A child starts with the parent's C handler and descriptor. Without the block, an early signal to
+    the child would count as a request to the training, and would be lost in the child.
     """
     if _replaced:
         _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [*ORDERS, *NOTICES])
@@ -400,7 +404,7 @@ def _let_signals_go() -> None:
 
 
 def _give_signals_back() -> None:
-    """Restore the handlers in a forked child: its signals are not requests to the training."""
+    """Restore the handlers in a forked child, whose signals are not requests to the training."""
     if _replaced:
         signal.set_wakeup_fd(-1)
         for handlers in reversed(_replaced):
@@ -409,11 +413,11 @@ def _give_signals_back() -> None:
     _let_signals_go()
 
 
-# A fork hook cannot be removed: registered once, it does nothing between trainings.
+# A fork hook cannot be removed. It is registered once and does nothing between trainings.
 os.register_at_fork(
     before=_hold_signals, after_in_parent=_let_signals_go, after_in_child=_give_signals_back
 )
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Do nothing: the watch thread acts. Without a handler the process would die."""
+    """Do nothing, because the watch thread acts. Without a handler the process would die."""

@@ -1,4 +1,4 @@
-"""Rollback from a broken loss, without the data that led to it.
+"""Rollback to a checkpoint after a NaN, infinite or spiking loss.
 
 A rollback is a new attempt in the same processes, with a new generation. The rollback loads the
 checkpoint in place, as a resume does. The data cursor and the ledger skip the data from the
@@ -29,9 +29,10 @@ REASON = "broken loss"
 
 @contextmanager
 def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
-    """Roll back if a step inside has a broken loss, skip its data, and save at once.
+    """Roll back if a step inside the context has a broken loss, skip its data, and save at once.
 
-    Crash: until that save is durable, the next attempt meets the same data and rolls back again.
+    Crash: until that save is durable, the next attempt trains on the same data and rolls back
+        again.
 
     Raises:
         NumbersBroken: There is no checkpoint, or the rollback limit is reached.
@@ -42,23 +43,23 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
         trainer.precision.zero_grad(run.optimizer)
         trainer._tell(divergence.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         event = go_back(trainer, run, divergence.reason)
-        # These lines belong to the trainer's loop: hence the access to its private members.
+        # This code is a part of the trainer's loop, so it uses private members of the trainer.
         trainer._emit = run.saver.emit  # noqa: SLF001
         trainer._tell(event)  # noqa: SLF001
         trainer._save_step(run)  # noqa: SLF001
 
 
 def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBack:
-    """Begin an attempt from the newest checkpoint, after the broken step's data. Collective.
+    """Begin an attempt from the newest checkpoint, and skip the broken step's data. Collective.
 
-    The next save makes the skip durable; until then only memory records the skipped data.
+    Until the next save is durable, only memory records the skipped data.
 
-    Crash: the next attempt begins from the same checkpoint, meets the same data and rolls back.
+    Crash: the next attempt begins from the same checkpoint and data, and rolls back again.
 
     Args:
-        trainer: Trainer whose step was not made.
-        run: Its cursor is after the data of that step.
-        broken: Reason why the step was not made.
+        trainer: Trainer whose step was not applied.
+        run: Run whose cursor is after the data of that step.
+        broken: Reason why the step was not applied.
 
     Raises:
         NumbersBroken: There is no checkpoint, or the rollback limit is reached.
@@ -72,7 +73,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     times = len(run.cursor.skipped) + 1
     if times > limit:
         raise _rejected_step(step, broken, f"it already went back {limit} times (`rollback_limit`)")
-    # Counts not reported yet belong to steps that are given up.
+    # The counts that are not reported yet belong to steps that are rolled back.
     run.settle_counts()
     resume_result = None
     if run.saver.has_saved:

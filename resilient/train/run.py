@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from resilient.train.trainer import Trainer
     from resilient.train.trainer_hooks import TrainerHooks
 
-# Every step waits for a copy, mostly for no time; only longer waits are reported.
+# Every step waits for a copy, and the wait is mostly zero. Only longer waits are reported.
 _STALL_SECONDS = 0.01
 
 
@@ -77,16 +77,17 @@ class TrainingRun:
         counter: Counter of tokens and operations.
         gate: Stop coordinator, queried before each step.
         accumulation: Micro-batches per step and rank.
-        farewell: Exit barrier: keeps this rank until no other rank needs what it serves.
+        farewell: Exit barrier: this rank waits until no other rank needs the stores that it serves.
         scheduled_steps: Run length for which the schedule was made.
-        fitting: Finds a batch size that fits into memory, if requested.
-        pipeline: Runs the passes of a step, if the model is cut into stages.
+        fitting: Search for a batch size that fits into memory, if requested.
+        pipeline: Runs the passes of a step, if the model is split into stages.
         leaves: Runs the passes of a step, if gradients are reduced in one fixed order.
-        watch: Judges the loss of each step.
-        turns_ahead: Turns of the gate in excess of steps, because steps were repeated.
-        until_step: Step after which this agent run ends before the run does; 0 for none.
-        ends_here: Whether that step is reached.
-        is_over: Whether all ranks ended here together without a failure.
+        watch: Guard that checks the loss of each step.
+        turns_ahead: Number of turns of the gate beyond the number of steps, because steps were
+            repeated.
+        until_step: Step after which this agent run ends although training is not finished; 0: none.
+        ends_here: Whether ``until_step`` is reached.
+        is_over: Whether all ranks ended the training together without a failure.
         is_fresh: Whether no step is finished yet.
     """
 
@@ -132,7 +133,7 @@ class TrainingRun:
         )
 
     def started(self, state: TrainerState, ranks: int) -> TrainingStarted:
-        """Return the event for the start or continuation of the loop on ``ranks`` ranks."""
+        """Return the event that reports the start of the loop on ``ranks`` ranks."""
         return TrainingStarted(
             state.global_step,
             state.max_steps,
@@ -154,7 +155,7 @@ class TrainingRun:
         return self.deal.round_samples * self.accumulation
 
     def batches(self, *, begins: bool) -> Iterator[Any]:
-        """Return this rank's micro-batches from the cursor on; starts no worker if there are none.
+        """Return this rank's micro-batches from the cursor on; start no worker if there are none.
 
         Args:
             begins: Whether the epoch begins, rather than continues.
@@ -172,13 +173,14 @@ class TrainingRun:
         with timing("saving", _STALL_SECONDS):
             self.saver.before_update()
         if self.saver.caches_next_step():
-            # After before_update(): a rank that has the sum knows that every rank has the previous
-            # step cached completely, without waiting for it.
+            # Start the reduction after before_update(). Its sum then shows, without a wait, that
+            # every
+            # rank has cached the previous step completely.
             self.meters.begin_mean(self.saver.near_sums)
 
     def may_begin(self, step: int) -> bool:
-        """Return whether to begin a step: the agent run continues, and the gate agrees."""
-        # All ranks agree on the first condition, independent of their gates.
+        """Return whether to begin a step: the agent run continues, and no stop was agreed."""
+        # The first condition is the same on all ranks, independent of their gates.
         self.ends_here = 0 < self.until_step < step
         return not self.ends_here and self.gate.enter(step + self.turns_ahead)
 
@@ -187,7 +189,7 @@ class TrainingRun:
         return self.deal.rounds_after(self.cursor.samples)
 
     def settle(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        """Wait for the save in flight, while a stop request still has its deadline.
+        """Wait for the save in flight; the deadline of a stop request still applies.
 
         Raises:
             SaveFailed: The save failed; another error, if any, takes precedence.
@@ -200,10 +202,10 @@ class TrainingRun:
             error.add_note(f"the save in flight failed too: {save_error}")
 
     def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
-        """Save at the agreed step, in the tier that the remaining time allows, and exit.
+        """Save at the agreed step in the tier that the remaining time allows, and exit.
 
         Raises:
-            Preempted: The step is saved, as far as time allowed.
+            Preempted: The step is saved as far as time allowed.
             SaveFailed: The save could not be made durable.
             SystemExit: Code 0; the save is durable, and this agent run ends at this step.
         """
@@ -229,7 +231,7 @@ class TrainingRun:
         raise SystemExit(0)
 
     def close(self) -> None:
-        """Close the repository and the gate; if training is over, pass the exit barrier."""
+        """Close the repository and the gate; if training is over, wait at the exit barrier."""
         with ExitStack() as closing:
             closing.callback(self._end_loading)
             closing.callback(self.gate.close)
@@ -238,7 +240,7 @@ class TrainingRun:
             self.farewell()
 
     def _end_loading(self) -> None:
-        """End the loader's processes, before an error's traceback keeps them alive."""
+        """End the loader's processes, which an error's traceback would otherwise keep alive."""
         end_workers(self._batches)
         end_persistent_workers(self.loader)
         if isinstance(self.loader, StreamLoader):
@@ -266,13 +268,13 @@ class TrainingRun:
             expects_infinite: Whether infinite gradients only reduce the loss scale.
 
         Raises:
-            LossDiverged: On all ranks alike.
+            LossDiverged: The loss broke. All ranks raise it.
         """
         self.meters.end_step(grad_norm, self.optimizer.param_groups[0]["lr"])
         self.watch.judge(None if expects_infinite else grad_norm)
 
     def end_step(self, hooks: Trainer, start: int, *, updated: bool) -> None:
-        """Record the samples of a step. Collective, now and then.
+        """Record the samples of a step. Collective at the steps that read losses.
 
         Args:
             hooks: Trainer of the step.
@@ -288,7 +290,7 @@ class TrainingRun:
             self._settle_losses()
 
     def settle_for_saving(self, state: TrainerState, callbacks: dict[str, Any]) -> None:
-        """Update all state that a checkpoint contains to this step. Collective."""
+        """Bring all state that a checkpoint contains up to this step. Collective."""
         self.strategy.align(self.model)
         self.settle_counts()
         state.stateful_callbacks = callbacks
@@ -318,7 +320,7 @@ class TrainingRun:
 
 
 class CheckpointInfoBuilder:
-    """Builder of the description of a run's checkpoints, at each saved or cached step.
+    """Builder of the description that each saved or cached step of a run gets.
 
     Args:
         args: Arguments of the run.

@@ -55,14 +55,14 @@ _MARGIN_SECONDS = 1.0
 
 
 class SaveDestination(IntEnum):
-    """Destination of a save; the ranks use the greatest value, which demands the least time."""
+    """Destination of a save. The ranks use the greatest value, which needs the least time."""
 
     DURABLE = 0
     """The repository, and the near repository if there is one."""
     NEAR = 1
     """Only the near repository; the next attempt continues from there if it runs on this host."""
     MEMORY = 2
-    """The saver daemon, which makes it durable after the trainers exit, if time remains."""
+    """The saver daemon, which makes the save durable after the trainers exit, if time remains."""
     IN_FLIGHT = 3
     """No new save: only the save in flight is finished."""
 
@@ -72,9 +72,9 @@ class SaveTimings:
     """Durations of this attempt's most recent saves.
 
     Attributes:
-        copy_seconds: Time until training could continue.
+        copy_seconds: Time from the start until training could continue.
         land_seconds: Time from the start until the commit, in the near repository if there is one.
-            Throttle pauses are not included, because a save does not pause while a caller waits.
+            Throttle pauses are left out, because a save does not pause while a caller waits.
         spread_seconds: Duration of the last save, pauses included; None before the first.
         stalled_seconds: Total time that training has waited for saves.
     """
@@ -96,7 +96,8 @@ class SaveTimings:
 
         Args:
             took_seconds: Time since its start.
-            rested_seconds: Part of it spent in throttle pauses, because training did not wait.
+            rested_seconds: Part of this time in throttle pauses, taken because training did not
+                wait.
         """
         self.land_seconds.append(max(took_seconds - rested_seconds, 0.0))
         self.spread_seconds = took_seconds
@@ -119,9 +120,9 @@ def choose_tier(
 ) -> SaveDestination:
     """Return the safest tier that a save reaches in time.
 
-    Without measurements the result is the safest tier, because a failed save loses nothing.
-    Otherwise the p95 decides. If no tier is reached within the p95, the fastest save so far
-    decides, for the same reason.
+    A failed save loses nothing, so the choice is optimistic. Without measurements the result is the
+    safest tier. Otherwise the p95 of past saves decides. If no tier is reached within the p95, the
+    fastest save so far decides.
 
     Args:
         left_seconds: Time until the process must exit.
@@ -158,7 +159,7 @@ def check_resumable(config: Mapping[str, Any], args: TrainingArguments, emit: Em
         emit: Receiver of the event.
 
     Raises:
-        ConfigError: An argument differs that must not.
+        ConfigError: An argument differs, and its rule forbids the difference.
         IncompatibleCheckpoint: The checkpoint has only the model.
     """
     if config.get("save_only_model"):
@@ -184,7 +185,7 @@ def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangeP
     allowed = args.resume_changes or ()
 
     def compares_options(config: Mapping[str, Any]) -> bool:
-        # Options that follow from arguments are already reported as arguments.
+        # Options that arguments determine are already reported as arguments.
         changed = changes_between(config, args.to_dict()).values()
         return all(change.rule.kind == FREE for change in changed)
 
@@ -211,7 +212,7 @@ _MODEL_ONLY = ("model", "trainer_state")
 
 
 class CheckpointSaver:
-    """Saver of a run's checkpoints, which also resumes them.
+    """Saver of a run's checkpoints, which also resumes from them.
 
     If ``save_every`` contains ``memory=...``, the saver also caches steps in memory.
 
@@ -220,24 +221,23 @@ class CheckpointSaver:
         parts: All parts of a checkpoint, by name.
         about: Returns the checkpoint's description at each save.
         best: Name of the checkpoint with the best model.
-        state: Trainer state; it counts steps and gets the place of the best model.
+        state: Trainer state, which counts steps and records the best model's checkpoint.
         args: Arguments; ``on_save_failure`` and ``save_overlap`` are used.
         session: Destination of events, and whether this host has a saver daemon.
         ledger: Sample ledger; a segment of it is saved with each checkpoint.
 
     Attributes:
-        best: Names the checkpoints that garbage collection must keep.
+        best: Names of the checkpoints that garbage collection must keep.
         emit: Destination of events.
         took: Durations of this attempt's saves.
         begun: Checkpoint from which this attempt continued.
-        near_sums: Sum of numbers over all ranks, if they cache steps on one host; all ranks get the
-            sum.
-        reserved: Names of the trainer's own parts, including those of other arguments.
+        near_sums: Sum of a number over ranks, if all ranks run on one host and cache steps.
+        reserved: Names of the trainer's own parts under any arguments.
     """
 
     reserved: Collection[str] = ()
 
-    def __init__(  # noqa: PLR0913 - the one place where a run meets its checkpoints
+    def __init__(  # noqa: PLR0913 - joins all objects of a run that a checkpoint needs
         self,
         checkpointer: CheckpointEngine,
         parts: dict[str, Part],
@@ -259,7 +259,7 @@ class CheckpointSaver:
         self._has_daemon = bool(session.gang.launch.keeper)
         self._args = args
         self.ledger = ledger
-        # Step 0 needs no save: a new attempt would begin the same way.
+        # Step 0 needs no save, because a new attempt begins with the same state.
         self.took = SaveTimings()
         self._last_checkpoint: CheckpointId | None = None
         self.begun: CheckpointId | None = None
@@ -267,7 +267,7 @@ class CheckpointSaver:
         self._updates = 0
         self._lull = session.lull
         self._step_cache: StepCache | None = None
-        # None until the first step that is due starts the cache, or finds that it cannot.
+        # None until the first step that must be cached; this step starts the cache, or fails.
         self._caches_steps: bool | None = None
         self.near_sums: HostLocalSum | None = None
 
@@ -289,7 +289,8 @@ class CheckpointSaver:
         """Restore everything from the last attempt's checkpoint, if there is one. Collective.
 
         Raises:
-            ConfigError: An argument differs from the checkpoint's and must not.
+            ConfigError: An argument differs from the checkpoint's, and its rule forbids the
+                difference.
             StartOverRefused: The guard found checkpoints that a start at step 0 would ignore.
             NothingToResume: The guard requires a checkpoint, and there is none.
         """
@@ -318,9 +319,9 @@ class CheckpointSaver:
     def begin_again(self, checkpointer: CheckpointEngine) -> ResumeResult | None:
         """Begin another attempt from the newest checkpoint that all ranks can verify. Collective.
 
-        Drops the cached steps of the previous attempt, and waits for the save in flight in every
-        tier. A failed save is skipped if ``on_save_failure`` lets training continue. The next save
-        takes place even if the previous attempt saved its step.
+        The cached steps of the previous attempt are dropped. The call waits for the save in flight
+        in every tier. A failed save is skipped if ``on_save_failure`` lets training continue. The
+        next save takes place even if the previous attempt saved its step.
 
         Crash: committed checkpoints are unchanged.
 
@@ -384,29 +385,29 @@ class CheckpointSaver:
             self._checkpointer.warm(self._saved_parts)
 
     def caches_this_step(self) -> bool:
-        """Return whether this step is to be cached; the same on every rank."""
+        """Return whether this step must be cached; the same on every rank."""
         return self._caches_at(self.step)
 
     def caches_next_step(self) -> bool:
-        """Return whether the next step is to be cached, as far as is known before its update."""
+        """Return whether the next step must be cached, as far as is known before its update."""
         return self._caches_at(self.step + 1)
 
     def _caches_at(self, step: int) -> bool:
         steps = memory_steps(self._args)
         if not steps or step % steps or step == self._saved_step or self._caches_steps is False:
             return False
-        # Saves allocate their memory first.
+        # The first save must allocate its memory before the cache does.
         return self._updates > WARM_AT
 
     def cache_step(self) -> None:
-        """Cache this step in memory; it becomes a checkpoint only if ranks die. Collective.
+        """Cache this step in memory. The step becomes a checkpoint only if ranks die. Collective.
 
         An error on one rank is reported once. After the error, no rank caches further steps.
         """
         if self._caches_steps is None:
             cache = self._step_cache = start_step_cache(self._checkpointer, self._lull)
             self._caches_steps = cache is not None
-            # All ranks keep summing this way even if one of them dropped its cache.
+            # All ranks continue to sum with this method, even if one of them dropped its cache.
             self.near_sums = cache.near_sums if cache is not None else None
         if self._step_cache is None:
             return
@@ -437,7 +438,7 @@ class CheckpointSaver:
         self._checkpointer.wait(in_every_tier=True)
 
     def choose_tier(self, gate: StopCoordinator) -> SaveDestination:
-        """Return how far the last save can get in the remaining time. Collective.
+        """Return the destination that the last save can reach in the remaining time. Collective.
 
         The rank with the least time or the slowest saves decides.
         """
@@ -472,8 +473,8 @@ class CheckpointSaver:
     def load_best(self) -> None:
         """Load the weights of the best saved model, or keep the last weights. Collective.
 
-        A failure is only reported, because it must not fail a finished run at every restart. All
-        ranks decide alike.
+        A failure is only reported, because otherwise a finished run would fail at every restart.
+        All ranks make the same decision.
         """
         best, step = self.best.checkpoint, self._state.best_global_step
         if best is None:
@@ -495,7 +496,7 @@ class CheckpointSaver:
             self.emit(BestModelMissing(str(best), reason))
 
     def close(self) -> None:
-        """Close the repository; the daemon commits a cached step newer than the last save."""
+        """Close the repository; the daemon commits a cached step after the last save."""
         self._close_step_cache(drops=False)
         self._checkpointer.close()
 
@@ -573,14 +574,15 @@ class CheckpointSaver:
 
 @dataclass(slots=True)
 class BestCheckpoint:
-    """Name of the checkpoint with the best model, kept apart from the trainer's state.
+    """Name of the checkpoint with the best model, which the trainer's state does not contain.
 
-    Its generation depends on the number of restarts, which may differ between equal runs.
+    The name contains the generation. The generation depends on the number of restarts, which may
+    differ between equal runs.
     """
 
     checkpoint: CheckpointId | None = None
     sound: CheckpointId | None = None
-    """Last checkpoint before the loss broke, for as long as it is broken."""
+    """Last checkpoint before the loss broke; empty while the loss is good."""
 
     @property
     def kept(self) -> list[CheckpointId]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from resilient.train.evaluation.loop import PredictionOutput
 
-# Decoder inputs made from the labels; a generating model makes its own.
+# Decoder inputs that are made from the labels. For generation the model makes its own.
 _DECODERS = ("decoder_input_ids", "decoder_attention_mask")
 
 
@@ -50,8 +50,8 @@ class Seq2SeqTrainer(Trainer):
     """Trainer whose predictions are generated sequences.
 
     With ``predict_with_generate`` the predictions for ``compute_metrics`` are tokens of shape
-    (samples, longest), filled with the padding token; the loss is still that of the labels. The
-    model needs ``generate(**inputs, **options)``.
+    (samples, longest), filled with the padding token. The loss is still computed from the labels.
+    The model needs ``generate(**inputs, **options)``.
     """
 
     args: Any
@@ -109,7 +109,7 @@ class Seq2SeqTrainer(Trainer):
         return loss, self._padded(tokens, options), labels
 
     def _generation(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return generation options: those given, else the arguments', else the model's."""
+        """Return generation options: as given, else from the arguments, else from the model."""
         options = dict(arguments)
         longest = getattr(self.args, "generation_max_length", None)
         if options.get("max_length") is None and options.get("max_new_tokens") is None:
@@ -132,7 +132,7 @@ class Seq2SeqTrainer(Trainer):
             model_inputs = {
                 name: value for name, value in model_inputs.items() if name not in _DECODERS
             }
-        # Ranks that hold parts of one model must run as many decoding steps as the slowest rank.
+        # Ranks that share one model must all run as many decoding steps as the slowest rank.
         sync_options = {"synced_gpus": True} if self.session.computes_together else {}
         tokens: torch.Tensor = generate(**model_inputs, **{**sync_options, **options})
         return tokens

@@ -1,7 +1,7 @@
 """Process-wide objects and settings: ranks, store, process group, torch's global options.
 
-Without our agent, an uncaught error of this library also ends the script with the exit code of the
-error. Under `resilient train` the worker's bootstrap does so.
+An uncaught error of this library ends the script with the exit code of the error. Without the
+agent, this module sets the exit code. Under `resilient train` the worker's bootstrap sets it.
 """
 
 from __future__ import annotations
@@ -104,13 +104,13 @@ class Session:
 
     @property
     def computes_together(self) -> bool:
-        """True if a forward pass needs all ranks, so all must run equally many passes."""
+        """True if a forward pass needs all ranks, so all ranks must run equally many passes."""
         is_sharded = self.args.parallelism in ("fsdp", "deepspeed")
         return self.world.size > 1 and (is_sharded or self._together > 1)
 
     @property
     def data_world(self) -> World:
-        """World of the ranks with separate samples; ranks sharing a model share samples."""
+        """World of the ranks with separate samples. Ranks that share a model share samples."""
         size, world = self._together, self.world
         return World(world.rank // size, max(1, world.size // size), world.local_rank)
 
@@ -120,14 +120,14 @@ class Session:
 
     @property
     def repository(self) -> str:
-        """URL of the repository: the launcher's, else the script's, else the output folder."""
+        """URL of the repository: from the launcher, else the script, else the output folder."""
         return self.gang.launch.repo or self.args.repo or self.args.output_dir
 
     def checkpointer(self, emit: Emitter, topic: str, gate: StopCoordinator) -> CheckpointEngine:
         """Open the repository; the gate provides the remaining time.
 
         Raises:
-            ConfigError: This process already trained something else there.
+            ConfigError: This process already trained another run there.
         """
         args, launch = self.args, self.gang.launch
         self._claim_repository()
@@ -144,7 +144,7 @@ class Session:
             parity=args.save_parity,
             repair_on_restore=args.repair_on_restore,
             save_unchanged=args.save_unchanged,
-            # The launcher chose the place, so its access options take precedence.
+            # The launcher chose the repository, so its access options take precedence.
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,
             scope=topic,
@@ -172,7 +172,7 @@ class Session:
         return engine
 
     def comms(self, scope: str) -> ControlGroup:
-        """Return a control group of all ranks; ``scope`` is new and the same on all."""
+        """Return a control group of all ranks; ``scope`` is new and the same on all ranks."""
         kv_store = self.gang.board
         return ControlGroup(
             kv_store.another() if kv_store else InMemoryKVStore(), self.world, scope
@@ -192,7 +192,7 @@ class Session:
         )
 
     def _claim_repository(self) -> None:
-        """Refuse a second training that would resume the end of the first and do nothing."""
+        """Refuse a second training that would resume the finished first training and do nothing."""
         place = place_of(self.args.output_dir)
         first_output = self.gang.outputs.setdefault(place_of(self.repository), place)
         if first_output != place:
@@ -237,7 +237,7 @@ def choose_device(world: World, *, use_cpu: bool) -> torch.device:
 
 
 def open_session(args: TrainingArguments) -> Session:
-    """Join the other ranks, unless this process already has, and open the event files.
+    """Join the other ranks, unless this process has already joined, and open the event files.
 
     Collective.
 
@@ -245,10 +245,12 @@ def open_session(args: TrainingArguments) -> Session:
         ConfigError: The launcher's variables are invalid, or contradict the arguments.
         PeerFailed: The rendezvous store cannot be reached.
     """
-    # Before all other variables are read: an invalid one ends the process with its exit code too.
+    # Do this before other variables are read, so that an invalid variable also ends the process
+    # with the right exit code.
     if not read_agent_pid(os.environ):
         end_with_exit_codes()
-    # Published before joining: a rank that waits for a missing peer must not be blamed as stuck.
+    # Publish the heartbeat before joining, so that a rank that waits for a missing peer is not
+    # blamed as stuck.
     pulse = progress_reporter()
     rank_group = join(partial(_backend, args))
     _heed(args, rank_group.launch.every)
@@ -294,19 +296,19 @@ def _backend(args: TrainingArguments, world: World) -> ProcessGroupSpec:
 def _backend_for(args: TrainingArguments, device: torch.device) -> str:
     if device.type != "cuda":
         return "gloo"
-    # Gradients offloaded to host memory have their norms reduced there.
+    # The norms of gradients that are offloaded to host memory are reduced on the host.
     offloads = args.parallelism == "fsdp" and fsdp_options(args).cpu_offload
     return "cpu:gloo,cuda:nccl" if offloads else "nccl"
 
 
 def _tiering(args: TrainingArguments) -> TieringOptions:
-    """Return the tiering options; saves planned by cost have their promotions planned too."""
+    """Return the tiering options; if saves are planned by cost, promotions are planned too."""
     steps, seconds = args.durable_every, args.durable_every_seconds
     is_planned = is_auto(args) and steps is None and seconds is None
     return TieringOptions(steps, args.near_total_limit, seconds, is_planned)
 
 
-# Variables of CUDA and other libraries, as in Transformers; kernels launch one by one.
+# Variables of CUDA and other libraries, as in Transformers. Kernels are launched one by one.
 _DETERMINISTIC = {
     "CUDA_LAUNCH_BLOCKING": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":16:8",
@@ -320,7 +322,7 @@ def own_arguments(args: Any) -> TrainingArguments:
     """Return a trainer's arguments, or the defaults for None.
 
     Raises:
-        ConfigError: The object is of another library, or a value cannot be saved.
+        ConfigError: The object is from another library, or a value cannot be saved.
     """
     if args is None:
         return TrainingArguments()
@@ -330,7 +332,7 @@ def own_arguments(args: Any) -> TrainingArguments:
             f"`args` is a {kind.__module__}.{kind.__qualname__}, not resilient.TrainingArguments",
             hint="from resilient import TrainingArguments",
         )
-    # A field may have changed since the arguments were made.
+    # A field may have changed since the object was created.
     args.to_dict()
     return args
 
@@ -339,7 +341,7 @@ def configure_process(args: TrainingArguments, device: torch.device) -> None:
     """Set torch's process-wide options.
 
     Raises:
-        ConfigError: The device has no TF32.
+        ConfigError: The device does not support TF32.
     """
     threads = args.threads_per_rank or (1 if is_canonical(args) else None)
     if threads is not None:
@@ -351,7 +353,7 @@ def configure_process(args: TrainingArguments, device: torch.device) -> None:
 
 
 def compute_deterministically() -> None:
-    """Restrict torch to deterministic algorithms; an operation without one raises."""
+    """Restrict torch to deterministic algorithms; an operation without such an algorithm raises."""
     os.environ.update(_DETERMINISTIC)
     torch.use_deterministic_algorithms(True)  # noqa: FBT003 - torch's signature
     torch.backends.cudnn.deterministic = True
@@ -362,7 +364,7 @@ def allow_tf32(device: torch.device, *, is_allowed: bool) -> None:
     """Set whether float32 matrix products use TF32.
 
     Raises:
-        ConfigError: TF32 is wanted and the device has none.
+        ConfigError: TF32 is requested and the device does not support it.
     """
     has_tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_SINCE
     if is_allowed and not has_tf32:

@@ -1,7 +1,7 @@
 """Trainer state, control flags and log history.
 
-The state is a pure function of training, without time, speed or generation. Two runs can therefore
-be compared by equality. Timings are events.
+The state depends only on training, not on time, speed or generation. Two runs can therefore be
+compared by equality. Timings are emitted as events.
 
 A run of a million steps may log 100,000 entries. An attempt only appends entries, so neither a
 resume nor a save parses all of them. The entries stay JSON text until a caller requests the list.
@@ -37,7 +37,8 @@ class LogHistory:
     """Log entries in logging order.
 
     Args:
-        entries: Existing entries. A list is kept without a copy, because its owner may change it.
+        entries: Existing entries. A list is not copied, because its owner may change the list
+            later.
     """
 
     def __init__(self, entries: list[Entry] | JsonRows) -> None:
@@ -55,7 +56,7 @@ class LogHistory:
             self._new_rows.append(row)
 
     def opened(self) -> list[Entry]:
-        """Return the list of all entries, which is the history from now on.
+        """Return the list of all entries; this list is the history from now on.
 
         Raises:
             IntegrityError: The checkpoint's log history has no valid entries.
@@ -98,7 +99,7 @@ class LogHistory:
         if self._read is None or self._read[0] is not rows:
             self._read = (rows, _entries(lambda: [next(trees)])[0])
         else:
-            # This runs at every step, while new entries are rare: keep the newest one.
+            # This code runs at every step, but new entries are rare. Keep the newest entry.
             trees = islice(trees, 1, None)
         yield self._read[1]
         while entries := _entries(lambda: list(islice(trees, 1))):
@@ -122,12 +123,12 @@ class LogHistoryField:
 
 def _row_of(entry: Entry) -> str | None:
     """Return an entry as a JSON row; None if it has a value that JSON cannot represent."""
-    # Imported here: arguments must be readable and printable without torch.
+    # Import here, because arguments must be readable and printable without torch.
     from resilient.state_dict.flatten import flatten
 
     try:
         tree, tensors = flatten(_FIELD, entry)
-    except UnsavableState:  # the save reports the error, with its path
+    except UnsavableState:  # The save reports the error with its path.
         return None
     return None if tensors else row_of(tree)
 
@@ -156,7 +157,7 @@ def _damaged(why: str) -> IntegrityError:
 
 
 def _copies(entries: list[Any]) -> list[Entry]:
-    # The history is most of a long run's state, and `deepcopy` is slow.
+    # The history is the largest part of a long run's state, and `deepcopy` is slow.
     return [
         dict(entry)
         if isinstance(entry, dict) and _PLAIN.issuperset(map(type, entry.values()))
@@ -166,7 +167,7 @@ def _copies(entries: list[Any]) -> list[Entry]:
 
 
 def _plain_entry(entry: Any) -> Entry:
-    """Return a copy of an entry of a callback, with numbers in place of NumPy's and tensors.
+    """Return a copy of a callback's entry, with NumPy numbers and tensors as plain numbers.
 
     Raises:
         UnsavableState: The entry is not a dict, or has an array of several elements.
@@ -182,7 +183,7 @@ def _plain_entry(entry: Any) -> Entry:
 
 def _savable(brief: dict[str, Any]) -> dict[str, Any]:
     """Return fields with plain numbers, in a form that ``load_state_dict`` accepts."""
-    # Cached steps call this function too: it only looks at values of another type than at first.
+    # Cached steps call this function too, so only values with a changed type are checked.
     for name, value in brief.items():
         default = getattr(_DEFAULTS, name, None)
         if type(value) is type(default):
@@ -208,7 +209,8 @@ def _unsavable(name: str, value: Any) -> UnsavableState:
     )
 
 
-# Facts about this process, not about training: saved alike by all ranks, never restored.
+# Facts about this process, not about training. All ranks save equal values, which are never
+# restored.
 _OWN = ("is_local_process_zero", "is_world_process_zero")
 _NUMBERS_OR_NONE = frozenset({"best_metric", "best_global_step"})
 
@@ -247,7 +249,7 @@ class TrainerState:
 
     @property
     def history(self) -> LogHistory:
-        """History behind ``log_history``: append or read without building the list."""
+        """History behind ``log_history``, to append or read without building the list."""
         return self._history  # type: ignore[attr-defined, no-any-return]
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,10 +265,10 @@ class TrainerState:
         return _savable(brief) | {"log_history": self.history.saved()} | dict.fromkeys(_OWN, True)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take the known fields; fields of a newer version are ignored.
+        """Restore the known fields; fields of a newer version are ignored.
 
         Raises:
-            TypeError: A field cannot have the given value; no field was changed.
+            TypeError: A value has the wrong type. No field was changed.
         """
         field_names = {attribute.name for attribute in fields(self)} - set(_OWN)
         known_fields = {name: state_dict[name] for name in field_names & set(state_dict)}
@@ -387,7 +389,7 @@ def absolute_steps(steps: float, max_steps: int) -> int:
 
 @dataclass
 class TrainerControl:
-    """Flags that callbacks set for the loop; the loop clears a flag after it acted."""
+    """Flags that callbacks set for the training loop. The loop clears a flag after acting on it."""
 
     should_training_stop: bool = False
     should_epoch_stop: bool = False
@@ -417,7 +419,7 @@ class TrainerControl:
         return cls(**state["args"])
 
     def state_dict(self) -> dict[str, bool]:
-        """Return the flags that outlive a step.
+        """Return the flags that must survive a resume.
 
         After an interrupted evaluation, the evaluate flag and the save that follows are included.
         All other flags are handled before a checkpoint is saved.

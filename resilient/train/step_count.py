@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def steps_after(deal: BatchLayout, taken: int, accumulation: int) -> int:
-    """Return the optimizer steps left in an epoch of which ``taken`` samples are consumed.
+    """Return the remaining optimizer steps of an epoch after ``taken`` samples.
 
     The last group of micro-batches of an epoch may be short (Transformers' rule).
     """
@@ -22,7 +22,7 @@ def steps_after(deal: BatchLayout, taken: int, accumulation: int) -> int:
 
 
 def planned_steps(args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int) -> int:
-    """Return the number of the run's last step, seen from ``cursor`` after ``done`` steps.
+    """Return the number of the run's last step, computed at ``cursor`` after ``done`` steps.
 
     A run over epochs ends when the samples are consumed, so a change of the batch size changes
     the number. A run with ``max_steps`` ends at that step in any case.
@@ -39,11 +39,11 @@ def planned_steps(args: TrainingArguments, deal: BatchLayout, cursor: DataCursor
 def planned_epochs(
     args: TrainingArguments, deal: BatchLayout, cursor: DataCursor, done: int
 ) -> int:
-    """Return the number of epochs that the run begins, seen from ``cursor`` after ``done`` steps.
+    """Return the number of epochs of the run, computed at ``cursor`` after ``done`` steps.
 
-    A callback that cuts an epoch short makes no other epoch longer, as in Transformers.
+    If a callback ends an epoch early, no other epoch becomes longer, as in Transformers.
     """
-    if not deal.samples:  # the length of a stream is unknown; Transformers' value
+    if not deal.samples:  # The length of a stream is unknown. Transformers uses this value.
         return sys.maxsize
     if args.max_steps <= 0:
         return math.ceil(args.num_train_epochs)

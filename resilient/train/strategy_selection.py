@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def strategy_for(
     args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
 ) -> Strategy:
-    """Return the strategy for ``model``: DeepSpeed, or one by the number of ranks.
+    """Return the strategy for ``model``, from the arguments and the number of ranks.
 
     The function also makes those changes to the layers that every strategy needs.
 
@@ -85,7 +85,7 @@ def _ddp(
     args: TrainingArguments,
     device: torch.device,
     ranks: int,
-    model: nn.Module,  # noqa: ARG001 - as of all the others
+    model: nn.Module,  # noqa: ARG001 - all factories have one signature
 ) -> Strategy:
     mesh_sizes(args.parallelism_config, ranks, shards=False)
     return DdpStrategy(
@@ -100,7 +100,7 @@ def _ddp(
 
 
 def _canonical(args: TrainingArguments, device: torch.device, ranks: int) -> Strategy:
-    # Imported here: only runs that use it pay for loading it.
+    # Import here, because only runs that use the module should pay for the import.
     from resilient.strategies.canonical.strategy import CanonicalStrategy
     from resilient.strategies.canonical.tree_reduce import WINDOW_BYTES
 
@@ -129,7 +129,7 @@ def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.M
     sizes = mesh_sizes(args.parallelism_config, ranks, shards=True)
     options = fsdp_options(args)
     options = options if sizes.replicate == 1 else replace(options, shard_size=sizes.shard)
-    # Imported here: only sharded training pays for loading torch's FSDP.
+    # Import here, because only sharded training should pay for the import of FSDP.
     if options.version == 1:
         from resilient.strategies.fsdp1 import Fsdp1Strategy
 
@@ -142,7 +142,7 @@ def _fsdp(args: TrainingArguments, device: torch.device, ranks: int, model: nn.M
 
 
 def _refuse_mixed_decay(args: TrainingArguments, model: nn.Module) -> None:
-    """Raise if one vector would hold parameters with and without weight decay."""
+    """Raise if a flat vector would contain parameters with and without weight decay."""
     if find_redirect(model) is not None:
         return
     decays = {group["weight_decay"] for group in parameter_groups(model, args.weight_decay)}
@@ -168,7 +168,7 @@ def _tensor_parallel(
 def _pipeline(
     args: TrainingArguments, device: torch.device, ranks: int, model: nn.Module
 ) -> Strategy:
-    # Imported here: only pipelines pay for loading torch's pipeline module.
+    # Import here, because only pipelines should pay for the import of torch's module.
     from resilient.strategies.pipeline.strategy import PipelineStrategy
 
     shards = args.parallelism == "fsdp"
@@ -265,7 +265,7 @@ def choose_parallelism(args: TrainingArguments, session: Session, model: nn.Modu
 
 
 def model_facts(args: TrainingArguments, model: nn.Module) -> ModelFacts:
-    """Return the properties of the model and its training that decide."""
+    """Return the properties of the model and its training that determine the parallelism."""
     parameters = list(model.parameters())
     trained_parameters = [parameter for parameter in parameters if parameter.requires_grad]
     numbers = sum(parameter.numel() for parameter in parameters)
@@ -295,11 +295,11 @@ def _between_bytes(args: TrainingArguments, model: nn.Module) -> int:
 
 
 def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
-    """Return the properties of the ranks that decide; the least memory counts. Collective."""
+    """Return the properties of the ranks; the smallest memory of a rank counts. Collective."""
     ranks = session.world.size
     ranks_per_host = min(ranks, read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) or ranks)
     if ranks % ranks_per_host:
-        ranks_per_host = ranks  # hosts differ, so no layout fits all of them
+        ranks_per_host = ranks  # If the hosts differ, no layout fits all of them.
     size = torch.tensor(_memory_bytes(session.device, ranks_per_host), device=session.device)
     if ranks > 1:
         dist.all_reduce(size, dist.ReduceOp.MIN)
@@ -310,5 +310,5 @@ def _memory_bytes(device: torch.device, beside: int) -> int:
     """Return a rank's memory: its accelerator's, or its share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    # Total memory, not free memory: another attempt must choose the same.
+    # Use total memory, not free memory, because every attempt must make the same choice.
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // beside

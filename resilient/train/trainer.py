@@ -88,7 +88,8 @@ class Trainer(TrainerEvaluation):
             function takes an argument, it gets the trial.
         optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
         preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
-            kept part of the predictions. For predictions that do not all fit in memory.
+            kept part of the predictions. This function reduces the memory for
+            predictions.
         processing_class: Tokenizer or processor of the data. It is saved beside the model, and
             pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
     """
@@ -101,7 +102,7 @@ class Trainer(TrainerEvaluation):
     _has_trained_weights: bool = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Record the constructor arguments: a hyper-parameter search makes more such trainers.
+        """Record the constructor arguments, from which a hyper-parameter search makes trainers.
 
         Raises:
             ConfigError: The class overrides a method that only Transformers' trainer calls.
@@ -133,7 +134,7 @@ class Trainer(TrainerEvaluation):
         self.session = open_session(self.args)
         self.memory = MemoryMeter(self.session.device, is_on=not self.args.skip_memory_metrics)
         self.memory.start("init")
-        # Ranks draw different dropout masks; replicas still begin with rank 0's weights.
+        # Ranks draw different dropout masks, but replicas begin with rank 0's weights.
         has_transformers_seed = self.args.random_numbers == "transformers"
         set_seed(self.args.seed + (0 if has_transformers_seed else self.session.data_world.rank))
         configure_process(self.args, self.session.device)
@@ -178,7 +179,7 @@ class Trainer(TrainerEvaluation):
         trial: Any = None,
         ignore_keys_for_eval: Sequence[str] | None = None,
     ) -> TrainOutput:
-        """Train to the end, from the point that the last attempt reached.
+        """Train to the end, starting at the last checkpoint of the run if there is one.
 
         Args:
             resume_from_checkpoint: None or True resumes the checkpoint that the launcher names, by
@@ -475,7 +476,7 @@ class Trainer(TrainerEvaluation):
     def _begin_anew(self, *, remakes_model: bool) -> None:
         """Reset the state, the optimizer and the model of an earlier training of this trainer.
 
-        Weights that were loaded since then stay.
+        Weights that were loaded after that training are kept.
 
         Args:
             remakes_model: Whether ``model_init`` makes the model of this training.
@@ -499,7 +500,7 @@ class Trainer(TrainerEvaluation):
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
         self._begin(run)
-        # An open epoch still needs its end handled, even if no step is left.
+        # The end of an open epoch must be handled, even if no step remains.
         while run.cursor.is_open or not self._is_done(run):
             with going_back(self, run):
                 self._train_epoch(run)
@@ -621,11 +622,12 @@ class Trainer(TrainerEvaluation):
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
         if self.control.should_evaluate:
-            run.saver.outdate()  # the last attempt stopped in this evaluation, and saved without it
+            # The last attempt stopped during this evaluation and saved without its results.
+            run.saver.outdate()
             self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: TrainingRun) -> None:
-        """Log, evaluate, pick the best and save as the control flags request, in this order."""
+        """Log, evaluate, find the best model and save, in this order, as the flags request."""
         control = self.control
         if control.should_log:
             control.should_log = False

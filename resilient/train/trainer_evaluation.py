@@ -159,7 +159,7 @@ class TrainerEvaluation(TrainerHooks):
         loss_only: bool,
         keep_outputs: bool,
     ) -> tuple[PredictionOutput, dict[str, float]]:
-        """Run the model over a dataset; metrics hold the loss and ``compute_metrics``' result."""
+        """Run the model over a dataset; metrics contain the loss and the user's metrics."""
         clock, fire = self.session.clock, self.callback_handler.fire
         self.memory.start(prefix)
         began_seconds = clock.monotonic_seconds()
@@ -173,7 +173,8 @@ class TrainerEvaluation(TrainerHooks):
         tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         batches = 0
-        # Close the iterator at once: the traceback of an error would keep the loader's processes.
+        # Close the iterator at once, because an error's traceback would keep the loader's
+        # processes.
         with self._evaluating(), closing(self._in_turn(loader, share)) as inputs_in_turn:
             for inputs in inputs_in_turn:
                 batches += 1
@@ -193,7 +194,7 @@ class TrainerEvaluation(TrainerHooks):
     def _evaluate_unless_stopped(
         self, gate: StopCoordinator, ignore_keys: Sequence[str] | None
     ) -> dict[str, Any] | None:
-        """Return metrics; None if the ranks agreed to stop, with the random state restored."""
+        """Return metrics. If the ranks agreed to stop, restore the random state and return None."""
         random_state = RandomState().state_dict()
         self._gate = gate
         try:
@@ -300,10 +301,10 @@ class TrainerEvaluation(TrainerHooks):
 
 @contextmanager
 def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
-    """Restore the random streams afterwards, so that an evaluation does not change training.
+    """Restore the random streams on exit, so that an evaluation does not change training.
 
-    In Transformers an evaluation changes the streams, so a run that began there keeps that
-    behavior.
+    In Transformers an evaluation changes the streams. A run that Transformers began therefore keeps
+    that behavior.
 
     Args:
         sampler: Training sampler; its cursor records whether another trainer began the run. None

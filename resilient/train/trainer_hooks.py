@@ -89,7 +89,8 @@ class TrainerHooks:
             uses it as its ``batch_sampler``, over a ``KeyedDataset``. A plain loader is rebuilt
             around it, and any other loader is refused.
         optimizer_cls_and_kwargs: Optimizer class and its options, used with our parameter groups.
-        makes_scheduler: Whether the scheduler is ours and can be rebuilt for another length.
+        makes_scheduler: Whether this package made the scheduler and can rebuild it for another
+            length.
         model_wrapped: Trained module: the model, or the strategy's wrapper around it.
         strategy: Parallel strategy, set when training starts.
     """
@@ -167,7 +168,8 @@ class TrainerHooks:
         made_for = (self.args.per_device_eval_batch_size, self.data_collator)
         for loader_dataset, options, loader in self._eval_loaders:
             if loader_dataset is dataset and options == made_for:
-                # Draw as for a new loader: results must not depend on which attempt made it.
+                # Draw as for a new loader, because results must not depend on the attempt that made
+                # the loader.
                 self._draw_for_loader()
                 return loader
         loader_of_share = self._loader_of_share(dataset, persistent=True)
@@ -200,7 +202,7 @@ class TrainerHooks:
         return self._loader_of_share(test_dataset)
 
     def require_eval_data(self) -> None:
-        """Raise now for errors that would otherwise appear at the first evaluation, hours later.
+        """Check before training for errors that would otherwise appear at the first evaluation.
 
         Raises:
             ConfigError: There is nothing to evaluate, or the best model is chosen by a metric
@@ -242,7 +244,7 @@ class TrainerHooks:
             draw_for_loader(self.train_sampler.cursor)
 
     def train_sampling(self) -> Sampling:
-        """Return the order of the samples; override it for an order of your own.
+        """Return the order of the samples. Override this method for your own order.
 
         Raises:
             ConfigError: The order depends on lengths, and samples have none.
@@ -286,7 +288,7 @@ class TrainerHooks:
         return label_names_of(self.model) if names is None else tuple(names)
 
     def _used_columns(self, inputs: Any) -> Any:
-        """Return the columns that the model's forward takes; report the others once."""
+        """Return the columns that the model's forward takes; report the other columns once."""
         if not self.args.remove_unused_columns:
             return inputs
         used_inputs, unused_names = split_columns(inputs, self.model)
@@ -357,7 +359,7 @@ class TrainerHooks:
         else:
             loss = require_loss(outputs, model)
         if has_count and self.args.average_tokens_across_devices:
-            # Ranks average gradients, but shares of one mean must be summed.
+            # Ranks average gradients, but the shares of one mean loss must be summed.
             loss = loss * self.data_ranks
         return (loss, outputs) if return_outputs else loss
 
@@ -484,7 +486,7 @@ class TrainerHooks:
         self._counts_parameters = (
             callable(count) and "exclude_embeddings" in inspect.signature(count).parameters
         )
-        # Counted now: flat shards no longer reveal the size of the whole model.
+        # Count now, because flat shards do not show the size of the complete model.
         self._parameters = int(count(exclude_embeddings=True)) if self._counts_parameters else 0
 
     def require_counting(self) -> None:
@@ -554,14 +556,14 @@ class TrainerHooks:
         prediction_loss_only: bool = False,  # noqa: FBT001, FBT002 - as in prediction_step
         ignore_keys: Sequence[str] | None = None,
     ) -> Any:
-        """Evaluate one batch; older name of ``prediction_step``, override either.
+        """Evaluate one batch. This is the older name of ``prediction_step``; override one of them.
 
         An override may leave out the last two arguments, and may return only the loss.
         """
         return self.prediction_step(model, inputs, prediction_loss_only, ignore_keys)
 
     def create_optimizer(self) -> Optimizer:
-        """Make ``self.optimizer`` unless one was given, and return it.
+        """Make ``self.optimizer`` unless an optimizer was given, and return it.
 
         Parameters not listed by ``get_decay_parameter_names`` (biases and norms) form a separate
         group without weight decay.
@@ -583,7 +585,8 @@ class TrainerHooks:
         """Refuse an override that this optimizer's parameter groups would ignore.
 
         Raises:
-            ConfigError: The override names decaying parameters, and the options have own groups.
+            ConfigError: The override names decayed parameters, but the options have their own
+                groups.
         """
         kind, base_class = type(self), TrainerHooks
         makes_groups = (
@@ -621,7 +624,7 @@ class TrainerHooks:
     def create_scheduler(
         self, num_training_steps: int, optimizer: Optimizer | None = None
     ) -> LRScheduler:
-        """Make ``self.lr_scheduler`` unless one was given, and return it."""
+        """Make ``self.lr_scheduler`` unless a scheduler was given, and return it."""
         if self.lr_scheduler is None:
             self.lr_scheduler = schedules.create_scheduler(
                 self.args, optimizer or self.create_optimizer(), num_training_steps
@@ -637,8 +640,8 @@ class TrainerHooks:
         """Return optimizer and scheduler for a run of ``steps``, given, overridden or made here.
 
         Raises:
-            ConfigError: An override left one of them out, or DeepSpeed's config names a schedule
-                beside another one.
+            ConfigError: An override made only one of both, or DeepSpeed's config names a schedule
+                and another schedule is given.
         """
         self.create_optimizer_and_scheduler(steps)
         if self.optimizer is None or self.lr_scheduler is None:
@@ -647,7 +650,7 @@ class TrainerHooks:
             )
         base_method = TrainerHooks.create_optimizer_and_scheduler
         if type(self).create_optimizer_and_scheduler is not base_method:
-            # Only the override can make its schedule for another length.
+            # Only the override can make a schedule for another length.
             self.makes_scheduler = False
         schedules.require_own(self.args, self.lr_scheduler)
         return self.optimizer, self.lr_scheduler
@@ -666,8 +669,8 @@ class TrainerHooks:
     def _make_optimizers_anew(self) -> None:
         """Discard the optimizer and the scheduler of an earlier training.
 
-        Objects that the trainer made are made again. Given objects return to their state before the
-        first training.
+        Objects that the trainer made are made again. Given objects get the state that they had
+        before the first training.
         """
         self.optimizer, self.lr_scheduler = self._given_optimizers
         for optimizer_or_scheduler, state in zip(
@@ -701,7 +704,9 @@ class TrainerHooks:
         return self.args.parallelism == "deepspeed"
 
     def _wrap_model(self, model: nn.Module, training: bool = True) -> nn.Module:  # noqa: FBT001, FBT002 - the field's signature
-        """Return the module to train for ``model``; override it to wrap differently. Collective.
+        """Wrap ``model`` and return the module to train. Override this method to wrap differently.
+
+        Collective.
 
         Args:
             model: Model on its device.

@@ -1,4 +1,4 @@
-"""TrainingArguments, and the properties derived from arguments and the launcher.
+"""TrainingArguments, and properties derived from the arguments and the launcher's variables.
 
 The derived properties give this process's rank, device and log level. Arguments have the names and
 defaults of Transformers.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 NOT_DISTRIBUTED = "not_distributed"
 DISTRIBUTED = "distributed"
-# Levels of the logging module; Transformers also has `detail`, which shows everything.
+# Levels of the logging module. Transformers adds `detail`, which shows all messages.
 _LOUDNESS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
@@ -61,7 +61,7 @@ class DerivedArguments(
     OptimizationArguments,
     BasicArguments,
 ):
-    """Derived properties as in Transformers; launcher variables identify this process."""
+    """Derived properties as in Transformers. Launcher variables identify this process."""
 
     @property
     def _world(self) -> World:
@@ -120,7 +120,7 @@ class DerivedArguments(
 
     @property
     def should_save(self) -> bool:
-        """True if this process writes the files written once: models, states, metrics."""
+        """True if this process writes the files of the whole job: models, states, metrics."""
         return self._world.is_coordinator
 
     @property
@@ -160,7 +160,7 @@ class DerivedArguments(
         Without a process group the block runs at once. Collective.
 
         Args:
-            local: Whether the first rank of each host runs first, or only the first rank of all.
+            local: True: the first rank of each host runs first. False: only rank 0 runs first.
             desc: Description of the work, for readers of the script.
         """
         import torch.distributed as dist
@@ -196,7 +196,7 @@ class _Named(type):
 
 
 @dataclass
-class TrainingArguments(  # the last base comes first: `output_dir` is the first argument
+class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     HubArguments,
     DataArguments,
     ComputingArguments,
@@ -209,10 +209,10 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
     Every field carries its help as metadata (``dataclasses.fields(...)[i].metadata["help"]``).
     A number of steps below 1 is a ratio of all steps of the run.
 
-    ``load_best_model_at_end`` ends with the best model that a checkpoint holds, as in
+    At the end, ``load_best_model_at_end`` loads the best model that a checkpoint contains, as in
     Transformers. Even if ``save_steps`` is a multiple of ``eval_steps``, the best evaluated model
-    may be in no checkpoint, and an event reports that. ``save_strategy="best"`` saves each best
-    model.
+    may be in no checkpoint, and an event reports this fact. ``save_strategy="best"`` saves each
+    best model.
 
     Former names of Transformers are accepted with a ``FutureWarning`` that gives today's name. An
     unsupported argument is accepted with the value that turns it off (``push_to_hub=False``) and
@@ -282,7 +282,8 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         """Return the arguments of a TOML, YAML or JSON file, overridden by ``changes``.
 
         Raises:
-            ConfigError: The file cannot be read, or a value is not accepted; names the line.
+            ConfigError: The file cannot be read, or a value is not accepted. The message names the
+                line.
         """
         arguments: Self = from_file(cls, path, changes)
         return arguments
@@ -295,7 +296,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         dataclasses.
 
         Args:
-            argv: Words after the script's name; None: those of this process.
+            argv: Words after the script's name; None: the words of this process.
 
         Raises:
             UsageError: An option is unknown, or lacks its value.
@@ -320,7 +321,7 @@ class TrainingArguments(  # the last base comes first: `output_dir` is the first
         }
 
     def to_sanitized_dict(self) -> dict[str, bool | int | float | str]:
-        """Return the fields as plain values for trackers; other values become text."""
+        """Return the fields as plain values for trackers; convert other values to text."""
         plain = (bool, int, float, str)
         return {
             name: value if isinstance(value, plain) else str(value)
@@ -374,7 +375,7 @@ def _to_json(name: str, value: Any) -> Any:
 
 
 def _unfolded(name: str, value: Any) -> Any:
-    """Return the dict that a JSON text encodes; any other value unchanged."""
+    """Return the dict that a JSON text encodes; return any other value unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if not isinstance(value, str) or not value.lstrip().startswith("{"):
@@ -386,7 +387,7 @@ def _unfolded(name: str, value: Any) -> Any:
 
 
 def _several(value: Any, between: str) -> Any:
-    """Return a list of names, given as one text, several in one text, a list or None."""
+    """Return a list of names from a text with one or several names, a list or None."""
     if value is None:
         return []
     if isinstance(value, str):

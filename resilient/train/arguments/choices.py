@@ -1,6 +1,6 @@
-"""Accepted names of arguments with choices, and suggestions for misspelt names (pure).
+"""Accepted values of arguments with a fixed set of values, and suggestions for typos (pure).
 
-The names include unsupported names, which ``validation`` lists.
+The sets also contain unsupported values. ``validation`` lists and rejects these values.
 """
 
 from __future__ import annotations

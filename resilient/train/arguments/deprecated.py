@@ -1,7 +1,7 @@
 """Former names of arguments, accepted with a warning and converted to current names (pure).
 
-Each old name becomes another name or other values, or is dropped if it requests the default
-behavior. A value without an equivalent is refused with the reason.
+Each old name is converted to another name or to other values. An old name that requests the default
+behavior is dropped. A value without an equivalent is refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from resilient.train.arguments.choices import did_you_mean, refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-# Old name -> today's name with the same values.
+# Old name -> current name with the same values.
 RENAMED = {
     "evaluation_strategy": "eval_strategy",
     "gradient_checkpointing": "activation_checkpointing",
@@ -36,10 +36,10 @@ class Old(NamedTuple):
     """Meaning of an old argument.
 
     Attributes:
-        written: Function from the old value to today's arguments; empty if the value changes
+        written: Function from the old value to current arguments; empty result if the value changes
             nothing.
-        accepted: Values that can be converted; empty: all.
-        why: Alternative in a few words.
+        accepted: Values that can be converted; empty: all values.
+        why: Reason or alternative, in a few words.
     """
 
     written: Callable[[Any], dict[str, Any]]
@@ -47,7 +47,7 @@ class Old(NamedTuple):
     why: str
 
 
-# DeepSpeed's settings for a config that is made from the stage alone.
+# DeepSpeed's settings for a config that gives only the stage.
 _FROM_STAGE_2 = {
     "allgather_partitions": True,
     "allgather_bucket_size": 200_000_000,
@@ -82,7 +82,7 @@ def _no_arguments(_value: Any) -> dict[str, Any]:
     return {}
 
 
-# Old name -> its meaning, if it is more than a rename.
+# Old name -> its meaning, for names that were not only renamed.
 MEANT = {
     "adafactor": Old(
         lambda value: {"optim": "adafactor"} if value else {}, (), 'write optim="adafactor"'
@@ -146,7 +146,7 @@ MEANT = {
     "use_ipex": Old(_no_arguments, (False, None), "its function is part of torch; omit it"),
     "use_mps_device": Old(_no_arguments, (False, None), "omit it"),
 }
-# Names that are no training arguments, and where they belong.
+# Names that are not training arguments -> the place where they belong.
 ELSEWHERE = {
     "data_collator": "pass it to the Trainer",
     "dropout": "it belongs to the model: set it in the model or in its config",
@@ -161,15 +161,16 @@ OLD_NAMES = frozenset({*RENAMED, *MEANT})
 def rename_deprecated(
     options: Mapping[str, Any], field_names: Collection[str], *, depth: int = 3
 ) -> dict[str, Any]:
-    """Return the options under today's names, with a warning for each old name.
+    """Return the options under current names, and warn about each old name.
 
     Args:
         options: Arguments by name.
-        field_names: Names of the class's own fields; they take precedence over old names.
+        field_names: Names of the class's own fields; own fields take precedence over old names.
         depth: Frames between this call and the user's line, for the warning.
 
     Raises:
-        ConfigError: A name is unknown, an old value has no equivalent, or old and new contradict.
+        ConfigError: A name is unknown, an old value has no equivalent, or an old and a current name
+            have different values.
     """
     current_options = {name: value for name, value in options.items() if name in field_names}
     for name, value in options.items():
@@ -183,10 +184,10 @@ def rename_deprecated(
 
 
 def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:
-    """Return an old argument as today's arguments.
+    """Return an old argument as current arguments.
 
     Raises:
-        ConfigError: There is no equivalent.
+        ConfigError: The value has no equivalent.
     """
     if name == "warmup_ratio":
         return _warmup(value)
@@ -213,10 +214,10 @@ def _deprecation_text(name: str, written: Mapping[str, Any]) -> str:
 
 
 def _joined(old: str, now: str, value: Any, taken: Mapping[str, Any]) -> Any:
-    """Return the value of ``now`` if its old name is given too.
+    """Return the value of ``now`` when its old name is also given.
 
     Raises:
-        ConfigError: Both are given and differ.
+        ConfigError: Both names are given and their values differ.
     """
     if now not in taken or taken[now] is None:
         return value

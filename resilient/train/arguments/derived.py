@@ -1,4 +1,4 @@
-"""Values that follow from several arguments: distribution, reduction, save schedule (pure)."""
+"""Values derived from several arguments: distribution, reduction, save schedule (pure)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments
 
 AUTO = "auto"
-# Arguments that only apply if each rank has the whole model.
+# Arguments that only apply if each rank has all parameters of the model.
 _REPLICAS = (
     *("fp16_full_eval", "bf16_full_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
     *("ddp_static_graph", "ddp_comm_hook"),
@@ -86,10 +86,11 @@ def layer_classes(args: TrainingArguments) -> tuple[str, ...]:
 
 
 def parallelism_of(args: TrainingArguments, environ: Mapping[str, str]) -> str:
-    """Return the parallelism: the given value, or the value that other arguments imply.
+    """Return ``parallelism`` as given, or as implied by other arguments.
 
     Args:
-        args: Arguments; without a related argument, ``USE_FSDP`` and ``USE_DEEPSPEED`` decide.
+        args: Arguments. If none of them implies a parallelism, ``USE_FSDP`` and
+            ``USE_DEEPSPEED`` decide.
         environ: Environment variables.
 
     Raises:
@@ -111,7 +112,7 @@ def fsdp_options(args: TrainingArguments) -> FsdpOptions:
     """Return the options of FSDP.
 
     Raises:
-        ConfigError: Names the value that is not accepted.
+        ConfigError: A value is not accepted. The message names it.
     """
     values: dict[str, Any] = {
         "layer_classes": layer_classes(args),
@@ -125,7 +126,7 @@ def recomputing(args: TrainingArguments) -> ActivationCheckpointing | None:
     """Return the options of activation checkpointing; None if activations are stored.
 
     Raises:
-        ConfigError: Names the value that is not accepted.
+        ConfigError: A value is not accepted.
     """
     is_fsdp = args.parallelism == "fsdp"
     option = args.activation_checkpointing or (
@@ -176,7 +177,7 @@ def syncs_each_batch(args: TrainingArguments) -> bool:
 
 
 def copies_ahead(args: TrainingArguments) -> bool:
-    """Return whether a batch is copied to the device while the device still computes."""
+    """Return whether a batch is copied to the device while the device computes the last one."""
     config = args.accelerator_config
     return not isinstance(config, dict) or config.get("non_blocking") is not False
 
@@ -185,7 +186,7 @@ def check_distribution(args: TrainingArguments) -> None:
     """Refuse unaccepted values of the distributed arguments.
 
     Raises:
-        ConfigError: Names the argument.
+        ConfigError: A value is not accepted. The message names the argument.
     """
     for name, (strategy, default) in _OF_STRATEGIES.items():
         if getattr(args, name) not in default and args.parallelism != strategy:
@@ -207,7 +208,7 @@ def _check_flat(args: TrainingArguments) -> None:
     """Refuse arguments that fail with flat parameter shards (FSDP1).
 
     Raises:
-        ConfigError: Names the argument.
+        ConfigError: An argument fails. The message names it.
     """
     conflicts = {
         "optim": (
@@ -230,7 +231,7 @@ def _check_flat(args: TrainingArguments) -> None:
 
 
 def _check_overflow(args: TrainingArguments) -> None:
-    """Refuse a gradient compression that would keep an overflow forever."""
+    """Refuse a gradient compression that would keep infinite values after an overflow."""
     if args.fp16 and compression_of(args).remembers:
         raise ConfigError(
             "`ddp_comm_hook`='power_sgd' with `fp16`: gradients of a step that overflows, which "
@@ -293,7 +294,7 @@ def _check_pipeline(args: TrainingArguments) -> None:
 
 
 def _check_ddp(args: TrainingArguments) -> None:
-    """Refuse arguments about whole replicas if the model is cut over ranks."""
+    """Refuse arguments that need complete replicas if the model is split over ranks."""
     by_ddp = args.parallelism in ("ddp", AUTO) and model_parallel_size(args.parallelism_config) == 1
     for name in _REPLICAS:
         if getattr(args, name) not in (None, False, "no") and not by_ddp:
@@ -355,10 +356,10 @@ def micro_batches(args: TrainingArguments) -> int:
 
 
 def check_reduction(args: TrainingArguments) -> None:
-    """Refuse arguments that contradict canonical reduction, or require it without its use.
+    """Refuse arguments that contradict canonical reduction, or that need it while it is off.
 
     Raises:
-        ConfigError: Names the argument and the reason.
+        ConfigError: The message names the argument and the reason.
     """
     if not is_canonical(args):
         for name in _NEEDING:
@@ -424,7 +425,7 @@ def normalize_save_every(args: TrainingArguments) -> None:
 
 
 def is_planned(args: TrainingArguments) -> bool:
-    """Return whether the steps of saves follow from measurements."""
+    """Return whether measurements determine the steps of saves."""
     if not args.save_every:
         return False
     schedule = parse_every(args.save_every, "`save_every`")
@@ -432,7 +433,7 @@ def is_planned(args: TrainingArguments) -> bool:
 
 
 def is_auto(args: TrainingArguments) -> bool:
-    """Return whether the save interval follows from the cost of saves."""
+    """Return whether the cost of saves determines the save interval."""
     return bool(args.save_every) and parse_every(args.save_every, "`save_every`").is_auto
 
 
@@ -445,7 +446,7 @@ def check_every(args: TrainingArguments) -> None:
     """Refuse arguments that contradict ``save_every``.
 
     Raises:
-        ConfigError: Names the contradicting argument.
+        ConfigError: The message names the contradicting argument.
     """
     if not args.save_every:
         return
@@ -465,10 +466,10 @@ def check_every(args: TrainingArguments) -> None:
 
 
 def _check_memory(args: TrainingArguments, option: str) -> None:
-    """Refuse arguments that leave nothing to cache, or a near tier that takes every save.
+    """Refuse a step cache without resume state, or beside a near tier that takes every save.
 
     Raises:
-        ConfigError: Names the argument.
+        ConfigError: The message names the argument.
     """
     if args.save_only_model:
         raise ConfigError(

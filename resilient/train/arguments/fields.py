@@ -1,4 +1,4 @@
-"""Fields of the training arguments, grouped, with their defaults and help texts."""
+"""Fields of the training arguments in groups, with defaults and help texts."""
 
 from __future__ import annotations
 

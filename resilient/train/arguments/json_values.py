@@ -1,4 +1,4 @@
-"""Argument values as JSON values."""
+"""Conversion of argument values to JSON values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPELLINGS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
     (dt.timedelta, lambda value: value.total_seconds()),
     ((Decimal, Fraction, UUID, complex), str),
 )
-# By name, without an import: arguments must be readable without torch.
+# Classes are matched by name without an import, because arguments must be readable without torch.
 _OF_TORCH = frozenset({("torch", "dtype"), ("torch", "device"), ("torch", "Size")})
 _DEPTH_MAX = 50
 _ELEMENTS_MAX = 10_000

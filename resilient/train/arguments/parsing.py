@@ -1,10 +1,11 @@
-"""Arguments from a TOML, YAML or JSON file and from the command line, which takes precedence.
+"""Parser of arguments from a TOML, YAML or JSON file and from the command line.
 
-``parse_arguments`` takes any number of dataclasses, as HfArgumentParser does. Each option goes to
-the dataclass that has a field with its name. The option of a field is ``--learning-rate`` or
-``--learning_rate``. The option of a boolean field is ``--fp16``, ``--fp16 false`` or ``--no-fp16``.
-A list of values follows its option. A dict is given as JSON. Secret fields (``storage_options``,
-``hub_token``) have no option, because `ps` shows command lines.
+The command line takes precedence over the file. ``parse_arguments`` takes any number of
+dataclasses, as HfArgumentParser does. Each option goes to the dataclass that has a field with its
+name. The option of a field is ``--learning-rate`` or ``--learning_rate``. The option of a boolean
+field is ``--fp16``, ``--fp16 false`` or ``--no-fp16``. The values of a list follow the option. A
+dict is given as JSON. Secret fields (``storage_options``, ``hub_token``) have no option, because
+`ps` shows command lines.
 """
 
 from __future__ import annotations
@@ -277,7 +278,7 @@ def parse_arguments(*classes: type, argv: Sequence[str] | None = None) -> tuple[
 
     Args:
         classes: Dataclasses; no two may have a field of the same name.
-        argv: Words after the script's name; None: those of this process.
+        argv: Words after the script's name; None: the words of this process.
 
     Raises:
         UsageError: An option is unknown, or lacks its value.

@@ -1,10 +1,14 @@
-"""Rules for arguments that differ from the checkpoint's at a resume.
+"""Resume rules for arguments that differ from the checkpoint's arguments.
 
-An argument is *free* if its change does not affect training. An argument is *told* (reported) if
-its change affects the run or is ignored in favor of the checkpoint's value, and the run continues.
-An argument is *refused* if its change would make the run another run. All differences are reported
-before anything is loaded. ``resume_changes`` names refused arguments that may differ anyway. A
-*fixed* argument cannot be allowed, because the saved state does not fit.
+Each argument has one rule. If the argument differs:
+
+* *free*: training is not affected.
+* *reported*: the run is affected, or the checkpoint's value is used. The run continues.
+* *refused*: the resume fails, because it would continue another run. ``resume_changes`` can allow
+  the difference by name.
+* *fixed*: the resume fails, because the saved state does not fit. The difference cannot be allowed.
+
+All differences are reported before anything is loaded.
 """
 
 from __future__ import annotations

@@ -6,15 +6,16 @@ ignored.
 
 To enable an argument once its feature exists:
 
-* for the whole argument: delete its line in :data:`NOT_YET`;
+* for all values of the argument: delete its line in :data:`NOT_YET`;
 * for one name among several (an optimizer, a schedule, a tracker): delete it from
   :data:`NAMES_NOT_YET`;
 * to use the default of Transformers: change the default in ``fields.py`` too;
 * adapt its rule in ``resume_rules.py`` if a resume must treat it differently, and update the rows
   of ``docs/parity.md``.
 
-Arguments that depend on another argument need no line. Arguments that begin with ``hub_`` have no
-effect without ``push_to_hub``. ``liger_kernel_config`` has no effect without ``use_liger_kernel``.
+Arguments that have no effect without another argument need no line. Examples are the arguments that
+begin with ``hub_``, which depend on ``push_to_hub``, and ``liger_kernel_config``, which depends on
+``use_liger_kernel``.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _NOTHING = ("none", "null")
 def kinds_of(cls: type) -> dict[str, tuple[Any, ...]]:
     """Return the types that each field of a dataclass accepts, without their parameters.
 
-    A field accepts anything (an empty tuple) if its annotation cannot be resolved at run time, or
-    names no plain type.
+    A field gets an empty tuple, and accepts any value, if its annotation cannot be resolved at run
+    time or names no plain type.
     """
     try:
         hints = typing.get_type_hints(cls)
@@ -45,7 +45,7 @@ def kinds_of(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 def _readable_hints(cls: type) -> dict[str, Any]:
-    """Return the resolvable annotations of all bases, if a subclass has one that is not."""
+    """Return the resolvable annotations of all bases, if one annotation cannot be resolved."""
     hints: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         try:
@@ -67,7 +67,7 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
     """Refuse a value of another type, before it is compared with a number.
 
     Raises:
-        ConfigError: The type is not accepted; a secret is not shown.
+        ConfigError: The type is not accepted. The message does not show a secret.
     """
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
         kind_hint = f"use {_kinds_text(kinds)}, not {type(value).__name__}"

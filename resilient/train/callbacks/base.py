@@ -1,4 +1,4 @@
-"""Trainer callbacks: base class, handler, the callbacks' saved state and the default flow.
+"""Trainer callbacks: base class, handler, saved state and default flow.
 
 The handler calls callbacks in the order given. Order of events::
 
@@ -10,8 +10,9 @@ The handler calls callbacks in the order given. Order of events::
       on_epoch_end
     on_train_end
 
-A callback has a saved state if it defines torch's two methods, or ``state`` and ``from_state`` as
-Transformers exports it. ``trainer_state.json`` also shows that state to people and other trainers.
+The state of a callback is saved if the callback defines ``state_dict`` and ``load_state_dict``, or
+``state`` and ``from_state`` as in Transformers. ``trainer_state.json`` also shows this state to
+people and other trainers.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def has_state(callback: Any) -> bool:
 
 
 def exports_state(callback: Any) -> bool:
-    """Return whether a callback has only a state of Transformers' kind (``ExportableState``)."""
+    """Return whether a callback has only the exportable state of Transformers."""
     if hasattr(callback, "state_dict"):
         return False
     return all(callable(getattr(type(callback), name, None)) for name in ("state", "from_state"))
 
 
 def state_of(callback: Any) -> dict[str, Any]:
-    """Return the state to save of a callback; for an exported state its ``attributes``.
+    """Return the state of a callback that is saved; for an exported state, its ``attributes``.
 
     The constructor arguments (``args``) are not saved, because the script may have changed them.
     """
@@ -91,20 +92,20 @@ CONTEXT = (
 )
 
 
-# States that appear and disappear with arguments, which a resume reports by itself.
+# The arguments add and remove these states. A resume reports such arguments separately.
 _OWN_STATES = ("TrainerControl", "ReportTo")
 
 
 class TrainerCallback:
-    """Receiver of the trainer's events; it may set flags of ``control``.
+    """Receiver of the trainer's events. A callback may set flags of ``control``.
 
     Every method takes ``(args, state, control, **kwargs)``. The kwargs contain ``model``,
     ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and
     ``eval_dataloader`` (None until the object exists). They also contain ``logs`` or ``metrics``
     for events that have any, and ``emit``, which emits an event.
 
-    A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. Of a callback with
-    ``state`` and ``from_state`` (Transformers' ``ExportableState``), the ``attributes`` are saved
+    A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. If a callback has
+    ``state`` and ``from_state`` (Transformers' ``ExportableState``), its ``attributes`` are saved
     and restored. If a callback has ``close``, it is closed when ``train`` ends.
     """
 
@@ -130,7 +131,7 @@ class TrainerCallback:
         """Handle the end of a micro-batch that is not the last of its step."""
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
-        """Handle clipped gradients, just before the optimizer uses them."""
+        """Handle clipped gradients, just before the optimizer uses these gradients."""
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, /, **kwargs: Any) -> Any:
         """Handle the end of the optimizer's update, before gradients are freed."""
@@ -229,7 +230,7 @@ class CallbackHandler:
         return "\n".join(type(callback).__name__ for callback in self.callbacks)
 
     def pop_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> Any:
-        """Remove and return the given callback, or the first of a class; None if missing."""
+        """Remove and return a callback, given as an instance or a class; None if there is none."""
         for candidate in self.callbacks:
             if candidate is callback or (
                 isinstance(callback, type) and isinstance(candidate, callback)
@@ -247,7 +248,7 @@ class CallbackHandler:
                 self.control.load_state_dict(vars(returned))
 
     def close(self) -> None:
-        """Call ``close`` of all callbacks with this method, at any end of ``train``."""
+        """Call ``close`` of all callbacks that have it, whenever ``train`` ends."""
         for callback in self.callbacks:
             close = getattr(callback, "close", None)
             if close is not None:
@@ -289,7 +290,7 @@ class CallbackHandler:
         }
 
     def stateful(self) -> dict[str, Any]:
-        """Return the stateful callbacks by class name; the second of a class is ``Name_2``."""
+        """Return the stateful callbacks by class name; a second of a class is ``Name_2``."""
         callback_by_name: dict[str, Any] = {}
         count_by_name: dict[str, int] = {}
         for callback in self.callbacks:
@@ -312,7 +313,7 @@ def _listens(callback: Any, event: str) -> bool:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """Requests for logs, evaluations and saves at the steps and epochs of the arguments."""
+    """Callback that requests the logs, evaluations and saves of the arguments."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, /, **_: Any) -> None:
         """Request what is due at this step; the last step also evaluates and saves."""
@@ -345,7 +346,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Stop of training after several evaluations without an improvement of the metric.
+    """Callback that stops training after several evaluations without a better metric.
 
     The counter is saved, so a resumed run stops where an uninterrupted one would.
 

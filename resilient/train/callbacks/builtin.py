@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
-    """Progress bar that redraws its last text above new lines, unless that text is old.
+    """Progress bar that redraws its last text above new lines, unless the text is old.
 
     The text is rebuilt at most 10 times per second, not for each of 100 log lines.
     """
@@ -93,7 +93,7 @@ class ProgressCallback(TrainerCallback):
     def on_prediction_step(
         self, _args: Any, state: Any, _control: Any, /, *, eval_dataloader: Any = None, **_: Any
     ) -> None:
-        """Advance a second bar, which lasts as long as an evaluation."""
+        """Advance a second bar, which is shown during an evaluation."""
         if not state.is_world_process_zero:
             return
         if self.prediction_bar is None:
@@ -144,16 +144,16 @@ def _short(logs: Mapping[str, Any], most: int | None = None) -> dict[str, Any]:
 
 
 class EmptyCacheCallback(TrainerCallback):
-    """Release of the device's cached free memory every ``torch_empty_cache_steps``."""
+    """Callback that releases the device's cached memory every ``torch_empty_cache_steps``."""
 
     def on_step_end(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
-        """Release the cache at the steps that are due."""
+        """Release the cache after every ``torch_empty_cache_steps`` steps."""
         if state.global_step % args.torch_empty_cache_steps == 0:
             empty_cache(args.device)
 
 
 class MemoryWatchCallback(TrainerCallback):
-    """Periodic check that frees unused memory when memory is nearly full.
+    """Callback that periodically frees unused memory when memory is nearly full.
 
     The check collects unreachable objects and empties caches. No result of training changes.
 
@@ -183,7 +183,7 @@ class MemoryWatchCallback(TrainerCallback):
 
 
 class ProfilerCallback(TrainerCallback):
-    """Driver that advances a ``torch.profiler`` profile with training, on each rank that has it.
+    """Callback that advances a ``torch.profiler`` profile after each step, on its rank.
 
     Args:
         profiler: Result of ``torch.profiler.profile(...)``, with its schedule and handlers.

@@ -3,8 +3,8 @@
 No rank waits for another rank at a step. Once per save, when new measurements exist, the ranks
 agree on the step of the next save. Until this step, the ranks only count steps.
 
-All ranks reach each agreement at the end of the same step, which every rank has begun. A stop
-request in the meantime therefore never waits for a rank that does not reach the agreement.
+All ranks make the agreement at the end of the same step. Every rank has begun this step, so no rank
+can stop before it. A stop request therefore never waits for a rank that misses the agreement.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.train.session import Session
 
 UNMEASURED_SECONDS = 60.0
-"""Time of an attempt's first save while the cost of a save is unknown."""
+"""Interval before the first save of an attempt, while the cost of a save is unknown."""
 _RECENT_STEPS = 256
 _STEPS_AFTER_SAVE = 4096
 _COSTS = 64
@@ -70,7 +70,7 @@ class SaveDecision:
         steps: Steps to the next save, from the last save or the attempt's start; at least 1.
         seconds: Training time that these steps should take.
         step_seconds: Step duration of the slowest rank.
-        chosen: Choice of the interval; None if the user gave it or nothing was measured.
+        chosen: Choice of the interval; None if the user gave the interval or nothing was measured.
     """
 
     steps: int
@@ -110,15 +110,16 @@ def plan(
 
 
 def is_told(before: float | None, after: float) -> bool:
-    """Return whether an interval differs by more than a quarter from the last reported one."""
+    """Return whether an interval differs by more than a quarter from the last reported interval."""
     return before is None or abs(after - before) > before / 4
 
 
 class StepTimes:
-    """Durations of steps, without other work, and costs of saves.
+    """Measured durations of steps, without other work, and costs of saves.
 
     Callers pass the time and the total time that training has waited for saves, in seconds. The
-    first step of an attempt is left out: it compiles, connects and allocates memory.
+    first
+    step of an attempt is left out, because this step compiles, connects and allocates memory.
     """
 
     def __init__(self) -> None:
@@ -133,7 +134,7 @@ class StepTimes:
     def begin(self, now_seconds: float, stalled_seconds: float) -> None:
         """Record the start of a step; a short gap since the last step counts as part of the step.
 
-        A device executes asynchronously, so the end of the last step is the more accurate start
+        A device executes asynchronously, so the end of the last step is a more accurate start
         time.
         """
         if self._start is None:
@@ -184,7 +185,7 @@ class StepTimes:
 
 
 def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
-    """Return the extra time of steps that ran during a save, against the steps after it.
+    """Return the extra time of steps that ran during a save, relative to the steps after it.
 
     Args:
         steps: Durations of the steps since the save, in order.
@@ -265,11 +266,11 @@ _BOUNDS = {
 
 @dataclass(slots=True)
 class _Life:
-    """Save schedule of one training.
+    """State of the save schedule in one call of ``train``.
 
     Attributes:
-        since: Step of the last save, or from which the attempt began.
-        plans_at: Step at whose end the next save is planned.
+        since: Step of the last save, or the step from which the attempt began.
+        plans_at: Step after which the next save is planned.
         due: Step of the next save; None until it is planned.
         is_owing: Whether training may still wait for the copy of the last save.
     """
@@ -288,7 +289,7 @@ class _Life:
 
 
 class CadenceCallback(TrainerCallback):
-    """Save requests after ``save_every`` seconds of training, or at the optimal interval.
+    """Callback that requests saves every ``save_every`` seconds, or at the optimal interval.
 
     The schedule is planned after the first measured steps of an attempt. It is planned again at the
     end of the step after each save, when training has waited for the whole copy. The plan uses the
@@ -341,7 +342,7 @@ class CadenceCallback(TrainerCallback):
             control.should_save = True
 
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
-        """Count from this save, no matter what requested it."""
+        """Start the next interval at this save, also if another callback requested the save."""
         attempt = self._attempt
         if attempt is not None:
             attempt.steps.save(kwargs["took"].spread_seconds)

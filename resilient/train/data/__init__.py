@@ -1,1 +1,1 @@
-"""Training data: sample order, and one position in it for the whole job."""
+"""Training data: sample order, and the data position of the whole job."""

@@ -23,8 +23,8 @@ _LABELS = ("label", "label_ids")
 def taken_columns(model: nn.Module, labels: Sequence[str]) -> frozenset[str] | None:
     """Return the names that a model's forward takes, and all names of labels.
 
-    None if the forward accepts any name (``**kwargs``). The ``**kwargs`` of Transformers models are
-    options, not columns.
+    Return None if the forward accepts any name (``**kwargs``). The ``**kwargs`` of Transformers
+    models are options, not columns.
     """
     get_base = getattr(model, "get_base_model", None)
     base: Any = get_base() if get_base else model
@@ -40,9 +40,9 @@ class PruningCollator:
 
     Args:
         collate: Function from samples to a batch.
-        taken: Names that stay.
+        taken: Names that are kept.
         model: Name of the model, for messages.
-        tell: Receives the dropped names; not called in a loader's process.
+        tell: Function that gets the dropped names; not called in a loader's process.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PruningCollator:
         return PruningCollator, (self._collate, self._accepted_columns, self._model)
 
     def __call__(self, features: Sequence[Any]) -> Any:
-        """Collate samples; samples that are not mappings have no names and stay unchanged.
+        """Collate samples; samples that are not mappings have no names and are not pruned.
 
         Raises:
             ConfigError: No column is left.

@@ -1,9 +1,9 @@
 """User-made train loaders: rebuilt around the run's sampler, or refused.
 
-A plain torch loader has no position. Every attempt would begin at the start of its epoch, and all
-ranks would get the same samples. A loader with only a dataset and a sequential or random order can
-use our sampler instead of its own. Any other loader is refused, because our sampler would change
-its batches.
+A plain torch ``DataLoader`` has no saved position. With such a loader, every attempt would begin at
+the start of its epoch, and all ranks would get the same samples. If the loader has only a dataset
+and a sequential or random order, the run's sampler can replace the loader's sampler. Any other
+loader is refused, because the run's sampler would change its batches.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class LoaderRebuilt(Event):
 def resumable_loader(
     args: TrainingArguments, loader: Any, sampler: ResumableSampler
 ) -> DataLoader[Any] | StreamLoader:
-    """Return a loader whose iterators begin at the run's position.
+    """Return the given loader, or a rebuilt one, with iterators that begin at the run's position.
 
     Args:
         args: Arguments; the loader's batches must agree with them.
-        loader: Result of ``get_train_dataloader``. A loader of any class whose ``batch_sampler`` is
-            that of the run is returned unchanged.
+        loader: Result of ``get_train_dataloader``. A loader of any class is returned unchanged if
+            its ``batch_sampler`` is the run's sampler.
         sampler: Sampler of the run, which adopts the order of the rebuilt loader.
 
     Raises:
@@ -70,7 +70,7 @@ def resumable_loader(
 
 
 def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampler) -> Sampling:
-    """Return the order of a loader without settings that our sampler lacks."""
+    """Return the order of a loader; refuse settings that the run's sampler does not have."""
     if type(loader) is not DataLoader:
         raise _refused(f"a `{type(loader).__name__}`")
     if type(loader.batch_sampler) is not BatchSampler:
@@ -88,7 +88,7 @@ def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampl
 
 
 def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
-    """Return the order that corresponds to a sampler of torch's."""
+    """Return the order that corresponds to a torch sampler."""
     if type(ours) not in {Sampling, Sequential}:
         raise _refused(f"an order beside that of `{ours.name}`")
     if type(inner) is SequentialSampler:
@@ -110,7 +110,7 @@ def _refused(subject: str) -> ConfigError:
 def _around(
     args: TrainingArguments, loader: DataLoader[Any], sampler: ResumableSampler
 ) -> DataLoader[Any]:
-    """Return a loader of the same samples with the same options, at the run's position."""
+    """Return a loader of the same samples and options that begins at the run's position."""
     options: dict[str, Any] = {}
     if loader.num_workers:
         claim_workers()

@@ -1,7 +1,7 @@
-"""End of a loader's worker processes, at a known time instead of by the garbage collector.
+"""Shutdown of a loader's worker processes at a defined time, not by the garbage collector.
 
 The garbage collector may finalize the index queues of a loader before the loader's iterator. torch
-then waits 5 s for each worker in turn, because no worker receives the request to end.
+then waits 5 s for each worker in turn, because no worker receives the request to exit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def end_workers(iterator: object) -> None:
         iterator: Result of ``iter(loader)``; an iterator without workers stays unchanged.
     """
     if isinstance(iterator, GeneratorType):
-        iterator.close()  # a loader class of the script: the generator holds torch's iterator
+        iterator.close()  # a loader class of the script: its generator refers to torch's iterator
     elif isinstance(iterator, _Iterator) and _are_children(iterator._workers):  # noqa: SLF001 - no public way
         _request_end(*_parts_of(iterator))
         _kill_busy_workers(iterator)
@@ -67,18 +67,18 @@ def read_batches(loader: Any) -> Iterator[Any]:
 
 
 def _are_children(workers: Sequence[Any]) -> bool:
-    """Return False in a fork of the trainer: the workers are children of the trainer."""
+    """Return False in a fork of the trainer, whose children the workers are not."""
     return all(worker._parent_pid == os.getpid() for worker in workers)  # noqa: SLF001 - no public way
 
 
 def _parts_of(iterator: Any) -> tuple[Sequence[Any], Any, Sequence[Any]]:
-    """Return what ends the workers without the iterator, which references the dataset."""
+    """Return the objects that end the workers, without a reference to the iterator and dataset."""
     workers, queues = iterator._workers, iterator._index_queues  # noqa: SLF001 - no public way
     return workers, iterator._workers_done_event, queues  # noqa: SLF001 - as above
 
 
 def _request_end(workers: Sequence[Any], done: Any, queues: Sequence[Any]) -> None:
-    """Request the end of all workers, then wait for them together."""
+    """Request the end of all workers, then wait for all of them until one deadline."""
     if not _are_children(workers):
         return
     done.set()
@@ -92,12 +92,12 @@ def _request_end(workers: Sequence[Any], done: Any, queues: Sequence[Any]) -> No
 
 
 def _kill_busy_workers(iterator: Any) -> None:
-    """Kill the workers that did not end in time, without an error of torch's at their death."""
+    """Kill the workers that did not end in time, so that torch raises no error about them."""
     busy = [item for item in iterator._workers if item.is_alive()]  # noqa: SLF001 - no public way
     if not busy:
         return
     if hasattr(iterator, "_pin_memory_thread"):
-        # The thread first: it would wait forever for the rest of a message of a killed worker.
+        # End the thread first: it would wait forever for the rest of a killed worker's message.
         iterator._pin_memory_thread_done_event.set()  # noqa: SLF001 - as above
         iterator._worker_result_queue.put((None, None))  # noqa: SLF001 - as above
         iterator._pin_memory_thread.join()  # noqa: SLF001 - as above

@@ -1,12 +1,13 @@
-"""Sample order of an epoch by ``train_sampling_strategy``, and the draws of Transformers' runs.
+"""Sample order of an epoch by ``train_sampling_strategy``, and Transformers' random draws.
 
 An order is a function of the seed, the epoch and the dataset. The order is therefore the same on
 every rank and in every attempt, and a checkpoint needs only a position in the order.
 
-Our loaders do not use torch's global stream, so no evaluation changes later training. Transformers
-draws one number from this stream for each loader. With length grouping, Transformers also draws the
-epoch's order. This order depends on all earlier draws, so the position in the data contains the
-stream's state.
+The loaders of this package do not use torch's global random stream, so no evaluation changes later
+training. Transformers draws one number from this stream for each loader. With length grouping,
+Transformers also draws the order of the epoch from the stream. Such an order depends on all earlier
+draws. The data position of a run that Transformers began therefore contains the state of the
+stream.
 """
 
 from __future__ import annotations
@@ -43,13 +44,15 @@ class HFRandomStreams:
 
 
 def draw_for_loader(cursor: DataCursor) -> None:
-    """Draw a loader iterator's number from torch's stream, in a run begun by Transformers."""
+    """Draw the number of a new loader iterator, in a run that Transformers began."""
     if cursor.origin:
         _draw_number(None)
 
 
 def draw_for_epoch(cursor: DataCursor) -> None:
-    """Draw the numbers of an epoch's start in Transformers. Collective, if it draws an order.
+    """Draw the numbers that Transformers draws at the start of an epoch.
+
+    Collective if an order is drawn.
 
     In Transformers, ranks with different streams would diverge; here all use rank 0's order.
     """
@@ -77,7 +80,7 @@ def packed(state: torch.Tensor) -> str:
 
 
 def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a checkpoint's information about the random stream, for :func:`find_drawn`.
+    """Return the facts about the random stream that :func:`find_drawn` needs.
 
     Args:
         random: Random state of rank 0, if it was saved.
@@ -94,9 +97,9 @@ def seen_of(random: Mapping[str, Any] | None, history: list[dict[str, Any]]) -> 
 def find_drawn(origin: Mapping[str, Any], streams: HFRandomStreams, size: int) -> str:
     """Return the stream state from which the current epoch's order was drawn.
 
-    All draws are repeated from the seed on. The saved state shows whether a draw is missing. If
-    there are further draws (dropout on a CPU), the function still finds the first epoch's order,
-    which was drawn before them.
+    All draws are repeated from the seed on. A difference from the saved state shows that a draw is
+    missing. If there are further draws (dropout on a CPU), the function still finds the first
+    epoch's order, which was drawn before them.
 
     Args:
         origin: Origin of the cursor, with the result of :func:`seen_of`.
@@ -171,7 +174,8 @@ class Sampling:
         full_rounds = max(deal.samples - start, 0) // batch_size
         for turn in range(0, full_rounds, rounds_at_once):
             low, count = start + turn * batch_size, min(rounds_at_once, full_rounds - turn)
-            # Read the tensor once for many rounds: reading takes longer than slicing a list.
+            # Read the tensor once for many rounds, because reading takes longer than slicing a
+            # list.
             indices: list[int] = order[low : low + count * batch_size].tolist()
             for first in range(rank * deal.batch, len(indices), batch_size):
                 yield indices[first : first + deal.batch]
@@ -204,7 +208,7 @@ class LengthGrouped(Sampling):
     def order(self, cursor: DataCursor) -> torch.Tensor:
         """Return the random order, sorted by length within groups of up to 50 steps.
 
-        Transformers' recipe: the longest sample of all comes first, so that a lack of memory is
+        As in Transformers, the longest sample of all comes first, so that a lack of memory is
         detected at once. The group size stays that of the run's first attempt. In a run with
         Transformers' draws, the random order was drawn at the start of the epoch.
         """
@@ -226,8 +230,8 @@ class LengthGrouped(Sampling):
 class Rebalanced(Sampling):
     """``batch_rebalance``: micro-batches of a step cost about the same, padding included.
 
-    A step trains on its usual samples, but its micro-batches differ in size: few long samples or
-    many short ones.
+    A step trains on the same samples as without rebalancing. Its micro-batches differ in size: few
+    long samples or many short samples.
 
     Attributes:
         lengths: Length of each sample.
@@ -297,7 +301,7 @@ def split_by_cost(indices: Sequence[int], lengths: Sequence[int], groups: int) -
 
 
 def _cut(ordered: Sequence[int], lengths: Sequence[int], cap: float) -> list[list[int]]:
-    """Fill parts one after another up to a cost."""
+    """Fill parts one after another, each up to a maximum cost."""
     parts: list[list[int]] = []
     for index in ordered:
         if parts and cost_of(len(parts[-1]) + 1, lengths[parts[-1][0]]) <= cap:
@@ -313,10 +317,11 @@ def sampling_for(args: TrainingArguments, dataset: Any, name: str) -> Sampling:
     Args:
         args: ``train_sampling_strategy``, ``length_column_name``.
         dataset: Dataset whose samples, or one of its columns, have the lengths.
-        name: Name of the model's main input; its length counts if no other is given.
+        name: Name of the model's main input; its length is used if the dataset has no column with
+            lengths.
 
     Raises:
-        ConfigError: Lengths are needed, and samples have none.
+        ConfigError: Lengths are needed, and the samples have no length.
     """
     strategy = args.train_sampling_strategy
     if strategy == "sequential":

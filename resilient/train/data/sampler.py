@@ -1,16 +1,18 @@
 """Resumable sampler, the whole job's position in the data, and the train loader.
 
 The order of an epoch is a function of (seed, epoch). The order is cut into rounds. A round has one
-micro-batch for each rank, consecutive in the order, for ranks 0, 1, 2, ... in turn. The position is
-the number of the epoch's samples that the whole job has trained on. The position advances when a
-round was trained on, not when a loader prefetched it. A resume therefore repeats and skips no
-sample, costs the same at every step, and works at another batch size or number of ranks.
+micro-batch for each rank. The micro-batches of ranks 0, 1, 2, ... are consecutive in the order. The
+position is the number of the epoch's samples that the whole job has trained on. The position
+advances when a round was trained on, not when a loader prefetched the round. A resume therefore
+repeats and skips no sample, and works at another batch size or number of ranks. A resume takes the
+same time at every step.
 
-A scheduler or a terminal often signals all processes of a job. The current step still needs its
-samples, so the loader's processes ignore the signal until the trainer ends them.
+A cluster scheduler or a terminal often signals all processes of a job. The current step still needs
+its samples, so the loader's processes ignore the signal until the trainer ends them.
 
-A Transformers run's position is computed from its steps and fractional epoch. The number of batches
-per epoch is not recorded, but follows from the size of the training set.
+The position of an imported Transformers run is computed from its steps and its fractional epoch.
+Transformers does not record the number of batches per epoch. This number is computed from the size
+of the training set.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
     from resilient.train.data.ordering import HFRandomStreams
 
 _trainer_pid = os.getpid()
-# Shared with forked children. A handler cannot see the sender of a signal, so the trainer
-# marks here that it exits: the SIGTERM then is its own, sent once, and must take effect.
+# Shared with forked children. A handler cannot see the sender of a signal. The trainer
+# marks here that it exits: the next SIGTERM is then from the trainer and must take effect.
 _is_leaving = mmap.mmap(-1, 1)
 
 
@@ -80,8 +82,8 @@ def _obey(number: int, _frame: Any) -> None:
 def _end_with_the_trainer() -> None:
     """Exit with code 0 if the trainer is exiting.
 
-    Death by the signal would be an error to torch. It checks its loaders whenever a child of the
-    trainer ends and raises there, during the interpreter's shutdown.
+    torch checks its loaders whenever a child of the trainer ends. If a signal killed the child,
+    torch would raise an error during the interpreter's shutdown.
     """
     if _is_leaving[0]:
         os._exit(os.EX_OK)
@@ -97,7 +99,7 @@ _CLOSE = 1e-6
 
 
 def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
-    """Return the epoch, and the number of its samples that were trained on.
+    """Return the epoch, and how many of its samples were trained on.
 
     Args:
         origin: ``epoch`` with its fraction, ``batch`` (samples per rank and micro-batch) and
@@ -105,7 +107,7 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
         size: Number of samples in the training set.
 
     Raises:
-        ValueError: No whole number of batches is that fraction of an epoch of this set.
+        ValueError: The fraction of the epoch is not a whole number of batches of this training set.
     """
     number, share = divmod(float(origin["epoch"]), 1.0)
     if share > 1 - _CLOSE:
@@ -128,13 +130,13 @@ def place_in_epoch(origin: Mapping[str, Any], size: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class BatchLayout:
-    """Layout of an epoch's batches over rounds and ranks.
+    """Division of an epoch into rounds and micro-batches of ranks.
 
     Attributes:
         samples: Size of the dataset.
         batch: Samples per micro-batch and rank.
         ranks: Micro-batches per round.
-        drop_last: Leave out an incomplete last round instead of completing it.
+        drop_last: Leave out an incomplete last round instead of filling it up.
     """
 
     samples: int
@@ -163,7 +165,7 @@ class BatchLayout:
     def micro_batch(self, order: torch.Tensor, start: int, rank: int) -> list[int]:
         """Return the indices of ``rank`` in the round that begins at position ``start``.
 
-        An incomplete last round is completed from the start of the order, so that all ranks have
+        An incomplete last round is filled up from the start of the order, so that all ranks have
         equal batches. A single rank takes the remaining samples. Both rules are those of
         accelerate.
         """
@@ -186,17 +188,17 @@ class DataCursor:
 
     Attributes:
         size: Number of samples in the dataset.
-        seed: Seed of the order; a checkpoint's overrides a new argument.
+        seed: Seed of the order. The seed in a checkpoint overrides a new argument.
         epoch: Current epoch.
         samples: Number of samples of the epoch's order that have been trained on.
         is_open: Whether the epoch has begun and its end was not yet handled.
-        origin: Other trainer whose random draws are repeated, if any, with the known facts about
-            the run that it began.
-        group: Samples of a step for grouping by length; the first attempt's value stays.
+        origin: Facts about the run of another trainer whose random draws are repeated; None
+            if no other trainer began the run.
+        group: Samples of a step for grouping by length; the value of the first attempt is kept.
         skipped: Skipped ranges: (epoch, samples) of start and end.
-        streams: Start of the run's random numbers, if it draws like another trainer that draws
-            each epoch's order from them.
-        drawn: Stream state from which this epoch's order was drawn in that case.
+        streams: Random streams at the start of the run, if each epoch's order is drawn from
+            them as in another trainer.
+        drawn: Stream state from which this epoch's order was drawn, if ``streams`` is used.
         planned: Planned length of the run, with the inputs of the plan; see
             :mod:`resilient.train.step_count`.
     """
@@ -250,7 +252,7 @@ class DataCursor:
         Raises:
             IncompatibleCheckpoint: The position is in a dataset of another size, or in an unknown
                 order.
-            ValueError: The position is another trainer's and does not fit this dataset.
+            ValueError: The position is from another trainer and does not fit this dataset.
         """
         if "elsewhere" in state_dict:
             self._go_to(state_dict["elsewhere"])
@@ -279,7 +281,7 @@ class DataCursor:
         self.planned = None
         if self.is_open and self.streams is not None:
             self.drawn = find_drawn(place, self.streams, self.size)
-        # The stream's state is not needed from here on.
+        # After the first load the state of the stream is not needed.
         self.origin = {
             name: value for name, value in place.items() if name not in ("stream", "evaluated")
         }
@@ -297,13 +299,13 @@ class MicroBatch:
 
 
 class ResumableSampler(Sampler[Any]):
-    """Sampler of this rank's micro-batches from the cursor to the end of its epoch.
+    """Sampler of this rank's micro-batches from the cursor to the end of the epoch.
 
     The sampler runs ahead of training as far as the loader prefetches, and does not move the
     cursor.
 
     Attributes:
-        on_order: Called for each order that is begun or continued: cursor, kind, indices.
+        on_order: Called with cursor, kind and indices for each order that is begun or continued.
     """
 
     on_order: Callable[[DataCursor, str, torch.Tensor], None] | None = None
@@ -336,14 +338,15 @@ class ResumableSampler(Sampler[Any]):
 
 
 class KeyedDataset(Dataset[Any]):
-    """Dataset that fetches micro-batches, in a worker each with its own random stream.
+    """Dataset that fetches micro-batches; in a worker, each has its own random stream.
 
-    Random augmentation therefore depends on the sample's place in the run. It depends neither on
-    the worker nor on that worker's earlier batches.
+    Random augmentation therefore depends on the sample's position in the run, not on the worker or
+    on earlier batches of the worker.
 
     Args:
         dataset: Map-style dataset.
-        always: Whether to seed also in this process; each batch then resets the process's stream.
+        always: Whether to seed in this process too. Each batch then resets the random stream of the
+            process.
     """
 
     def __init__(self, dataset: Any, *, always: bool = False) -> None:

@@ -1,11 +1,11 @@
-"""Streams: datasets without a length, read from any sample on and resumed at any sample.
+"""Streams: datasets without a length, which can be resumed at any sample.
 
 Samples are used in the order of the stream. Like a dataset with a length, the stream is cut into
 rounds. A round has one micro-batch for each rank, consecutive in the stream. Every rank and every
 loader process reads the whole stream and keeps its share. The trained samples therefore depend
 neither on the number of readers nor on their speed. The position is the number of samples that all
-ranks together have trained on in the current pass over the stream. If the dataset has its own
-reliable state, the position includes this state.
+ranks together have trained on in the current pass over the stream. If the dataset can restore its
+own state to the sample, the position includes this state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from resilient.distributed.launch_env import World
     from resilient.train.arguments import TrainingArguments
 
-# This iterable loses its place after a resume: the state lacks the buffer's content.
+# After a resume this iterable is at a wrong position, because its state lacks the buffer.
 _FORGETFUL = "BufferShuffledExamplesIterable"
 
 
@@ -64,7 +64,7 @@ class StreamRound(NamedTuple):
 
 
 class StreamReader(IterableDataset[StreamRound]):
-    """Reader of a whole stream from the cursor on, which yields this rank's part of each round.
+    """Reader of a stream from the cursor on, which yields this rank's share of each round.
 
     Args:
         dataset: Yields samples; its ``set_epoch`` is called with the epoch if it exists.
@@ -126,9 +126,9 @@ class StreamTail(NamedTuple):
 
 
 class StreamSource:
-    """Stream read from a cursor as if by a single reader.
+    """Stream that is read from a cursor as if there were a single reader.
 
-    Random numbers drawn while a sample is read depend only on the sample's place. The random
+    Random numbers drawn while a sample is read depend only on the sample's position. The random
     streams of this process do not change.
     """
 
@@ -168,7 +168,7 @@ class StreamSource:
         return samples
 
     def state(self) -> Any:
-        """Return a copy of the dataset's state at this place; None if it has none."""
+        """Return a copy of the dataset's state at this position; None without a state."""
         return None if self._holder is None else copy.deepcopy(self._holder.state_dict())
 
     def close(self) -> None:
@@ -184,11 +184,11 @@ class StreamSource:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Hide other readers from a dataset, and the dataset's draws from this process.
+    """Hide other readers from a dataset, and keep the dataset's draws out of this process.
 
     A dataset that divides itself among loader processes would otherwise be divided twice.
     """
-    info = torch_worker._worker_info  # noqa: SLF001 - torch has no other way to say it
+    info = torch_worker._worker_info  # noqa: SLF001 - torch has no public API for it
     random_state = None if info else RandomState().state_dict()
     torch_worker._worker_info = None  # noqa: SLF001 - as above
     try:
@@ -229,7 +229,7 @@ class StreamBatchLayout(BatchLayout):
     ahead: MicroBatchPrefetch | None = None
 
     def rounds_after(self, taken: int) -> int:
-        """Return how many rounds of the next step are certain to exist; 0 at the end."""
+        """Return the number of rounds known to exist for the next step; 0 at the end."""
         if self.ahead is None or self.ahead.place != taken:
             return 1  # not prefetched yet
         return self.ahead.fill(self.accumulation)
@@ -244,7 +244,7 @@ class StreamCursor(DataCursor):
     """Position of the whole job in a stream.
 
     Attributes:
-        state: State of the dataset there, or None.
+        state: State of the dataset at this position, or None.
     """
 
     state: Any = None
@@ -280,7 +280,7 @@ class StreamCursor(DataCursor):
 
 
 class MicroBatchPrefetch:
-    """Micro-batches of a step, fetched ahead to find out how many there are.
+    """Prefetched micro-batches of a step, whose number is unknown before.
 
     Args:
         rounds: Collated rounds of this rank: (batch, samples of all ranks, state).
@@ -313,7 +313,7 @@ class MicroBatchPrefetch:
             )
 
     def trained(self) -> tuple[int, Any]:
-        """Return (samples, state) of the oldest micro-batch handed out and not yet counted."""
+        """Return (samples, state) of the oldest yielded micro-batch that is not yet counted."""
         sample_count, state = self._handed_out.popleft()
         self.place += sample_count
         return sample_count, state
@@ -330,7 +330,7 @@ class MicroBatchPrefetch:
 
 
 class _CollateRound:
-    """Collator of a round's samples that passes the round's position through."""
+    """Collator of a round's samples, which leaves the position of the round unchanged."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -346,7 +346,7 @@ class StreamLoader:
         loader: Yields collated rounds.
         reader: Dataset behind the loader.
         cursor: Position in the stream.
-        deal: Batch layout; it gets the prefetched micro-batches.
+        deal: Batch layout; it receives the number of prefetched micro-batches.
         subject: Name of the dataset, for messages.
     """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CountedShard(EvalShard):
-    """All batches of a loader on one rank; ``samples`` and ``sizes`` count those seen so far."""
+    """All batches of a loader on one rank; ``samples`` and ``sizes`` count the batches seen."""
 
     sizes: list[int] = field(default_factory=list)
 
@@ -46,7 +46,7 @@ class CountedShard(EvalShard):
         return self.sizes
 
     def of(self, rank: int) -> list[list[int]]:
-        """Return the positions of their samples, batch by batch, in order of arrival."""
+        """Return the sample positions of the batches seen, in order of arrival."""
         total = list(accumulate(self.sizes))
         ends = [total[nth] for nth in self.turns(rank)]
         return [list(range(end - size, end)) for end, size in zip(ends, self.sizes, strict=True)]
@@ -96,10 +96,11 @@ def samples_of(inputs: Any) -> int | None:
 
 
 def counted(loader: Any, world: World, *, in_step: bool) -> Any:
-    """Return a loader with a ``share``, in which every sample of ``loader`` counts once.
+    """Return a loader with a ``share``; every sample of ``loader`` counts once in it.
 
-    Our own loaders have a share and stay unchanged. A single rank counts the samples that the
-    loader yields. Several ranks share the batches of a plain loader in the order of its dataset.
+    Loaders of this package have a share and stay unchanged. A single rank counts the samples that
+    the loader yields. Several ranks share the batches of a plain loader in the order of its
+    dataset.
 
     Args:
         loader: Result of ``get_eval_dataloader``.
@@ -134,7 +135,7 @@ def counted(loader: Any, world: World, *, in_step: bool) -> Any:
 
 
 class BatchMetrics:
-    """Caller of ``compute_metrics(prediction, compute_result=...)`` for each batch of a dataset.
+    """Accumulator that calls ``compute_metrics(prediction, compute_result=...)`` for each batch.
 
     Every rank makes the same calls, in the dataset's order, for any number of ranks. All ranks
     must therefore run the same number of batches (``in_step`` of the share). Tensors are on the
@@ -171,7 +172,7 @@ class BatchMetrics:
         return metrics
 
     def _take(self, predictions: Any, labels: Any, inputs: Any, loss: Any) -> None:
-        """Pass on the previous batch: the last batch is known only when no other follows."""
+        """Process the previous batch, because a batch is the last one only if no other follows."""
         if predictions is None or labels is None:
             return
         if self._last is not None:

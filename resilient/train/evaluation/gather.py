@@ -1,4 +1,4 @@
-"""Gathering of outputs over ranks: rows of tensors, or any picklable objects.
+"""Gather operations over ranks: rows of tensors, or any picklable objects.
 
 Model outputs are nested: tensors in tuples, lists and mappings. A list without tensors has one
 value per sample, for example a decoded text.
@@ -65,7 +65,7 @@ def zipped(batches: Sequence[Any], join: Callable[[Sequence[Any]], Any]) -> Any:
 
 
 def to_numpy(rows: torch.Tensor) -> Any:
-    """Return a tensor as an array; half precision, which NumPy adds inaccurately, as float32."""
+    """Return a tensor as an array; half precision becomes float32 for accurate sums in NumPy."""
     rows = rows.detach().cpu()
     half = rows.dtype in {torch.bfloat16, torch.float16}
     return (rows.float() if half else rows).numpy()
@@ -81,7 +81,7 @@ def pad_to(rows: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 
 
 def pad_and_concatenate(batches: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Join along the samples; other dimensions are padded to the largest.
+    """Join tensors along the samples; other dimensions are padded to the largest size.
 
     Raises:
         ConfigError: A tensor has no dimension of samples.
@@ -110,8 +110,8 @@ def gather_rows(rows: torch.Tensor, ranks: int) -> torch.Tensor:
 
     Args:
         rows: Rows of this rank.
-        ranks: Number of ranks with separate rows. Further neighbouring ranks have the same rows,
-            which are used once.
+        ranks: Number of ranks with separate rows. If there are more ranks, neighbouring ranks have
+            the same rows, and these rows are used once.
     """
     if ranks == 1:
         return rows

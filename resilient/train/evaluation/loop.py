@@ -397,7 +397,7 @@ class EvalAccumulator:
         return predictions, labels, inputs
 
     def _finish(self) -> None:
-        """Spill as often as the rank with the most batches, before any other gathering."""
+        """Spill as often as the rank with the most batches, before any other collective."""
         rounds = max(1, -(-self._share.batches // self._share.world.size))
         for _ in range(self._spills, -(-rounds // (self._joining.every or rounds))):
             self._spill()
@@ -409,7 +409,7 @@ class EvalAccumulator:
 
 
 def require_metric(sets: Mapping[str, Any] | None, metric: str, option: str) -> None:
-    """Raise if no evaluation of a dict of datasets can give a metric.
+    """Raise if no evaluation of these datasets gives a metric.
 
     Args:
         sets: Datasets by name; None if there is only one.
@@ -461,7 +461,7 @@ class StreamShare(EvalShard):
 
 
 class _Part(NamedTuple):
-    """One rank's part of a round: its own samples, or others' that only keep it in step."""
+    """Part of a round for one rank: own samples, or samples that only equalize batch counts."""
 
     samples: list[Any]
     taken: int
@@ -486,14 +486,14 @@ class _Reader(IterableDataset[_Part]):
         low, keeps_step = self._world.rank * self._batch, True
         while samples := source.take(self._batch * self._world.size):
             own_samples = samples[low : low + self._batch]
-            # The first round runs on every rank, so that all know the shapes.
+            # The first round runs on every rank, so that all ranks know the shapes.
             stand_in = samples[: self._batch] if keeps_step else []
             yield _Part(own_samples or stand_in, len(samples), bool(own_samples))
             keeps_step = self._in_step
 
 
 class StreamEvaluation:
-    """Loader of a stream for evaluation; its share has the size once the stream was read.
+    """Loader of a stream for evaluation; its share knows the size when the stream was read.
 
     Args:
         loader: Yields collated parts.

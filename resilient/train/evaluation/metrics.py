@@ -1,4 +1,4 @@
-"""Metrics by task, with NumPy alone, for ``compute_metrics``.
+"""Metrics by task for ``compute_metrics``, computed with NumPy alone.
 
 Entities come from sequences of tags (IOB1, IOB2 and IOBES) by the rules of conlleval, as in
 seqeval's default mode. An entity is right if its type, its first token and its last token are
@@ -97,7 +97,7 @@ _OVERALL = ("precision", "recall", "f1")
 def metrics_for(
     task: str | None, id2label: Mapping[int, str] | None = None
 ) -> Callable[[EvalPrediction], dict[str, float]]:
-    """Return the function that computes the metrics of a task.
+    """Return a function that computes the metrics of a task.
 
     Args:
         task: ``classification`` (accuracy, f1 weighted by support), ``regression`` (mse, mae),
@@ -163,7 +163,7 @@ def named_entities(prediction: EvalPrediction, tags: Mapping[int, str]) -> dict[
 
 
 def _scores(prediction: EvalPrediction) -> np.ndarray[Any, Any]:
-    """Return the first output: a model may return more than its scores."""
+    """Return the first output, because a model may return more than its scores."""
     scores = prediction.predictions
     return np.asarray(scores[0] if isinstance(scores, tuple) else scores)
 

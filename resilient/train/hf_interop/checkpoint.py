@@ -1,12 +1,12 @@
 """Checkpoint folder of Hugging Face's Trainer (5.x), verified as far as its files allow.
 
-The folder has no digests, so this module checks other redundancy. This redundancy is the checksums
-inside torch's files, the sizes in safetensors headers, and numbers that several files share. Files
-are unpickled only as data (:mod:`resilient.train.hf_interop.readers`). ``training_args.bin``
-contains more than data and is not read.
+The folder has no digests. This module therefore verifies the checksums inside torch's files, the
+sizes in safetensors headers, and numbers that several files share. Files are unpickled only as data
+(:mod:`resilient.train.hf_interop.readers`). ``training_args.bin`` contains more than data and is
+not read.
 
 Weights and optimizer are in separate files, in torch's distributed checkpoints (FSDP with
-``SHARDED_STATE_DICT``), in whole files of FSDP, or in a DeepSpeed folder.
+``SHARDED_STATE_DICT``), in unsharded files of FSDP, or in a DeepSpeed folder.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class TransformersFiles:
             return load_torch(file, str(self.folder / name))
 
     def known_step(self) -> int | None:
-        """Return the trainer's number of finished steps; None if unknown."""
+        """Return the number of finished steps of the trainer; None if unknown."""
         return None
 
     @property
@@ -277,11 +277,11 @@ class TransformersCheckpoint(TransformersFiles):
     Attributes:
         state: Content of ``trainer_state.json``.
         state_digest: SHA-256 of that file, in hex.
-        world: Number of ranks, from the facts of the folder; None counts random states.
+        world: Number of ranks, from files of the folder; None: count the random states.
 
     Raises:
-        NothingToResume: There is no such folder, or it has no checkpoint.
-        IntegrityError: Its state is damaged, or its save never finished.
+        NothingToResume: The folder does not exist, or has no checkpoint.
+        IntegrityError: The state is damaged, or the save never finished.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -326,7 +326,7 @@ class TransformersCheckpoint(TransformersFiles):
 
     @property
     def ranks(self) -> int:
-        """Number of training processes; each left its random state.
+        """Number of training processes; each of them saved its random state.
 
         Raises:
             IntegrityError: Random states are missing, and no other file shows the number of ranks.
@@ -349,7 +349,7 @@ class TransformersCheckpoint(TransformersFiles):
         """Return the scheduler's state.
 
         Raises:
-            IncompatibleCheckpoint: There is none.
+            IncompatibleCheckpoint: There is no scheduler.
             IntegrityError: The file is damaged.
         """
         if not self.source.has(SCHEDULER):
@@ -363,7 +363,7 @@ class TransformersCheckpoint(TransformersFiles):
         state: dict[str, Any] = self.load(SCHEDULER)
         lambdas = state.get("lr_lambdas")
         if lambdas is not None:
-            # Our schedules have their numbers in their arguments, and nothing to restore.
+            # Our schedules take their numbers from arguments, so there is nothing to restore.
             state["lr_lambdas"] = [None] * len(lambdas)
         return state
 

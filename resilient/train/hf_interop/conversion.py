@@ -1,7 +1,7 @@
-"""Parts of our checkpoint, made from a Transformers checkpoint.
+"""Conversion of a Transformers checkpoint to the parts of a native checkpoint.
 
-Transformers saves an optimizer's state by position, so only the model gives the names of its
-tensors.
+Transformers saves an optimizer's state by the position of each parameter. Only the model maps a
+position to a parameter name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LIKE_WEIGHT = ("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_a
 
 @dataclass(frozen=True, slots=True)
 class RawState:
-    """Given state that is saved unchanged."""
+    """Stateful that saves a given state unchanged."""
 
     state: Mapping[str, Any]
 
@@ -64,7 +64,7 @@ class FreshState:
 def parts_of(
     source: TransformersCheckpoint, naming: Naming, best: str, fresh: FreshState | None = None
 ) -> dict[str, Part]:
-    """Return all parts of our checkpoint, in loading order.
+    """Return all parts of the native checkpoint, in loading order.
 
     Args:
         source: Checkpoint saved by Transformers.
@@ -91,7 +91,7 @@ def parts_of(
     parts = {name: Part(RawState(value)) for name, value in state_by_part.items()}
     parts |= documents_of(source)
     for rank in range(source.ranks):
-        # Each rank finds its part by name, no matter which rank wrote it.
+        # Each rank finds its part by name. The rank that wrote the part does not matter.
         parts[rank_part("meters", rank)] = Part(RawState(_meters(state)))
         random = source.random_state(rank)
         if random is not None:
@@ -116,10 +116,10 @@ def _progress(
     weights: Mapping[str, torch.Tensor],
     fresh: FreshState | None,
 ) -> dict[str, Mapping[str, Any]]:
-    """Return optimizer and schedule; as in Transformers both restart if one is lost.
+    """Return optimizer and schedule. As in Transformers, both restart if one of them is lost.
 
     Raises:
-        IncompatibleCheckpoint: One is lost, and there is no initial state.
+        IncompatibleCheckpoint: One of them is lost, and no initial state is given.
     """
     if fresh is not None and not source.has_progress:
         return {"optimizer": fresh.optimizer, "scheduler": fresh.scheduler}
@@ -130,10 +130,10 @@ def _progress(
 def named_optimizer(
     source: TransformersCheckpoint, naming: Naming, weights: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return the optimizer's state by name, and the numbers of its groups with parameters.
+    """Return the optimizer's state by name, and the indices of its non-empty groups.
 
     Raises:
-        IncompatibleCheckpoint: Its parameters or shapes are not the model's.
+        IncompatibleCheckpoint: The optimizer's parameters or shapes differ from the model's.
     """
     plain = source.optimizer()
     if any(isinstance(name, str) for group in plain["param_groups"] for name in group["params"]):
@@ -167,8 +167,8 @@ def _by_name(
     naming: Naming,
     weights: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, Any], list[int]]:
-    """Return FSDP's or DeepSpeed's state by name; the resume checks the groups' owners."""
-    # A tensor with several names may be trained under different names here and there.
+    """Return the state of FSDP or DeepSpeed by name; the resume checks the groups."""
+    # A tensor with several names may be trained under different names in the two trainers.
     trained_names = {name for names in naming.trained for name in names}
     own_name_by_name = {
         name: next((alias for alias in names if alias in trained_names), name)
@@ -195,7 +195,7 @@ def _by_name(
         frozenset(group["params"]): nth for nth, group in enumerate(groups) if group["params"]
     }
     trained_groups = [frozenset(names) for names in naming.trained]
-    # In the order of this model's groups, as required for a schedule's values by group.
+    # Use the order of this model's groups, because a schedule has one value per group.
     group_numbers = (
         [places[members] for members in trained_groups]
         if set(trained_groups) == set(places)
@@ -209,7 +209,7 @@ def _require_fit(
     state: Mapping[str, Mapping[str, Any]],
     weights: Mapping[str, torch.Tensor],
 ) -> None:
-    """Raise if moments do not have the shape of their parameter."""
+    """Raise if a moment does not have the shape of its parameter."""
     for name, value in state.items():
         for kind in _LIKE_WEIGHT:
             moment = value.get(kind)
@@ -261,7 +261,7 @@ def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of each callback by name; the second of a class is ``Name_2``."""
+    """Return the attributes of each callback by name; a second of a class is ``Name_2``."""
     states: dict[str, Any] = {}
     for name, saved_states in (state.get("stateful_callbacks") or {}).items():
         for nth, callback in enumerate(
@@ -277,7 +277,7 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_ended(state: Mapping[str, Any]) -> bool:
-    """Return whether early stopping ended the run, by the state of its callback."""
+    """Return whether early stopping ended the run, according to the state of its callback."""
     counter, patience = "early_stopping_patience_counter", "early_stopping_patience"
     for saved_states in (state.get("stateful_callbacks") or {}).values():
         for callback in saved_states if isinstance(saved_states, list) else [saved_states]:
@@ -288,7 +288,7 @@ def _has_ended(state: Mapping[str, Any]) -> bool:
 
 
 def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sums of the logged losses; losses not logged are not recorded."""
+    """Return the sums of the logged losses, because Transformers records no other losses."""
     summed, steps, last_entry = 0.0, 0, {}
     for entry in state["log_history"]:
         if "loss" in entry:
@@ -306,13 +306,13 @@ def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """Names that a checkpoint by position lacks.
+    """Parameter names, for a checkpoint that identifies parameters by position.
 
     Attributes:
         trained: Names of the parameters of each of the optimizer's groups, in its order.
-        tied: Names of the same tensor, of which a weight file contains only one.
-        adapter: Names in a file of PEFT's -> the model's names; empty without an adapter.
-        base: Tensors of an adapted model, of which a PEFT file contains only a few.
+        tied: Names of the same tensor; a weight file contains only one of these names.
+        adapter: Names in a PEFT file -> names in the model; empty without an adapter.
+        base: All tensors of an adapted model; a PEFT file contains only a few of them.
     """
 
     trained: tuple[tuple[str, ...], ...]
@@ -321,7 +321,7 @@ class Naming:
     base: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def complete(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return all tensors of the model, completed from those in a file."""
+        """Return the tensors of a file, completed by the base model's tensors."""
         if not self.adapter:
             return tie(tensors, self.tied)
         return {
@@ -338,7 +338,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         groups: ``param_groups`` of the optimizer.
 
     Raises:
-        KeyError: A group has a parameter that is not the model's.
+        KeyError: A group has a parameter that does not belong to the model.
         ConfigError: The base of an adapter is in flat shards.
     """
     names: dict[int, str] = {}
@@ -355,7 +355,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
         and len(parameter_ids) == 1
         and names.keys().isdisjoint(parameter_ids[0])
     )
-    if not is_flat:  # else flat vectors hold all trained parameters
+    if not is_flat:  # In this case flat vectors contain all trained parameters.
         trained_names = tuple(
             tuple(names[number] for number in numbers) for numbers in parameter_ids
         )
@@ -372,7 +372,7 @@ def naming_of(model: nn.Module, groups: Iterable[Mapping[str, Any]]) -> Naming:
 
 
 def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Return the names of each parameter that has several."""
+    """Return the names of each parameter with several names."""
     names_by_id: defaultdict[int, list[str]] = defaultdict(list)
     for parameter in named_in(model):
         names_by_id[parameter.number].append(parameter.name)
@@ -382,7 +382,7 @@ def tied_names(model: nn.Module) -> tuple[tuple[str, ...], ...]:
 def tie(
     tensors: Mapping[str, torch.Tensor], tied: Sequence[Sequence[str]]
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors completed by the other names of tied tensors."""
+    """Return the tensors, with each tied tensor under all of its names."""
     completed_tensors = dict(tensors)
     for names in tied:
         tensor = next((tensors[name] for name in names if name in tensors), None)

@@ -1,7 +1,8 @@
-"""Export of our checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
+"""Export of native checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
 
-The Transformers form resumes in stock Transformers. The tensor form, for any tool's checkpoint,
-is safetensors, a file for ``torch.load``, or torch's DCP.
+The Trainer of Transformers can resume from the Transformers form. The tensor form also exists for
+checkpoints of other tools. The tensor form is safetensors, a file for ``torch.load``, or torch's
+DCP.
 """
 
 from __future__ import annotations
@@ -370,7 +371,7 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
-    """Return the path of the best model's checkpoint, if it is exported too."""
+    """Return the path of the best model's checkpoint, if this checkpoint is exported too."""
     best = state.get("best_global_step")
     if best is None:
         return None
@@ -401,7 +402,7 @@ def export_tensors(
 ) -> list[str]:
     """Write the weights and the moments of a checkpoint to a new folder, each tensor whole.
 
-    Other resume state is not written; the Transformers form has it (:func:`export_checkpoint`).
+    Other state is not written. :func:`export_checkpoint` writes all state that a resume needs.
 
     Crash: a folder beside it, named ``.<name>.partial``; the checkpoint is only read.
 
@@ -452,7 +453,7 @@ def _convert(
         from torch.distributed import checkpoint
 
         with warnings.catch_warnings():
-            # It warns that it assumes a single process.
+            # torch warns that this function assumes a single process.
             warnings.simplefilter("ignore", UserWarning)
             checkpoint.save(state, checkpoint_id=str(draft / "dcp"), no_dist=True)
         for file in (draft / "dcp").iterdir():

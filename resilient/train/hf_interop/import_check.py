@@ -1,4 +1,4 @@
-"""Checks of an import before its commit: choice and resumability of the source, a test resume."""
+"""Checks before an import is committed: verification of the source, and a trial resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _NAMED_MAX = 3
 _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
-"""Options of an optimizer that reveal its kind."""
+"""Options that differ between optimizers, from which the optimizer is identified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class SkippedFolder:
 
 @dataclass(frozen=True, slots=True)
 class TakeoverPlan:
-    """Candidates of a takeover from the Hugging Face Trainer, judged by their headers.
+    """Checkpoint folders of the Hugging Face Trainer from which a run can continue.
 
     Attributes:
-        candidates: Folders whose headers show no loss, newest first. Their bytes were not read.
+        candidates: Folders whose headers show no loss, newest first. Only headers were read.
         skipped: Other folders, newest first.
     """
 
@@ -101,7 +101,7 @@ def _is_step_folder(checkpoint: FoundCheckpoint, root: Path | None) -> bool:
 
 
 def _flaw_of(path: str) -> SkippedFolder | None:
-    """Return the reason why a resume from a checkpoint loses state, None if it loses nothing."""
+    """Return the reason why a resume from a checkpoint would lose state; None: no loss."""
     folder = open_folder(path)
     contents = read_layout(folder, folder.list())
     if contents is None or contents.layout != TRANSFORMERS:
@@ -115,12 +115,12 @@ def _flaw_of(path: str) -> SkippedFolder | None:
 
 @dataclass(frozen=True, slots=True)
 class ImportSource:
-    """Folder that the verification found to be resumable.
+    """Folder that is resumable according to the verification.
 
     Attributes:
-        found: Its files.
+        found: Files of the folder.
         lost: Losses of a resume, in words.
-        odd: Findings of ``ckpt verify`` without a known loss.
+        odd: Contradictions that ``ckpt verify`` found, without a known loss.
     """
 
     found: TransformersCheckpoint
@@ -158,8 +158,8 @@ def require_loadable(
     """Require that the weights fit a model by names and shapes, and that the state is valid.
 
     As in Transformers, weights that the model does not have are ignored, and a copy in a wider
-    dtype is cast. A cast that rounds a number is left to :func:`require_same_objects`. Missing
-    weights are refused: the model would train on with new numbers in their place.
+    dtype is cast. :func:`require_same_objects` checks casts that round numbers. Missing weights are
+    refused, because the model would continue with new random weights.
 
     Args:
         parts: Parts to be committed.
@@ -167,7 +167,7 @@ def require_loadable(
         folder: The imported folder, for hints.
 
     Returns:
-        The parts with the weights of this model, and what was ignored, in words.
+        The parts with the weights of this model, and a description of the ignored weights.
 
     Raises:
         IncompatibleCheckpoint: A name is missing, a shape differs, or a value of the trainer's
@@ -253,7 +253,7 @@ def require_same_objects(
 def _fitted(
     weights: Mapping[str, Any], model: nn.Module, folder: str
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Return the weights of a model; flat shards and pipelines are compared at the resume."""
+    """Return the weights of a model; the resume itself compares flat shards and pipelines."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return weights, ()
     expected = {
@@ -286,7 +286,7 @@ def _fitted(
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy in a narrower dtype if that rounds no number, else the tensor."""
+    """Return a copy in a narrower dtype if no number is rounded, else the tensor."""
     if not (tensor.is_floating_point() and dtype.is_floating_point):
         return tensor
     if dtype.itemsize >= tensor.dtype.itemsize:

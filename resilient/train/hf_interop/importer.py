@@ -1,7 +1,7 @@
-"""Import of a Transformers checkpoint as the first checkpoint of one of our repositories.
+"""Import of a Transformers checkpoint as the first checkpoint of a repository.
 
 One rank writes the complete checkpoint before training begins. Every rank then resumes from this
-checkpoint as from any other, in any layout. The source folder is no longer needed. If the
+checkpoint as from any other, in any parallel layout. The source folder is no longer needed. If the
 repository is not empty, its run must have begun from exactly this checkpoint. Otherwise the import
 is refused.
 
@@ -99,7 +99,7 @@ class HFCheckpointImported(Event):
 
 @dataclass(frozen=True, slots=True)
 class ImportLossReported(Event):
-    """A checkpoint of another trainer was imported that had already lost a part."""
+    """A checkpoint of another trainer was imported although a part of it was already lost."""
 
     level: ClassVar[Level] = Level.WARNING
     folder: str
@@ -140,17 +140,17 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
 
     Args:
         hooks: Trainer; its model and optimizer give the names of state saved by position.
-        reference: Reference that this attempt begins from, as the resume policy settled it.
-        more: Parts unknown to Transformers, which begin with their initial state.
+        reference: Reference from which this attempt begins, as determined by the resume policy.
+        more: Parts that Transformers does not have; they begin with their initial state.
         topic: Name of this training.
 
     Returns:
-        Digests of the requested folder, for :func:`require_origin`; empty if no Transformers
+        Digests of the requested folder for :func:`require_origin`; empty text if no Transformers
         checkpoint was requested.
 
     Raises:
         IntegrityError: The folder is damaged.
-        IncompatibleCheckpoint: The folder is of another model, or has only a model.
+        IncompatibleCheckpoint: The folder belongs to another model, or has only a model.
         NoIntactCheckpoint: No folder was named, and all folders of the run are damaged or
             incomplete.
     """
@@ -177,7 +177,7 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
         repository: URL of the repository.
 
     Raises:
-        ConfigError: The repository held a run that began from another checkpoint.
+        ConfigError: The repository contains a run that began from another checkpoint.
     """
     if digest and not _is_origin(origin or {}, *digest.split(":")):
         raise ConfigError(
@@ -188,7 +188,7 @@ def require_origin(origin: Mapping[str, Any] | None, digest: str, repository: st
 
 
 def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> bool:
-    """Return whether a run began from a folder; an older origin has only the state's digest."""
+    """Return whether a run began from a folder. An older origin has only the state's digest."""
     if "state_digest" not in origin:
         return origin.get("digest") == state_digest
     return origin["state_digest"] == state_digest and digest in ("", origin["digest"])
@@ -196,11 +196,11 @@ def _is_origin(origin: Mapping[str, Any], state_digest: str, digest: str) -> boo
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """All data that an import commits, checked and in memory.
+    """All data of an import in memory, after the checks and before the commit.
 
     Attributes:
         source: The folder.
-        parts: Parts of the checkpoint, whose name is not known yet.
+        parts: Parts of the checkpoint; the name of the checkpoint is not known yet.
         best: Step and parts of the best model's checkpoint; None without one.
         lost: Losses in words.
         odd: Findings of ``ckpt verify`` without a known loss.
@@ -213,7 +213,7 @@ class Import:
     odd: tuple[str, ...] = ()
 
     def commit(self, engine: CheckpointEngine) -> CheckpointId:
-        """Claim a generation and write the checkpoint, after that of the best model.
+        """Claim a generation and write the best model's checkpoint, then the imported checkpoint.
 
         Crash: the checkpoint is committed completely, or not at all. The best model alone may
         remain; the next import ignores it.
@@ -301,7 +301,7 @@ def prepare_import(
 def best_of(
     source: ImportSource, naming: Naming, model: nn.Module | None
 ) -> tuple[tuple[int, dict[str, Part]] | None, tuple[str, ...]]:
-    """Return the best model of a run, if it is beside the folder, and all losses.
+    """Return the best model of a run, if its folder is beside this folder, and all losses.
 
     Only the sibling folder ``checkpoint-<best step>`` is opened, whatever path is recorded.
     """
@@ -332,7 +332,7 @@ def best_of(
 
 
 def holds_run(engine: CheckpointEngine) -> bool:
-    """Return whether a repository has more than the best model of an import that was killed."""
+    """Return whether a repository contains a run, not only the rest of a killed import."""
     checkpoints = engine.committed()
     if not checkpoints:
         return engine.holds_run()
@@ -361,12 +361,12 @@ def _refuse_unsigned(folder: str) -> None:
 def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the newest intact Transformers checkpoint of the output folder to the repository.
 
-    Without an intact one, the newest that is resumable with a loss is taken. A repository that
-    holds a run is left unchanged.
+    If no checkpoint is intact, the newest checkpoint that is resumable with a loss is imported. A
+    repository that contains a run is left unchanged.
 
     Raises:
-        NoIntactCheckpoint: There are Transformers checkpoints, and none of them is resumable.
-        IncompatibleCheckpoint: Each of them has a loss, which ``strict_resume`` refuses.
+        NoIntactCheckpoint: There are Transformers checkpoints, but none of them is resumable.
+        IncompatibleCheckpoint: Each checkpoint has a loss, and ``strict_resume`` refuses losses.
     """
     session = hooks.session
     if not _holds_step_folder(session.args.output_dir):
@@ -390,9 +390,9 @@ def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: s
 def _choose(
     hooks: TrainerHooks, plan: TakeoverPlan, more: Mapping[str, Part]
 ) -> tuple[str, Import, list[SkippedFolder]]:
-    """Return the folder to take over, its data, and the other folders that were judged.
+    """Return the folder to import, its data, and the folders that were rejected.
 
-    Each candidate is read in full: only its bytes show a flipped bit or an infinite number.
+    Each candidate is read in full, because headers do not show flipped bits and infinite numbers.
     """
     skipped = list(plan.skipped)
     for folder in plan.candidates:
@@ -421,7 +421,8 @@ def _choose(
 def _holds_step_folder(output: str) -> bool:
     """Return whether an output folder may have Transformers checkpoints.
 
-    Most do not, and the search for the layout of each checkpoint reads all names below the folder.
+    Most folders have none. This quick test avoids the search for layouts, which reads all names
+    below the folder.
     """
     root = local_root(output)
     if root is None:
@@ -489,7 +490,7 @@ def _commit(hooks: TrainerHooks, engine: CheckpointEngine, folder: str, prepared
 
 
 def _digests(folder: str, *, is_whole: bool) -> str:
-    """Return a folder's digests; a restart compares only the state and reads no weights."""
+    """Return a folder's digests; a restart compares only the state's digest."""
     checkpoint = TransformersCheckpoint(folder)
     return f"{checkpoint.state_digest}:{checkpoint.digest if is_whole else ''}"
 
@@ -503,7 +504,7 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
 
 
 def _compared(hooks: TrainerHooks) -> dict[str, Part]:
-    """Return the objects that a resume compares with the saved ones, if they are on this rank."""
+    """Return the objects of this rank that a resume compares with the saved objects."""
     model, live = hooks.model, {}
     is_plain = all(
         type(parameter) in PLAIN and not hasattr(parameter, "ds_id")
@@ -520,7 +521,7 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
     """Return the initial state of the run's optimizer and schedule."""
     naming = _naming(hooks)
     groups = hooks.create_optimizer().param_groups
-    # With ZeRO 3 the optimizer's groups are empty: its engine holds their parameters.
+    # With ZeRO 3 the groups of the optimizer are empty, because the engine holds the parameters.
     filled = [group for group in groups if group["params"]] or groups
     options = filled if len(filled) == len(naming.trained) else filled[:1] * len(naming.trained)
     fresh_groups = [
@@ -538,9 +539,9 @@ def _fresh(hooks: TrainerHooks) -> FreshState:
 def _naming(hooks: TrainerHooks) -> Naming:
     """Return the names of a trainer's tensors."""
     groups = hooks.create_optimizer().param_groups
-    # A pipeline stage's optimizer has only its own parameters, and ZeRO 3's has none.
+    # The optimizer of a pipeline stage has only parameters of the stage, and that of ZeRO 3 none.
     if pipeline_of(hooks.model) is None and any(group["params"] for group in groups):
-        # A strategy that partitions parameters keeps its own tensors in the groups.
+        # With a strategy that partitions parameters, the groups have the strategy's tensors.
         with suppress(KeyError):
             return naming_of(hooks.model, groups)
     names = hooks.get_decay_parameter_names(hooks.model)
@@ -555,7 +556,7 @@ class ImportedFolder:
     """Result of an import.
 
     Attributes:
-        checkpoint: Its name in the repository.
+        checkpoint: Name of the checkpoint in the repository.
         lost: Losses in words.
         odd: Contradictions without a known loss, and weights that were ignored.
     """
@@ -587,7 +588,7 @@ def import_folder(
         ConfigError: The repository is in use, or the model cannot be built.
         NothingToResume: The folder has no checkpoint.
         IntegrityError: The folder is damaged.
-        IncompatibleCheckpoint: The optimizer is not of this model, or there is none.
+        IncompatibleCheckpoint: The optimizer belongs to another model, or there is no optimizer.
     """
     model = model_from_config(os.fspath(folder))
     naming = naming_of(model, parameter_groups(model, 1.0))

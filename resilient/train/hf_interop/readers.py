@@ -1,14 +1,14 @@
 """Readers of torch files, distributed checkpoints, ZeRO folders and safetensors.
 
 Checksums of torch files are verified, and ``torch.load(weights_only=True)`` loads them as data. The
-reader also accepts the few classes named here. These are random states of NumPy, and stubs for
-classes of DeepSpeed, which only keep attributes.
+reader accepts a few more classes, which are listed here: classes in NumPy's random states, and
+stubs for classes of DeepSpeed. A stub only keeps attributes.
 
-A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions.
-Source: DeepSpeed 0.19.8 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1
-and 2 join the parameters of a group into one vector and cut the vector into equal partitions. ZeRO
-3 cuts each parameter into equal partitions, and each rank joins its own partitions.
-``param_shapes`` gives names and shapes in that order.
+A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled from partitions. The
+layout is that of DeepSpeed 0.19.8 and of the ``zero_to_fp32.py`` that DeepSpeed writes beside each
+checkpoint. ZeRO 1 and 2 join the parameters of a group into one vector and cut the vector into
+equal partitions. ZeRO 3 cuts each parameter into equal partitions, and each rank joins its own
+partitions. ``param_shapes`` gives names and shapes in that order.
 
 A distributed checkpoint (DCP) is a folder of slices and an index. The reader of the index
 (:mod:`resilient.layouts.dcp`) executes nothing.
@@ -47,7 +47,7 @@ _SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
 
 
 class UnpickledStub:
-    """Stub for an object of a class that is not loaded: its attributes, without behavior."""
+    """Stub for an object of a class that is not loaded; it has the attributes and no methods."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -61,7 +61,7 @@ _DEEPSPEED = (
     *("runtime.fp16.loss_scaler.LossScaler", "runtime.fp16.loss_scaler.DynamicLossScaler"),
     *("utils.tensor_fragment.fragment_address", "runtime.zero.config.ZeroStageEnum"),
 )
-# Classes in pickled random states of NumPy, and those that DeepSpeed saves beside tensors.
+# Classes in pickled random states of NumPy, and classes that DeepSpeed saves beside tensors.
 _TAKEN: list[Any] = [
     np._core.multiarray._reconstruct,  # type: ignore[attr-defined]  # noqa: SLF001 - its pickled name
     np.ndarray,
@@ -92,7 +92,7 @@ def load_torch(source: BinaryIO, key: str) -> Any:
         if spoiled is None:
             source.seek(0)
             with torch.serialization.safe_globals(_TAKEN), warnings.catch_warnings():
-                # torch warns each reader of an old file about its storages.
+                # torch warns about the storages of an old file.
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
         problem = f"the checksum of `{spoiled}` in it is wrong"
@@ -115,7 +115,7 @@ def nested(values: Mapping[tuple[Any, ...], Any]) -> dict[Any, Any]:
 
 
 def with_groups(state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state with integer keys of groups turned back into a list."""
+    """Return an optimizer's state in which the groups are a list again, not a dict by index."""
     groups = state["param_groups"]
     sorted_groups = [groups[number] for number in sorted(groups)]
     return {"state": state.get("state", {}), "param_groups": sorted_groups}
@@ -133,11 +133,11 @@ class ZeroFolder:
     Args:
         source: The checkpoint folder.
         name: The engine's folder in it, ``global_step<n>``.
-        step: Step of the trainer, which the engine's must equal; None if unknown.
+        step: Step of the trainer, which must equal the step of the engine; None if unknown.
 
     Raises:
         IntegrityError: Files are missing, damaged, or of another step.
-        IncompatibleCheckpoint: Layers were also cut over ranks, or the layout is unknown.
+        IncompatibleCheckpoint: Layers are also split over ranks, or the layout is unknown.
     """
 
     def __init__(self, source: SourceFolder, name: str, step: int | None) -> None:
@@ -167,11 +167,11 @@ class ZeroFolder:
 
     @property
     def has_loss_scale(self) -> bool:
-        """True if training used fp16; its loss scale, a state of the engine, restarts."""
+        """True if training used fp16. The loss scale is a state of the engine and restarts."""
         return any(part.get("dynamic_loss_scale") for part in self._parts)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the model; trained ones in full precision."""
+        """Return the tensors of the model; trained tensors in full precision."""
         module = self._first["module"]
         tensors = {name: value for name, value in module.items() if isinstance(value, torch.Tensor)}
         if self.stage == _STAGE_3:
@@ -189,7 +189,7 @@ class ZeroFolder:
         """Return the optimizer's state: by name, or by position if nothing was partitioned.
 
         Raises:
-            IncompatibleCheckpoint: The state is not that of a torch optimizer.
+            IncompatibleCheckpoint: The optimizer is not a torch optimizer.
         """
         if not self.stage:
             saved_optimizer = self._first.get("optimizer")
@@ -225,7 +225,7 @@ class ZeroFolder:
         return states
 
     def _state_of(self, group: int) -> Mapping[str, Any]:
-        """Return the state of a group's vector; all vectors of a group count the same steps."""
+        """Return the state of a group's vector; all vectors of a group have the same step count."""
         states = self._states(self._parts[0])
         return states[min(group, len(states) - 1)]
 
@@ -234,7 +234,7 @@ class ZeroFolder:
         ranks = [list(pick(part)) for part in self._parts]
         if self.stage < _STAGE_3:
             return [list(line) for line in zip(*ranks, strict=True)]
-        # A group may have several vectors there, and vectors may span group ends.
+        # A group may have several vectors, and a vector may span the end of a group.
         wholes = [torch.cat([vector.reshape(-1) for vector in vectors]) for vectors in ranks]
         lines, place = [], 0
         for shapes in self._shapes:
@@ -266,7 +266,7 @@ class ZeroFolder:
         return slices
 
     def _frozen(self) -> dict[str, torch.Tensor]:
-        """Return the frozen parameters, of which each rank holds a part (ZeRO 3)."""
+        """Return the frozen parameters, assembled from the parts of all ranks (ZeRO 3)."""
         shapes = self._first.get("frozen_param_shapes") or {}
         if not shapes:
             return {}
@@ -349,7 +349,8 @@ def read_dcp(source: SourceFolder, name: str) -> dict[tuple[Any, ...], Any]:
 
     Raises:
         IntegrityError: A file is missing or damaged, or a tensor is incomplete.
-        IncompatibleCheckpoint: Slices were transformed, or the index has no paths.
+        IncompatibleCheckpoint: An extension of torch transformed the slices, or the index has no
+            paths.
     """
     return _Reader(source, name).read()
 

@@ -1,17 +1,17 @@
-"""Rebuild of checkpoints that lost state: known facts, their sources, and the losses.
+"""Rebuild of checkpoints that lost state, with a report of the sources and the losses.
 
 Nothing is changed in place. Intact data is written to a new folder in the format of Transformers.
 The Trainer of Transformers and our trainer continue from this folder as far as possible.
 ``rebuilt.json`` in this folder lists the losses.
 
-If ``resilient ckpt repair`` cannot repair a checkpoint of this project, the intact parts are
-extracted. The manifest must exist, because all data is verified against the manifest.
+If ``resilient ckpt repair`` cannot repair a native checkpoint, the intact parts are extracted. The
+manifest must exist, because all data is verified against the manifest.
 
 Lost random states are recomputed from the seed and the step. With canonical reduction all random
-numbers are reseeded after the passes of each step. Without draws between the reseeding and the
-save, the state is a function of the seed, the step and the number of micro-batches. The digest in
-the manifest shows whether this is true for a lost file. Other runs continue one stream from step to
-step, so their states cannot be recomputed.
+numbers are reseeded after the passes of each step. If no number was drawn between the reseeding and
+the save, the state is a function of the seed, the step and the number of micro-batches. The digest
+in the manifest shows whether the recomputed file equals the lost file. Other runs continue one
+stream from step to step, so their states cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class RebuildPlan:
 
     @property
     def can_go_on(self) -> bool:
-        """True if a resume continues the optimizer and the schedule, not only the weights."""
+        """True if a resume restores the optimizer and the schedule, not only the weights."""
         return not {"optimizer", "scheduler"} & set(self.lost)
 
 
@@ -178,12 +178,12 @@ def require_new(target: Path) -> None:
 def write_rebuilt(
     target: Path, plan: RebuildPlan, state: TrainerState, fill: Callable[[Path], None]
 ) -> RebuildPlan:
-    """Write a folder with the files of ``fill``, the state, and the report of the losses."""
+    """Write a folder: the files that ``fill`` writes, the state, and the report of the losses."""
     draft = target.with_name(f".{target.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     fill(draft)
-    # A save of Transformers looks up this callback, and raises if its state is missing.
+    # Transformers looks up this callback at a save, and raises if its state is missing.
     callbacks = {"TrainerControl": TrainerControl().state(), **state.stateful_callbacks}
     state = replace(state, stateful_callbacks=callbacks)
     state.save_to_json(draft / STATE)
@@ -205,10 +205,10 @@ def _require_lost(files: TransformersFiles) -> None:
 
 
 def _require_finished(folder: Path) -> None:
-    """Refuse a save that never finished: its files may be incomplete.
+    """Refuse a save that never finished, because its files may be incomplete.
 
     Raises:
-        IntegrityError: The folder has the mark of such a save, or is a staging folder.
+        IntegrityError: The folder has the mark of an unfinished save, or is a staging folder.
     """
     if not (folder / UNFINISHED).exists() and not saved_name(folder.name):
         return
@@ -233,9 +233,10 @@ def _step(checkpoint: TransformersCheckpoint) -> int:
 
 
 def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the content of intact files, and the lost items with the names of their files.
+    """Return the content of intact files, and the lost items by their file names.
 
-    A file that never existed is also lost, except the scaler's: only fp16 has one.
+    A file that never existed also counts as lost. The scaler is an exception, because only fp16 has
+    a scaler.
     """
     names = {"optimizer": [OPTIMIZER], "scheduler": [SCHEDULER], "scaler": [SCALER]}
     names["random state"] = [path.name for path in files.folder.glob("rng_state*.pth")]
@@ -291,7 +292,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
 
 
 def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
-    """Return a basic state, the items taken from a sibling, and the unknown items."""
+    """Return a basic state, the items taken from a sibling folder, and the unknown items."""
     sibling = _nearest_sibling(folder, step)
     if sibling is None:
         return TrainerState(global_step=step), {}, ["place in the data", "history"]
@@ -323,7 +324,7 @@ _CADENCES = ("logging_steps", "eval_steps", "save_steps")
 
 
 def _epoch_at(step: int, sibling: TransformersCheckpoint) -> float:
-    """Return the epoch of a step: as it was logged, or by the sibling's steps per epoch."""
+    """Return the epoch of a step: from the log, or from the sibling's steps per epoch."""
     logged = [entry for entry in sibling.state["log_history"] if entry.get("step") == step]
     exact = next((entry["epoch"] for entry in logged if "epoch" in entry), None)
     return float(sibling.state["epoch"]) * step / sibling.step if exact is None else float(exact)
@@ -348,7 +349,7 @@ def _whole(folders: Iterable[Path]) -> Iterable[TransformersCheckpoint]:
             yield checkpoint
 
 
-# Part -> item that is lost with it.
+# Part -> item that is lost if the part is lost.
 _LOSSES = {
     "optimizer": "optimizer",
     "scheduler": "scheduler",
@@ -365,7 +366,7 @@ def rebuild_checkpoint(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> RebuildPlan:
-    """Write the intact parts of a checkpoint, with a state that marks the others as lost.
+    """Write the intact parts of a checkpoint, with a state that marks the other parts as lost.
 
     Crash: a folder beside ``out``, named ``.<name>.partial``; the repository is only read.
 
@@ -418,7 +419,7 @@ def rebuild_checkpoint(
 def _read(
     url: str, manifest: Manifest, storage_options: Mapping[str, Any] | None
 ) -> tuple[dict[str, Mapping[str, Any]], set[str]]:
-    """Return the parts that verify as intact, and the names of the others."""
+    """Return the parts that verification found intact, and the names of the other parts."""
     engine = open_engine(url, storage_options=storage_options)
     intact_parts: dict[str, Mapping[str, Any]] = {}
     damaged_parts = set()
@@ -438,10 +439,10 @@ def _weights(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a model whose document is lost, with every byte verified.
 
-    A tied weight has one name: its other names were in the document.
+    A tied weight has only one name, because its other names were in the lost document.
 
     Raises:
-        IncompatibleCheckpoint: There are none.
+        IncompatibleCheckpoint: There are no tensors.
         IntegrityError: A tensor is damaged, or differs from the signed one.
     """
     model_tensors = [tensor for tensor in manifest.tensors if tensor.part == "model"]
@@ -457,7 +458,7 @@ def _weights(
 
 
 def _state(manifest: Manifest, parts: Mapping[str, Mapping[str, Any]]) -> tuple[TrainerState, int]:
-    """Return the state as far as it is known, and the number of ranks with random states."""
+    """Return the known fields of the state, and the number of ranks with random states."""
     names = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
     ranks = len(names) if all(name in parts for name in names) else 0
     state = TrainerState()
@@ -500,7 +501,7 @@ class DerivedSource:
     """Store of files that were derived from other data, by their keys.
 
     Attributes:
-        url: Description of the source, for people.
+        url: Description of the source for messages.
     """
 
     def __init__(self, url: str, files: Mapping[str, bytes]) -> None:
@@ -574,9 +575,9 @@ def _seed(url: str, manifest: Manifest, storage_options: Mapping[str, Any] | Non
 
 
 class _Seeded:
-    """Random state of this process, and that of ``devices`` CUDA devices seeded alike.
+    """Random state of this process and of ``devices`` CUDA devices with the same seed.
 
-    A CUDA generator is its seed and its offset, so no device is needed to represent it.
+    The state of a CUDA generator is a seed and an offset, so no device is needed to make it.
     """
 
     def __init__(self, devices: int) -> None:
@@ -596,10 +597,10 @@ class _Seeded:
 
 
 def _file(manifest: Manifest, step: int, rank: int, ranks: int) -> bytes:
-    """Return the file of a rank's random state, from this process's current state.
+    """Return the file of a rank's random state, made from this process's current state.
 
-    The number of a rank's devices is not recorded. It is the number whose file matches the
-    committed digest.
+    The number of a rank's devices is not recorded. Each number is tried until the digest of the
+    file equals the committed digest.
     """
     name = rank_part_file(_PART, rank)
     entry = next((file for file in manifest.files if file.name == name), None)

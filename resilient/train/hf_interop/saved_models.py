@@ -1,4 +1,4 @@
-"""Committed checkpoints of a run, and their models as folders for use elsewhere."""
+"""Committed checkpoints of a run, and their models as folders for other tools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SavedModel:
         checkpoint: Source checkpoint.
         epoch: Progress of training, in epochs.
         metrics: Metrics of the checkpoint.
-        is_final: Whether this is the model that training ended with, or the best.
+        is_final: Whether this model is the result of training: the last model, or the best.
     """
 
     folder: Path
@@ -49,14 +49,14 @@ class SavedModel:
 class SavedModels:
     """Committed checkpoints of a run, read from the store at each call; read-only.
 
-    Safe to use during training, from any thread, because it has its own readers.
+    Safe during training and in any thread, because this object has its own readers.
 
     Attributes:
         url: URL of the repository.
         options: Access options of the repository.
         generation: Generation of this attempt.
         begun: Checkpoint from which this attempt continued.
-        best: Training's current record of the best model's checkpoint.
+        best: Current record of the best model's checkpoint.
         require_signature: Whether only signed checkpoints count.
     """
 
@@ -68,11 +68,11 @@ class SavedModels:
     require_signature: bool = False
 
     def since(self, mark: str) -> list[CheckpointId]:
-        """Return the checkpoints of this lineage of attempts after ``mark``, oldest first.
+        """Return the checkpoints after ``mark`` in this lineage of attempts, oldest first.
 
         Args:
-            mark: Folder of a checkpoint; empty: all of the lineage. Checkpoints of abandoned
-                attempts and those deleted by retention are left out.
+            mark: Folder of a checkpoint; empty: all checkpoints of the lineage. Checkpoints of
+                abandoned attempts and checkpoints deleted by retention are left out.
         """
         marked_checkpoint = parse_checkpoint(mark)
         descent = lineage(open_store(self.url, storage_options=self.options))
@@ -86,7 +86,7 @@ class SavedModels:
         )
 
     def final(self, *, best: bool) -> CheckpointId | None:
-        """Return the checkpoint that training ended with, or of the best model; None if missing."""
+        """Return the last checkpoint, or the best model's checkpoint; None if missing."""
         if best and self.best.checkpoint is not None:
             return self.best.checkpoint
         own_checkpoints = [

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _BLOCK_BYTES = 4 << 20
 _IMPORTED = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".json", ".metadata", "latest")
-"""Suffixes of the files that an import reads or decides by."""
+"""Suffixes of the files that an import reads or that influence its decisions."""
 _REPORT = "rebuilt.json"
 
 
 class SourceFolder:
-    """Folder of another tool; its listing is read once, when the object is made.
+    """Folder of another tool; the file list is read once, when the object is made.
 
     Args:
         path: The folder, which may itself be a link because the user named it.
@@ -39,7 +39,7 @@ class SourceFolder:
     Attributes:
         path: The folder.
         folder: The same folder for readers of :mod:`resilient.layouts`.
-        listing: Its files.
+        listing: Files of the folder.
 
     Raises:
         StoreError: The folder could not be listed.
@@ -111,7 +111,7 @@ class SourceFolder:
         """Return a JSON object, bounded in size and depth.
 
         Raises:
-            IntegrityError: The file has no such object.
+            IntegrityError: The file does not contain such an object.
         """
         try:
             return read_json(self.folder, self.listing, name)
@@ -119,7 +119,7 @@ class SourceFolder:
             raise self._refused(name, str(error)) from error
 
     def line(self, name: str) -> str:
-        """Return the first line of a small text file; empty without one."""
+        """Return the first line of a small text file; empty text if there is none."""
         return read_text(self.folder, self.listing, name)
 
     def digest(self) -> str:
@@ -181,7 +181,7 @@ class SourceFolder:
 
 
 def _mark_of(status: os.stat_result) -> tuple[int, ...]:
-    """Return the values that distinguish versions of a file."""
+    """Return file attributes that differ if the file changed."""
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 

@@ -1,8 +1,8 @@
 """Sidecar files of a model: configurations, tokenizer, special tokens and PEFT adapters.
 
 The files are saved with every checkpoint, so that the model can be used without the script. The
-files are never read back, because the resumed script has its own. Adapter tensors get the names of
-PEFT's files.
+files are never read back, because the resumed script creates these objects itself. Adapter tensors
+get the names that PEFT uses in its files.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def is_adapted(model: nn.Module) -> bool:
 
 
 def adapter_of(model: Any) -> dict[str, Any]:
-    """Return the active adapter's ``config`` and ``names``: names in its file -> the model's.
+    """Return the active adapter's ``config``, and ``names``: name in its file -> name in the model.
 
-    PEFT itself selects the tensors to save, so this code is independent of its methods.
+    PEFT selects the tensors to save, so this code is independent of PEFT's methods.
     """
     import peft
 
@@ -61,10 +61,10 @@ PAPERS = (*DOCUMENTS, PROCESSING, ADAPTER)
 
 
 class SidecarFile:
-    """State that is saved as it is at the time of the save, and never read back.
+    """Stateful whose current state is saved and never restored.
 
     Args:
-        read: Returns the state.
+        read: Function that returns the current state.
     """
 
     def __init__(self, read: Callable[[], Mapping[str, Any]]) -> None:
@@ -75,7 +75,7 @@ class SidecarFile:
         return self._read()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Ignore the saved state: the script has its own."""
+        """Ignore the saved state, because the script creates the object."""
 
 
 def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
@@ -93,14 +93,14 @@ def sidecar_parts(model: nn.Module, processing: Any) -> dict[str, Part]:
     if is_adapted(model):
         parts[ADAPTER] = Part(SidecarFile(lambda: adapter_of(model)), optional=True)
     if processing is not None:
-        # Read once: unchanged bytes are not written again.
+        # Read the files once, so that later saves find unchanged bytes and do not write them again.
         files = processing_files(processing)
         parts[PROCESSING] = Part(SidecarFile(lambda: files), optional=True)
     return parts
 
 
 def processing_of(processing_class: Any, tokenizer: Any) -> Any:
-    """Return the processing class, which may be given under its older name.
+    """Return the processing class, also if it was passed under its older name.
 
     Raises:
         ConfigError: Both names are used.
@@ -114,7 +114,7 @@ def processing_of(processing_class: Any, tokenizer: Any) -> Any:
 
 
 def saved_processing(processing_class: Any, collator: Any) -> Any:
-    """Return the processing class to save beside the model: the given, or the collator's."""
+    """Return the processing class to save beside the model: as given, or from the collator."""
     processing = (
         getattr(collator, "tokenizer", None) if processing_class is None else processing_class
     )
@@ -212,14 +212,14 @@ def _parsed(config: Any) -> dict[str, Any]:
     return fields
 
 
-# Name -> whether a generation config may hold several of them.
+# Name of a special token -> whether a generation config may have several of this token.
 _TOKENS = {"eos_token_id": True, "bos_token_id": False, "pad_token_id": False}
 
 
 def align_special_tokens(model: Any, processing: Any) -> dict[str, int]:
     """Write a tokenizer's special tokens into a model's configurations, like Transformers.
 
-    Existing end-of-text IDs stay beside the new one. A token that the tokenizer does not define
+    Existing end-of-text IDs are kept beside the new ID. A token that the tokenizer does not define
     changes nothing.
 
     Args:

@@ -47,7 +47,7 @@ def forward(model: nn.Module, inputs: Any) -> Any:
 def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
     """Return the part of a batch that a model's forward takes by name, and the other names.
 
-    Only a mapping has names; a forward with ``**kwargs`` takes all.
+    Only a mapping has names. A forward with ``**kwargs`` takes all names.
     """
     if not isinstance(inputs, Mapping):
         return inputs, ()
@@ -60,7 +60,7 @@ def split_columns(inputs: Any, model: nn.Module) -> tuple[Any, tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def _taken_by(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """Return the names of a function's parameters, and whether it also takes any other name."""
+    """Return the names of a function's parameters, and whether the function has ``**kwargs``."""
     parameters = inspect.signature(function).parameters
     return frozenset(parameters), any(
         value.kind is value.VAR_KEYWORD for value in parameters.values()
@@ -95,9 +95,10 @@ def require_loss(outputs: Any, model: nn.Module) -> torch.Tensor:
 
 
 def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
-    """Return a model's predictions: its outputs without the loss, unwrapped if there is one.
+    """Return a model's predictions: its outputs without the loss.
 
-    None if the outputs contain only a loss.
+    A single output is returned without a container. The result is None if the outputs contain only
+    a loss.
     """
     if isinstance(outputs, Mapping):
         predictions = tuple(
@@ -117,7 +118,8 @@ def split_outputs(outputs: Any, ignore_keys: Sequence[str] = ()) -> Any:
 def label_names_of(model: nn.Module) -> tuple[str, ...]:
     """Return the label arguments of a model's forward: all with ``label`` in their name.
 
-    A model for question answering also takes positions. Without such names: ``labels``.
+    A model for question answering also takes positions. If there are no such names, the result is
+    ``labels``.
     """
     parameters = inspect.signature(model.forward).parameters
     positions = ("start_positions", "end_positions")
@@ -128,13 +130,13 @@ def label_names_of(model: nn.Module) -> tuple[str, ...]:
 
 
 def returns_loss_alone(model: nn.Module) -> bool:
-    """Return whether a model computes its own loss without labels (``return_loss=True``)."""
+    """Return whether a model computes a loss without labels (``return_loss=True``)."""
     parameter = inspect.signature(model.forward).parameters.get("return_loss")
     return parameter is not None and parameter.default is True
 
 
 def find_labels(inputs: Any, names: Sequence[str] = ("labels",), *, finds_all: bool = False) -> Any:
-    """Return the labels of a batch: those of ``names`` in a mapping, the last item of a tuple.
+    """Return the labels of a batch: the ``names`` of a mapping, or the last item of a tuple.
 
     Args:
         inputs: Batch.

@@ -43,10 +43,10 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class ModelCardInfo:
-    """Facts about a model that only the user knows; plural names take one text or several.
+    """Facts about a model that only the user knows. Fields with plural names take one or several.
 
     Attributes:
-        language: Language of its data.
+        language: Language of the data.
         license: License of the model.
         tags: Tags for the Hub.
         model_name: Title of the card.
@@ -108,7 +108,7 @@ def card_of(
         info: Facts from the user.
         library: Library that loads the model, by the Hub's name; None if the Hub has none.
         args: Arguments of the run.
-        history: ``log_history`` of its state.
+        history: ``log_history`` of the trainer state.
     """
     judged = _evaluations(history)
     results = {_shown_name(name): metric for name, metric in _metrics(judged[-1])} if judged else {}
@@ -142,7 +142,7 @@ def card_of(
 
 
 def tags_in(card: Path) -> list[str]:
-    """Return the tags of a folder's existing card; none without a card.
+    """Return the tags of a folder's existing card; empty without a card.
 
     Raises:
         ConfigError: The card cannot be read.
@@ -196,7 +196,7 @@ def _metadata(
 def _index(
     info: ModelCardInfo, card_metrics: Mapping[str, str], results: Mapping[str, Any]
 ) -> list[Any]:
-    """Return results in the Hub's format, which requires a task and a dataset for each."""
+    """Return results in the Hub's format, which requires a task and a dataset for each result."""
     tags, names = listed(info.dataset_tags), listed(info.dataset)
     arguments = listed(info.dataset_args)
     metrics = [

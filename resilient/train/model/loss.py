@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Label that every loss ignores (torch's and Transformers').
+# Label that the losses of torch and Transformers ignore.
 IGNORED = -100
 
 
@@ -30,12 +30,12 @@ IGNORED = -100
 class LabelSmoother:
     """Cross entropy with a share of each target spread over all classes.
 
-    ``(1 - epsilon) * nll + epsilon * mean over classes of -log p``, averaged over the labels that
-    count. The formula and its order of operations are Transformers'.
+    ``(1 - epsilon) * nll + epsilon * mean over classes of -log p``, averaged over the counted
+    labels. The formula and its order of operations are Transformers'.
 
     Attributes:
-        epsilon: Share that is spread.
-        ignore_index: Label that does not count.
+        epsilon: Share of each target that is spread.
+        ignore_index: Label that is not counted.
     """
 
     epsilon: float = 0.1
@@ -51,10 +51,10 @@ class LabelSmoother:
         """Return the loss, a scalar.
 
         Args:
-            model_output: Logits, shape (..., classes), alone, first, or as ``logits``.
+            model_output: Logits of shape (..., classes): a tensor, the first item, or ``logits``.
             labels: Classes, shape (...).
-            shift_labels: Position i predicts label i + 1, as in causal language models.
-            num_items_in_batch: Divisor; None: the number of counted labels here.
+            shift_labels: Whether position i predicts label i + 1, as in causal language models.
+            num_items_in_batch: Divisor; None: the number of counted labels in ``labels``.
         """
         logits = find_logits(model_output)
         if shift_labels:
@@ -84,7 +84,7 @@ def _wide(values: torch.Tensor) -> torch.dtype:
 
 
 def find_logits(outputs: Any) -> torch.Tensor:
-    """Return the logits of a model's outputs: by name, alone, or the first item."""
+    """Return the logits of a model's outputs: by name, a single tensor, or the first item."""
     if isinstance(outputs, torch.Tensor):
         return outputs
     logits: torch.Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
@@ -101,8 +101,9 @@ def base_of(model: nn.Module) -> nn.Module:
 def accepts_loss_kwargs(model: nn.Module) -> bool:
     """Return whether a model divides its loss by a given ``num_items_in_batch``.
 
-    ``model.accepts_loss_kwargs`` decides if it exists. Else the forward takes the name, or it is a
-    Transformers model with ``**kwargs``. For other models ``**kwargs`` is not evidence.
+    If ``model.accepts_loss_kwargs`` exists, it decides. Otherwise the forward must have a parameter
+    with this name, or the model must be a Transformers model with ``**kwargs``. For other models
+    ``**kwargs`` is not evidence.
     """
     base = base_of(model)
     declared = getattr(base, "accepts_loss_kwargs", None)
@@ -114,7 +115,7 @@ def accepts_loss_kwargs(model: nn.Module) -> bool:
 
 
 def label_smoother_for(model: nn.Module, factor: float) -> LabelSmoother | None:
-    """Return the label smoother; None if not requested, or if samples have several labels."""
+    """Return the label smoother; None without a factor, or if samples have several labels."""
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if not factor or problem == "multi_label_classification":
         return None
@@ -178,7 +179,7 @@ def count_labels(batches: Sequence[Any], *, shifted: bool) -> torch.Tensor | Non
 def count_over_ranks(
     count: torch.Tensor | None, device: torch.device, *, has_batches: bool
 ) -> torch.Tensor | None:
-    """Return the sum of a count over all ranks; some may have no batch. Collective.
+    """Return the sum of a count over all ranks; some ranks may have no batch. Collective.
 
     Returns:
         None if a rank with batches has no labels to count.
@@ -190,6 +191,6 @@ def count_over_ranks(
 
 
 def sum_over_ranks(count: torch.Tensor, copies: int) -> torch.Tensor:
-    """Return the sum of a count over all ranks; each count is on ``copies`` ranks. Collective."""
+    """Return the sum of a count over ranks; ``copies`` ranks have each count. Collective."""
     dist.all_reduce(count)
     return count // copies if copies > 1 else count

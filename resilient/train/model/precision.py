@@ -27,7 +27,7 @@ _GENERATIONS = {
     "fp8": ((8, 9), "Ada", "use bf16"),
     "rowwise": ((9, 0), "Hopper", 'use fp8_recipe="tensorwise"'),
 }
-# torch multiplies fp8 matrices only if their sides are multiples of this.
+# torch multiplies fp8 matrices only if their sides are multiples of this number.
 _FP8_MULTIPLE = 16
 
 
@@ -107,7 +107,7 @@ def _fits(module: nn.Module) -> bool:
 
 
 def evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
-    """Return the dtype of the weights in evaluations; None: unchanged."""
+    """Return the dtype of the weights in evaluations; None: weights stay unchanged."""
     if args.fp16_full_eval:
         return torch.float16
     return torch.bfloat16 if args.bf16_full_eval else None
@@ -117,8 +117,8 @@ def evaluation_dtype(args: TrainingArguments) -> torch.dtype | None:
 def weights_in(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
     """Return a context in which the model's floating-point values and inputs have ``dtype``.
 
-    Copies replace the weights, which are not touched. Replacing the weights' data would make
-    torch drop the hooks by which DDP reduces their gradients.
+    Copies replace the weights in the modules, and the weights stay unchanged. If the data of the
+    weights were replaced, torch would drop the hooks by which DDP reduces gradients.
     """
     if dtype is None:
         yield
@@ -199,7 +199,7 @@ class Precision:
         return torch.autocast(self._device, self._dtype)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Back-propagate, scaled so that small fp16 gradients do not vanish."""
+        """Back-propagate the loss, scaled so that small fp16 gradients do not vanish."""
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
@@ -209,7 +209,7 @@ class Precision:
         parameters: Sequence[nn.Parameter],
         max_norm: float,
     ) -> torch.Tensor:
-        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+        """Clip gradients to ``max_norm`` and return their total norm before clipping (a scalar).
 
         ``max_norm`` 0 measures without clipping.
         """
@@ -217,7 +217,7 @@ class Precision:
             self.scaler.unscale_(optimizer)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         norm = total_norm(gradients)
-        if hasattr(norm, "full_tensor"):  # sharded gradients: one number for all ranks
+        if hasattr(norm, "full_tensor"):  # Sharded gradients give one norm for all ranks.
             norm = norm.full_tensor()
         if max_norm > 0 and not _is_surely_within(norm, max_norm):
             clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
@@ -228,13 +228,13 @@ class Precision:
         if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             optimizer.zero_grad(set_to_none=True)
             return
-        # Like torch's own, but without the profiler record that torch opens.
+        # The same as torch's method, but without the profiler record that torch opens.
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = None
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if the step was skipped because fp16 overflowed."""
         if self.scaler is None:
             optimizer.step()
             return True
@@ -247,8 +247,8 @@ class Precision:
 def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """Return the 2-norm of all gradients (a scalar), bit-identical to ``get_total_norm``.
 
-    Gradients of one kind need no sorting by device and dtype, which takes as long as a small
-    model's norm.
+    Gradients of one device and dtype need no grouping. The grouping would take as long as the norm
+    of a small model.
     """
     kinds = {
         (type(gradient), gradient.device, gradient.dtype, gradient.layout) for gradient in gradients
@@ -264,6 +264,6 @@ def _is_surely_within(norm: torch.Tensor, max_norm: float) -> bool:
     """Return whether clipping would multiply every gradient by one.
 
     Torch multiplies by ``max_norm / (norm + 1e-6)``, at most 1; a factor of 1 changes no bit. On
-    an accelerator the answer would need a wait, so it is False.
+    an accelerator the answer is False, because the norm would need a wait.
     """
     return norm.device.type == "cpu" and norm.item() + _CLIP_EPSILON <= max_norm

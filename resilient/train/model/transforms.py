@@ -1,6 +1,6 @@
 """Changes to a model's forward pass: torch.compile, NEFTune noise, overflow debugging.
 
-Overflow debugging (``debug="underflow_overflow"``) finds the first NaN or infinite numbers.
+Overflow debugging (``debug="underflow_overflow"``) finds the first NaN or infinite number.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class UnderflowOverflow:
 
     Args:
         model: Model whose modules are checked.
-        frames_max: Number of module passes in the report, the last at the end.
+        frames_max: Number of module passes in the report, newest last.
     """
 
     def __init__(self, model: nn.Module, frames_max: int = FRAMES_MAX) -> None:
@@ -49,7 +49,7 @@ class UnderflowOverflow:
         """Record the numbers of a module's pass.
 
         Raises:
-            ResilientError: A number is NaN or infinite; shows the passes before it.
+            ResilientError: A number is NaN or infinite. The message shows the passes before it.
         """
         lines = [f"{'':17}{self._names[module]} {type(module).__name__}"]
         names = [
@@ -98,7 +98,7 @@ def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
 
 @contextmanager
 def looking_at_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[None]:
-    """Check the numbers of ``model`` if ``debug`` requests it; the hooks are removed afterwards."""
+    """Check the numbers of ``model`` inside the context, if ``debug`` requests the check."""
     if "underflow_overflow" not in debug:
         yield
         return
@@ -121,7 +121,7 @@ def compile_in_place(args: TrainingArguments, model: nn.Module) -> None:
     model therefore equals a checkpoint of the model. Compilation happens at the first call.
 
     Raises:
-        ConfigError: The backend, the mode or its compiler does not exist.
+        ConfigError: The backend, the mode or a required compiler does not exist.
     """
     if not args.torch_compile:
         return
@@ -164,7 +164,7 @@ def _require_mode(backend: str, mode: str) -> None:
 def showing_compilers(
     pulse: ProgressReporter, args: TrainingArguments
 ) -> AbstractContextManager[None]:
-    """Report torch's compilation as progress: a step may take minutes without being hung."""
+    """Report torch's compilation as progress, because such a step takes minutes without a hang."""
     return heartbeat.report_compilation(pulse, is_wanted=args.torch_compile)
 
 
@@ -181,7 +181,7 @@ def _require_compiler() -> None:
         ) from error
 
 
-# Dimensions of a batch's embeddings: samples, positions, values of each.
+# Dimensions of a batch of embeddings: samples, positions, values per position.
 _DIMENSIONS = 3
 
 
@@ -214,7 +214,7 @@ def input_embeddings(model: nn.Module) -> nn.Module:
     """Return the module that embeds a model's inputs.
 
     Raises:
-        ConfigError: The model does not name it, and has no or several ``nn.Embedding``.
+        ConfigError: The model has no ``get_input_embeddings``, and no ``nn.Embedding`` or several.
     """
     base = base_of(model)
     get = getattr(base, "get_input_embeddings", None)

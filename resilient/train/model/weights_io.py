@@ -1,4 +1,4 @@
-"""Weights without a run: load from any checkpoint, and export for use elsewhere."""
+"""Weights without a run: load from any checkpoint, and export for other tools."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _PREFIX = "checkpoint-"
 
 
 def load_weights(session: Session, model: nn.Module, reference: str) -> str:
-    """Load only the model part of a checkpoint into ``model``; claims no generation.
+    """Load only the model part of a checkpoint into ``model``; no generation is claimed.
 
-    All ranks load the checkpoint that the coordinator finds, or none.
+    All ranks load the checkpoint that the coordinator finds, or no rank loads one.
 
     Args:
         session: Session of this rank.
@@ -93,9 +93,10 @@ def split_reference(reference: str, repository: str) -> tuple[str, str]:
 
 
 def gather_state(model: nn.Module, *, keep: bool) -> dict[str, Any]:
-    """Return the state of ``model`` with every sharded tensor whole, on the CPU.
+    """Return the state of ``model`` on the CPU, with every sharded tensor gathered.
 
-    Gathers one tensor at a time, and keeps it only on request. Collective if the model is sharded.
+    One tensor is gathered at a time, and kept only if ``keep`` is set. Collective if the model is
+    sharded.
     """
     state: dict[str, Any] = {}
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -120,7 +121,7 @@ def _whole(value: Any, parameter: nn.Parameter | None) -> Any:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether a parameter is spread over ranks, or is on other ranks."""
+    """Return whether a parameter is sharded, or is only on other ranks."""
     if find_redirect(model) is not None or pipeline_of(model) is not None:
         return True
     return any(
@@ -145,7 +146,7 @@ def write_model(model: nn.Module, state: Mapping[str, Any], folder: Path) -> Non
     """
     if hasattr(model, "save_pretrained"):
         folder.mkdir(parents=True, exist_ok=True)
-        # A whole model knows best which files belong to it.
+        # `save_pretrained` knows which files belong to the model.
         options = {"state_dict": state} if is_sharded(model) else {}
         cast("Any", model).save_pretrained(folder, **options)
         return

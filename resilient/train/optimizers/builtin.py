@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from resilient.train.arguments import TrainingArguments
 
-# Weight decay leaves out biases and norms, by module type and by name (Transformers 5.23,
-# trainer.py).
+# Weight decay is not applied to biases and norms, found by module type and by name as in
+# Transformers 5.23 (trainer.py).
 _NO_DECAY_MODULES = (nn.LayerNorm,)
 _NO_DECAY_NAMES = re.compile(
     r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)", re.IGNORECASE
@@ -79,7 +79,7 @@ def parameter_groups(
 
 
 def given(args: TrainingArguments, model: nn.Module | None) -> nn.Module:
-    """Return the model, for an optimizer whose groups depend on its modules.
+    """Return the model, for an optimizer whose groups depend on modules of the model.
 
     Raises:
         ConfigError: No model was given.
@@ -119,7 +119,7 @@ def typed(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         name: Name of the optimizer, for errors.
         options: Given options.
         defaults: All options of the optimizer. The type of a default is the type of the option.
-            An option without a default has its type in place of a value.
+            For an option without a default, the value is the type itself.
 
     Raises:
         ConfigError: The optimizer has no such option, or a value has another type.
@@ -152,7 +152,7 @@ def _convert_option(like: Any, option: str, value: Any) -> Any:
 
 Groups = list[dict[str, Any]]
 Recipe = tuple[type[torch.optim.Optimizer], dict[str, Any]]
-"""Optimizer class and its options, with ``params`` among them if it needs its own groups."""
+"""Optimizer class and its options. ``params`` is an option if the optimizer needs own groups."""
 
 
 def adam_options(args: TrainingArguments) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def rmsprop(args: TrainingArguments, options: dict[str, Any], _: nn.Module | Non
 def adafactor(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
     """Return Adafactor of Transformers with the learning rate of the arguments.
 
-    Its own scaling and its relative step are off.
+    Adafactor's own scaling and relative step are off.
 
     Raises:
         ConfigError: Transformers is not installed.

@@ -66,12 +66,12 @@ MAKERS: dict[str, Maker] = {
 """Name of an optimizer -> function that returns its class and its options."""
 
 
-# Names of options that hold the parameter groups themselves.
+# Names of options whose values are the parameter groups.
 _HELD = ("params", "model", "optimizer_dict")
 
 
 def optimizer_recipe(args: TrainingArguments, model: nn.Module | None = None) -> Recipe:
-    """Return the class that ``args.optim`` names, and its options without the parameters.
+    """Return the class that ``args.optim`` names, and its options except the parameters.
 
     If the optimizer treats modules differently, its options contain its groups as ``params``.
 
@@ -88,10 +88,10 @@ def make_optimizer(
     recipe: Recipe,
     names: Iterable[str] | None = None,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of this class with these options over ``model``'s parameters.
+    """Return an optimizer for the parameters of ``model``, from a class and its options.
 
-    Parameters with the given ``names`` form the decayed group; None: all but biases and norms.
-    Groups among the options replace both groups.
+    Parameters with the given ``names`` form the decayed group; None: all parameters except biases
+    and norms. If the options contain groups, these replace both groups.
 
     Raises:
         ConfigError: The model has no trainable parameter, or the options do not fit the class.
@@ -112,7 +112,7 @@ def make_optimizer(
 
 
 def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer that ``args.optim`` names over ``model``'s parameters.
+    """Return the optimizer that ``args.optim`` names, for the parameters of ``model``.
 
     Raises:
         ConfigError: The model has no trainable parameter, the optimizer has no such option, or
@@ -122,7 +122,7 @@ def create_optimizer(args: TrainingArguments, model: nn.Module) -> torch.optim.O
 
 
 def set_mode(optimizer: Any, *, training: bool) -> None:
-    """Switch the mode of an optimizer that trains other weights than it evaluates (schedule-free).
+    """Switch a schedule-free optimizer, which trains and evaluates different weights.
 
     The switch changes the weights in place. Therefore every attempt of a run switches at the same
     steps: around evaluations and at the end, never for a save. Other optimizers have no modes and

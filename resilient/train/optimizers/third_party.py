@@ -46,7 +46,7 @@ def package(name: str, module: str, distribution: str) -> Any:
 
 
 def lion(args: TrainingArguments, options: dict[str, Any], _: nn.Module | None) -> Recipe:
-    """Return Lion (Chen et al. 2023) of lion-pytorch; its default betas apply unless given."""
+    """Return Lion (Chen et al. 2023) of lion-pytorch; betas that are not given are its defaults."""
     module = package(args.optim, "lion_pytorch", "lion-pytorch")
     lion_options = typed(args.optim, options, {"beta1": 0.9, "beta2": 0.99})
     betas = (lion_options.get("beta1", 0.9), lion_options.get("beta2", 0.99))
@@ -142,7 +142,7 @@ _MATRIX = 2
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Optimizer that combines Muon and AdamW, which share its groups and its state.
+    """Optimizer that combines Muon and AdamW; both share the groups and the state.
 
     Args:
         params: Groups for Muon; all parameters are matrices.
@@ -164,7 +164,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let both inner optimizers use the groups and the state of this one."""
+        """Let both inner optimizers use the groups and the state of this optimizer."""
         at = 0
         for optimizer in self._inner:
             count = len(optimizer.param_groups)
@@ -266,10 +266,10 @@ def apollo(args: TrainingArguments, options: dict[str, Any], model: nn.Module | 
 
 
 def project(args: TrainingArguments, options: dict[str, Any], model: nn.Module | None) -> Groups:
-    """Return groups without projection, then groups of the target weights with ``options``.
+    """Return groups without projection, then groups of the projected weights with ``options``.
 
-    These are the two groups of Transformers. Transformers ignores `weight_decay` here. A
-    `weight_decay` other than 0 splits each group, so that biases and norms do not decay.
+    Transformers has the same two groups, and ignores ``weight_decay`` for them. Here a
+    ``weight_decay`` other than 0 splits each group, so that biases and norms do not decay.
 
     Raises:
         ConfigError: ``optim_target_modules`` names no linear module, or no model is given.

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def set_rate(group: dict[str, Any], rate: float) -> None:
-    """Set a group's learning rate; a tensor is filled in place, because a compiled step reads it.
+    """Set a group's learning rate. A tensor is changed in place, because a compiled step reads it.
 
     Args:
         group: A group of ``optimizer.param_groups``.
@@ -49,9 +49,9 @@ def set_rate(group: dict[str, Any], rate: float) -> None:
 
 @contextmanager
 def keep_initial_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Keep the tensors of learning rates while other code replaces them with numbers.
+    """Keep the learning-rate tensors while code inside the context replaces them with numbers.
 
-    On exit each tensor is back in its group and holds the new rate.
+    On exit each tensor is in its group again and has the new rate.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     yield
@@ -80,7 +80,7 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
         ) from error
 
     class KeepingTensors(GreedyLR):
-        """GreedyLR that keeps the rate tensors of an optimizer with a compiled step."""
+        """GreedyLR that keeps the learning-rate tensors of an optimizer with a compiled step."""
 
         def __init__(self, optimizer: Optimizer, **options: Any) -> None:
             super().__init__(optimizer, **options)
@@ -100,7 +100,7 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
 
 
 FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
-"""Name of a metric-fed schedule -> function that creates it."""
+"""Name of a metric-driven schedule -> function that creates the schedule."""
 
 
 _FED_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
@@ -136,7 +136,7 @@ def require_evaluations(
 
 
 def step_after_update(scheduler: Any) -> None:
-    """Step a scheduler that depends on the step; a metric-fed scheduler waits for its metric."""
+    """Step a scheduler that depends on the step; leave a metric-driven scheduler unchanged."""
     if not is_fed_by_metric(scheduler):
         scheduler.step()
 
@@ -144,7 +144,7 @@ def step_after_update(scheduler: Any) -> None:
 def step_after_evaluation(
     scheduler: Any, args: TrainingArguments, metrics: Mapping[str, Any]
 ) -> None:
-    """Step a metric-fed scheduler.
+    """Step a metric-driven scheduler.
 
     Raises:
         ConfigError: No evaluation provides the metric.
@@ -154,7 +154,7 @@ def step_after_evaluation(
 
 
 def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
-    """Return the metric that steps a metric-fed scheduler.
+    """Return the metric for the step of a metric-driven scheduler.
 
     Raises:
         ConfigError: No evaluation provides the metric.
@@ -172,7 +172,8 @@ def metric_of(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
 class RateLR(LambdaLR):
     """LambdaLR whose functions return rates instead of factors on the initial rates.
 
-    Its state is that of a LambdaLR: the step. A run that continues without DeepSpeed can load it.
+    The state is the step, as for LambdaLR. A run that continues without DeepSpeed can load this
+    state.
     """
 
     def get_lr(self) -> list[Any]:
@@ -195,10 +196,10 @@ def scheduler_block(args: TrainingArguments) -> dict[str, Any] | None:
 def warmup_by_deepspeed(
     args: TrainingArguments, block: dict[str, Any], optimizer: Optimizer, total: int
 ) -> RateLR:
-    """Return the schedule of a block over ``total`` steps.
+    """Return the schedule of a ``scheduler`` block over ``total`` steps.
 
     Raises:
-        ConfigError: The block is not understood, or contradicts the arguments.
+        ConfigError: The block has unknown content, or contradicts the arguments.
     """
     if differences := list(contradictions(block, args.to_dict())):
         raise ConfigError(
@@ -216,7 +217,7 @@ def warmup_by_deepspeed(
 
 
 def require_own(args: TrainingArguments, scheduler: object) -> None:
-    """Raise if the config names a schedule and the trainer has another one.
+    """Raise if the config names a schedule and the trainer has another schedule.
 
     Raises:
         ConfigError: The trainer's scheduler is not that of the config.
@@ -232,7 +233,7 @@ SCHEDULES = (*SHAPES, *FED)
 
 
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) -> LRScheduler:
-    """Return the scheduler that ``args`` names over ``total`` steps.
+    """Return the scheduler that ``args`` names, over ``total`` steps.
 
     A schedule in DeepSpeed's config has priority.
 
@@ -253,7 +254,7 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
         return _fed(args, optimizer, options)
     shape = SHAPES[name]
     _only_its_own(name, shape, options)
-    # A script may pass an optimizer with another rate, and floors are relative to that rate.
+    # A script may pass an optimizer with another rate. The minimum rate is relative to this rate.
     # A tensor no longer holds the initial rate, because schedules write into it.
     given_rate = getattr(optimizer, "defaults", {}).get("lr")
     rate = given_rate if isinstance(given_rate, int | float) else args.learning_rate
@@ -306,9 +307,9 @@ def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
 
 
 def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None:
-    """Continue in ``new``, which has another number of steps, from the step of ``old``.
+    """Continue the schedule ``old`` with ``new``, which has another number of steps.
 
-    A closed form gets its own rate at this step. Any other scheduler keeps the current rates of
+    A closed form sets its own rate at this step. Any other scheduler keeps the current rates of
     the optimizer.
     """
     rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -331,7 +332,7 @@ class ScheduleState:
     """Stateful over a scheduler.
 
     Attributes:
-        scheduler: Scheduler whose state is saved; its optimizer determines the number of groups.
+        scheduler: Scheduler whose state is saved. The optimizer determines the number of groups.
     """
 
     scheduler: LRScheduler
@@ -341,7 +342,7 @@ class ScheduleState:
         return self.scheduler.state_dict()
 
     def with_scheduler(self, scheduler: LRScheduler) -> ScheduleState:
-        """Return the same stateful over another scheduler, to rehearse a load."""
+        """Return the same stateful over another scheduler, for a trial load."""
         return replace(self, scheduler=scheduler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

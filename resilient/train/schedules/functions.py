@@ -1,12 +1,12 @@
 """Closed-form learning-rate schedules, and functions that return schedules for a user's own loop.
 
-Each closed form returns the factor on the base rate at ``step`` (0 before the first optimizer
-step). The step is the only state, so a schedule resumes at any step. ``warmup`` and ``total`` are
-optimizer steps. The operations are exactly those of Transformers 5.23 (optimization.py), so the
-rates are bitwise equal.
+Each closed form returns the factor that multiplies the base rate at ``step`` (0 before the first
+optimizer step). The step is the only state, so a schedule resumes at any step. ``warmup`` and
+``total`` are optimizer steps. The operations are exactly those of Transformers 5.23
+(optimization.py), so the rates are bitwise equal.
 
-During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up
-``p = (step - warmup) / (total - warmup)`` rises from 0 to 1.
+During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up ``p =
+(step - warmup) / (total - warmup)`` rises from 0 to 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ScheduleSpan:
         """Return the lowest factor, from a rate or from a share of the base rate.
 
         Raises:
-            ConfigError: Both values are given, or none.
+            ConfigError: Both values are given, or no value is given.
         """
         if min_lr is not None and min_lr_rate is not None:
             raise ConfigError(
@@ -67,7 +67,7 @@ class ScheduleSpan:
         return min_lr_rate
 
 
-def constant(step: int, span: ScheduleSpan) -> float:  # noqa: ARG001 - one shape for all
+def constant(step: int, span: ScheduleSpan) -> float:  # noqa: ARG001 - all forms have one signature
     """Return 1 at every step."""
     return 1.0
 
@@ -126,7 +126,7 @@ def cosine_warmup_with_min_lr(
     min_lr_rate: float | None = None,
     warmup_lr_rate: float | None = None,
 ) -> float:
-    """Return the form of :func:`cosine_with_min_lr` one step ahead, with a higher start.
+    """Return :func:`cosine_with_min_lr` one step ahead; the warm-up starts above 0.
 
     The warm-up is ``(step + 1) / warmup``. With ``w = warmup_lr_rate`` it is
     ``w + (1 - w) step / (warmup - 1)``.
@@ -159,7 +159,7 @@ def polynomial(step: int, span: ScheduleSpan, *, lr_end: float = 1e-7, power: fl
 
 
 def inverse_sqrt(step: int, span: ScheduleSpan, *, timescale: int | None = None) -> float:
-    """Return ``1 / sqrt((step - warmup + t) / t)``; ``t = timescale``, by default the warm-up.
+    """Return ``1 / sqrt((step - warmup + t) / t)``; ``t = timescale``, default: the warm-up.
 
     Without a warm-up the default of ``t`` is 10,000.
     """

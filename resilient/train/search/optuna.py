@@ -1,4 +1,4 @@
-"""Optuna studies in a file beside the trials, and a sampler with the same draws after a restart."""
+"""Optuna studies in a file beside the trials, and a sampler with repeatable draws."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class OptunaStudy:
         folder: Folder of the study's file, unless ``storage`` is given.
         n_trials: Number of trials, including those finished by earlier attempts.
         direction: ``minimize`` or ``maximize``, or a list of them.
-        seed: Seed of the default sampler. Its draws follow from the seed, the trial's number and
-            the parameter's name. A study that was killed therefore suggests the same values as an
-            uninterrupted one.
+        seed: Seed of the default sampler. Its draws depend only on the seed, the trial's number
+            and the parameter's name. A study that was killed therefore suggests the same values as
+            an uninterrupted one.
         options: Options of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
     Raises:
@@ -67,12 +67,12 @@ class OptunaStudy:
         self.study = optuna.create_study(load_if_exists=True, **direction_option, **study_options)
 
     def ask(self) -> Any:
-        """Return the trial without a recorded end, or a new trial; None if there are enough."""
+        """Return a trial whose end is not recorded, else a new trial; None if there are enough."""
         trials = self.study.get_trials(deepcopy=False)
         running_state = self._optuna.trial.TrialState.RUNNING
         for trial in trials:
             if trial.state == running_state:
-                return self._optuna.trial.Trial(self.study, trial._trial_id)  # noqa: SLF001 - as its class asks
+                return self._optuna.trial.Trial(self.study, trial._trial_id)  # noqa: SLF001 - TPESampler does the same
         if len(trials) >= self._n_trials:
             return None
         return self.study.ask()
@@ -116,7 +116,7 @@ class OptunaStudy:
 
 
 class TPEByName(TPESampler):
-    """TPE sampler whose draws follow from the seed, the trial's number and the parameter's name.
+    """TPE sampler whose draws depend only on seed, trial number and parameter name.
 
     A trial that was killed between two suggest calls reads the first parameter back without a
     draw. With one stream for all parameters, the second parameter would then get the number of the

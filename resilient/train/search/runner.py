@@ -1,4 +1,4 @@
-"""Trainer side of a hyper-parameter search: its start, and each trial."""
+"""Trainer side of a hyper-parameter search: start of the search and setup of each trial."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SearchPlan(NamedTuple):
 def start(
     trainer: Any, plan: SearchPlan, backend: str | Study, options: Mapping[str, Any]
 ) -> list[BestRun]:
-    """Search: rank 0 uses the study, the other ranks its answers. Collective.
+    """Run a search: rank 0 uses the study, and the other ranks use its answers. Collective.
 
     Raises:
         ConfigError: The trainer cannot make a model for each trial, or the backend is unknown.
@@ -110,7 +110,7 @@ def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | 
     """Return the initial model of a trainer.
 
     Raises:
-        ConfigError: There is no model, there are two, or it is not a module.
+        ConfigError: There is no model, there are two models, or the model is not a module.
     """
     if model is not None and model_init is not None:
         raise ConfigError("`model` and `model_init` are both given: omit one of them")
@@ -128,7 +128,7 @@ def first_model(model: nn.Module | None, model_init: Callable[..., nn.Module] | 
 
 
 def take_trial(trainer: Any, trial: Any) -> None:
-    """Apply a trial to a trainer: its arguments, if they are given, and a new model.
+    """Apply a trial to a trainer: set the trial's arguments, if any, and make a new model.
 
     Raises:
         ConfigError: A value is not accepted, or its name is not an argument.

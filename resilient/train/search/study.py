@@ -75,12 +75,12 @@ def default_space(trial: Any) -> dict[str, Any]:
 
 
 def params_of(trial: Any) -> dict[str, Any]:
-    """Return the values of a trial, from a study or given as a dict."""
+    """Return the values of a trial; the trial comes from a study or is a dict."""
     return dict(trial if isinstance(trial, Mapping) else trial.params)
 
 
 def takes_trial(model_init: Callable[..., Any]) -> bool:
-    """Return whether ``model_init`` takes a trial: an argument ``trial``, or a required one."""
+    """Return whether ``model_init`` has a parameter ``trial`` or any required parameter."""
     parameters = inspect.signature(model_init).parameters
     return any(
         name == "trial" or value.default is value.empty for name, value in parameters.items()
@@ -116,7 +116,7 @@ class BestRun(NamedTuple):
 
 
 class Trial(Protocol):
-    """One set of hyper-parameters, as ``hp_space`` and ``model_init`` see it (Optuna's names).
+    """One set of hyper-parameters, as ``hp_space`` and ``model_init`` get it (Optuna's names).
 
     ``params`` contains the values suggested so far.
     """
@@ -144,13 +144,13 @@ class Study(Protocol):
     """Source of trials; a durable study lets a killed search continue."""
 
     def ask(self) -> Any:
-        """Return the next trial, first a trial without a recorded end; None if there are enough."""
+        """Return a trial whose end is not recorded, else a new trial; None if there are enough."""
 
     def tell(self, trial: Any, values: list[float], *, pruned: bool) -> None:
         """Record the end of a trial."""
 
     def best(self) -> list[BestRun]:
-        """Return the best runs: one, or with several objectives all that no other run beats."""
+        """Return the best run; with several objectives, all runs that no other run dominates."""
 
 
 class GivenTrial:
@@ -251,7 +251,7 @@ def from_first(work: Callable[[], Any], ranks: int) -> Any:
     """Return the result of ``work`` on rank 0; its failure is raised on all ranks. Collective.
 
     Raises:
-        ResilientError: Failure of rank 0, which itself raises the original error.
+        ResilientError: Rank 0 failed. Rank 0 itself raises the original error.
     """
     own_result = capture_failure(work)
     own_answer = (
@@ -304,7 +304,7 @@ def search(
 
 
 class _First:
-    """Study on rank 0; without a study on the other ranks, every answer is empty."""
+    """Study on rank 0. The other ranks have no study, so their answers are empty."""
 
     def __init__(self, study: Study | None, hp_space: Callable[[Any], Mapping[str, Any]]) -> None:
         self.trial: Any = None
@@ -345,7 +345,7 @@ def _trainer_of(trainer: Any, number: int, values: Mapping[str, Any]) -> Any:
         if (place := getattr(args, name))
     }
     argument_by_name = argument_values(values, args, trainer.model_init)
-    # Copied deeply: a callback's state must not pass from trial to trial.
+    # A deep copy, because the state of a callback must not pass from one trial to the next.
     trainer_arguments = dict(trainer.made_with)
     trainer_arguments["callbacks"] = copy.deepcopy(tuple(trainer_arguments.get("callbacks") or ()))
     args = replace(args, **{**argument_by_name, **places})

@@ -26,7 +26,7 @@ SINGLE_VALUES = frozenset(
 
 
 def rewritten(name: str) -> str:
-    """Return ``eval/loss`` for ``eval_loss``, likewise ``test/...``; else ``train/loss``."""
+    """Return ``eval/loss`` for ``eval_loss``, ``test/...`` for ``test_...``, else ``train/...``."""
     for kind in ("eval", "test"):
         if name.startswith(f"{kind}_"):
             return f"{kind}/{name.removeprefix(f'{kind}_')}"
@@ -36,7 +36,7 @@ def rewritten(name: str) -> str:
 def points_of(logs: Mapping[str, Any], spell: Callable[[str], str]) -> dict[str, float | str]:
     """Return the numbers and texts of a log entry, under the names of the tool.
 
-    The step is the axis and therefore not a point. Lists and dicts are left out.
+    The step is the x axis and therefore not a point. Lists and dicts are left out.
     """
     points: dict[str, float | str] = {}
     for name, value in logs.items():
@@ -69,7 +69,7 @@ class StepFilter:
         self._last: dict[str, tuple[int, float | str]] = {}
 
     def new(self, points: Mapping[str, float | str], step: int) -> dict[str, float | str]:
-        """Return the points that are not drawn yet, and record them as drawn."""
+        """Return the points that the tool does not have yet, and record them as sent."""
         new_points = {
             name: value
             for name, value in points.items()
@@ -124,7 +124,7 @@ class TrackerContext:
 
 @dataclass(frozen=True, slots=True)
 class LoggedSteps:
-    """Points that the run in the tool already has, so they are not sent again.
+    """Points that the run in the tool already has. These points are not sent again.
 
     Attributes:
         steps: Last step in the tool by name of the metric.
@@ -140,7 +140,7 @@ class LoggedSteps:
 
 
 class Tracker:
-    """Base class of trackers: draws the curves of one run in one tool.
+    """Base class of trackers. A tracker draws the curves of one run in one tool.
 
     All methods are called on rank 0, in a thread that belongs to this tracker alone. The first
     exception is reported as an event. No exception reaches training.
@@ -161,7 +161,7 @@ class Tracker:
     """
 
     name = "custom"
-    # Saved in checkpoints and restored as `TrackerContext.run_id`; `start` sets it at the latest.
+    # Saved in checkpoints and restored as `TrackerContext.run_id`. `start` must set it.
     run_id = ""
 
     def start(self, opening: TrackerContext) -> LoggedSteps | None:
@@ -175,7 +175,7 @@ class Tracker:
         raise NotImplementedError
 
     def log(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Draw the numbers and show the texts of one step; return once they are handed over."""
+        """Send the numbers and texts of one step; return when the tool has taken them over."""
         raise NotImplementedError
 
     def finish(self, *, completed: bool) -> None:
@@ -186,10 +186,10 @@ class Tracker:
         return "never"
 
     def log_model(self, model: SavedModel) -> None:
-        """Upload a model from its folder; return once the model is handed over.
+        """Upload a model from its folder; return when the tool has taken the model over.
 
-        The folder is deleted afterwards. Only committed models are uploaded. An attempt after a
-        kill may upload a model again.
+        The folder is deleted afterwards. Only committed models are uploaded. After a
+        kill, the next attempt may upload a model again.
         """
         raise NotImplementedError
 
@@ -209,7 +209,7 @@ def as_json(values: Mapping[str, Any]) -> str:
 
 
 class LocalStateTracker(Tracker):
-    """Tracker for a tool that cannot report its points; a local file records them.
+    """Tracker for a tool that cannot report its points; a local file records the points sent.
 
     The file is ``output_dir/trackers/<name>-<run id>.json``. If the file is missing, the steps
     after the last checkpoint are sent again. Subclasses implement ``open`` and ``draw`` in place
@@ -253,4 +253,4 @@ class LocalStateTracker(Tracker):
         self._file.parent.mkdir(parents=True, exist_ok=True)
         temporary_path = self._file.with_suffix(".new")
         temporary_path.write_text(json.dumps(self._steps), encoding="utf-8")
-        os.replace(temporary_path, self._file)  # noqa: PTH105 - a kill leaves the old one or the new one
+        os.replace(temporary_path, self._file)  # noqa: PTH105 - a kill leaves the old or the new file

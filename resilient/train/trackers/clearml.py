@@ -42,7 +42,8 @@ class ClearML(LocalStateTracker):
         self._task = current_task or task.init(
             project_name=os.environ.get("CLEARML_PROJECT", "HuggingFace Transformers"),
             task_name=os.environ.get("CLEARML_TASK") or opening.args.run_name or "Trainer",
-            # 0 keeps our step numbers; ClearML would otherwise continue after its last step.
+            # 0 keeps the step numbers as given. Otherwise ClearML would continue after its last
+            # step.
             reuse_last_task_id=opening.run_id or False,
             continue_last_task=0 if opening.run_id else False,
             auto_connect_frameworks={"tensorboard": False, "pytorch": False},
@@ -56,7 +57,7 @@ class ClearML(LocalStateTracker):
         return super().known() if self._before is None else self._before
 
     def draw(self, metrics: Mapping[str, float | str], step: int) -> None:
-        """Report scalars by title (before the ``/``) and series, and once-per-run values alone."""
+        """Report scalars by title (before the ``/``) and series, and report once-per-run values."""
         logger = self._task.get_logger()
         for name, value in metrics.items():
             title, _, series = name.partition("/")

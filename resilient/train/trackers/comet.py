@@ -1,4 +1,4 @@
-"""Comet tracker, which writes archives instead of uploads if ``COMET_START_ONLINE=0`` is set."""
+"""Comet tracker, which writes archives instead of uploading if ``COMET_START_ONLINE=0`` is set."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class MLflow(Tracker):
     def __init__(self) -> None:
         self._client: Any = None
         self._logged_params: set[str] = set()
-        # An error in the tracker's thread would not end training, so read the variables here.
+        # Read the variables here, because an error in the tracker's thread would not end training.
         self._tags = _read_tags()
         self._is_flat = read_flag(os.environ, "MLFLOW_FLATTEN_PARAMS")
         self._params_max = read_integer(os.environ, "MLFLOW_MAX_LOG_PARAMS", -1, least=-1)

@@ -63,7 +63,7 @@ class TrackerOpened(Event):
     since: int
 
     def message(self) -> str:
-        """Return the message with the run and the step from which it is drawn."""
+        """Format the run and the first step whose points are sent."""
         step_text = f" from step {self.since}" if self.since else ""
         return f"{self.tracker} shows run {self.run_id}{step_text}"
 
@@ -130,7 +130,8 @@ class TrackerWorker:
         Args:
             saved_models: Committed models.
             before: Step that is being saved. The model of this step is sent at the next call, which
-                may mark the model as final. This rule also applies if the thread is late.
+                may mark the model as final. The thread may process the call late; the rule still
+                applies.
         """
         if self._tracker.wants_models() == "checkpoint":
             self._enqueue(self._upload, saved_models, before)
@@ -233,10 +234,11 @@ class TrackerWorker:
             self._tell(TrackerFailed(self._tracker.name, reason))
 
 
-# Time that training waits for all trackers together: at its begin, at its end, and after an
+# Time that training waits for all trackers together: at the start, at the end, and after an
 # interruption.
 _BEGIN_SECONDS, _END_SECONDS, _CUT_SECONDS = 15.0, 60.0, 3.0
-# Wait at the end if a tracker takes models, which are as large as a checkpoint.
+# Time that training waits at the end if a tracker takes models, which are as large as
+# checkpoints.
 _UPLOAD_SECONDS = 1800.0
 
 

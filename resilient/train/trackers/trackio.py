@@ -45,6 +45,6 @@ class Trackio(LocalStateTracker):
         """Log one row."""
         self._run.log(dict(metrics), step=step)
 
-    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - it can always be gone on with
+    def finish(self, *, completed: bool) -> None:  # noqa: ARG002 - Trackio can continue any run
         """Send the remaining points."""
         self._run.finish()

@@ -108,7 +108,7 @@ class WeightsAndBiases(Tracker):
         self._run: Any = None
         self._is_own_run = True
         self._model_name = ""
-        # An error in the tracker's thread would not end training, so read the variables here.
+        # Read the variables here, because an error in the tracker's thread would not end training.
         self._logs_models = read_choice(
             os.environ, "WANDB_LOG_MODEL", ("checkpoint", "end", *FALSE), "false"
         )
