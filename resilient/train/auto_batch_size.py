@@ -72,8 +72,8 @@ class AutoBatchSize:
         if self.ranks > 1:
             # Each step begins with rank 0's buffers, as in DDP's forward pass.
             run.strategy.align(run.model)
-        saved_state = _Before.of(run, self.model)
-        is_least, is_mine, problem = run.deal.batch == 1, False, None
+        saved_state = _StateBefore.of(run, self.model)
+        is_least, is_mine, problem = run.layout.batch == 1, False, None
         try:
             passes()
         except (RuntimeError, MemoryError) as error:
@@ -91,7 +91,7 @@ class AutoBatchSize:
             raise problem
         if is_least:
             raise PeerFailed("another rank ran out of memory with a batch of one sample")
-        saved_state.bring_back(run, self.model)
+        saved_state.restore(run, self.model)
         empty_cache(self.device, collect=True)
         return False
 
@@ -113,7 +113,7 @@ class AutoBatchSize:
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
+class _StateBefore:
     """Copy of the state that passes change, made before the passes."""
 
     random: dict[str, Any]
@@ -123,17 +123,19 @@ class _Before:
     counts: tuple[int, int]
 
     @staticmethod
-    def of(run: TrainingRun, model: nn.Module) -> _Before:
+    def of(run: TrainingRun, model: nn.Module) -> _StateBefore:
         buffers = [buffer.clone() for buffer in model.buffers()]
         random = RandomState().state_dict()
-        return _Before(random, buffers, run.cursor.samples, run.meters.mark(), run.counter.mark())
+        return _StateBefore(
+            random, buffers, run.cursor.samples, run.meters.mark(), run.counter.mark()
+        )
 
-    def bring_back(self, run: TrainingRun, model: nn.Module) -> None:
+    def restore(self, run: TrainingRun, model: nn.Module) -> None:
         for buffer, old in zip(model.buffers(), self.buffers, strict=True):
             buffer.copy_(old)
         run.optimizer.zero_grad(set_to_none=True)
         run.cursor.samples = self.samples
-        run.watch.forget()
+        run.loss_guard.forget()
         run.meters.rewind(self.loss)
         run.counter.rewind(self.counts)
         # Last, so that the next try draws the same samples and dropout masks as this one.
@@ -167,7 +169,7 @@ def _average(gradients: list[torch.Tensor], ranks: int) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def fitting_for(
+def batch_size_search_for(
     args: TrainingArguments, strategy: Strategy, model: nn.Module, session: Session
 ) -> AutoBatchSize | None:
     """Return the search for the batch size; None if no search is requested.

@@ -23,7 +23,7 @@ from resilient.strategies.gradient_compression import PARTS
 from resilient.strategies.pipeline.registry import RANDOM
 from resilient.train import schedules, step_count
 from resilient.train.arguments.derived import is_canonical
-from resilient.train.auto_batch_size import fitting_for
+from resilient.train.auto_batch_size import batch_size_search_for
 from resilient.train.callbacks.base import DefaultFlowCallback
 from resilient.train.callbacks.builtin import EmptyCacheCallback, ProgressCallback
 from resilient.train.canonical_reduction import (
@@ -45,9 +45,9 @@ from resilient.train.events import CallbacksGone
 from resilient.train.hf_interop.importer import import_hf_run, require_origin
 from resilient.train.hf_interop.saved_models import saved_models
 from resilient.train.ledger import Ledger
-from resilient.train.loss_guard import LossGuard, watch_for
+from resilient.train.loss_guard import LossGuard, loss_guard_for
 from resilient.train.meters import Meters, TokenCount, UsageCounter
-from resilient.train.model.artifacts import PAPERS, saved_processing, sidecar_parts
+from resilient.train.model.artifacts import SIDECAR_FILES, saved_processing, sidecar_parts
 from resilient.train.model.precision import Precision
 from resilient.train.model.transforms import compile_in_place
 from resilient.train.run import CheckpointInfoBuilder, TrainingRun, pipeline_for
@@ -78,7 +78,16 @@ RESERVED = (
     *PARTS,
     RANDOM,
     REDUCTION,
-    *("trainer_state", "data", "callbacks", "meters", "losses", "best", "rng_state", *PAPERS),
+    *(
+        "trainer_state",
+        "data",
+        "callbacks",
+        "meters",
+        "losses",
+        "best",
+        "rng_state",
+        *SIDECAR_FILES,
+    ),
 )
 
 
@@ -94,24 +103,25 @@ def build_run(
         ConfigError: The arguments do not fit the model or the data.
     """
     args, session = hooks.args, hooks.session
-    session.gang.begin_training()
-    cursor, deal = _place_in_data(hooks)
+    session.rank_group.begin_training()
+    cursor, layout = _place_in_data(hooks)
     topic, strategy = session.next_topic(), _wrap(hooks)
     gate = session.stop_gate(topic)
     checkpointer = session.checkpointer(session.emit, topic, gate)
-    state.max_steps = step_count.planned_steps(args, deal, cursor, done=0)
+    state.max_steps = step_count.planned_steps(args, layout, cursor, done=0)
     optimizer, scheduler = hooks.make_optimizer_and_scheduler(state.max_steps)
     schedules.require_evaluations(args, scheduler, hooks.eval_sets)
     bound = strategy.bind(hooks.model_wrapped, optimizer, Precision(args, session.device))
     hooks.precision = bound.updates
-    (meters, watch), best, leaves = _meters_for(hooks), BestCheckpoint(), passes_for(hooks, topic)
+    meters, loss_guard = _meters_for(hooks)
+    best, canonical_passes = BestCheckpoint(), passes_for(hooks, topic)
     parts = {
         **bound.parts,
-        **_stepping(bound.updates, scheduler),
+        **_per_step_parts(bound.updates, scheduler),
         "trainer_state": Part(state, document="trainer_state.json", rows="log_history"),
         "data": Part(cursor),
         "callbacks": Part(callbacks),
-        **_measured(meters, watch, best, leaves),
+        **_measurement_parts(meters, loss_guard, best, canonical_passes),
         **sidecar_parts(hooks.model, saved_processing(hooks.processing_class, hooks.data_collator)),
         **registered,
         # Last, so that loading another part cannot draw from the restored streams.
@@ -124,19 +134,19 @@ def build_run(
         scheduler=scheduler,
         loader=_loader_of(hooks),
         cursor=cursor,
-        deal=deal,
+        layout=layout,
         meters=meters,
         counter=_counter_for(hooks, state),
         saver=_saver_for(hooks, state, checkpointer, parts, best),
         gate=gate,
         accumulation=args.gradient_accumulation_steps,
         scheduled_steps=state.max_steps,
-        watch=watch,
-        farewell=partial(exit_barrier, session.gang, topic),
-        fitting=fitting_for(args, strategy, bound.model, session),
+        loss_guard=loss_guard,
+        exit_barrier=partial(exit_barrier, session.rank_group, topic),
+        batch_size_search=batch_size_search_for(args, strategy, bound.model, session),
         pipeline=pipeline_for(hooks),
-        leaves=leaves,
-        until_step=session.gang.launch.until_step,
+        canonical_passes=canonical_passes,
+        until_step=session.rank_group.launch.until_step,
     )
 
 
@@ -153,7 +163,9 @@ def _saver_for(
     saver = CheckpointSaver(
         into,
         parts,
-        about=CheckpointInfoBuilder(hooks.args, sampler, strategy.name).about,
+        describe_checkpoint=CheckpointInfoBuilder(
+            hooks.args, sampler, strategy.name
+        ).checkpoint_info,
         best=best,
         state=state,
         args=hooks.args,
@@ -183,15 +195,15 @@ def _place_in_data(hooks: TrainerHooks) -> tuple[DataCursor, BatchLayout]:
         hooks.train_sampler = ResumableSampler(*place, world.rank)
         return place
     size = require_map_style(hooks.train_dataset, "train_dataset")
-    deal = make_batch_layout(hooks.args, micro_batch_owners(hooks.args, world), size)
-    group = deal.batch * hooks.args.gradient_accumulation_steps
+    layout = make_batch_layout(hooks.args, micro_batch_owners(hooks.args, world), size)
+    group = layout.batch * hooks.args.gradient_accumulation_steps
     origin = {"trainer": "transformers"} if hooks.args.random_numbers == "transformers" else None
     cursor = DataCursor(size, hooks.args.order_seed, group=group, origin=origin)
     sampling = hooks.train_sampling()
     if isinstance(sampling, LengthGrouped):
         cursor.streams = HFRandomStreams(hooks.args.seed, is_known=hooks.model_init is None)
-    hooks.train_sampler = sampler_for(hooks.args, world, cursor, deal, sampling)
-    return cursor, deal
+    hooks.train_sampler = sampler_for(hooks.args, world, cursor, layout, sampling)
+    return cursor, layout
 
 
 def _loader_of(hooks: TrainerHooks) -> Any:
@@ -231,18 +243,21 @@ def _meters_for(hooks: TrainerHooks) -> tuple[Meters, LossGuard]:
     args, session = hooks.args, hooks.session
     # With canonical reduction each rank knows the step's loss without the others.
     ranks = 1 if is_canonical(args) else session.world.size
-    watch = watch_for(args, hooks.train_dataset, session.device, ranks)
-    return Meters(session.device, ranks, filters=args.logging_nan_inf_filter), watch
+    loss_guard = loss_guard_for(args, hooks.train_dataset, session.device, ranks)
+    return Meters(session.device, ranks, filters=args.logging_nan_inf_filter), loss_guard
 
 
-def _measured(
-    meters: Meters, watch: LossGuard, best: BestCheckpoint, leaves: CanonicalPasses | None
+def _measurement_parts(
+    meters: Meters,
+    loss_guard: LossGuard,
+    best: BestCheckpoint,
+    canonical_passes: CanonicalPasses | None,
 ) -> dict[str, Part]:
     """Return the parts with measurements; in a canonical step all ranks have the same."""
-    losses = {"losses": Part(watch, optional=True)} if watch.is_on else {}
-    if leaves is None:
+    losses = {"losses": Part(loss_guard, optional=True)} if loss_guard.is_on else {}
+    if canonical_passes is None:
         return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}
-    arithmetic_part = Part(leaves.arithmetic, optional=True)
+    arithmetic_part = Part(canonical_passes.arithmetic, optional=True)
     return {
         "meters": Part(meters, optional=True),
         **losses,
@@ -260,7 +275,7 @@ def _ledger_for(hooks: TrainerHooks) -> Ledger:
     return ledger
 
 
-def _stepping(updates: OptimizerStepper, scheduler: LRScheduler) -> dict[str, Part]:
+def _per_step_parts(updates: OptimizerStepper, scheduler: LRScheduler) -> dict[str, Part]:
     """Return the parts that advance with each step."""
     scaler = updates.scaler
     return {
@@ -282,8 +297,10 @@ def restore(
     """Load the last attempt's state, and plan the rest of the run. Collective."""
     session, registered = hooks.session, set(run.saver.parts) - set(RESERVED)
     registered_parts = {name: run.saver.parts[name] for name in registered}
-    launch = session.gang.launch
-    settled = run.saver.settle(_wish(session, reference=resume_from), is_first=launch.is_first)
+    launch = session.rank_group.launch
+    settled = run.saver.settle(
+        _requested_checkpoint(session, reference=resume_from), is_first=launch.is_first
+    )
     digest = import_hf_run(hooks, settled, registered_parts, session.next_topic())
     reference = "auto" if digest else _reference(session, settled)
     requires = resume_from is True and launch.cause == "start"
@@ -293,15 +310,15 @@ def restore(
     require_origin(run.cursor.origin, digest, session.repository)
     per_device_batch = hooks.args.per_device_train_batch_size
     if (
-        run.fitting
+        run.batch_size_search
         and resume_result
         and resume_result.config.get("per_device_train_batch_size") == per_device_batch
     ):
         # The last attempt's batch size fits into memory again, and gives the same bits.
-        set_batch(run, hooks, state.train_batch_size)
-    callbacks.context["shelf"] = saved_models(session, run.saver)
-    if callbacks.gone and session.world.is_coordinator:
-        run.saver.emit(CallbacksGone(callbacks.gone))
+        set_batch_size(run, hooks, state.train_batch_size)
+    callbacks.context["saved_models"] = saved_models(session, run.saver)
+    if callbacks.missing_names and session.world.is_coordinator:
+        run.saver.emit(CallbacksGone(callbacks.missing_names))
     had_no_step_left = state.global_step >= state.max_steps
     recompute_schedule(run, hooks, state, callbacks, keeps_plan=True)
     # A run that reached its last step continues if it now has more steps. A run that a callback
@@ -310,11 +327,11 @@ def restore(
         callbacks.control.should_training_stop = False
 
 
-def set_batch(run: TrainingRun, hooks: TrainerHooks, batch: int) -> None:
+def set_batch_size(run: TrainingRun, hooks: TrainerHooks, batch: int) -> None:
     """Cut the rest of the data into micro-batches of ``batch`` samples."""
-    run.deal = replace(run.deal, batch=batch)
+    run.layout = replace(run.layout, batch=batch)
     if hooks.train_sampler is not None:
-        hooks.train_sampler.deal = run.deal
+        hooks.train_sampler.layout = run.layout
 
 
 def cut_batches(
@@ -325,7 +342,7 @@ def cut_batches(
     batch: int,
 ) -> None:
     """Continue with smaller micro-batches, and plan the rest of the run for them."""
-    set_batch(run, hooks, batch)
+    set_batch_size(run, hooks, batch)
     recompute_schedule(run, hooks, state, callbacks)
 
 
@@ -348,37 +365,37 @@ def recompute_schedule(
             move the steps of an epoch that a callback cut short to a later epoch.
     """
     cursor = run.cursor
-    if not (keeps_plan and step_count.is_current(cursor.planned, hooks.args, run.deal)):
+    if not (keeps_plan and step_count.is_current(cursor.planned, hooks.args, run.layout)):
         is_cut = cursor.is_open and callbacks.control.should_epoch_stop
         place = replace(cursor, epoch=cursor.epoch + 1, samples=0) if is_cut else cursor
-        cursor.planned = step_count.planned_run(hooks.args, run.deal, place, state.global_step)
+        cursor.planned = step_count.planned_run(hooks.args, run.layout, place, state.global_step)
     assert cursor.planned is not None  # noqa: S101 - for mypy
     planned_steps, epochs = cursor.planned["steps"], cursor.planned["epochs"]
     # The saved schedule's length, and that of the schedule made for this attempt's arguments.
     if {planned_steps} != {state.max_steps, run.scheduled_steps} and hooks.makes_scheduler:
         old_scheduler, hooks.lr_scheduler = run.scheduler, None
         run.scheduler = hooks.create_scheduler(planned_steps, run.optimizer)
-        schedules.carry_over(old_scheduler, run.scheduler, run.optimizer)
+        schedules.continue_schedule(old_scheduler, run.scheduler, run.optimizer)
         run.saver.parts["scheduler"] = Part(ScheduleState(run.scheduler))
     callbacks.context |= {
         "optimizer": run.optimizer,
         "lr_scheduler": run.scheduler,
         "train_dataloader": run.loader,
         "emit": run.saver.emit,
-        "took": run.saver.took,
+        "save_timings": run.saver.timings,
     }
     run.scheduled_steps = planned_steps
     state.init_training_references(hooks, planned_steps, epochs, getattr(hooks, "trial", None))
-    state.train_batch_size = run.deal.batch
+    state.train_batch_size = run.layout.batch
     state.compute_steps(hooks.args, planned_steps)
 
 
-def _wish(session: Session, *, reference: str | bool | None) -> str:
+def _requested_checkpoint(session: Session, *, reference: str | bool | None) -> str:
     """Return the checkpoint that the user requested; the script overrides the launcher.
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
-    launch = session.gang.launch
+    launch = session.rank_group.launch
     if reference is None or isinstance(reference, bool):
         return "never" if reference is False else launch.resume
     path = os.fspath(reference)
@@ -391,7 +408,7 @@ def _reference(session: Session, settled: str) -> str:
     Raises:
         ConfigError: The script named a path outside of the repository.
     """
-    if settled in ("auto", "never", session.gang.launch.resume):
+    if settled in ("auto", "never", session.rank_group.launch.resume):
         return settled
     return _name_at(settled, session.repository)
 

@@ -100,7 +100,7 @@ class ArithmeticFingerprint:
         )
         require_same(session, topic, own_arithmetic, f"the same arithmetic ({machine} on rank 0)")
         if self.digest and self.digest != own_arithmetic:
-            told(
+            report_mismatch(
                 session,
                 f"this attempt computes other bits ({machine}) than the attempt that saved "
                 f"({self.machine})",
@@ -126,10 +126,10 @@ def require_same(session: Session, topic: str, digest: str, subject: str) -> Non
     groups = agree(comms, "digest", digest, _by_digest, session.args.ddp_timeout)
     if len(groups) > 1:
         text = " and ".join(f"ranks {ranks}" for ranks in groups)
-        told(session, f"{text} do not compute {subject}")
+        report_mismatch(session, f"{text} do not compute {subject}")
 
 
-def told(session: Session, problem: str) -> None:
+def report_mismatch(session: Session, problem: str) -> None:
     """Raise, or report why equal bits are not guaranteed if the arguments allow continuing.
 
     Raises:
@@ -171,23 +171,27 @@ class CanonicalSampler(ResumableSampler):
 
     Args:
         cursor: Start position.
-        deal: Batch layout of an epoch; its ranks are the leaves.
+        layout: Batch layout of an epoch; its ranks are the leaves.
         leaves: Leaves of this rank.
         sampling: Order of the samples.
     """
 
     def __init__(
-        self, cursor: DataCursor, deal: BatchLayout, leaves: range, sampling: Sampling | None = None
+        self,
+        cursor: DataCursor,
+        layout: BatchLayout,
+        leaves: range,
+        sampling: Sampling | None = None,
     ) -> None:
-        super().__init__(cursor, deal, leaves.start, sampling)
+        super().__init__(cursor, layout, leaves.start, sampling)
         self.leaves = leaves
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        cursor, deal = self.cursor, self.deal
+        cursor, layout = self.cursor, self.layout
         seed, epoch, start = cursor.seed, cursor.epoch, cursor.samples
         for turn, batches in enumerate(self._rounds()):
             for leaf, indices in zip(self.leaves, batches, strict=True):
-                place = start + turn * deal.round_samples + leaf * deal.batch
+                place = start + turn * layout.round_samples + leaf * layout.batch
                 yield MicroBatch(indices, (seed, epoch, place))
 
     def __len__(self) -> int:
@@ -195,20 +199,20 @@ class CanonicalSampler(ResumableSampler):
 
     def _rounds(self) -> Iterator[list[list[int]]]:
         """Yield the indices of each leaf, for each step."""
-        cursor, deal = self.cursor, self.deal
+        cursor, layout = self.cursor, self.layout
         if not self.leaves:
             return
         order, start = self.begin_order(), cursor.samples
         if type(self.sampling).batches is not Sampling.batches:
             # Batches that are not slices of the order: build the batches of each leaf separately.
             leaf_batches = [
-                self.sampling.batches(order, cursor, deal, leaf) for leaf in self.leaves
+                self.sampling.batches(order, cursor, layout, leaf) for leaf in self.leaves
             ]
             yield from map(list, zip(*leaf_batches, strict=True))
             return
-        for turn in range(deal.rounds_after(start)):
-            place = start + turn * deal.round_samples
-            yield [deal.micro_batch(order, place, leaf) for leaf in self.leaves]
+        for turn in range(layout.rounds_after(start)):
+            place = start + turn * layout.round_samples
+            yield [layout.micro_batch(order, place, leaf) for leaf in self.leaves]
 
 
 def micro_batch_owners(args: TrainingArguments, world: World) -> World:
@@ -220,14 +224,14 @@ def sampler_for(
     args: TrainingArguments,
     world: World,
     cursor: DataCursor,
-    deal: BatchLayout,
+    layout: BatchLayout,
     sampling: Sampling | None = None,
 ) -> ResumableSampler:
     """Return the sampler of this rank's micro-batches."""
     if not is_canonical(args):
-        return ResumableSampler(cursor, deal, world.rank, sampling)
+        return ResumableSampler(cursor, layout, world.rank, sampling)
     run = plan_for(micro_batches(args), world.size).runs[world.rank]
-    return CanonicalSampler(cursor, deal, range(*run), sampling)
+    return CanonicalSampler(cursor, layout, range(*run), sampling)
 
 
 def check_first_micro_batch(trainer: Trainer, run: TrainingRun, seed: int) -> str:
@@ -271,7 +275,7 @@ def _first_batch(trainer: Trainer, run: TrainingRun) -> Any:
         return None
     if not isinstance(loader.dataset, KeyedDataset):
         return None
-    one_rank_sampler = CanonicalSampler(run.cursor, run.deal, range(1), sampler.sampling)
+    one_rank_sampler = CanonicalSampler(run.cursor, run.layout, range(1), sampler.sampling)
     return loader.collate_fn(loader.dataset.__getitems__(next(iter(one_rank_sampler))))
 
 
@@ -348,14 +352,14 @@ class CanonicalPasses:
         """
         step, own_leaves = trainer.state.global_step, self.updates.reducer.leaves
         trainer.current_gradient_accumulation_steps = 1
-        pulse = trainer.session.pulse
-        with pulse.during(Phase.LOADING):
+        progress = trainer.session.progress
+        with progress.during(Phase.LOADING):
             samples, count = trainer.get_batch_samples(
                 batches, len(own_leaves), trainer.session.device
             )
         samples, count_arguments = iter(samples), () if count is None else (count,)
         for leaf in own_leaves:
-            with pulse.during(Phase.LOADING):
+            with progress.during(Phase.LOADING):
                 inputs = next(samples)
             immutability_check = ImmutabilityCheck.of(run.model)
             self._seed(step, leaf)
@@ -366,9 +370,9 @@ class CanonicalPasses:
                 run.counter.add(inputs)
             if leaf + 1 < own_leaves.stop:
                 trainer.callback_handler.fire("on_substep_end")
-        pulse.need_others()
+        progress.need_others()
         run.add_loss(torch.tensor(self.updates.finish(), dtype=torch.float64))
-        run.cursor.advance(run.deal)
+        run.cursor.advance(run.layout)
         seed_between_steps(self.arithmetic.seed, step, self._leaves)
 
     @property

@@ -169,15 +169,15 @@ class PhaseEnded(Event):
 
 
 def timing(
-    phase: str, clock: Clock, tell: Callable[[Event], None], at_least_seconds: float = 0.0
+    phase: str, clock: Clock, emit: Callable[[Event], None], at_least_seconds: float = 0.0
 ) -> Timed:
     """Return a context that reports its duration as a delay of training, even after an error."""
 
-    def over(took_seconds: float) -> None:
+    def report_duration(took_seconds: float) -> None:
         if took_seconds >= at_least_seconds:
-            tell(PhaseEnded(phase, took_seconds))
+            emit(PhaseEnded(phase, took_seconds))
 
-    return Timed(clock, over)
+    return Timed(clock, report_duration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class TrainingStopped(Event):
 class UntilStepReached(Event):
     """This agent run reached the step of ``--until-step`` and ends."""
 
-    template: ClassVar[str] = "step {global_step} is saved, and this launch was to end there"
+    template: ClassVar[str] = "step {global_step} is saved, and this agent run ends at this step"
     global_step: int
 
 
@@ -238,8 +238,8 @@ class TrainingRolledBack(Event):
         if epoch != to_epoch:
             place = f"{samples} of epoch {epoch} to {to_samples} of epoch {to_epoch}"
         return (
-            f"went back from step {self.global_step} to {self.checkpoint}: {self.reason}; samples "
-            f"{place} are skipped ({self.times} of {self.limit} times)"
+            f"rolled back from step {self.global_step} to {self.checkpoint}: {self.reason}; "
+            f"samples {place} are skipped ({self.times} of {self.limit} times)"
         )
 
 

@@ -79,7 +79,7 @@ def _copy(value: Any) -> Any:
         return value.copy()
     if kind is dict and _PLAIN.issuperset(map(type, chain(value, value.values()))):
         return value.copy()
-    return asdict(_Held(value))["value"]
+    return asdict(_ValueHolder(value))["value"]
 
 
 @cache
@@ -88,7 +88,7 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 @dataclass
-class _Held:
+class _ValueHolder:
     """Holder of one value, for ``asdict`` to copy as a field."""
 
     value: Any

@@ -143,7 +143,7 @@ class PendingSegment:
 SETTLED_EVERY = 4096
 """Maximum number of steps between two reads of losses, which limits the values on the device."""
 ENTRIES_MAX = 1 << 17
-FOLDED = 64
+MERGED_STEPS = 64
 """Steps per merged record, if more than ``ENTRIES_MAX`` entries wait for the next save."""
 
 
@@ -204,7 +204,7 @@ class Ledger:
         step: int,
         start: int,
         cursor: DataCursor,
-        deal: BatchLayout,
+        layout: BatchLayout,
         rounds: int,
         losses: list[Any],
         *,
@@ -216,7 +216,7 @@ class Ledger:
             step: Number of the step.
             start: Samples of the epoch that were consumed before it.
             cursor: Position after it.
-            deal: Batch layout.
+            layout: Batch layout.
             rounds: Number of micro-batches of each rank.
             losses: Losses of this rank's micro-batches, numbers or scalars on the device.
             updated: Whether the model changed.
@@ -232,8 +232,8 @@ class Ledger:
                     start,
                     cursor.samples,
                     rounds,
-                    deal.batch,
-                    deal.ranks,
+                    layout.batch,
+                    layout.ranks,
                     self._ranks,
                     int(updated),
                 )
@@ -256,7 +256,7 @@ class Ledger:
             stop = max(cursor.samples, cursor.size)
             self._entries.append(SkipRecord(cursor.epoch, cursor.samples, stop, reason))
         else:
-            self._entries += _stretch(cursor, until, reason)
+            self._entries += _skipped_ranges(cursor, until, reason)
 
     def settle(self, means: Means) -> list[float]:
         """Read the recorded losses and return one per step. Collective.
@@ -269,7 +269,7 @@ class Ledger:
         if self._is_kept:
             self._losses += losses
             if len(self._entries) > ENTRIES_MAX:
-                self._fold()
+                self._merge_entries()
         return losses
 
     def close(self, checkpoint: CheckpointId, run_id: str) -> Segment | None:
@@ -317,7 +317,7 @@ class Ledger:
         self._entries, self._losses = entries + self._entries, losses + self._losses
         self._unsure = None
 
-    def _fold(self) -> None:
+    def _merge_entries(self) -> None:
         """Merge records of several steps, so that a run that never saves needs no more memory."""
         loss_iterator, folded, losses = iter(self._losses), list[Entry](), list[float]()
         for run in _runs(self._entries):
@@ -330,7 +330,9 @@ class Ledger:
         self._entries, self._losses = folded, losses
 
 
-def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterable[SkipRecord | str]:
+def _skipped_ranges(
+    cursor: DataCursor, until: tuple[int, int], reason: str
+) -> Iterable[SkipRecord | str]:
     """Yield the skipped ranges from the cursor to ``until``: epoch, and samples of it.
 
     An epoch without a used sample has no order in the ledger yet, so its size is unknown.
@@ -346,14 +348,14 @@ def _stretch(cursor: DataCursor, until: tuple[int, int], reason: str) -> Iterabl
 
 
 def _runs(entries: Iterable[Entry]) -> Iterable[list[StepRecord] | SkipRecord | str]:
-    """Yield groups of up to ``FOLDED`` steps of one kind, and other entries unchanged."""
+    """Yield groups of up to ``MERGED_STEPS`` steps of one kind, and other entries unchanged."""
     for kind, entries_of_kind in groupby(entries, _kind):
         if kind is None:
             yield from (record for record in entries_of_kind if not isinstance(record, StepRecord))
             continue
         steps = [record for record in entries_of_kind if isinstance(record, StepRecord)]
-        for first in range(0, len(steps), FOLDED):
-            yield steps[first : first + FOLDED]
+        for first in range(0, len(steps), MERGED_STEPS):
+            yield steps[first : first + MERGED_STEPS]
 
 
 def _kind(entry: Entry) -> tuple[int, int, int] | None:

@@ -171,7 +171,7 @@ class LossDiverged(Exception):
         self.figure = figure
         self.numbers = numbers
 
-    def told(self, step: int) -> LossDivergenceDetected:
+    def as_event(self, step: int) -> LossDivergenceDetected:
         """Return the event for ``step``, whose update is skipped."""
         return LossDivergenceDetected(self.kind, self.figure, step, *self.numbers)
 
@@ -258,7 +258,9 @@ class LossGuard:
         self._recent.extend(state_dict["recent"])
 
 
-def watch_for(args: TrainingArguments, dataset: Any, device: torch.device, ranks: int) -> LossGuard:
+def loss_guard_for(
+    args: TrainingArguments, dataset: Any, device: torch.device, ranks: int
+) -> LossGuard:
     """Return the guard of the losses of a training on ``dataset``.
 
     Raises:

@@ -97,11 +97,11 @@ class MemoryMeter:
 
 def resident_bytes() -> int:
     """Return this process's resident memory in bytes; the peak if the size is unknown."""
-    return _status("VmRSS") or _peak_of_life()
+    return _status("VmRSS") or _peak_rss()
 
 
 def _peaks(module: Any, device: torch.device) -> dict[str, int]:
-    peaks = {"cpu": _status("VmHWM") or _peak_of_life()}
+    peaks = {"cpu": _status("VmHWM") or _peak_rss()}
     if module is not None:
         peaks["gpu"] = module.max_memory_allocated(device)
     return peaks
@@ -125,7 +125,7 @@ def _status(name: str) -> int:
     return 0
 
 
-def _peak_of_life() -> int:
+def _peak_rss() -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -116,21 +116,21 @@ class Meters:
         losses, self._step_losses = self._step_losses, []
         return losses
 
-    def begin_mean(self, near: HostLocalSum | None = None) -> None:
+    def begin_mean(self, host_sum: HostLocalSum | None = None) -> None:
         """Start the reduction of this step's loss over ranks in the background. Collective.
 
         Nothing more may be added to the step. ``means`` waits for the sum. When ``means`` returns,
         every rank has called this method.
 
         Args:
-            near: Sum over all ranks of one host; the same object on all of these ranks.
+            host_sum: Sum over all ranks of one host; the same object on all of these ranks.
         """
         if self._ranks == 1:
             return
         losses = self._step_losses
         total = self._sums([losses])
-        if near is not None and self._is_number:
-            read_sum = partial(near.total, near.give(total.item()))
+        if host_sum is not None and self._is_number:
+            read_sum = partial(host_sum.total, host_sum.give(total.item()))
         else:
             read_sum = partial(_reduced, total, dist.all_reduce(total, async_op=True))
         self._pending_reads[id(losses)] = _Begun(losses, read_sum)
@@ -306,7 +306,9 @@ class TokenCount:
         """Return the number of tokens; 0 without the main input."""
         main = inputs.get(self._name) if isinstance(inputs, Mapping) else None
         if main is None:
-            self._tell(f"it holds no `{self._name}`; `main_input_name` of the model names another")
+            self._report_uncounted(
+                f"it holds no `{self._name}`; `main_input_name` of the model names another"
+            )
             return 0
         if not self._skips_padding:
             return int(main.numel())
@@ -314,10 +316,10 @@ class TokenCount:
             return int(inputs["attention_mask"].sum())
         if self._padding is not None:
             return int((main != self._padding).sum())
-        self._tell("the padding is unknown, so all tokens are counted")
+        self._report_uncounted("the padding is unknown, so all tokens are counted")
         return int(main.numel())
 
-    def _tell(self, why: str) -> None:
+    def _report_uncounted(self, why: str) -> None:
         if not self._is_reported:
             self._is_reported = True
             self._emit(TokensNotCounted(why))

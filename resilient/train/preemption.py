@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.distributed.launch_env import World
 
 _POLL_SECONDS = 0.05
-_FAREWELL_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
 ORDERS = (signal.SIGTERM, signal.SIGINT)
 # Preemption notices of schedulers. These signals only request a stop.
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
@@ -61,21 +61,21 @@ class StopDeadline:
         seconds: Time from receiving a request to exiting at once.
         is_supervised: An agent kills this process on a second request. A second signal then
             only means that both the agent and this process received the signal.
-        notes: Folder where the agent writes the reason and the deadline before it signals.
+        request_folder: Folder where the agent writes the reason and the deadline before it signals.
     """
 
     seconds: float
     is_supervised: bool = False
-    notes: str = ""
+    request_folder: str = ""
 
     @classmethod
-    def under_agent(cls, agent_seconds: float, notes: str = "") -> StopDeadline:
+    def under_agent(cls, agent_seconds: float, request_folder: str = "") -> StopDeadline:
         """Return a deadline slightly before the deadline of the agent, which ends with SIGKILL."""
-        return cls(_before_agent(agent_seconds), is_supervised=True, notes=notes)
+        return cls(_before_agent(agent_seconds), is_supervised=True, request_folder=request_folder)
 
     def request(self, reason: str, now_seconds: float) -> StopRequest:
         """Return the agent's request if the agent wrote one, else a request for ``reason``."""
-        stop_request = read_stop_request(self.notes)
+        stop_request = read_stop_request(self.request_folder)
         if stop_request is None:
             return StopRequest(reason, now_seconds + self.seconds)
         left_seconds = _before_agent(stop_request.left_seconds(now_seconds))
@@ -133,10 +133,13 @@ class StopCoordinator:
         os.set_blocking(self._wake_write, False)
         self._threads = [threading.Thread(target=self._watch, name="stop-watch", daemon=True)]
         if self._kv_store is not None:
-            talk = threading.Thread(
-                target=self._talk, args=(self._kv_store,), name="stop-talk", daemon=True
+            store_thread = threading.Thread(
+                target=self._exchange_messages,
+                args=(self._kv_store,),
+                name="stop-talk",
+                daemon=True,
             )
-            self._threads.append(talk)
+            self._threads.append(store_thread)
 
     @property
     def request(self) -> StopRequest | None:
@@ -168,7 +171,7 @@ class StopCoordinator:
         for thread in self._threads:
             thread.start()
 
-    def landed(self, step: int) -> None:
+    def record_durable(self, step: int) -> None:
         """Record that a checkpoint of ``step`` is durable, so that an exit loses no step."""
         self._durable = max(self._durable, step)
 
@@ -205,12 +208,12 @@ class StopCoordinator:
             self._position = turn
             return True
 
-    def ask(self, reason: str) -> None:
+    def request_stop(self, reason: str) -> None:
         """Request a stop of all ranks, as a signal would."""
         now_seconds = self._clock.monotonic_seconds()
-        self._hear(StopRequest(reason, now_seconds + self._grace.seconds))
+        self._accept_request(StopRequest(reason, now_seconds + self._grace.seconds))
 
-    def meet(self, value: int) -> int:
+    def agree_on_maximum(self, value: int) -> int:
         """Return the greatest ``value`` of all ranks, after the ranks agreed to stop. Collective.
 
         A rank that misses the deadline is lost, and later collectives fail.
@@ -223,7 +226,7 @@ class StopCoordinator:
         answers = self._kv_store.wait(keys, max(0.0, self.left_seconds))
         return max(int(answer) for answer in answers) if answers else value
 
-    def go(self, why: str) -> None:
+    def exit_preempted(self, why: str) -> None:
         """Exit at once with the exit code of a preemption; another process does the rest."""
         self._leave(why, Preempted.exit_code)
 
@@ -237,7 +240,7 @@ class StopCoordinator:
             if thread.is_alive():
                 # The store of a frozen host never answers. The thread that waits for it ends with
                 # the process.
-                thread.join(_FAREWELL_SECONDS)
+                thread.join(_JOIN_SECONDS)
         os.close(self._wake_read)
         os.close(self._wake_write)
 
@@ -246,14 +249,14 @@ class StopCoordinator:
             self._read_signals()
             self._check_deadline()
 
-    def _talk(self, kv_store: KVStore) -> None:
+    def _exchange_messages(self, kv_store: KVStore) -> None:
         # If the store is gone, its host died. The collectives report this failure.
         with suppress(PeerFailed):
             while not self._wait_closed(lambda: self._request is not None):
                 posted = kv_store.peek(f"{self._scope}/request")
                 if posted is not None:
                     now_seconds = self._clock.monotonic_seconds()
-                    self._hear(StopRequest.from_json(json.loads(posted), now_seconds))
+                    self._accept_request(StopRequest.from_json(json.loads(posted), now_seconds))
             if self._request is None:
                 return
             # The rank is frozen: now only the agreement lets `entered` advance.
@@ -282,7 +285,7 @@ class StopCoordinator:
 
     def _take(self, number: int) -> None:
         now_seconds = self._clock.monotonic_seconds()
-        self._hear(self._grace.request(signal.Signals(number).name, now_seconds))
+        self._accept_request(self._grace.request(signal.Signals(number).name, now_seconds))
         if number in NOTICES:
             return
         if not self._signal:
@@ -304,7 +307,7 @@ class StopCoordinator:
         number = self._signal or signal.SIGTERM
         self._leave(f"the time of {request.reason} is over", 128 + number)
 
-    def _hear(self, request: StopRequest) -> None:
+    def _accept_request(self, request: StopRequest) -> None:
         """Freeze this rank. A later request can only shorten the time."""
         with self._condition:
             if self._request is not None:
@@ -343,7 +346,7 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = [*ORDERS, *(number for number in NOTICES if _kills(number))]
+    numbers = [*ORDERS, *(number for number in NOTICES if _would_kill(number))]
     handlers: _Handlers = {number: signal.signal(number, _ignore) for number in numbers}
     wakeup = signal.set_wakeup_fd(gate.wake_fd, warn_on_full_buffer=False)
     _replaced.append(handlers)
@@ -354,10 +357,10 @@ def listening_to_signals(gate: StopCoordinator) -> Iterator[None]:
         with suppress(ValueError):
             _replaced.remove(handlers)
         signal.set_wakeup_fd(wakeup)
-        _put_back(handlers)
+        _restore_handlers(handlers)
 
 
-def _kills(number: int) -> bool:
+def _would_kill(number: int) -> bool:
     """Return whether a signal would kill this process.
 
     Only the kernel knows the handlers of faulthandler. Without its answer, Python's handlers
@@ -372,21 +375,21 @@ def _kills(number: int) -> bool:
     return True
 
 
-def _put_back(handlers: _Handlers) -> None:
+def _restore_handlers(handlers: _Handlers) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
-class _Held(threading.local):
+class _BlockedSignals(threading.local):
     """Signals that this thread had blocked before a fork; None outside of a fork."""
 
     before: set[int] | None = None
 
 
-_held = _Held()
+_held = _BlockedSignals()
 
 
-def _hold_signals() -> None:
+def _block_signals() -> None:
     """Block signals before a fork until the child has its own handlers, so that none is lost.
 
     A child starts with the parent's C handler and descriptor. Without the block, an early signal to
@@ -396,26 +399,28 @@ def _hold_signals() -> None:
         _held.before = signal.pthread_sigmask(signal.SIG_BLOCK, [*ORDERS, *NOTICES])
 
 
-def _let_signals_go() -> None:
+def _unblock_signals() -> None:
     """Deliver the blocked signals after a fork, in both processes."""
     signal_mask, _held.before = _held.before, None
     if signal_mask is not None:
         signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
 
-def _give_signals_back() -> None:
+def _restore_handlers_in_child() -> None:
     """Restore the handlers in a forked child, whose signals are not requests to the training."""
     if _replaced:
         signal.set_wakeup_fd(-1)
         for handlers in reversed(_replaced):
-            _put_back(handlers)
+            _restore_handlers(handlers)
         _replaced.clear()
-    _let_signals_go()
+    _unblock_signals()
 
 
 # A fork hook cannot be removed. It is registered once and does nothing between trainings.
 os.register_at_fork(
-    before=_hold_signals, after_in_parent=_let_signals_go, after_in_child=_give_signals_back
+    before=_block_signals,
+    after_in_parent=_unblock_signals,
+    after_in_child=_restore_handlers_in_child,
 )
 
 

@@ -28,7 +28,7 @@ REASON = "broken loss"
 
 
 @contextmanager
-def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
+def rolling_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     """Roll back if a step inside the context has a broken loss, skip its data, and save at once.
 
     Crash: until that save is durable, the next attempt trains on the same data and rolls back
@@ -41,15 +41,15 @@ def going_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
         yield
     except LossDiverged as divergence:
         trainer.precision.zero_grad(run.optimizer)
-        trainer._tell(divergence.told(trainer.state.global_step + 1))  # noqa: SLF001 - see below
-        event = go_back(trainer, run, divergence.reason)
+        trainer._emit_on_first_rank(divergence.as_event(trainer.state.global_step + 1))  # noqa: SLF001 - see below
+        event = roll_back(trainer, run, divergence.reason)
         # This code is a part of the trainer's loop, so it uses private members of the trainer.
         trainer._emit = run.saver.emit  # noqa: SLF001
-        trainer._tell(event)  # noqa: SLF001
+        trainer._emit_on_first_rank(event)  # noqa: SLF001
         trainer._save_step(run)  # noqa: SLF001
 
 
-def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBack:
+def roll_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBack:
     """Begin an attempt from the newest checkpoint, and skip the broken step's data. Collective.
 
     Until the next save is durable, only memory records the skipped data.
@@ -67,7 +67,7 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     """
     session, state, limit = trainer.session, trainer.state, trainer.args.rollback_limit
     callbacks = trainer.callback_handler
-    session.pulse.enter(Phase.FIRST)
+    session.progress.enter(Phase.FIRST)
     cursor, step = run.cursor, state.global_step + 1
     data_position = (cursor.epoch, cursor.samples, cursor.drawn)
     times = len(run.cursor.skipped) + 1
@@ -84,10 +84,10 @@ def go_back(trainer: Trainer, run: TrainingRun, broken: str) -> TrainingRolledBa
     run.ledger.begin(resume_result, state.global_step, run.cursor)
     run.ledger.leave_out(run.cursor, REASON, until=data_position[:2])
     cursor.skip_to(*data_position)
-    callbacks.context["shelf"] = saved_models(session, run.saver)
+    callbacks.context["saved_models"] = saved_models(session, run.saver)
     recompute_schedule(run, trainer, state, callbacks)
     run.turns_ahead += step - state.global_step
-    session.pulse.end_step(state.global_step)
+    session.progress.end_step(state.global_step)
     return TrainingRolledBack(
         broken, step, resume_result.checkpoint.folder, run.cursor.skipped[-1], times, limit
     )

@@ -73,16 +73,16 @@ class TrainingRun:
         model: Model as the strategy wrapped it.
         parameters: Trained parameters, in the model's order.
         cursor: Position in the data.
-        deal: Batch layout of an epoch.
+        layout: Batch layout of an epoch.
         counter: Counter of tokens and operations.
         gate: Stop coordinator, queried before each step.
         accumulation: Micro-batches per step and rank.
-        farewell: Exit barrier: this rank waits until no other rank needs the stores that it serves.
+        exit_barrier: Waits until no other rank needs the stores that this rank serves.
         scheduled_steps: Run length for which the schedule was made.
-        fitting: Search for a batch size that fits into memory, if requested.
+        batch_size_search: Search for a batch size that fits into memory, if requested.
         pipeline: Runs the passes of a step, if the model is split into stages.
-        leaves: Runs the passes of a step, if gradients are reduced in one fixed order.
-        watch: Guard that checks the loss of each step.
+        canonical_passes: Runs the passes of a step, if gradients are reduced in one fixed order.
+        loss_guard: Guard that checks the loss of each step.
         turns_ahead: Number of turns of the gate beyond the number of steps, because steps were
             repeated.
         until_step: Step after which this agent run ends although training is not finished; 0: none.
@@ -97,18 +97,18 @@ class TrainingRun:
     scheduler: LRScheduler
     loader: DataLoader[Any] | StreamLoader
     cursor: DataCursor
-    deal: BatchLayout
+    layout: BatchLayout
     meters: Meters
     counter: UsageCounter
     saver: CheckpointSaver
     gate: StopCoordinator
     accumulation: int
-    farewell: Callable[[], None]
+    exit_barrier: Callable[[], None]
     scheduled_steps: int
-    watch: LossGuard
-    fitting: AutoBatchSize | None = None
+    loss_guard: LossGuard
+    batch_size_search: AutoBatchSize | None = None
     pipeline: PipelinedModel | None = None
-    leaves: CanonicalPasses | None = None
+    canonical_passes: CanonicalPasses | None = None
     turns_ahead: int = 0
     until_step: int = 0
     ends_here: bool = False
@@ -152,7 +152,7 @@ class TrainingRun:
     @property
     def step_samples(self) -> int:
         """Samples of one optimizer step over all ranks."""
-        return self.deal.round_samples * self.accumulation
+        return self.layout.round_samples * self.accumulation
 
     def batches(self, *, begins: bool) -> Iterator[Any]:
         """Return this rank's micro-batches from the cursor on; start no worker if there are none.
@@ -186,7 +186,7 @@ class TrainingRun:
 
     def rounds_left(self) -> int:
         """Return the number of rounds left in the epoch."""
-        return self.deal.rounds_after(self.cursor.samples)
+        return self.layout.rounds_after(self.cursor.samples)
 
     def settle(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Wait for the save in flight; the deadline of a stop request still applies.
@@ -201,7 +201,7 @@ class TrainingRun:
                 raise
             error.add_note(f"the save in flight failed too: {save_error}")
 
-    def leave(self, step: int, save: Callable[[], None], tell: Callable[[Event], None]) -> NoReturn:
+    def leave(self, step: int, save: Callable[[], None], emit: Callable[[Event], None]) -> NoReturn:
         """Save at the agreed step in the tier that the remaining time allows, and exit.
 
         Raises:
@@ -210,23 +210,23 @@ class TrainingRun:
             SystemExit: Code 0; the save is durable, and this agent run ends at this step.
         """
         if self.ends_here:
-            self._end_launch(step, save, tell)
+            self._end_launch(step, save, emit)
         tier = self.saver.choose_tier(self.gate)
         if tier is not SaveDestination.IN_FLIGHT:
             save()
         self.saver.leave(self.gate, tier)
         request = self.gate.request
         reason = request.reason if request else "unknown"
-        tell(TrainingStopped(step, reason))
+        emit(TrainingStopped(step, reason))
         self.is_over = True
         raise Preempted(f"training stopped after step {step}: {reason}", hint="start it again")
 
     def _end_launch(
-        self, step: int, save: Callable[[], None], tell: Callable[[Event], None]
+        self, step: int, save: Callable[[], None], emit: Callable[[Event], None]
     ) -> NoReturn:
         save()
         self.saver.wait()
-        tell(UntilStepReached(step))
+        emit(UntilStepReached(step))
         self.is_over = True
         raise SystemExit(0)
 
@@ -237,7 +237,7 @@ class TrainingRun:
             closing.callback(self.gate.close)
             self.saver.close()
         if self.is_over:
-            self.farewell()
+            self.exit_barrier()
 
     def _end_loading(self) -> None:
         """End the loader's processes, which an error's traceback would otherwise keep alive."""
@@ -257,7 +257,7 @@ class TrainingRun:
 
     def add_loss(self, loss: torch.Tensor) -> None:
         """Add the loss of a micro-batch, already divided by the micro-batches of its step."""
-        self.watch.add(loss)
+        self.loss_guard.add(loss)
         self.meters.add_loss(loss)
 
     def judge_step(self, grad_norm: torch.Tensor, *, expects_infinite: bool) -> None:
@@ -271,7 +271,7 @@ class TrainingRun:
             LossDiverged: The loss broke. All ranks raise it.
         """
         self.meters.end_step(grad_norm, self.optimizer.param_groups[0]["lr"])
-        self.watch.judge(None if expects_infinite else grad_norm)
+        self.loss_guard.judge(None if expects_infinite else grad_norm)
 
     def end_step(self, hooks: Trainer, start: int, *, updated: bool) -> None:
         """Record the samples of a step. Collective at the steps that read losses.
@@ -285,8 +285,8 @@ class TrainingRun:
         step, rounds = hooks.state.global_step, hooks.current_gradient_accumulation_steps
         if self.is_fresh:
             self.is_fresh = False
-            hooks._tell(FirstStepEnded(step))  # noqa: SLF001 - emits once per rank group
-        if note(step, start, self.cursor, self.deal, rounds, losses, updated=updated):
+            hooks._emit_on_first_rank(FirstStepEnded(step))  # noqa: SLF001 - emits once per rank group
+        if note(step, start, self.cursor, self.layout, rounds, losses, updated=updated):
             self._settle_losses()
 
     def settle_for_saving(self, state: TrainerState, callbacks: dict[str, Any]) -> None:
@@ -308,13 +308,13 @@ class TrainingRun:
 
     def take_metrics(self) -> dict[str, float]:
         """Return the metrics to log, and report a broken loss. Collective."""
-        episodes, values = self.watch.episodes, self.meters.take()
+        episodes, values = self.loss_guard.episodes, self.meters.take()
         loss_events = episodes.log(self.saver.step, values["loss"], values["grad_norm"])
         self.saver.note_broken_loss(loss_events, is_broken=episodes.is_broken)
         return values
 
     def _settle_losses(self) -> None:
-        episodes, losses = self.watch.episodes, self.ledger.settle(self.meters.means)
+        episodes, losses = self.loss_guard.episodes, self.ledger.settle(self.meters.means)
         loss_events = episodes.read(self.saver.step, losses)
         self.saver.note_broken_loss(loss_events, is_broken=episodes.is_broken)
 
@@ -334,15 +334,15 @@ class CheckpointInfoBuilder:
         self._strategy = strategy
         self._config = CachedAsdict(json_value)
 
-    def about(self) -> CheckpointInfo:
+    def checkpoint_info(self) -> CheckpointInfo:
         """Return the description of a checkpoint made now."""
-        args, cursor, deal = self._args, self._sampler.cursor, self._sampler.deal
+        args, cursor, layout = self._args, self._sampler.cursor, self._sampler.layout
         data = {
             "epoch": cursor.epoch,
             "samples": cursor.samples,
             "seed": cursor.seed,
             "dataset_size": cursor.size,
-            "global_batch": deal.round_samples * args.gradient_accumulation_steps,
+            "global_batch": layout.round_samples * args.gradient_accumulation_steps,
         }
         config = self._config.of(args, open_names(cast("Any", type(args))))
         return CheckpointInfo(config=config, data=data, strategy=self._strategy)
@@ -384,7 +384,7 @@ def pass_through(
         run.add_loss(loss)
         if run.counter.is_on:
             run.counter.add(inputs)
-        run.cursor.advance(run.deal)
+        run.cursor.advance(run.layout)
         if nth < len(samples):
             trainer.callback_handler.fire("on_substep_end")
 

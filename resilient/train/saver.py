@@ -73,25 +73,25 @@ class SaveTimings:
 
     Attributes:
         copy_seconds: Time from the start until training could continue.
-        land_seconds: Time from the start until the commit, in the near repository if there is one.
-            Throttle pauses are left out, because a save does not pause while a caller waits.
-        spread_seconds: Duration of the last save, pauses included; None before the first.
-        stalled_seconds: Total time that training has waited for saves.
+        commit_seconds: Time from the start until the commit, to the near repository if there is
+            one. Throttle pauses are left out, because a save does not pause while a caller waits.
+        last_save_seconds: Duration of the last save, pauses included; None before the first.
+        waited_seconds: Total time that training has waited for saves.
     """
 
     copy_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    land_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    spread_seconds: float | None = None
-    stalled_seconds: float = 0.0
+    commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    last_save_seconds: float | None = None
+    waited_seconds: float = 0.0
 
-    def stalling(self, clock: Clock) -> Timed:
+    def measure_wait(self, clock: Clock) -> Timed:
         """Return a context that adds the time spent inside to the time training has waited."""
         return Timed(clock, self._waited)
 
     def _waited(self, seconds: float) -> None:
-        self.stalled_seconds += seconds
+        self.waited_seconds += seconds
 
-    def landed(self, took_seconds: float, rested_seconds: float) -> None:
+    def record_commit(self, took_seconds: float, rested_seconds: float) -> None:
         """Record a save that is durable.
 
         Args:
@@ -99,13 +99,13 @@ class SaveTimings:
             rested_seconds: Part of this time in throttle pauses, taken because training did not
                 wait.
         """
-        self.land_seconds.append(max(took_seconds - rested_seconds, 0.0))
-        self.spread_seconds = took_seconds
+        self.commit_seconds.append(max(took_seconds - rested_seconds, 0.0))
+        self.last_save_seconds = took_seconds
 
     @property
-    def land_p95(self) -> float | None:
+    def commit_p95(self) -> float | None:
         """Duration that 19 of 20 saves did not exceed; None before the first."""
-        return p95(self.land_seconds)
+        return p95(self.commit_seconds)
 
 
 def p95(values: Collection[float]) -> float | None:
@@ -116,7 +116,7 @@ def p95(values: Collection[float]) -> float | None:
 
 
 def choose_tier(
-    left_seconds: float, took: SaveTimings, *, has_near: bool, has_keeper: bool
+    left_seconds: float, timings: SaveTimings, *, has_near: bool, has_daemon: bool
 ) -> SaveDestination:
     """Return the safest tier that a save reaches in time.
 
@@ -126,23 +126,23 @@ def choose_tier(
 
     Args:
         left_seconds: Time until the process must exit.
-        took: Timings of past saves.
+        timings: Timings of past saves.
         has_near: Whether saves go to a near repository first. A promotion is assumed to take as
             long as a save, because it copies the same bytes.
-        has_keeper: Whether a saver daemon makes handed-over bytes durable.
+        has_daemon: Whether a saver daemon makes handed-over bytes durable.
     """
-    land = took.land_p95
-    if land is None:
+    commit_seconds = timings.commit_p95
+    if commit_seconds is None:
         return SaveDestination.DURABLE
-    needs = {SaveDestination.DURABLE: 2 * land if has_near else land}
+    needs = {SaveDestination.DURABLE: 2 * commit_seconds if has_near else commit_seconds}
     if has_near:
-        needs[SaveDestination.NEAR] = land
-    if has_keeper:
-        needs[SaveDestination.MEMORY] = p95(took.copy_seconds) or 0.0
+        needs[SaveDestination.NEAR] = commit_seconds
+    if has_daemon:
+        needs[SaveDestination.MEMORY] = p95(timings.copy_seconds) or 0.0
     for tier, seconds in needs.items():
         if seconds + _MARGIN_SECONDS <= left_seconds:
             return tier
-    if min(took.land_seconds) <= left_seconds:
+    if min(timings.commit_seconds) <= left_seconds:
         return SaveDestination.NEAR if has_near else SaveDestination.DURABLE
     return SaveDestination.IN_FLIGHT
 
@@ -190,7 +190,7 @@ def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangeP
         return all(change.rule.kind == FREE for change in changed)
 
     def unknown_parts(saved: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(name for name in saved if whose_part(name) not in known_names))
+        return tuple(sorted(name for name in saved if base_part_name(name) not in known_names))
 
     return ChangePolicy(
         frozenset([allowed] if isinstance(allowed, str) else allowed),
@@ -202,7 +202,7 @@ def policy_for(args: TrainingArguments, known_names: Collection[str]) -> ChangeP
     )
 
 
-def whose_part(name: str) -> str:
+def base_part_name(name: str) -> str:
     """Return a part's name without the rank number."""
     return _RANK.sub("", name)
 
@@ -219,7 +219,7 @@ class CheckpointSaver:
     Args:
         checkpointer: Engine that writes and reads checkpoints.
         parts: All parts of a checkpoint, by name.
-        about: Returns the checkpoint's description at each save.
+        describe_checkpoint: Returns the checkpoint's description at each save.
         best: Name of the checkpoint with the best model.
         state: Trainer state, which counts steps and records the best model's checkpoint.
         args: Arguments; ``on_save_failure`` and ``save_overlap`` are used.
@@ -229,8 +229,8 @@ class CheckpointSaver:
     Attributes:
         best: Names of the checkpoints that garbage collection must keep.
         emit: Destination of events.
-        took: Durations of this attempt's saves.
-        begun: Checkpoint from which this attempt continued.
+        timings: Durations of this attempt's saves.
+        resumed_from: Checkpoint from which this attempt continued.
         near_sums: Sum of a number over ranks, if all ranks run on one host and cache steps.
         reserved: Names of the trainer's own parts under any arguments.
     """
@@ -242,7 +242,7 @@ class CheckpointSaver:
         checkpointer: CheckpointEngine,
         parts: dict[str, Part],
         *,
-        about: Callable[[], CheckpointInfo],
+        describe_checkpoint: Callable[[], CheckpointInfo],
         best: BestCheckpoint,
         state: TrainerState,
         args: TrainingArguments,
@@ -253,19 +253,19 @@ class CheckpointSaver:
         self.best = best
         self.emit = session.emit
         self._checkpointer = checkpointer
-        self._about = about
+        self._describe_checkpoint = describe_checkpoint
         self._state = state
         self._is_coordinator = session.world.is_coordinator
-        self._has_daemon = bool(session.gang.launch.keeper)
+        self._has_daemon = bool(session.rank_group.launch.keeper)
         self._args = args
         self.ledger = ledger
         # Step 0 needs no save, because a new attempt begins with the same state.
-        self.took = SaveTimings()
+        self.timings = SaveTimings()
         self._last_checkpoint: CheckpointId | None = None
-        self.begun: CheckpointId | None = None
+        self.resumed_from: CheckpointId | None = None
         self._saved_step = 0
         self._updates = 0
-        self._lull = session.lull
+        self._interpreter_idle = session.interpreter_idle
         self._step_cache: StepCache | None = None
         # None until the first step that must be cached; this step starts the cache, or fails.
         self._caches_steps: bool | None = None
@@ -295,18 +295,18 @@ class CheckpointSaver:
             NothingToResume: The guard requires a checkpoint, and there is none.
         """
 
-        def look(config: Mapping[str, Any]) -> None:
+        def check_config(config: Mapping[str, Any]) -> None:
             check_resumable(config, self._args, self.emit)
 
         policy = policy_for(self._args, {*self.reserved, *self.parts})
         resume_result = self._checkpointer.resume(
-            self.parts, ref=ref, cause=cause, examine=look, guard=guard, policy=policy
+            self.parts, ref=ref, cause=cause, examine=check_config, guard=guard, policy=policy
         )
         self.emit = self.emit.bind(generation=self._checkpointer.generation)
         if resume_result is None:
             return None
         self._last_checkpoint, self._saved_step = resume_result.checkpoint, resume_result.step
-        self.begun = resume_result.checkpoint
+        self.resumed_from = resume_result.checkpoint
         if resume_result.absent:
             self.emit(PartsMissing(resume_result.absent))
         return resume_result
@@ -333,11 +333,11 @@ class CheckpointSaver:
         try:
             self.wait()
         except SaveFailed as error:
-            self._go_on_without(error)
+            self._continue_without(error)
         self._checkpointer.close()
         self._checkpointer = checkpointer
         resume_result = self.resume("auto", "rollback")
-        self.outdate()
+        self.allow_resave()
         return resume_result
 
     @property
@@ -356,17 +356,17 @@ class CheckpointSaver:
             return False
         if self._state.best_global_step == step:
             self._name_best(CheckpointId(self._checkpointer.generation, step))
-        with self.took.stalling(self.emit.clock):
+        with self.timings.measure_wait(self.emit.clock):
             self._measure()
             try:
                 self._last_checkpoint = self._save_once(step)
             except SaveFailed as error:
-                self._go_on_without(error)
+                self._continue_without(error)
                 self._last_checkpoint = self._save_once(step)
         self._saved_step = step
         return True
 
-    def outdate(self) -> None:
+    def allow_resave(self) -> None:
         """Allow this step to be saved again although an earlier attempt saved it."""
         self._saved_step = -1
 
@@ -378,7 +378,7 @@ class CheckpointSaver:
         """
         if self._step_cache is not None:
             self._step_cache.before_update()
-        with self.took.stalling(self.emit.clock):
+        with self.timings.measure_wait(self.emit.clock):
             self._checkpointer.before_update()
         self._updates += 1
         if self._updates == WARM_AT and self._args.save_strategy != "no":
@@ -405,7 +405,7 @@ class CheckpointSaver:
         An error on one rank is reported once. After the error, no rank caches further steps.
         """
         if self._caches_steps is None:
-            cache = self._step_cache = start_step_cache(self._checkpointer, self._lull)
+            cache = self._step_cache = start_step_cache(self._checkpointer, self._interpreter_idle)
             self._caches_steps = cache is not None
             # All ranks continue to sum with this method, even if one of them dropped its cache.
             self.near_sums = cache.near_sums if cache is not None else None
@@ -424,7 +424,7 @@ class CheckpointSaver:
         for reason in broke if self._is_coordinator else ():
             self.emit(reason, step=self.step)
 
-    def found_best(self) -> None:
+    def record_best(self) -> None:
         """Record this step's model as the best, if a checkpoint already has it."""
         if self._last_checkpoint is not None and self._saved_step == self._state.global_step:
             self._name_best(self._last_checkpoint)
@@ -448,10 +448,10 @@ class CheckpointSaver:
         self._measure()
         has_near_repo, daemon = bool(self._args.near_repo), self._has_daemon
         own_tier = choose_tier(
-            gate.left_seconds, self.took, has_near=has_near_repo, has_keeper=daemon
+            gate.left_seconds, self.timings, has_near=has_near_repo, has_daemon=daemon
         )
-        tier = SaveDestination(gate.meet(own_tier))
-        self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.took.land_p95))
+        tier = SaveDestination(gate.agree_on_maximum(own_tier))
+        self.emit(FinalSavePlanned(step, tier.name, gate.left_seconds, self.timings.commit_p95))
         return tier
 
     def leave(self, gate: StopCoordinator, tier: SaveDestination) -> None:
@@ -463,10 +463,12 @@ class CheckpointSaver:
         step = self._state.global_step
         if tier is SaveDestination.MEMORY:
             self._checkpointer.before_update()
-            gate.go(f"step {step} was handed to the saver daemon, which makes it durable")
+            gate.exit_preempted(
+                f"step {step} was handed to the saver daemon, which makes it durable"
+            )
         self._checkpointer.wait()
         if tier is not SaveDestination.IN_FLIGHT:
-            gate.landed(step)
+            gate.record_durable(step)
         if tier is SaveDestination.DURABLE:
             self._checkpointer.wait(in_every_tier=True)
 
@@ -526,11 +528,11 @@ class CheckpointSaver:
         try:
             self._checkpointer.wait()
         except SaveFailed as error:
-            self._go_on_without(error)
+            self._continue_without(error)
         else:
-            self.took.landed(persister.took_seconds, persister.rested_seconds)
+            self.timings.record_commit(persister.took_seconds, persister.rested_seconds)
 
-    def _go_on_without(self, error: SaveFailed) -> None:
+    def _continue_without(self, error: SaveFailed) -> None:
         """Continue after a failed save, unless ``on_save_failure`` stops training."""
         if self._args.on_save_failure == "stop":
             raise error
@@ -542,7 +544,7 @@ class CheckpointSaver:
         try:
             return self._save_now(step)
         finally:
-            self.took.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
+            self.timings.copy_seconds.append(self.emit.clock.monotonic_seconds() - began_seconds)
 
     def _save_now(self, step: int) -> CheckpointId:
         # `_measure` waited for the previous save, so its rows of the ledger are durable.
@@ -565,7 +567,7 @@ class CheckpointSaver:
         """
         engine = self._checkpointer
         segment = segment_of(CheckpointId(engine.generation, self.step), engine.run_id)
-        return replace(self._about(), metrics=self._state.measured(), segment=segment)
+        return replace(self._describe_checkpoint(), metrics=self._state.measured(), segment=segment)
 
     def _name_best(self, checkpoint: CheckpointId) -> None:
         self.best.checkpoint = checkpoint
@@ -581,13 +583,15 @@ class BestCheckpoint:
     """
 
     checkpoint: CheckpointId | None = None
-    sound: CheckpointId | None = None
+    last_before_break: CheckpointId | None = None
     """Last checkpoint before the loss broke; empty while the loss is good."""
 
     @property
     def kept(self) -> list[CheckpointId]:
         """Checkpoints that garbage collection must keep."""
-        return [checkpoint for checkpoint in (self.checkpoint, self.sound) if checkpoint]
+        return [
+            checkpoint for checkpoint in (self.checkpoint, self.last_before_break) if checkpoint
+        ]
 
     def note_broken_loss(
         self, saved: CheckpointId | None, *, begins: bool, is_broken: bool
@@ -600,19 +604,19 @@ class BestCheckpoint:
             is_broken: Whether the loss is not a number.
         """
         if not is_broken:
-            self.sound = None
-        elif begins and self.sound is None:
-            self.sound = saved
+            self.last_before_break = None
+        elif begins and self.last_before_break is None:
+            self.last_before_break = saved
 
     def state_dict(self) -> dict[str, str]:
         """Return the folder names of the checkpoints; empty text for none."""
-        sound = {"sound": str(self.sound)} if self.sound else {}
-        return {"checkpoint": str(self.checkpoint) if self.checkpoint else "", **sound}
+        last_before_break = {"sound": str(self.last_before_break)} if self.last_before_break else {}
+        return {"checkpoint": str(self.checkpoint) if self.checkpoint else "", **last_before_break}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore the names."""
         self.checkpoint = parse_checkpoint(state_dict["checkpoint"])
-        self.sound = parse_checkpoint(state_dict.get("sound", ""))
+        self.last_before_break = parse_checkpoint(state_dict.get("sound", ""))
 
 
 def is_best(args: TrainingArguments, state: TrainerState, metrics: Mapping[str, Any]) -> bool:

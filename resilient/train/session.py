@@ -88,19 +88,19 @@ def end_with_exit_codes() -> None:
 class Session:
     """Process-wide objects that the trainer uses."""
 
-    gang: RankGroup
+    rank_group: RankGroup
     device: torch.device
     clock: Clock
     emit: Emitter
     args: TrainingArguments
     events: Path
-    pulse: ProgressReporter
-    lull: threading.Event
+    progress: ProgressReporter
+    interpreter_idle: threading.Event
 
     @property
     def world(self) -> World:
         """World as seen by this rank."""
-        return self.gang.world
+        return self.rank_group.world
 
     @property
     def computes_together(self) -> bool:
@@ -121,7 +121,7 @@ class Session:
     @property
     def repository(self) -> str:
         """URL of the repository: from the launcher, else the script, else the output folder."""
-        return self.gang.launch.repo or self.args.repo or self.args.output_dir
+        return self.rank_group.launch.repo or self.args.repo or self.args.output_dir
 
     def checkpointer(self, emit: Emitter, topic: str, gate: StopCoordinator) -> CheckpointEngine:
         """Open the repository; the gate provides the remaining time.
@@ -129,7 +129,7 @@ class Session:
         Raises:
             ConfigError: This process already trained another run there.
         """
-        args, launch = self.args, self.gang.launch
+        args, launch = self.args, self.rank_group.launch
         self._claim_repository()
         # Python delivers signals only in the main thread.
         is_main_thread = threading.current_thread() is threading.main_thread()
@@ -137,7 +137,7 @@ class Session:
         engine = open_engine(
             self.repository,
             self.world,
-            self.gang.board,
+            self.rank_group.board,
             retention=args.retention,
             within_seconds=args.save_within_seconds,
             single_writer=launch.single_writer,
@@ -148,17 +148,17 @@ class Session:
             storage_options={**(args.storage_options or {}), **launch.storage_options},
             emit=emit,
             scope=topic,
-            keeper=self._keeper(gate),
+            keeper=self._daemon_address(gate),
             near_url=args.near_repo,
             tiering=_tiering(args),
             require_signature=launch.require_signature,
         )
-        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        engine.start, engine.claimant = self.rank_group.start, claimant_of(launch)
         return engine
 
     def checkpointer_alone(self, topic: str) -> CheckpointEngine:
         """Open the repository for this rank alone, which writes before the other ranks read."""
-        args, launch = self.args, self.gang.launch
+        args, launch = self.args, self.rank_group.launch
         self._claim_repository()
         engine = open_engine(
             self.repository,
@@ -168,19 +168,19 @@ class Session:
             emit=self.emit,
             scope=f"{topic}/alone",
         )
-        engine.start, engine.claimant = self.gang.start, claimant_of(launch)
+        engine.start, engine.claimant = self.rank_group.start, claimant_of(launch)
         return engine
 
     def comms(self, scope: str) -> ControlGroup:
         """Return a control group of all ranks; ``scope`` is new and the same on all ranks."""
-        kv_store = self.gang.board
+        kv_store = self.rank_group.board
         return ControlGroup(
             kv_store.another() if kv_store else InMemoryKVStore(), self.world, scope
         )
 
-    def _keeper(self, gate: StopCoordinator) -> DaemonAddress | None:
+    def _daemon_address(self, gate: StopCoordinator) -> DaemonAddress | None:
         """Return the address of this host's saver daemon, if the launcher has started one."""
-        launch = self.gang.launch
+        launch = self.rank_group.launch
         if not launch.keeper:
             return None
         file = f"rank-{self.world.rank}.jsonl"
@@ -194,7 +194,7 @@ class Session:
     def _claim_repository(self) -> None:
         """Refuse a second training that would resume the finished first training and do nothing."""
         place = place_of(self.args.output_dir)
-        first_output = self.gang.outputs.setdefault(place_of(self.repository), place)
+        first_output = self.rank_group.outputs.setdefault(place_of(self.repository), place)
         if first_output != place:
             raise ConfigError(
                 f"cannot train into `{place}`: its repository `{self.repository}` already holds "
@@ -205,15 +205,15 @@ class Session:
 
     def next_topic(self) -> str:
         """Return a name for one training, the same on all ranks and new in this store."""
-        return self.gang.next_topic()
+        return self.rank_group.next_topic()
 
     def stop_gate(self, topic: str) -> StopCoordinator:
         """Return the stop coordinator of one training."""
-        launch = self.gang.launch
+        launch = self.rank_group.launch
         is_supervised = launch.agent_pid > 0
         return StopCoordinator(
             self.world,
-            self.gang.board,
+            self.rank_group.board,
             StopDeadline.under_agent(launch.grace_seconds, launch.notes)
             if is_supervised
             else StopDeadline(self.args.grace_seconds),
@@ -251,7 +251,7 @@ def open_session(args: TrainingArguments) -> Session:
         end_with_exit_codes()
     # Publish the heartbeat before joining, so that a rank that waits for a missing peer is not
     # blamed as stuck.
-    pulse = progress_reporter()
+    progress = progress_reporter()
     rank_group = join(partial(_backend, args))
     _heed(args, rank_group.launch.every)
     clock = SystemClock()
@@ -259,14 +259,14 @@ def open_session(args: TrainingArguments) -> Session:
     events = Path(rank_group.launch.events) if rank_group.launch.events else output / "events"
     publish_event_file(rank_group.launch, events)
     return Session(
-        gang=rank_group,
+        rank_group=rank_group,
         device=choose_device(rank_group.world, use_cpu=args.use_cpu),
         clock=clock,
         emit=open_emitter(clock, rank_group.world, output, events, args.get_process_log_level()),
         args=args,
         events=events,
-        pulse=pulse,
-        lull=threading.Event(),
+        progress=progress,
+        interpreter_idle=threading.Event(),
     )
 
 

@@ -306,9 +306,9 @@ def machine_facts(args: TrainingArguments, session: Session) -> MachineFacts:
     return MachineFacts(ranks, ranks_per_host, int(size), args.gradient_accumulation_steps)
 
 
-def _memory_bytes(device: torch.device, beside: int) -> int:
+def _memory_bytes(device: torch.device, local_ranks: int) -> int:
     """Return a rank's memory: its accelerator's, or its share of the host's."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     # Use total memory, not free memory, because every attempt must make the same choice.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // beside
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // local_ranks

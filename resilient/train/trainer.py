@@ -30,15 +30,15 @@ from resilient.train.model.artifacts import (
     processing_of,
     saved_processing,
     warn_of_tokenizer,
-    write_beside,
+    write_processing_and_arguments,
 )
 from resilient.train.model.card import ModelCardInfo, write_card
 from resilient.train.model.precision import Precision
-from resilient.train.model.transforms import looking_at_numbers, noisy_embeddings, showing_compilers
+from resilient.train.model.transforms import checking_numbers, noisy_embeddings, showing_compilers
 from resilient.train.model.weights_io import gather_state, load_weights, write_model
 from resilient.train.optimizers.factory import set_mode
 from resilient.train.preemption import listening_to_signals
-from resilient.train.rollback import going_back
+from resilient.train.rollback import rolling_back
 from resilient.train.run import pass_through, set_seed
 from resilient.train.saver import is_best
 from resilient.train.search import runner
@@ -215,9 +215,9 @@ class Trainer(TrainerEvaluation):
         self._align_special_tokens()
         with ExitStack() as stack:
             stack.callback(self.callback_handler.close)
-            stack.enter_context(showing_compilers(self.session.pulse, self.args))
-            self.session.pulse.enter(Phase.FIRST)
-            stack.callback(self.session.pulse.enter, Phase.OUTSIDE)
+            stack.enter_context(showing_compilers(self.session.progress, self.args))
+            self.session.progress.enter(Phase.FIRST)
+            stack.callback(self.session.progress.enter, Phase.OUTSIDE)
             run = build_run(self, self.state, self.callback_handler, self.registered)
             stack.callback(run.close)
             stack.callback(self._end_eval_workers)
@@ -229,7 +229,7 @@ class Trainer(TrainerEvaluation):
             stack.enter_context(listening_to_signals(run.gate))
             stack.push(run.settle)
             stack.callback(self.memory.leave)
-            stack.enter_context(looking_at_numbers(self.model, self.args.debug))
+            stack.enter_context(checking_numbers(self.model, self.args.debug))
             stack.enter_context(noisy_embeddings(self.model, self.args.neftune_noise_alpha))
             return self._train(run)
 
@@ -314,7 +314,7 @@ class Trainer(TrainerEvaluation):
             folder = Path(output_dir or self.args.output_dir)
             write_model(self.model, state, folder)
             processing = saved_processing(self.processing_class, self.data_collator)
-            write_beside(folder, processing, self.args.to_dict())
+            write_processing_and_arguments(folder, processing, self.args.to_dict())
 
     def load_model(self, checkpoint: str) -> str:
         """Load only the weights of a checkpoint, from any run of this model. Collective.
@@ -453,7 +453,7 @@ class Trainer(TrainerEvaluation):
         the number of restarts. The folder name also contains the generation of the attempt that
         saved the checkpoint.
         """
-        saved_models = self.callback_handler.context.get("shelf")
+        saved_models = self.callback_handler.context.get("saved_models")
         best = saved_models.best.checkpoint if saved_models is not None else None
         return (
             f"{saved_models.url.rstrip('/')}/{best}"
@@ -502,7 +502,7 @@ class Trainer(TrainerEvaluation):
         self._begin(run)
         # The end of an open epoch must be handled, even if no step remains.
         while run.cursor.is_open or not self._is_done(run):
-            with going_back(self, run):
+            with rolling_back(self, run):
                 self._train_epoch(run)
         if self.args.save_strategy != "no":
             self._save_step(run)
@@ -516,7 +516,7 @@ class Trainer(TrainerEvaluation):
         self.callback_handler.fire("on_train_end")
         run.is_over = True
         took_seconds = self.session.clock.monotonic_seconds() - began_seconds
-        self._tell(TrainingEnded(self.state.global_step, loss, took_seconds))
+        self._emit_on_first_rank(TrainingEnded(self.state.global_step, loss, took_seconds))
         steps = self.state.global_step - first_step
         tokens = self.state.num_input_tokens_seen - first_tokens
         metrics = {"train_loss": loss, "total_flos": self.state.total_flos}
@@ -546,15 +546,15 @@ class Trainer(TrainerEvaluation):
     def _train_step(self, run: TrainingRun, batches: Iterator[Any]) -> Iterator[Any]:
         """Run one optimizer step; return the iterator over the following micro-batches."""
         fire, optimizer, state = self.callback_handler.fire, run.optimizer, self.state
-        self.session.pulse.begin_step()
-        if run.leaves is not None:
-            run.leaves.begin_step(state.global_step)
+        self.session.progress.begin_step()
+        if run.canonical_passes is not None:
+            run.canonical_passes.begin_step(state.global_step)
         fire("on_step_begin")
         start = run.cursor.samples
-        if run.fitting is None:
+        if run.batch_size_search is None:
             self._make_gradients(run, run.model, batches)
         else:
-            batches = self._make_fitting_gradients(run, run.fitting, batches)
+            batches = self._make_fitting_gradients(run, run.batch_size_search, batches)
         grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
         run.judge_step(grad_norm, expects_infinite=self.args.fp16)
         # The previous save may still be copying tensors that the optimizer is about to change.
@@ -566,23 +566,23 @@ class Trainer(TrainerEvaluation):
             schedules.step_after_update(run.scheduler)
         self.precision.zero_grad(optimizer)
         state.global_step += 1
-        state.epoch = step_count.epoch_fraction(run.deal, run.cursor)
+        state.epoch = step_count.epoch_fraction(run.layout, run.cursor)
         run.counter.end_step()
-        self.session.pulse.end_step(state.global_step)
+        self.session.progress.end_step(state.global_step)
         run.end_step(self, start, updated=stepped)
         fire("on_step_end")
         return batches
 
     def _make_gradients(self, run: TrainingRun, model: nn.Module, batches: Iterator[Any]) -> None:
         """Run the forward and backward passes of a step, one per micro-batch."""
-        if run.leaves is not None:
-            run.leaves.make(self, run, batches)
+        if run.canonical_passes is not None:
+            run.canonical_passes.make(self, run, batches)
             return
         # The last group of an epoch may be short; the loss is divided by the group's actual size.
         group = min(self.args.gradient_accumulation_steps, run.rounds_left())
         self.current_gradient_accumulation_steps = group
-        pulse = self.session.pulse
-        with pulse.during(Phase.LOADING):
+        progress = self.session.progress
+        with progress.during(Phase.LOADING):
             fetched, count = self.get_batch_samples(batches, group, self.session.device)
             samples = iter(fetched)
             inputs = next(samples)
@@ -591,14 +591,14 @@ class Trainer(TrainerEvaluation):
             pass_through(self, run, [inputs, *samples], count_arguments)
             return
         for batches_left in reversed(range(group)):
-            with self._joining(run.model, batches_left):
+            with self._gradient_sync(run.model, batches_left):
                 run.add_loss(self.training_step(model, inputs, *count_arguments))
             if run.counter.is_on:
                 run.counter.add(inputs)
-            run.cursor.advance(run.deal)
+            run.cursor.advance(run.layout)
             if batches_left:
                 self.callback_handler.fire("on_substep_end")
-                with pulse.during(Phase.LOADING):
+                with progress.during(Phase.LOADING):
                     inputs = next(samples)
 
     def _make_fitting_gradients(
@@ -606,24 +606,24 @@ class Trainer(TrainerEvaluation):
     ) -> Iterator[Any]:
         """Retry the passes of a step with smaller batches until they fit (auto_find_batch_size)."""
         while not fitting.attempt(run, partial(self._make_gradients, run, fitting.model, batches)):
-            old_batch, new_batch = run.deal.batch, run.deal.batch // 2
+            old_batch, new_batch = run.layout.batch, run.layout.batch // 2
             cut_batches(run, self, self.state, self.callback_handler, new_batch)
-            self._tell(BatchSizeReduced(old_batch, new_batch))
+            self._emit_on_first_rank(BatchSizeReduced(old_batch, new_batch))
             batches = run.batches(begins=False)
         return batches
 
     def _begin(self, run: TrainingRun) -> None:
-        self._tell(run.started(self.state, self.session.data_world.size))
+        self._emit_on_first_rank(run.started(self.state, self.session.data_world.size))
         run.model.train()
         set_mode(run.optimizer, training=True)
         self.callback_handler.fire("on_train_begin")
-        if run.leaves is not None and not self._is_done(run):
-            run.leaves.start(self, run)
+        if run.canonical_passes is not None and not self._is_done(run):
+            run.canonical_passes.start(self, run)
         if self.args.eval_on_start and not self.state.global_step:
             self._evaluate_step(run)
         if self.control.should_evaluate:
             # The last attempt stopped during this evaluation and saved without its results.
-            run.saver.outdate()
+            run.saver.allow_resave()
             self._log_evaluate_save(run)
 
     def _log_evaluate_save(self, run: TrainingRun) -> None:
@@ -638,7 +638,7 @@ class Trainer(TrainerEvaluation):
             control.should_evaluate = False
             run.saver.before_update()
             run.strategy.align(run.model)
-            with self.session.pulse.during(Phase.EVALUATING):
+            with self.session.progress.during(Phase.EVALUATING):
                 metrics = self._evaluate_step(run)
             schedules.step_after_evaluation(run.scheduler, self.args, metrics)
             self._judge(run, metrics)
@@ -653,18 +653,18 @@ class Trainer(TrainerEvaluation):
     def _judge(self, run: TrainingRun, metrics: Mapping[str, Any]) -> None:
         """Decide whether the model just evaluated is the best so far."""
         if is_best(self.args, self.state, metrics):
-            run.saver.found_best()
+            run.saver.record_best()
             self.control.should_save |= self.args.save_strategy == "best"
 
     def _save_step(self, run: TrainingRun) -> None:
         run.settle_for_saving(self.state, shown_states(self.callback_handler))
-        with self._timing("saving"), self.session.pulse.during(Phase.SAVING):
+        with self._timing("saving"), self.session.progress.during(Phase.SAVING):
             is_saved = run.saver.save()
         if is_saved:
             self.callback_handler.fire("on_save")
 
     def _leave(self, run: TrainingRun) -> NoReturn:
-        run.leave(self.state.global_step, partial(self._save_step, run), self._tell)
+        run.leave(self.state.global_step, partial(self._save_step, run), self._emit_on_first_rank)
 
     def _is_done(self, run: TrainingRun) -> bool:
         state = self.state

@@ -99,12 +99,12 @@ class TrainerEvaluation(TrainerHooks):
                 )
             return metrics
         loss_only = self.args.prediction_loss_only or self.compute_metrics is None
-        with draws_given_back(self.train_sampler):
+        with random_state_restored(self.train_sampler):
             output, speed = self._predict_all(
                 dataset, metric_key_prefix, ignore_keys, loss_only=loss_only, keep_outputs=False
             )
         self.log(output.metrics)
-        self._tell(MetricsLogged(speed))
+        self._emit_on_first_rank(MetricsLogged(speed))
         metrics = {**output.metrics, **speed, "epoch": self.state.epoch}
         self.callback_handler.fire("on_evaluate", metrics=metrics)
         return metrics
@@ -122,7 +122,7 @@ class TrainerEvaluation(TrainerHooks):
             ignore_keys: As in :meth:`evaluate`.
             metric_key_prefix: Prefix of every metric's name.
         """
-        with draws_given_back(self.train_sampler):
+        with random_state_restored(self.train_sampler):
             output, speed = self._predict_all(
                 test_dataset,
                 metric_key_prefix,
@@ -148,7 +148,7 @@ class TrainerEvaluation(TrainerHooks):
             entry["num_input_tokens_seen"] = self.state.num_input_tokens_seen
         self.state.history.note(entry)
         self.callback_handler.fire("on_log", logs=dict(entry))
-        self._tell(MetricsLogged(entry))
+        self._emit_on_first_rank(MetricsLogged(entry))
 
     def _predict_all(
         self,
@@ -170,7 +170,7 @@ class TrainerEvaluation(TrainerHooks):
         self.callback_handler.context["eval_dataloader"] = loaded_set
         by_batch = self._batch_metrics(share, loss_only=loss_only)
         keep = not loss_only and (keep_outputs or by_batch is None)
-        tally = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
+        accumulator = EvalAccumulator(share, keep_outputs=keep, joining=OutputJoin.of(self.args))
         step = self._prediction_step(ignore_keys, loss_only=loss_only)
         batches = 0
         # Close the iterator at once, because an error's traceback would keep the loader's
@@ -178,15 +178,15 @@ class TrainerEvaluation(TrainerHooks):
         with self._evaluating(), closing(self._in_turn(loader, share)) as inputs_in_turn:
             for inputs in inputs_in_turn:
                 batches += 1
-                self.session.pulse.again()
+                self.session.progress.again()
                 batch = step(inputs)
-                tally.add(*batch)
+                accumulator.add(*batch)
                 if by_batch is not None:
                     by_batch.add(*batch)
                 fire("on_prediction_step")
         if not batches:
             raise ConfigError(f"eval_dataset `{type(dataset).__name__}` is empty")
-        output = self._judge_outputs(tally, share, by_batch, prefix)
+        output = self._judge_outputs(accumulator, share, by_batch, prefix)
         took_seconds = clock.monotonic_seconds() - began_seconds
         speed = speeds(prefix, took_seconds, share.samples, batches)
         return output, speed | self.memory.stop(prefix)
@@ -237,16 +237,20 @@ class TrainerEvaluation(TrainerHooks):
             raise EvaluationInterrupted
 
     def _judge_outputs(
-        self, tally: EvalAccumulator, share: EvalShard, by_batch: BatchMetrics | None, prefix: str
+        self,
+        accumulator: EvalAccumulator,
+        share: EvalShard,
+        by_batch: BatchMetrics | None,
+        prefix: str,
     ) -> PredictionOutput:
         """Gather the outputs of all ranks and compute their metrics. Collective."""
-        losses, (predictions, labels, inputs) = tally.losses(), tally.outputs()
+        losses, (predictions, labels, inputs) = accumulator.losses(), accumulator.outputs()
         metrics: dict[str, Any] = {} if losses is None else {"loss": share.mean(losses)}
         if by_batch is not None:
             metrics |= by_batch.result()
         elif self.compute_metrics is not None and predictions is not None and labels is not None:
             losses_or_none = losses if "loss" in self.args.include_for_metrics else None
-            sample_losses = None if losses_or_none is None else share.spread(losses_or_none)
+            sample_losses = None if losses_or_none is None else share.per_sample(losses_or_none)
             metrics |= self.compute_metrics(
                 EvalPrediction(predictions, labels, inputs, sample_losses)
             )
@@ -290,17 +294,17 @@ class TrainerEvaluation(TrainerHooks):
 
         return run
 
-    def _tell(self, event: Event) -> None:
+    def _emit_on_first_rank(self, event: Event) -> None:
         """Emit an event of the whole rank group, on rank 0 only."""
         if self.state.is_world_process_zero:
             self._emit(event, step=self.state.global_step)
 
     def _timing(self, phase: str, at_least_seconds: float = 0.0) -> AbstractContextManager[None]:
-        return timing(phase, self.session.clock, self._tell, at_least_seconds)
+        return timing(phase, self.session.clock, self._emit_on_first_rank, at_least_seconds)
 
 
 @contextmanager
-def draws_given_back(sampler: ResumableSampler | None) -> Iterator[None]:
+def random_state_restored(sampler: ResumableSampler | None) -> Iterator[None]:
     """Restore the random streams on exit, so that an evaluation does not change training.
 
     In Transformers an evaluation changes the streams. A run that Transformers began therefore keeps

@@ -147,8 +147,8 @@ class TrainerHooks:
         size = require_map_style(dataset, "train_dataset")
         if sampler is None:
             cursor = DataCursor(size, self.args.order_seed)
-            deal = make_batch_layout(self.args, micro_batch_owners(self.args, world), size)
-            sampler = sampler_for(self.args, world, cursor, deal)
+            layout = make_batch_layout(self.args, micro_batch_owners(self.args, world), size)
+            sampler = sampler_for(self.args, world, cursor, layout)
         return train_loader(self.args, dataset, sampler, collate, pin=self._on_gpu)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any] | StreamEvaluation:
@@ -263,11 +263,11 @@ class TrainerHooks:
         if not self.args.remove_unused_columns or accepted_columns is None:
             return dataset, collate
         dataset, unused_columns = prune_dataset(dataset, accepted_columns, name)
-        self._tell_unused(unused_columns)
+        self._report_unused(unused_columns)
         steps = ("compute_loss", "training_step", "prediction_step", "evaluation_step")
         if any(getattr(type(self), step) is not getattr(TrainerHooks, step) for step in steps):
             return dataset, collate
-        return dataset, PruningCollator(collate, accepted_columns, name, self._tell_unused)
+        return dataset, PruningCollator(collate, accepted_columns, name, self._report_unused)
 
     def _share_of(self, dataset: Any) -> EvalShard:
         streams = is_stream(dataset)
@@ -292,10 +292,10 @@ class TrainerHooks:
         if not self.args.remove_unused_columns:
             return inputs
         used_inputs, unused_names = split_columns(inputs, self.model)
-        self._tell_unused(unused_names)
+        self._report_unused(unused_names)
         return used_inputs
 
-    def _tell_unused(self, unused: tuple[str, ...]) -> None:
+    def _report_unused(self, unused: tuple[str, ...]) -> None:
         """Report once which columns the model does not get."""
         if unused and not self._is_unused_reported and self.session.world.is_coordinator:
             self.session.emit(ColumnsUnused(unused))
@@ -386,8 +386,8 @@ class TrainerHooks:
 
     def make_backward(self, loss: torch.Tensor) -> None:
         """Back-propagate a micro-batch's share of its step's loss. Collective."""
-        self.session.pulse.need_others()
-        self.session.lull.set()
+        self.session.progress.need_others()
+        self.session.interpreter_idle.set()
         self.precision.backward(loss)
 
     def step_loss(
@@ -521,7 +521,7 @@ class TrainerHooks:
     def data_ranks(self) -> int:
         """Number of ranks that train on separate samples."""
         sampler = self.train_sampler
-        return self.session.world.size if sampler is None else sampler.deal.ranks
+        return self.session.world.size if sampler is None else sampler.layout.ranks
 
     def prediction_step(
         self,
@@ -714,7 +714,7 @@ class TrainerHooks:
         """
         return self.strategy.prepare(model) if training else model
 
-    def _joining(self, model: nn.Module, left: int) -> AbstractContextManager[Any]:
-        """Return the context of a micro-batch with ``left`` more micro-batches in its step."""
-        self.is_last_micro_batch = left == 0
-        return self.strategy.no_sync(model) if left else _NOTHING
+    def _gradient_sync(self, model: nn.Module, remaining: int) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch with ``remaining`` more micro-batches in its step."""
+        self.is_last_micro_batch = remaining == 0
+        return self.strategy.no_sync(model) if remaining else _NOTHING

@@ -132,12 +132,12 @@ class Diary:
         self.ledger = Ledger(is_kept=world.is_coordinator, ranks=world.size)
         samples = resumed.data["samples"] if resumed else 0
         self.cursor = SimpleNamespace(size=1000, seed=0, epoch=0, samples=samples)
-        self.deal = SimpleNamespace(batch=4, ranks=1)
+        self.layout = SimpleNamespace(batch=4, ranks=1)
         self.ledger.begin(resumed, resumed.step if resumed else 0, self.cursor)
 
     def note(self, step: int) -> None:
         start, self.cursor.samples = self.cursor.samples, self.cursor.samples + 4
-        self.ledger.end_step(step, start, self.cursor, self.deal, 1, [1.0], updated=True)
+        self.ledger.end_step(step, start, self.cursor, self.layout, 1, [1.0], updated=True)
         self.ledger.settle(lambda losses: [sum(one) for one in losses])
 
     def about(self, checkpoint: CheckpointId, run_id: str) -> CheckpointInfo:

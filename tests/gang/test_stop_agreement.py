@@ -27,7 +27,7 @@ def train(world, board, meeting, seed, asks):
             if not gate.enter(step):
                 return step - 1, gate.request
             if step == ask_at:
-                gate.ask(f"rank {world.rank}")
+                gate.request_stop(f"rank {world.rank}")
             time.sleep(draw.random() * 0.02)
             meeting.wait(20)
             if draw.random() < 0.3:  # evaluation, saving: ranks drift apart after a step
@@ -57,7 +57,7 @@ def test_a_rank_that_is_frozen_is_let_into_the_step_another_is_in():
         try:
             if world.rank == 0:
                 assert inside.wait(10)
-                gate.ask("notice")
+                gate.request_stop("notice")
                 assert gate.enter(6), "the agreement must include the step that rank 1 is in"
             else:
                 assert gate.enter(6)
@@ -85,7 +85,7 @@ def test_a_rank_that_never_answers_costs_the_grace_and_no_more(finished, status)
             return None  # dead: it never shows what it entered
         gate = StopCoordinator(world, board, StopDeadline(0.3), SystemClock(), leave=leave)
         gate.start(0, lambda: finished)
-        gate.ask("notice")
+        gate.request_stop("notice")
         try:
             return left.wait(10)
         finally:

@@ -54,7 +54,7 @@ class Run:
             cursor.epoch, cursor.samples = data["epoch"], data["samples"]
         self.life = claim(self.store, parent, cause="test", clock=self.clock)
         self.ledger, self.step, self.cursor = Ledger(is_kept=True, ranks=ranks), step, cursor
-        self.deal = SimpleNamespace(batch=self.batch, ranks=ranks)
+        self.layout = SimpleNamespace(batch=self.batch, ranks=ranks)
         result = ResumeResult(parent, step, {}, ranks, (), data) if parent else None
         self.ledger.begin(result, step, cursor)
         self.see_order()
@@ -69,10 +69,10 @@ class Run:
             if self.cursor.samples == self.size:
                 self.next_epoch()
             start = self.cursor.samples
-            self.cursor.samples = min(self.size, start + self.batch * self.deal.ranks)
+            self.cursor.samples = min(self.size, start + self.batch * self.layout.ranks)
             self.step += 1
             loss = [1 / self.step]
-            self.ledger.end_step(self.step, start, self.cursor, self.deal, 1, loss, updated=True)
+            self.ledger.end_step(self.step, start, self.cursor, self.layout, 1, loss, updated=True)
 
     def next_epoch(self) -> None:
         self.cursor.epoch, self.cursor.samples = self.cursor.epoch + 1, 0
@@ -87,7 +87,7 @@ class Run:
         if commits:
             data = {"epoch": self.cursor.epoch, "samples": self.cursor.samples}
             data["ledger"] = segment.anchor.to_json()
-            world = {"size": self.deal.ranks, "strategy": "ddp"}
+            world = {"size": self.layout.ranks, "strategy": "ddp"}
             about = (self.life.run_id, checkpoint, self.parent, self.clock.now_iso(), world)
             commit(self.store, Manifest(*about, (), (), (), data=data))
         return checkpoint

@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant(
         "the position after a rollback is not saved",
         "resilient/train/saver.py",
-        "        self.outdate()\n",
+        "        self.allow_resave()\n",
         "",
         "tests/unit/train/test_rollback.py -k stop_that_was_agreed",
     ),
@@ -77,7 +77,7 @@ MUTANTS = [
         (
             "            self.wait()\n"
             "        except SaveFailed as error:\n"
-            "            self._go_on_without(error)\n"
+            "            self._continue_without(error)\n"
             "        self._checkpointer.close()\n"
         ),
         (

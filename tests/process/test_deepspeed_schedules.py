@@ -82,7 +82,7 @@ def test_a_stretched_run_goes_on_at_the_rate_that_its_new_length_has():
     rates_of(optimizer, short, 8)
     args, longer = ours(block, 20, warmup_steps=4)[0], optimizer_of()
     expected = rates_of(longer, schedules.create_scheduler(args, longer, 20), 9)[-1]
-    schedules.carry_over(short, schedules.create_scheduler(args, optimizer, 20), optimizer)
+    schedules.continue_schedule(short, schedules.create_scheduler(args, optimizer, 20), optimizer)
     assert [group["lr"] for group in optimizer.param_groups] == expected
 
 

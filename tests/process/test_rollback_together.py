@@ -15,7 +15,7 @@ from tests.process.rollback_worker import BROKEN_STEP, SAMPLES, STEP_SAMPLES
 
 WORKER = Path(__file__).with_name("rollback_worker.py")
 BEGIN, END = 5 * STEP_SAMPLES, BROKEN_STEP * STEP_SAMPLES
-WENT_BACK = "went back from step 7 to checkpoint-5-g1"
+WENT_BACK = "rolled back from step 7 to checkpoint-5-g1"
 
 
 def run(folder, parallelism="ddp", *death):

@@ -113,7 +113,7 @@ def test_a_launch_that_was_to_end_early_is_gone_on_with(tmp_path, unbroken):
     for time_of_asking in range(2):
         code, said = run(tmp_path, launch=("--until-step", "10"))
         assert code == 0, said
-        assert "step 10 is saved, and this launch was to end there" in said
+        assert "step 10 is saved, and this agent run ends at this step" in said
         # The second one has nothing to do.
         assert {job[-1]["step"] for job in read_steps(tmp_path)} == {10}, time_of_asking
     code, said = run(tmp_path)

@@ -82,7 +82,7 @@ class SimJob:
         self.stop_signal = _SIGTERM
         gate = self.lives[-1].ranks[rank].gate if self.lives else None
         if gate is not None:
-            gate.ask("SIGTERM")
+            gate.request_stop("SIGTERM")
 
     def _begin(self, cause: str) -> Life:
         hub = Hub(self.loop)

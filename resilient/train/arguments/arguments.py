@@ -20,7 +20,7 @@ from resilient.checkpoint.retention import parse_retention
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
 from resilient.train.arguments.deprecated import rename_deprecated
-from resilient.train.arguments.derived import normalize_save_every, parallelism_of, unfold_section
+from resilient.train.arguments.derived import expand_section, normalize_save_every, parallelism_of
 from resilient.train.arguments.fields import (
     BasicArguments,
     ComputingArguments,
@@ -183,7 +183,7 @@ _DICTS = (
     *("lr_scheduler_kwargs", "optim_args"),
 )
 # Schedules driven by the best model's metric.
-_FED_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+_METRIC_SCHEDULES = ("reduce_lr_on_plateau", "greedy")
 _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpoint")
 
 
@@ -223,13 +223,13 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
     """
 
     def __post_init__(self) -> None:
-        self._settle()
+        self._normalize()
         check_types(self)
-        self._work_out()
+        self._derive_values()
         check(self)
         self.to_dict()
 
-    def _settle(self) -> None:
+    def _normalize(self) -> None:
         """Normalize equivalent spellings: enums, paths, JSON, single names.
 
         Fields of a subclass outside of this library stay unchanged.
@@ -244,22 +244,22 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
             value = getattr(self, name)
             if isinstance(value, str):
                 setattr(self, name, os.path.expanduser(value))  # noqa: PTH111 - it may be a URL
-        self._unfold_section()
+        self._expand_section()
         for name in _DICTS:
-            setattr(self, name, _unfolded(name, getattr(self, name)))
+            setattr(self, name, _decoded_json(name, getattr(self, name)))
         self.fsdp = self.fsdp or None
-        self.debug = _several(self.debug, " ")
-        self.report_to = [item for item in _several(self.report_to, ",") if item != "none"]
+        self.debug = _as_names(self.debug, " ")
+        self.report_to = [item for item in _as_names(self.report_to, ",") if item != "none"]
 
-    def _unfold_section(self) -> None:
+    def _expand_section(self) -> None:
         """Expand the ``parallelism`` section, which may hold all distributed arguments."""
         section: Any = self.parallelism
         if isinstance(section, dict):
             names = {field.name for field in fields(DistributedArguments)}
-            for name, value in unfold_section(section, names).items():
+            for name, value in expand_section(section, names).items():
                 setattr(self, name, value)
 
-    def _work_out(self) -> None:
+    def _derive_values(self) -> None:
         """Fill in values that follow from other arguments."""
         normalize_save_every(self)
         if isinstance(self.include_num_input_tokens_seen, bool):
@@ -271,7 +271,7 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
         if self.eval_strategy != "no":
             self.do_eval = True
         self.parallelism = parallelism_of(self, os.environ)
-        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _FED_BY_METRIC
+        needs_metric = self.load_best_model_at_end or self.lr_scheduler_type in _METRIC_SCHEDULES
         if needs_metric and self.metric_for_best_model is None:
             self.metric_for_best_model = "loss"
         if self.greater_is_better is None and self.metric_for_best_model is not None:
@@ -374,7 +374,7 @@ def _to_json(name: str, value: Any) -> Any:
         ) from error
 
 
-def _unfolded(name: str, value: Any) -> Any:
+def _decoded_json(name: str, value: Any) -> Any:
     """Return the dict that a JSON text encodes; return any other value unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
@@ -386,10 +386,12 @@ def _unfolded(name: str, value: Any) -> Any:
         raise ConfigError(f"`{name}` is not valid JSON: {error}") from error
 
 
-def _several(value: Any, between: str) -> Any:
+def _as_names(value: Any, separator: str) -> Any:
     """Return a list of names from a text with one or several names, a list or None."""
     if value is None:
         return []
     if isinstance(value, str):
-        return [word.strip() for word in value.replace(",", between).split(between) if word.strip()]
+        return [
+            word.strip() for word in value.replace(",", separator).split(separator) if word.strip()
+        ]
     return list(value) if isinstance(value, tuple) else value

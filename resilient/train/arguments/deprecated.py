@@ -32,7 +32,7 @@ RENAMED = {
 }
 
 
-class Old(NamedTuple):
+class OldArgument(NamedTuple):
     """Meaning of an old argument.
 
     Attributes:
@@ -84,67 +84,77 @@ def _no_arguments(_value: Any) -> dict[str, Any]:
 
 # Old name -> its meaning, for names that were not only renamed.
 MEANT = {
-    "adafactor": Old(
+    "adafactor": OldArgument(
         lambda value: {"optim": "adafactor"} if value else {}, (), 'write optim="adafactor"'
     ),
-    "deepspeed_zero_stage": Old(
+    "deepspeed_zero_stage": OldArgument(
         lambda value: {"deepspeed": {"zero_optimization": zero_of(value)}},
         (0, 1, 2, 3),
         'write deepspeed={"zero_optimization": {"stage": N}}',
     ),
-    "dispatch_batches": Old(_no_arguments, (None, False), "each rank loads its own batches"),
-    "fp16_backend": Old(
+    "dispatch_batches": OldArgument(
+        _no_arguments, (None, False), "each rank loads its own batches"
+    ),
+    "fp16_backend": OldArgument(
         _no_arguments,
         ("auto", "native", "amp"),
         "fp16 is part of torch; apex is not supported any more",
     ),
-    "fp16_opt_level": Old(
+    "fp16_opt_level": OldArgument(
         _no_arguments, (), "it belonged to apex, which is not supported any more"
     ),
-    "group_by_length": Old(
+    "group_by_length": OldArgument(
         lambda value: {"train_sampling_strategy": "group_by_length"} if value else {},
         (),
         'write train_sampling_strategy="group_by_length"',
     ),
-    "half_precision_backend": Old(
+    "half_precision_backend": OldArgument(
         _no_arguments,
         ("auto", "native", "amp", "cuda_amp", "cpu_amp"),
         "fp16 and bf16 are part of torch",
     ),
-    "include_inputs_for_metrics": Old(
+    "include_inputs_for_metrics": OldArgument(
         lambda value: {"include_for_metrics": ["inputs"]} if value else {},
         (),
         'write include_for_metrics=["inputs"]',
     ),
-    "jit_mode_eval": Old(_no_arguments, (False, None), "write torch_compile=True"),
-    "learning_rate_end": Old(
+    "jit_mode_eval": OldArgument(_no_arguments, (False, None), "write torch_compile=True"),
+    "learning_rate_end": OldArgument(
         lambda value: {"lr_scheduler_kwargs": {"lr_end": value}},
         (),
         'write lr_scheduler_kwargs={"lr_end": N}',
     ),
-    "local_rank": Old(_no_arguments, (), "the launcher sets it; `args.local_rank` shows it"),
-    "overwrite_output_dir": Old(
+    "local_rank": OldArgument(
+        _no_arguments, (), "the launcher sets it; `args.local_rank` shows it"
+    ),
+    "overwrite_output_dir": OldArgument(
         _no_arguments,
         (False, None),
         "nothing is overwritten: train(resume_from_checkpoint=False) starts from scratch",
     ),
-    "parallel_mode": Old(_no_arguments, (), "the launcher sets it; `args.parallel_mode` shows it"),
-    "past_index": Old(
+    "parallel_mode": OldArgument(
+        _no_arguments, (), "the launcher sets it; `args.parallel_mode` shows it"
+    ),
+    "past_index": OldArgument(
         _no_arguments, (-1,), "pass the remembered state to the model in `compute_loss`"
     ),
-    "power": Old(
+    "power": OldArgument(
         lambda value: {"lr_scheduler_kwargs": {"power": value}},
         (),
         'write lr_scheduler_kwargs={"power": N}',
     ),
-    "save_safetensors": Old(_no_arguments, (True, None), "checkpoints are safetensors, always"),
-    "sharded_ddp": Old(_no_arguments, ("", None, False, []), 'write parallelism="fsdp"'),
-    "split_batches": Old(
+    "save_safetensors": OldArgument(
+        _no_arguments, (True, None), "checkpoints are safetensors, always"
+    ),
+    "sharded_ddp": OldArgument(_no_arguments, ("", None, False, []), 'write parallelism="fsdp"'),
+    "split_batches": OldArgument(
         _no_arguments, (None, False), "a batch size is per rank, not for all ranks"
     ),
-    "tpu_num_cores": Old(_no_arguments, (None,), "current torch does not support torch_xla"),
-    "use_ipex": Old(_no_arguments, (False, None), "its function is part of torch; omit it"),
-    "use_mps_device": Old(_no_arguments, (False, None), "omit it"),
+    "tpu_num_cores": OldArgument(
+        _no_arguments, (None,), "current torch does not support torch_xla"
+    ),
+    "use_ipex": OldArgument(_no_arguments, (False, None), "its function is part of torch; omit it"),
+    "use_mps_device": OldArgument(_no_arguments, (False, None), "omit it"),
 }
 # Names that are not training arguments -> the place where they belong.
 ELSEWHERE = {
@@ -176,14 +186,14 @@ def rename_deprecated(
     for name, value in options.items():
         if name in field_names:
             continue
-        new_values = _written(name, value, field_names)
+        new_values = _as_current(name, value, field_names)
         warnings.warn(_deprecation_text(name, new_values), FutureWarning, stacklevel=depth)
         for new_name, new_value in new_values.items():
-            current_options[new_name] = _joined(name, new_name, new_value, current_options)
+            current_options[new_name] = _merged_value(name, new_name, new_value, current_options)
     return current_options
 
 
-def _written(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:
+def _as_current(name: str, value: Any, field_names: Collection[str]) -> dict[str, Any]:
     """Return an old argument as current arguments.
 
     Raises:
@@ -213,7 +223,7 @@ def _deprecation_text(name: str, written: Mapping[str, Any]) -> str:
     return f"`{name}` is deprecated and has no effect: {MEANT[name].why}"
 
 
-def _joined(old: str, now: str, value: Any, taken: Mapping[str, Any]) -> Any:
+def _merged_value(old: str, now: str, value: Any, taken: Mapping[str, Any]) -> Any:
     """Return the value of ``now`` when its old name is also given.
 
     Raises:

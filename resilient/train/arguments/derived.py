@@ -54,7 +54,7 @@ _ACCELERATOR: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-def unfold_section(section: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+def expand_section(section: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return the arguments of the ``parallelism`` section.
 
     Args:

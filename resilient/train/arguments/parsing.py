@@ -386,7 +386,7 @@ def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> di
         today = RENAMED.get(name, name)
         kinds = kinds_of(owner_by_name[today]).get(today, ()) if today in owner_by_name else ()
         if isinstance(words, list):
-            values[name] = _several(name, words, kinds)
+            values[name] = _one_or_list(name, words, kinds)
         elif name in MEANT:
             values[name] = _old_value(name, words)
         else:
@@ -394,7 +394,7 @@ def _values(options: Mapping[str, Any], owner_by_name: Mapping[str, type]) -> di
     return values
 
 
-def _several(name: str, words: list[str], kinds: tuple[Any, ...]) -> Any:
+def _one_or_list(name: str, words: list[str], kinds: tuple[Any, ...]) -> Any:
     """Return the value of a single word, or the list of several."""
     if len(words) == 1:
         spelled = from_text(name, words[0], kinds)

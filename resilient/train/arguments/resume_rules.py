@@ -20,7 +20,7 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-FREE, TOLD, REFUSED, FIXED = "free", "told", "refused", "fixed"
+FREE, REPORTED, REFUSED, FIXED = "free", "reported", "refused", "fixed"
 ALL = "all"
 PART = "part:"
 """Prefix in ``resume_changes`` of a part of the checkpoint, such as ``part:scheduler``."""
@@ -110,48 +110,51 @@ RULES: dict[str, Rule] = {
         "on_arithmetic_mismatch",
     ),
     **_each(
-        *(TOLD, "evaluations fall on other steps from here on"),
+        *(REPORTED, "evaluations fall on other steps from here on"),
         *("eval_strategy", "eval_steps", "eval_delay", "eval_on_start"),
     ),
     **_each(
-        *(TOLD, "another model may become the best from here on"),
+        *(REPORTED, "another model may become the best from here on"),
         *("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
     ),
     **_each(
         *(
-            TOLD,
+            REPORTED,
             "the run ends at another step; a schedule over its length covers the new length",
         ),
         *("num_train_epochs", "max_steps"),
     ),
     **_each(
-        *(TOLD, "samples are counted, none is lost or repeated; the bits differ from here on"),
+        *(REPORTED, "samples are counted, none is lost or repeated; the bits differ from here on"),
         *("per_device_train_batch_size", "gradient_accumulation_steps", "dataloader_drop_last"),
         *("auto_find_batch_size", "global_train_batch_size"),
     ),
     **_each(
-        *(TOLD, "the checkpoint's value is used: it is part of the optimizer's state"),
+        *(REPORTED, "the checkpoint's value is used: it is part of the optimizer's state"),
         *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     ),
     **_each(
-        *(TOLD, "the checkpoint's values are used: they are part of its state"),
+        *(REPORTED, "the checkpoint's values are used: they are part of its state"),
         "random_numbers",
     ),
     **_each(
-        *(TOLD, "the rate follows the new schedule from here on"),
+        *(REPORTED, "the rate follows the new schedule from here on"),
         *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     ),
     **_each(
-        *(TOLD, "the loss and its gradients differ from here on"),
+        *(REPORTED, "the loss and its gradients differ from here on"),
         *("max_grad_norm", "average_tokens_across_devices", "label_smoothing_factor"),
         *("neftune_noise_alpha", "remove_unused_columns", "label_names"),
     ),
     **_each(
-        *(TOLD, "values are computed in another way; the scale of the loss starts or ends here"),
+        *(
+            REPORTED,
+            "values are computed in another way; the scale of the loss starts or ends here",
+        ),
         "fp16",
     ),
     **_each(
-        *(TOLD, "values are computed in another way; the bits differ from here on"),
+        *(REPORTED, "values are computed in another way; the bits differ from here on"),
         *(
             "bf16",
             "fp8",
@@ -164,7 +167,7 @@ RULES: dict[str, Rule] = {
         *("liger_kernel_config", "use_cache", "use_cpu", "full_determinism"),
     ),
     **_each(
-        *(TOLD, "the state is sharded again; sums are made in another order from here on"),
+        *(REPORTED, "the state is sharded again; sums are made in another order from here on"),
         *("reduction", "shard_optimizer_state", "threads_per_rank"),
         *("parallelism", "ddp_backend", "ddp_find_unused_parameters", "ddp_bucket_cap_mb"),
         *("ddp_broadcast_buffers", "ddp_static_graph", "ddp_comm_hook", "ddp_comm_wrapper"),
@@ -187,11 +190,11 @@ RULES: dict[str, Rule] = {
 }
 # Optimizers with equal states: either continues from the other's.
 _SAME_STATE = ({"adamw_torch", "adamw_torch_fused"},)
-_SAME = Rule(TOLD, "both have the same state, and the checkpoint's state is loaded")
+_SAME = Rule(REPORTED, "both have the same state, and the checkpoint's state is loaded")
 # In the loop a dataset draws from the run's stream, in a worker from one stream per sample.
 _WORKERS = "dataloader_num_workers"
-_OTHER_DRAWS = Rule(TOLD, "a dataset that draws random numbers draws others from here on")
-_YOURS = Rule(TOLD, "it is an argument of your own")
+_OTHER_DRAWS = Rule(REPORTED, "a dataset that draws random numbers draws others from here on")
+_YOURS = Rule(REPORTED, "it is an argument of your own")
 
 
 def changes_between(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Change]:

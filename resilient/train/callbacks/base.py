@@ -57,7 +57,7 @@ def state_of(callback: Any) -> dict[str, Any]:
     return dict(state)
 
 
-def give_back(callback: Any, state: Mapping[str, Any]) -> None:
+def restore_callback(callback: Any, state: Mapping[str, Any]) -> None:
     """Restore a callback's state."""
     if not exports_state(callback):
         callback.load_state_dict(state)
@@ -195,7 +195,7 @@ class CallbackHandler:
             copied into this one.
 
     Attributes:
-        gone: Names of callbacks with a state in the checkpoint that are not present now.
+        missing_names: Names of callbacks with a state in the checkpoint that are not present now.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class CallbackHandler:
             self._append(_make_callback(callback))
         self.control = control
         self.context: dict[str, Any] = dict.fromkeys(CONTEXT)
-        self.gone: tuple[str, ...] = ()
+        self.missing_names: tuple[str, ...] = ()
         self._first = (args, state, control)
         self._listeners: dict[str, list[Callable[..., Any]]] = {}
         self._find_listeners()
@@ -268,8 +268,8 @@ class CallbackHandler:
         stateful = self.stateful()
         for name, value in stateful.items():
             if name in state_dict:
-                give_back(value, state_dict[name])
-        self.gone = tuple(sorted(set(state_dict) - {*stateful, *_OWN_STATES}))
+                restore_callback(value, state_dict[name])
+        self.missing_names = tuple(sorted(set(state_dict) - {*stateful, *_OWN_STATES}))
 
     def _append(self, callback: Any) -> None:
         name = type(callback).__name__

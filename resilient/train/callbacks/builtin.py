@@ -25,19 +25,19 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     The text is rebuilt at most 10 times per second, not for each of 100 log lines.
     """
 
-    beside: Mapping[str, Any] | None = None
+    shown_numbers: Mapping[str, Any] | None = None
     """Numbers to show beside the bar at its next redraw."""
     max_str_len: int | None = None
     _last_text: str = ""
-    _said_at: float = 0.0
+    _redrawn_at: float = 0.0
 
     def __str__(self) -> str:
         now_seconds = time.monotonic()
-        if now_seconds - self._said_at >= self.mininterval:
-            if self.beside is not None:
-                self.set_postfix(_short(self.beside, self.max_str_len), refresh=False)
-                self.beside = None
-            self._last_text, self._said_at = str(super().__str__()), now_seconds
+        if now_seconds - self._redrawn_at >= self.mininterval:
+            if self.shown_numbers is not None:
+                self.set_postfix(_short(self.shown_numbers, self.max_str_len), refresh=False)
+                self.shown_numbers = None
+            self._last_text, self._redrawn_at = str(super().__str__()), now_seconds
         return self._last_text
 
     @staticmethod
@@ -59,7 +59,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 
     def close(self) -> None:
         """Show the final position and close the bar."""
-        self._said_at = 0.0
+        self._redrawn_at = 0.0
         super().close()
 
 
@@ -114,7 +114,7 @@ class ProgressCallback(TrainerCallback):
     def on_log(self, _args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Show the numbers beside the bar at its next redraw, at the end of the step."""
         if self.training_bar is not None:
-            self.training_bar.beside = kwargs["logs"]
+            self.training_bar.shown_numbers = kwargs["logs"]
 
     def on_train_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Close the bar."""

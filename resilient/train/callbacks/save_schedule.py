@@ -50,16 +50,16 @@ class SaveMeasurements:
     Attributes:
         step_seconds: Duration of a step, without evaluations and saves.
         cost_seconds: Training time lost to a save; None before the first save.
-        land_seconds: Time until a save is committed (p95); None while unknown.
+        commit_seconds: Time until a save is committed (p95); None while unknown.
     """
 
     step_seconds: float
     cost_seconds: float | None = None
-    land_seconds: float | None = None
+    commit_seconds: float | None = None
 
     def to_json(self) -> list[float | None]:
         """Return a JSON value: the constructor arguments in order."""
-        return [self.step_seconds, self.cost_seconds, self.land_seconds]
+        return [self.step_seconds, self.cost_seconds, self.commit_seconds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +97,19 @@ def plan(
             for measurements in shown
             if measurements.cost_seconds is not None
         ]
-        lands = [
-            measurements.land_seconds
+        commit_times_seconds = [
+            measurements.commit_seconds
             for measurements in shown
-            if measurements.land_seconds is not None
+            if measurements.commit_seconds is not None
         ]
-        bounds = IntervalBounds(land_seconds=max(lands, default=0.0))
+        bounds = IntervalBounds(land_seconds=max(commit_times_seconds, default=0.0))
         interval = choose_interval(max(costs), mtbf_seconds, bounds) if costs else None
         seconds = interval.seconds if interval else UNMEASURED_SECONDS
     steps = max(1, round(seconds / step_seconds)) if step_seconds > 0 else 1
     return SaveDecision(steps, seconds, step_seconds, interval)
 
 
-def is_told(before: float | None, after: float) -> bool:
+def needs_report(before: float | None, after: float) -> bool:
     """Return whether an interval differs by more than a quarter from the last reported interval."""
     return before is None or abs(after - before) > before / 4
 
@@ -129,71 +129,71 @@ class StepTimes:
         self._after_save: deque[float] = deque(maxlen=_STEPS_AFTER_SAVE)
         self._start: tuple[float, float] | None = None
         self._is_first = True
-        self._stalled_seconds = 0.0
+        self._waited_seconds = 0.0
 
-    def begin(self, now_seconds: float, stalled_seconds: float) -> None:
+    def begin(self, now_seconds: float, waited_seconds: float) -> None:
         """Record the start of a step; a short gap since the last step counts as part of the step.
 
         A device executes asynchronously, so the end of the last step is a more accurate start
         time.
         """
         if self._start is None:
-            self._start = (now_seconds, stalled_seconds)
+            self._start = (now_seconds, waited_seconds)
 
-    def end(self, now_seconds: float, stalled_seconds: float) -> None:
+    def end(self, now_seconds: float, waited_seconds: float) -> None:
         """Record the end of a step."""
-        step_start, self._start = self._start, (now_seconds, stalled_seconds)
+        step_start, self._start = self._start, (now_seconds, waited_seconds)
         if self._is_first or step_start is None:
             self._is_first = False
             return
-        took_seconds = now_seconds - step_start[0] - (stalled_seconds - step_start[1])
+        took_seconds = now_seconds - step_start[0] - (waited_seconds - step_start[1])
         self._recent.append(max(0.0, took_seconds))
         if len(self._after_save) < _STEPS_AFTER_SAVE:
             self._after_save.append(max(0.0, took_seconds))
 
-    def disturb(self) -> None:
+    def note_other_work(self) -> None:
         """Record that other work followed the last step."""
         self._start = None
 
-    def save(self, land_seconds: float | None) -> None:
+    def save(self, commit_seconds: float | None) -> None:
         """Record the start of a save.
 
         Args:
-            land_seconds: Time until the previous save was committed; None if there was none.
+            commit_seconds: Time until the previous save was committed; None if there was none.
         """
-        self.disturb()
-        if land_seconds is not None:
-            self._slow_times.append(slowed_seconds(self._after_save, land_seconds))
+        self.note_other_work()
+        if commit_seconds is not None:
+            self._slow_times.append(slowed_seconds(self._after_save, commit_seconds))
         self._after_save.clear()
 
-    def settle(self, stalled_seconds: float) -> None:
+    def record_waits(self, waited_seconds: float) -> None:
         """Record the total time that training waited for saves, up to the last copy."""
-        self._costs.append(max(0.0, stalled_seconds - self._stalled_seconds))
-        self._stalled_seconds = stalled_seconds
+        self._costs.append(max(0.0, waited_seconds - self._waited_seconds))
+        self._waited_seconds = waited_seconds
 
-    def measured(self, land_seconds: float | None) -> SaveMeasurements | None:
+    def measured(self, commit_seconds: float | None) -> SaveMeasurements | None:
         """Return this rank's measurements; None while no step was measured.
 
         Args:
-            land_seconds: Time until a save is committed; None if unknown.
+            commit_seconds: Time until a save is committed; None if unknown.
         """
         if not self._recent:
             return None
         slowed = median(self._slow_times) if self._slow_times else 0.0
         cost = median(self._costs) + slowed if self._costs else None
-        return SaveMeasurements(fmean(self._recent), cost, land_seconds)
+        return SaveMeasurements(fmean(self._recent), cost, commit_seconds)
 
 
-def slowed_seconds(steps: Sequence[float], land_seconds: float) -> float:
+def slowed_seconds(steps: Sequence[float], commit_seconds: float) -> float:
     """Return the extra time of steps that ran during a save, relative to the steps after it.
 
     Args:
         steps: Durations of the steps since the save, in order.
-        land_seconds: Time until the save was committed.
+        commit_seconds: Time until the save was committed.
     """
     overlapping_steps, passed_seconds = 0, 0.0
     for step in steps:
-        if passed_seconds >= land_seconds:
+        if passed_seconds >= commit_seconds:
             break
         passed_seconds += step
         overlapping_steps += 1
@@ -265,14 +265,14 @@ _BOUNDS = {
 
 
 @dataclass(slots=True)
-class _Life:
+class _AttemptSchedule:
     """State of the save schedule in one call of ``train``.
 
     Attributes:
         since: Step of the last save, or the step from which the attempt began.
         plans_at: Step after which the next save is planned.
         due: Step of the next save; None until it is planned.
-        is_owing: Whether training may still wait for the copy of the last save.
+        waits_for_copy: Whether training may still wait for the copy of the last save.
     """
 
     every: SaveEvery
@@ -282,8 +282,8 @@ class _Life:
     since: int
     plans_at: int
     due: int | None = None
-    is_owing: bool = False
-    told_seconds: float | None = None
+    waits_for_copy: bool = False
+    reported_seconds: float | None = None
     agreements: int = 0
     steps: StepTimes = field(default_factory=StepTimes)
 
@@ -302,14 +302,14 @@ class CadenceCallback(TrainerCallback):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._attempt: _Life | None = None
+        self._attempt: _AttemptSchedule | None = None
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, /, **_: Any) -> None:
         """Read the run's failure history."""
         session, step = self._session, state.global_step
         schedule = parse_every(args.save_every, "`save_every`")
         knows = schedule.is_auto and session.world.is_coordinator
-        self._attempt = _Life(
+        self._attempt = _AttemptSchedule(
             every=schedule,
             comms=session.comms(f"cadence/{session.next_topic()}"),
             history=history_of(session) if knows else FailureObservations(),
@@ -322,22 +322,22 @@ class CadenceCallback(TrainerCallback):
         """Record the start of a step."""
         if self._attempt is not None:
             now_seconds = self._session.clock.monotonic_seconds()
-            self._attempt.steps.begin(now_seconds, kwargs["took"].stalled_seconds)
+            self._attempt.steps.begin(now_seconds, kwargs["save_timings"].waited_seconds)
 
     def on_step_end(self, _args: Any, state: Any, control: Any, /, **kwargs: Any) -> None:
         """Record the end of a step, plan from new measurements, and request a save that is due."""
-        attempt, step, step_times = self._attempt, state.global_step, kwargs["took"]
+        attempt, step, save_timings = self._attempt, state.global_step, kwargs["save_timings"]
         if attempt is None:
             return
-        attempt.steps.end(self._session.clock.monotonic_seconds(), step_times.stalled_seconds)
-        if attempt.is_owing:
-            attempt.steps.settle(step_times.stalled_seconds)
-            attempt.is_owing = False
+        attempt.steps.end(self._session.clock.monotonic_seconds(), save_timings.waited_seconds)
+        if attempt.waits_for_copy:
+            attempt.steps.record_waits(save_timings.waited_seconds)
+            attempt.waits_for_copy = False
         if attempt.due is None and step >= attempt.plans_at:
-            measured = attempt.steps.measured(step_times.land_p95)
+            measured = attempt.steps.measured(save_timings.commit_p95)
             if measured is not None:
                 self._plan(attempt, measured, step, kwargs["emit"])
-            attempt.steps.disturb()
+            attempt.steps.note_other_work()
         if attempt.due is not None and step >= attempt.due:
             control.should_save = True
 
@@ -345,20 +345,20 @@ class CadenceCallback(TrainerCallback):
         """Start the next interval at this save, also if another callback requested the save."""
         attempt = self._attempt
         if attempt is not None:
-            attempt.steps.save(kwargs["took"].spread_seconds)
+            attempt.steps.save(kwargs["save_timings"].last_save_seconds)
             step = state.global_step
             attempt.since, attempt.plans_at, attempt.due = step, step + 1, None
-            attempt.is_owing = True
+            attempt.waits_for_copy = True
 
     def on_evaluate(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Leave the time of an evaluation out of the measurements."""
         if self._attempt is not None:
-            self._attempt.steps.disturb()
+            self._attempt.steps.note_other_work()
 
     def on_epoch_end(self, _args: Any, _state: Any, _control: Any, /, **_: Any) -> None:
         """Leave the time between two epochs out of the measurements."""
         if self._attempt is not None:
-            self._attempt.steps.disturb()
+            self._attempt.steps.note_other_work()
 
     def close(self) -> None:
         """Close the connection."""
@@ -366,13 +366,15 @@ class CadenceCallback(TrainerCallback):
             self._attempt.comms.close()
             self._attempt = None
 
-    def _plan(self, attempt: _Life, measured: SaveMeasurements, step: int, emit: Any) -> None:
+    def _plan(
+        self, attempt: _AttemptSchedule, measured: SaveMeasurements, step: int, emit: Any
+    ) -> None:
         """Agree on the step of the next save. Collective."""
         decisions: list[SaveDecision] = []
 
         def rule(answers: list[Any]) -> int:
-            life_seconds = self._session.clock.monotonic_seconds() - attempt.began_seconds
-            mtbf_seconds = attempt.history.mtbf_seconds(life_seconds)
+            attempt_seconds = self._session.clock.monotonic_seconds() - attempt.began_seconds
+            mtbf_seconds = attempt.history.mtbf_seconds(attempt_seconds)
             decisions.append(
                 plan(attempt.every, [SaveMeasurements(*answer) for answer in answers], mtbf_seconds)
             )
@@ -382,8 +384,8 @@ class CadenceCallback(TrainerCallback):
         topic, within_seconds = str(attempt.agreements), self._session.args.save_within_seconds
         steps: int = agree(attempt.comms, topic, measured.to_json(), rule, within_seconds)
         attempt.due = attempt.since + steps
-        if decisions and is_told(attempt.told_seconds, decisions[0].seconds):
-            attempt.told_seconds = decisions[0].seconds
+        if decisions and needs_report(attempt.reported_seconds, decisions[0].seconds):
+            attempt.reported_seconds = decisions[0].seconds
             next_step = max(step, attempt.due)
             emit(SaveScheduleChosen.of(decisions[0], step, next_step, attempt.history.failures))
 
@@ -398,7 +400,7 @@ def history_of(session: Session) -> FailureObservations:
 
     If the store does not answer, the history is empty, because training must not stop.
     """
-    launch, args = session.gang.launch, session.args
+    launch, args = session.rank_group.launch, session.args
     options = {**(args.storage_options or {}), **launch.storage_options}
     attempts = []
     try:

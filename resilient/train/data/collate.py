@@ -42,7 +42,7 @@ class PruningCollator:
         collate: Function from samples to a batch.
         taken: Names that are kept.
         model: Name of the model, for messages.
-        tell: Function that gets the dropped names; not called in a loader's process.
+        emit: Function that gets the dropped names; not called in a loader's process.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class PruningCollator:
         collate: Callable[[Any], Any],
         taken: frozenset[str],
         model: str,
-        tell: Callable[[tuple[str, ...]], None] | None = None,
+        emit: Callable[[tuple[str, ...]], None] | None = None,
     ) -> None:
         self._collate = collate
         self._accepted_columns = taken
         self._model = model
-        self._tell = tell
+        self._emit = emit
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PruningCollator, (self._collate, self._accepted_columns, self._model)
@@ -76,8 +76,8 @@ class PruningCollator:
         ]
         if not pruned_features[0]:
             raise _nothing_left(features[0], self._accepted_columns, self._model)
-        if self._tell is not None and get_worker_info() is None:
-            self._tell(tuple(name for name in features[0] if name not in self._accepted_columns))
+        if self._emit is not None and get_worker_info() is None:
+            self._emit(tuple(name for name in features[0] if name not in self._accepted_columns))
         return self._collate(pruned_features)
 
 

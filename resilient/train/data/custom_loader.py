@@ -19,7 +19,7 @@ from resilient.errors import ConfigError
 from resilient.events import Event
 from resilient.train.arguments.derived import is_canonical
 from resilient.train.data.ordering import Sampling, Sequential
-from resilient.train.data.sampler import KeyedDataset, claim_workers, outlive_a_request
+from resilient.train.data.sampler import KeyedDataset, claim_workers, ignore_stop_signals
 from resilient.train.data.streaming import StreamLoader
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ def _require_plain(args: TrainingArguments, loader: Any, sampler: ResumableSampl
         raise _refused(f"drop_last={loader.drop_last}, and `dataloader_drop_last`={drops_last}")
     dataset: Any = loader.dataset
     samples = len(dataset) if hasattr(dataset, "__len__") else "an unknown number of"
-    if samples != sampler.deal.samples:
-        raise _refused(f"{samples} samples, and `train_dataset` has {sampler.deal.samples}")
-    return _require_order(loader.sampler, sampler.deal.samples, sampler.sampling)
+    if samples != sampler.layout.samples:
+        raise _refused(f"{samples} samples, and `train_dataset` has {sampler.layout.samples}")
+    return _require_order(loader.sampler, sampler.layout.samples, sampler.sampling)
 
 
-def _require_order(inner: Any, samples: int, ours: Sampling) -> Sampling:
+def _require_order(inner: Any, samples: int, sampling: Sampling) -> Sampling:
     """Return the order that corresponds to a torch sampler."""
-    if type(ours) not in {Sampling, Sequential}:
-        raise _refused(f"an order beside that of `{ours.name}`")
+    if type(sampling) not in {Sampling, Sequential}:
+        raise _refused(f"an order beside that of `{sampling.name}`")
     if type(inner) is SequentialSampler:
         return Sequential()
     is_whole = type(inner) is RandomSampler and not inner.replacement
@@ -133,6 +133,6 @@ def _around(
 
 
 def _begin_worker(user_init: Callable[[int], None] | None, worker: int) -> None:
-    outlive_a_request(worker)
+    ignore_stop_signals(worker)
     if user_init is not None:
         user_init(worker)

@@ -165,22 +165,22 @@ class Sampling:
         return epoch_order(cursor.size, cursor.seed, cursor.epoch)
 
     def batches(
-        self, order: torch.Tensor, cursor: DataCursor, deal: BatchLayout, rank: int
+        self, order: torch.Tensor, cursor: DataCursor, layout: BatchLayout, rank: int
     ) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
-        batch_size = deal.round_samples
+        batch_size = layout.round_samples
         rounds_at_once = max(_SAMPLES_AT_ONCE // batch_size, 1)
-        full_rounds = max(deal.samples - start, 0) // batch_size
+        full_rounds = max(layout.samples - start, 0) // batch_size
         for turn in range(0, full_rounds, rounds_at_once):
             low, count = start + turn * batch_size, min(rounds_at_once, full_rounds - turn)
             # Read the tensor once for many rounds, because reading takes longer than slicing a
             # list.
             indices: list[int] = order[low : low + count * batch_size].tolist()
-            for first in range(rank * deal.batch, len(indices), batch_size):
-                yield indices[first : first + deal.batch]
-        for turn in range(full_rounds, deal.rounds_after(start)):
-            yield deal.micro_batch(order, start + turn * batch_size, rank)
+            for first in range(rank * layout.batch, len(indices), batch_size):
+                yield indices[first : first + layout.batch]
+        for turn in range(full_rounds, layout.rounds_after(start)):
+            yield layout.micro_batch(order, start + turn * batch_size, rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,20 +242,20 @@ class Rebalanced(Sampling):
     accumulation: int
 
     def batches(
-        self, order: torch.Tensor, cursor: DataCursor, deal: BatchLayout, rank: int
+        self, order: torch.Tensor, cursor: DataCursor, layout: BatchLayout, rank: int
     ) -> Iterator[list[int]]:
         """Yield the indices of this rank's micro-batches from the cursor to the epoch's end."""
         start = cursor.samples
-        rounds = deal.rounds_after(start)
+        rounds = layout.rounds_after(start)
         for first_round in range(0, rounds, self.accumulation):
             slots = min(self.accumulation, rounds - first_round)
-            low, groups = start + first_round * deal.round_samples, slots * deal.ranks
-            high = min(low + slots * deal.round_samples, cursor.size)
+            low, groups = start + first_round * layout.round_samples, slots * layout.ranks
+            high = min(low + slots * layout.round_samples, cursor.size)
             places = torch.arange(low, max(high, low + groups)) % cursor.size
             parts = split_by_cost(order[places].tolist(), self.lengths, groups)
             # Costliest first, so that the micro-batches of one round cost nearly the same.
             for slot in range(slots):
-                yield parts[slot * deal.ranks + rank]
+                yield parts[slot * layout.ranks + rank]
 
 
 def cost_of(count: int, longest: int) -> float:

@@ -4,8 +4,8 @@ The order of an epoch is a function of (seed, epoch). The order is cut into roun
 micro-batch for each rank. The micro-batches of ranks 0, 1, 2, ... are consecutive in the order. The
 position is the number of the epoch's samples that the whole job has trained on. The position
 advances when a round was trained on, not when a loader prefetched the round. A resume therefore
-repeats and skips no sample, and works at another batch size or number of ranks. A resume takes the
-same time at every step.
+neither repeats nor skips samples, and works at another batch size or number of ranks. A resume
+takes the same time at every step.
 
 A cluster scheduler or a terminal often signals all processes of a job. The current step still needs
 its samples, so the loader's processes ignore the signal until the trainer ends them.
@@ -58,17 +58,17 @@ def claim_workers() -> None:
         _trainer_pid, _is_leaving = os.getpid(), mmap.mmap(-1, 1)
 
 
-def outlive_a_request(_worker: int) -> None:
+def ignore_stop_signals(_worker: int) -> None:
     """Ignore interrupts, and the first SIGTERM unless the trainer is exiting.
 
     Processes not forked from the trainer cannot see the exit mark, so they obey SIGTERM.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() == _trainer_pid:
-        signal.signal(signal.SIGTERM, _outlive)
+        signal.signal(signal.SIGTERM, _ignore_first)
 
 
-def _outlive(number: int, _frame: Any) -> None:
+def _ignore_first(number: int, _frame: Any) -> None:
     _end_with_the_trainer()
     signal.signal(number, _obey)
 
@@ -221,9 +221,9 @@ class DataCursor:
         self.epoch, self.samples, self.is_open = epoch, samples, True
         self.drawn = drawn
 
-    def advance(self, deal: BatchLayout) -> None:
+    def advance(self, layout: BatchLayout) -> None:
         """Count one round as trained on."""
-        self.samples = min(self.samples + deal.round_samples, self.size)
+        self.samples = min(self.samples + layout.round_samples, self.size)
 
     def next_epoch(self) -> None:
         """Move to the start of the next epoch."""
@@ -255,7 +255,7 @@ class DataCursor:
             ValueError: The position is from another trainer and does not fit this dataset.
         """
         if "elsewhere" in state_dict:
-            self._go_to(state_dict["elsewhere"])
+            self._adopt_position(state_dict["elsewhere"])
             return
         if state_dict["size"] != self.size:
             raise IncompatibleCheckpoint(
@@ -274,7 +274,7 @@ class DataCursor:
         self.drawn = state_dict.get("drawn", "")
         self.planned = state_dict.get("planned")
 
-    def _go_to(self, place: Mapping[str, Any]) -> None:
+    def _adopt_position(self, place: Mapping[str, Any]) -> None:
         """Take a position from another trainer."""
         self.epoch, self.samples = place_in_epoch(place, self.size)
         self.is_open = self.samples > 0
@@ -311,23 +311,23 @@ class ResumableSampler(Sampler[Any]):
     on_order: Callable[[DataCursor, str, torch.Tensor], None] | None = None
 
     def __init__(
-        self, cursor: DataCursor, deal: BatchLayout, rank: int, sampling: Sampling | None = None
+        self, cursor: DataCursor, layout: BatchLayout, rank: int, sampling: Sampling | None = None
     ) -> None:
         self.cursor = cursor
-        self.deal = deal
+        self.layout = layout
         self.rank = rank
         self.sampling = sampling or Sampling()
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        cursor, deal = self.cursor, self.deal
+        cursor, layout = self.cursor, self.layout
         epoch, seed, start = cursor.epoch, cursor.seed, cursor.samples
-        batches = self.sampling.batches(self.begin_order(), cursor, deal, self.rank)
+        batches = self.sampling.batches(self.begin_order(), cursor, layout, self.rank)
         for turn, indices in enumerate(batches):
-            place = start + turn * deal.round_samples + self.rank * deal.batch
+            place = start + turn * layout.round_samples + self.rank * layout.batch
             yield MicroBatch(indices, (seed, epoch, place))
 
     def __len__(self) -> int:
-        return self.deal.rounds_after(self.cursor.samples)
+        return self.layout.rounds_after(self.cursor.samples)
 
     def begin_order(self) -> torch.Tensor:
         """Return the order of the cursor's epoch, and call ``on_order``."""
@@ -404,18 +404,18 @@ def make_batch_layout(args: TrainingArguments, world: World, samples: int) -> Ba
     Raises:
         ConfigError: Dropping the last round leaves no samples.
     """
-    deal = BatchLayout(
+    layout = BatchLayout(
         samples=samples,
         batch=args.per_device_train_batch_size,
         ranks=world.size,
         drop_last=args.dataloader_drop_last,
     )
-    if not deal.rounds_after(0):
+    if not layout.rounds_after(0):
         raise ConfigError(
             f"`dataloader_drop_last` leaves nothing to train on: {samples} samples are fewer "
-            f"than one round of {deal.round_samples}"
+            f"than one round of {layout.round_samples}"
         )
-    return deal
+    return layout
 
 
 def train_loader(
@@ -450,6 +450,6 @@ def worker_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:
         claim_workers()
         options["persistent_workers"] = args.dataloader_persistent_workers
         options["prefetch_factor"] = args.dataloader_prefetch_factor
-        options["worker_init_fn"] = outlive_a_request
+        options["worker_init_fn"] = ignore_stop_signals
         options["multiprocessing_context"] = args.dataloader_multiprocessing_context
     return options

@@ -69,14 +69,14 @@ class StreamReader(IterableDataset[StreamRound]):
     Args:
         dataset: Yields samples; its ``set_epoch`` is called with the epoch if it exists.
         cursor: Start position.
-        deal: Batch layout of the stream.
+        layout: Batch layout of the stream.
         rank: Rank whose micro-batches are kept.
     """
 
-    def __init__(self, dataset: Any, cursor: DataCursor, deal: BatchLayout, rank: int) -> None:
+    def __init__(self, dataset: Any, cursor: DataCursor, layout: BatchLayout, rank: int) -> None:
         self._dataset = dataset
         self._cursor = cursor
-        self._batch, self._ranks, self._drop_last = deal.batch, deal.ranks, deal.drop_last
+        self._batch, self._ranks, self._drop_last = layout.batch, layout.ranks, layout.drop_last
         self._rank = rank
         self._source: StreamSource | None = None
 
@@ -136,7 +136,7 @@ class StreamSource:
         self._key = (cursor.seed, cursor.epoch)
         self._place = 0
         state = getattr(cursor, "state", None)
-        with _alone():
+        with _as_single_reader():
             if hasattr(dataset, "set_epoch"):
                 dataset.set_epoch(cursor.epoch)
             holder = dataset if _has_state(dataset) else None
@@ -157,7 +157,7 @@ class StreamSource:
     def take(self, batch_count: int) -> list[Any]:
         """Return the next samples; fewer at the end."""
         samples: list[Any] = []
-        with _alone():
+        with _as_single_reader():
             for _ in range(batch_count):
                 seed_worker((*self._key, self._place))
                 try:
@@ -183,7 +183,7 @@ class StreamSource:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
+def _as_single_reader() -> Iterator[None]:
     """Hide other readers from a dataset, and keep the dataset's draws out of this process.
 
     A dataset that divides itself among loader processes would otherwise be divided twice.
@@ -249,9 +249,9 @@ class StreamCursor(DataCursor):
 
     state: Any = None
 
-    def advance(self, deal: Any) -> None:
+    def advance(self, layout: Any) -> None:
         """Count one round as trained on."""
-        sample_count, self.state = deal.ahead.trained()
+        sample_count, self.state = layout.ahead.trained()
         self.samples += sample_count
 
     def next_epoch(self) -> None:
@@ -346,7 +346,7 @@ class StreamLoader:
         loader: Yields collated rounds.
         reader: Dataset behind the loader.
         cursor: Position in the stream.
-        deal: Batch layout; it receives the number of prefetched micro-batches.
+        layout: Batch layout; it receives the number of prefetched micro-batches.
         subject: Name of the dataset, for messages.
     """
 
@@ -355,19 +355,19 @@ class StreamLoader:
         loader: DataLoader[Any],
         reader: StreamReader,
         cursor: StreamCursor,
-        deal: StreamBatchLayout,
+        layout: StreamBatchLayout,
         subject: str,
     ) -> None:
         self.loader = loader
         self._reader = reader
         self._cursor = cursor
-        self._deal = deal
+        self._layout = layout
         self._source_name = subject
         self._rounds: Iterator[Any] | None = None
 
     def close(self) -> None:
         """Stop reading: drop prefetched batches, end the processes and close the reader."""
-        self._deal.ahead = None
+        self._layout.ahead = None
         end_workers(self._rounds)
         self._reader.close()
 
@@ -377,7 +377,7 @@ class StreamLoader:
         prefetch = MicroBatchPrefetch(self._rounds, self._cursor.samples, self._source_name)
         if not self._cursor.samples:
             prefetch.require_any()
-        self._deal.ahead = prefetch
+        self._layout.ahead = prefetch
         return prefetch
 
 
@@ -406,7 +406,7 @@ def place_in_stream(
                 "is a stream: omit it"
             )
     accumulation = args.gradient_accumulation_steps
-    deal = StreamBatchLayout(
+    layout = StreamBatchLayout(
         samples=0,
         batch=args.per_device_train_batch_size,
         ranks=world.size,
@@ -414,7 +414,7 @@ def place_in_stream(
         rounds=args.max_steps * accumulation,
         accumulation=accumulation,
     )
-    return StreamCursor(0, args.order_seed), deal
+    return StreamCursor(0, args.order_seed), layout
 
 
 def stream_loader(
@@ -427,13 +427,13 @@ def stream_loader(
 ) -> StreamLoader:
     """Return a loader whose every iterator begins at the sampler's cursor."""
     cursor: Any = sampler.cursor
-    deal: Any = sampler.deal
-    reader = StreamReader(dataset, cursor, deal, sampler.rank)
+    layout: Any = sampler.layout
+    reader = StreamReader(dataset, cursor, layout, sampler.rank)
     options = stream_options(args, pin=pin)
     loader = DataLoader(
         reader, batch_size=None, collate_fn=cast("Any", _CollateRound(collate)), **options
     )
-    return StreamLoader(loader, reader, cursor, deal, type(dataset).__name__)
+    return StreamLoader(loader, reader, cursor, layout, type(dataset).__name__)
 
 
 def stream_options(args: TrainingArguments, *, pin: bool) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Evaluation: every sample once on any number of ranks, and metrics."""
+"""Evaluation of every sample exactly once on any number of ranks, and metrics."""

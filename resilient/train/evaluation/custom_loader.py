@@ -1,4 +1,4 @@
-"""Evaluation with user-made loaders, whose samples are counted, and batch-wise metrics.
+"""Evaluation with user-made loaders: sample counts and batch-wise metrics.
 
 With ``batch_eval_metrics``, metrics are computed batch by batch, without storing predictions.
 """
@@ -30,7 +30,7 @@ class CountedShard(EvalShard):
 
     sizes: list[int] = field(default_factory=list)
 
-    def saw(self, size: int) -> None:
+    def count_batch(self, size: int) -> None:
         """Count one batch."""
         self.sizes.append(size)
         self.samples += size
@@ -77,7 +77,7 @@ class CountedBatches:
                     f"`{type(inputs).__name__}` without a tensor or a list",
                     hint="return the loader of `super().get_eval_dataloader(...)`",
                 )
-            self.share.saw(size)
+            self.share.count_batch(size)
             yield inputs
 
 

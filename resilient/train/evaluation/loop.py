@@ -43,8 +43,8 @@ class OutputJoin:
     """Rules for moving outputs off the device and joining them.
 
     Attributes:
-        every: Number of batches after which outputs are gathered and leave the device; None: at
-            the end.
+        every: Number of batches after which outputs are gathered and moved off the device; None:
+            only at the end.
         concat: Join batches; else keep a list of them.
         objects: Gather by pickling, so that outputs may contain more than tensors.
     """
@@ -71,7 +71,7 @@ class OutputColumn:
 
     Args:
         share: Batches of this rank.
-        joining: Rules for joining them.
+        joining: Rules for joining the values.
     """
 
     def __init__(self, share: EvalShard, joining: OutputJoin) -> None:
@@ -82,13 +82,13 @@ class OutputColumn:
         self._spilled_batches: list[Any] = []
 
     def add(self, value: Any) -> None:
-        """Keep the value of one more batch; its first dimension is samples."""
+        """Keep the value of one more batch; the first dimension is samples."""
         self._batches_held.append(nested(torch.Tensor.detach, value))
 
-    def spill(self) -> None:
+    def flush(self) -> None:
         """Move the kept values off the device; tensors are gathered with other ranks. Collective.
 
-        Every rank must spill all of its columns as often as the other ranks, even without kept
+        Every rank must flush all of its columns as often as the other ranks, even without kept
         values.
         """
         batches, self._batches_held = self._batches_held, []
@@ -98,12 +98,12 @@ class OutputColumn:
             )
             return
         if batches:
-            self._empty = zipped(batches[:1], _nothing_of)
+            self._empty = zipped(batches[:1], _empty_like)
         if (joined_batches := zipped(batches or [self._empty], self._gathered)) is not None:
             self._spilled_batches.append(joined_batches)
 
     def result(self) -> Any:
-        """Return the spilled values: arrays in the dataset's order, or a list of its batches.
+        """Return the flushed values: arrays in the dataset's order, or a list of its batches.
 
         Collective.
         """
@@ -139,9 +139,9 @@ class OutputColumn:
         return concatenate(leaves)
 
     def _ordered(self, chunks: Sequence[Any]) -> Any:
-        """Join the values of several spills and put them into the dataset's order."""
+        """Join the values of several flushes and put them into the dataset's order."""
         if not isinstance(chunks[0], torch.Tensor):
-            return concatenate(chunks)  # from one rank, so already in order
+            return concatenate(chunks)  # Rows of one rank are already in order.
         rows, order = pad_and_concatenate(chunks), self._order()
         if len(order) != len(rows):
             raise ConfigError(
@@ -151,7 +151,7 @@ class OutputColumn:
         return to_numpy(torch.empty_like(rows).index_copy_(0, torch.tensor(order), rows))
 
     def _order(self) -> list[int]:
-        """Return the rows' dataset positions in gathering order: by spill, by rank, by turn."""
+        """Return the dataset positions of the gathered rows, ordered by flush, rank and batch."""
         shares = [self._share.of(rank) for rank in range(self._share.world.size)]
         interval = self._joining.every or max(len(shares[0]), 1)
         return [
@@ -163,17 +163,17 @@ class OutputColumn:
         ]
 
 
-def _nothing_of(leaves: Sequence[Any]) -> Any:
+def _empty_like(leaves: Sequence[Any]) -> Any:
     is_tensor = isinstance(leaves[0], torch.Tensor)
     return (pad_and_concatenate(leaves) if is_tensor else leaves[0])[:0]
 
 
 class EvalPrediction:
-    """Argument of ``compute_metrics``, in the dataset's order; unpacks as a tuple of its values.
+    """Argument of ``compute_metrics``, in the dataset's order; can be unpacked like a tuple.
 
     Attributes:
         predictions: An array, or a tuple or dict of arrays.
-        label_ids: The same.
+        label_ids: An array, or a tuple or dict of arrays.
         inputs: The model's main input, if ``include_for_metrics`` contains ``inputs``.
         losses: Mean loss of each sample's batch, if ``include_for_metrics`` contains ``loss``.
     """
@@ -256,7 +256,7 @@ class EvalShard:
         weighed = (size * loss for size, loss in zip(self.weights, losses, strict=True))
         return math.fsum(weighed) / self.samples
 
-    def spread(self, losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def per_sample(self, losses: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
         """Return the batches' losses repeated for each of their samples, float64."""
         return np.repeat(np.asarray(losses, dtype=np.float64), self.weights)
 
@@ -266,11 +266,11 @@ class EvalShard:
 
     @property
     def is_stand_in(self) -> bool:
-        """True if this rank has no batch, and runs the first batch only for its shapes."""
+        """True if this rank has no batch. It then runs the first batch only to learn the shapes."""
         return self.world.rank >= self.batches
 
-    def mine(self) -> list[list[int]]:
-        """Return the batches to run here, at least one; surplus batches give no result."""
+    def local_batches(self) -> list[list[int]]:
+        """Return the batches that this rank runs, at least one; surplus batches give no result."""
         own_batches = self.of(0)[:1] if self.is_stand_in else self.of(self.world.rank)
         repeated_batches = (
             math.ceil(self.batches / self.world.size) - len(own_batches) if self.in_step else 0
@@ -289,7 +289,7 @@ class EvalShardLoader(DataLoader[Any]):
 
     def __init__(self, dataset: Any, share: EvalShard, **options: Any) -> None:
         self.share = share
-        super().__init__(dataset, batch_sampler=share.mine(), **options)
+        super().__init__(dataset, batch_sampler=share.local_batches(), **options)
 
     def __iter__(self) -> Any:
         """Return the iterator over the batches."""
@@ -351,7 +351,7 @@ class EvalAccumulator:
             OutputColumn(share, self._joining) for _ in ("predictions", "labels", "inputs")
         ]
         self._sample_count = 0
-        self._spills = 0
+        self._flushes = 0
 
     def add(
         self, loss: torch.Tensor | None, predictions: Any, labels: Any, inputs: Any = None
@@ -369,7 +369,7 @@ class EvalAccumulator:
                     column.add(value)
         self._sample_count += 1
         if self._joining.every and self._sample_count % self._joining.every == 0:
-            self._spill()
+            self._flush()
 
     def losses(self) -> list[float] | None:
         """Return the mean loss of each batch of the dataset; None without labels. Collective."""
@@ -397,15 +397,15 @@ class EvalAccumulator:
         return predictions, labels, inputs
 
     def _finish(self) -> None:
-        """Spill as often as the rank with the most batches, before any other collective."""
+        """Flush as often as the rank with the most batches, before any other collective."""
         rounds = max(1, -(-self._share.batches // self._share.world.size))
-        for _ in range(self._spills, -(-rounds // (self._joining.every or rounds))):
-            self._spill()
+        for _ in range(self._flushes, -(-rounds // (self._joining.every or rounds))):
+            self._flush()
 
-    def _spill(self) -> None:
-        self._spills += 1
+    def _flush(self) -> None:
+        self._flushes += 1
         for column in self._columns if self._keep else ():
-            column.spill()
+            column.flush()
 
 
 def require_metric(sets: Mapping[str, Any] | None, metric: str, option: str) -> None:
@@ -443,7 +443,7 @@ class StreamShare(EvalShard):
 
     own: list[bool] = field(default_factory=list)
 
-    def saw(self, taken: int, *, runs: bool, own: bool) -> None:
+    def count_round(self, taken: int, *, runs: bool, own: bool) -> None:
         """Count the samples of one round of all ranks.
 
         Args:
@@ -507,7 +507,7 @@ class StreamEvaluation:
     def __iter__(self) -> Iterator[Any]:
         for batch, sample_count, is_own in read_batches(self._loader):
             runs = batch is not None
-            self.share.saw(sample_count, runs=runs, own=is_own)
+            self.share.count_round(sample_count, runs=runs, own=is_own)
             if runs:
                 yield batch
 

@@ -1,8 +1,8 @@
 """Export of native checkpoints: as a folder for Transformers' Trainer, or as tensors by name.
 
-The Trainer of Transformers can resume from the Transformers form. The tensor form also exists for
-checkpoints of other tools. The tensor form is safetensors, a file for ``torch.load``, or torch's
-DCP.
+The Trainer of Transformers can resume from the Transformers form. Checkpoints of other tools can be
+exported in the tensor form too. The tensor form is safetensors, a file for ``torch.load``, or
+torch's DCP.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from resilient.train.hf_interop.checkpoint import (
     STATE,
     WEIGHTS,
 )
-from resilient.train.model.artifacts import ADAPTER, PAPERS, PROCESSING, write_papers
+from resilient.train.model.artifacts import ADAPTER, PROCESSING, SIDECAR_FILES, write_sidecar_files
 from resilient.train.optimizers.builtin import is_decayed_name
 from resilient.train.step_count import steps_after
 
@@ -120,11 +120,11 @@ def _empty_like(group: Mapping[str, Any]) -> dict[str, Any]:
     return {**group, "params": []}
 
 
-def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
+def random_state(native_state: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
     """Return a rank's random state in Transformers' form."""
-    numpy = ours["numpy"]
+    numpy = native_state["numpy"]
     exported = {
-        "python": ours["python"],
+        "python": native_state["python"],
         "numpy": (
             numpy["bit_generator"],
             numpy["state"]["key"],
@@ -132,20 +132,20 @@ def random_state(ours: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
             numpy["has_gauss"],
             numpy["gauss"],
         ),
-        "cpu": ours["cpu"],
+        "cpu": native_state["cpu"],
     }
-    if "cuda" in ours:
-        exported["cuda"] = ours["cuda"][0] if is_alone else list(ours["cuda"])
+    if "cuda" in native_state:
+        exported["cuda"] = native_state["cuda"][0] if is_alone else list(native_state["cuda"])
     return exported
 
 
 def trainer_state(
-    ours: Mapping[str, Any], callbacks: Mapping[str, Any], best: str | None
+    native_state: Mapping[str, Any], callbacks: Mapping[str, Any], best: str | None
 ) -> dict[str, Any]:
     """Return the content of Transformers' ``trainer_state.json``.
 
     Args:
-        ours: Our part of that name.
+        native_state: Part ``trainer_state.json`` of a native checkpoint.
         callbacks: Our part ``callbacks``: the control flags, and states by name.
         best: Path of the best model's checkpoint, if it is present.
     """
@@ -154,9 +154,9 @@ def trainer_state(
     stateful: dict[str, Any] = {"TrainerControl": {**control, "attributes": {}}}
     for name, state in callbacks.items():
         if name != "TrainerControl":
-            saved_state = ours.get("stateful_callbacks", {}).get(name, {})
+            saved_state = native_state.get("stateful_callbacks", {}).get(name, {})
             stateful[name] = {"args": saved_state.get("args", {}), "attributes": dict(state)}
-    fields = {name: ours[name] for name in _STATE if name in ours}
+    fields = {name: native_state[name] for name in _STATE if name in native_state}
     return {**fields, "stateful_callbacks": stateful, "best_model_checkpoint": best}
 
 
@@ -278,7 +278,7 @@ def _read(
             "--format safetensors --out weights",
         )
     ranks = [rank_part("rng_state", rank) for rank in range(int(manifest.world["size"]))]
-    optional = ("scaler", *ranks, *PAPERS)
+    optional = ("scaler", *ranks, *SIDECAR_FILES)
     engine = open_engine(url, storage_options=storage_options)
     try:
         return read_parts(engine, manifest, (*_NEEDED, *optional))
@@ -317,7 +317,7 @@ def _write(target: Path, manifest: Manifest, parts: Mapping[str, Mapping[str, An
         name = SCALER if _is_of_gpu(parts) else SCALER_OF_CPU
         torch.save(dict(parts["scaler"]), draft / name)
     _write_random_states(draft, parts)
-    best = _best_beside(target, parts["trainer_state"])
+    best = _exported_best(target, parts["trainer_state"])
     state = trainer_state(parts["trainer_state"], parts["callbacks"], best)
     _write_json(draft / STATE, state)
     draft.rename(target)
@@ -338,7 +338,7 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
     if adapter is None:
         tensors = weights(model, optimizer)
         LocalStore(draft).put(WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
-        write_papers(draft, parts)
+        write_sidecar_files(draft, parts)
         return
     names = adapter["names"]
     trained_names = {name for group in optimizer["param_groups"] for name in group["params"]}
@@ -352,7 +352,7 @@ def write_model_files(draft: Path, parts: Mapping[str, Mapping[str, Any]]) -> No
     tensors = {key: model[name] for key, name in names.items()}
     LocalStore(draft).put(ADAPTER_WEIGHTS, to_safetensors(tensors, {"format": "pt"}))
     _write_json(draft / ADAPTER_CONFIG, adapter["config"])
-    write_papers(draft, {name: part for name, part in parts.items() if name == PROCESSING})
+    write_sidecar_files(draft, {name: part for name, part in parts.items() if name == PROCESSING})
 
 
 def _is_of_gpu(parts: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -370,7 +370,7 @@ def _write_random_states(draft: Path, parts: Mapping[str, Mapping[str, Any]]) ->
         torch.save(random_state(own_state, is_alone=is_alone), draft / name)
 
 
-def _best_beside(target: Path, state: Mapping[str, Any]) -> str | None:
+def _exported_best(target: Path, state: Mapping[str, Any]) -> str | None:
     """Return the path of the best model's checkpoint, if this checkpoint is exported too."""
     best = state.get("best_global_step")
     if best is None:

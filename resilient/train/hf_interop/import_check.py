@@ -261,10 +261,10 @@ def _fitted(
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, torch.Tensor)
     }
-    if lacking := sorted(set(expected) - set(weights)):
+    if missing_names := sorted(set(expected) - set(weights)):
         raise _unfit(
-            f"it has no weights for {_names_text(lacking)} of this model, which would start with "
-            "new numbers",
+            f"it has no weights for {_names_text(missing_names)} of this model, which would start "
+            "with new numbers",
             "resume an older checkpoint, or restore the file: "
             f"resilient ckpt repair {shell_quote(folder)} --from COPY",
         )
@@ -276,8 +276,12 @@ def _fitted(
                 "train the model that saved the checkpoint, or verify it: "
                 f"resilient ckpt verify {shell_quote(folder)}",
             )
-    strange = sorted(set(weights) - set(expected))
-    odd = (f"this model does not have its weights {_names_text(strange)}",) if strange else ()
+    ignored_names = sorted(set(weights) - set(expected))
+    odd = (
+        (f"this model does not have its weights {_names_text(ignored_names)}",)
+        if ignored_names
+        else ()
+    )
     return {
         name: _cast(tensor, expected[name].dtype)
         for name, tensor in weights.items()

@@ -157,7 +157,7 @@ def import_hf_run(hooks: TrainerHooks, reference: str, more: Mapping[str, Part],
     session = hooks.session
     if reference == "never":
         return ""
-    take = _take_newest if reference == "auto" else _take_named
+    take = _import_newest if reference == "auto" else _import_named
     is_mine = session.world.is_coordinator
     work = capture_failure(lambda: take(hooks, reference, more, topic)) if is_mine else ""
     comms, seconds = session.comms(f"taking/{topic}"), session.args.save_within_seconds
@@ -358,7 +358,7 @@ def _refuse_unsigned(folder: str) -> None:
         )
 
 
-def _take_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
+def _import_newest(hooks: TrainerHooks, _: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the newest intact Transformers checkpoint of the output folder to the repository.
 
     If no checkpoint is intact, the newest checkpoint that is resumable with a loss is imported. A
@@ -443,19 +443,21 @@ def _nothing_resumable(output: str, skipped: Sequence[SkippedFolder]) -> NoIntac
     )
 
 
-def _take_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
+def _import_named(hooks: TrainerHooks, reference: str, more: Mapping[str, Part], topic: str) -> str:
     """Write the folder that the reference names to the repository, if it names a folder."""
     folder = foreign_folder(reference)
-    return _take(hooks, folder, more, topic) if folder else ""
+    return _import_unless_used(hooks, folder, more, topic) if folder else ""
 
 
-def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str) -> str:
+def _import_unless_used(
+    hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
+) -> str:
     """Write a folder to the repository, unless it holds a run; return the folder's digests."""
     session = hooks.session
     engine = session.checkpointer_alone(topic)
     try:
         if holds_run(engine):
-            return _digests(folder, is_whole=session.gang.launch.cause == "start")
+            return _digests(folder, is_whole=session.rank_group.launch.cause == "start")
         prepared = _prepare(hooks, folder, more, strict=_is_strict(hooks))
         return _commit(hooks, engine, folder, prepared)
     finally:
@@ -464,7 +466,7 @@ def _take(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], topic: str
 
 def _is_strict(hooks: TrainerHooks) -> bool:
     session = hooks.session
-    return session.gang.launch.strict_resume or session.args.strict_resume
+    return session.rank_group.launch.strict_resume or session.args.strict_resume
 
 
 def _prepare(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], *, strict: bool) -> Import:

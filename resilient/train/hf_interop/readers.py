@@ -8,7 +8,7 @@ A DeepSpeed folder (ZeRO 0 to 3) gives weights and moments by name, assembled fr
 layout is that of DeepSpeed 0.19.8 and of the ``zero_to_fp32.py`` that DeepSpeed writes beside each
 checkpoint. ZeRO 1 and 2 join the parameters of a group into one vector and cut the vector into
 equal partitions. ZeRO 3 cuts each parameter into equal partitions, and each rank joins its own
-partitions. ``param_shapes`` gives names and shapes in that order.
+partitions. ``param_shapes`` gives names and shapes in the order of the vector.
 
 A distributed checkpoint (DCP) is a folder of slices and an index. The reader of the index
 (:mod:`resilient.layouts.dcp`) executes nothing.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from resilient.layouts.model import Tensor
     from resilient.train.hf_interop.source_folder import SourceFolder
 
-_SPOILED = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
+_DAMAGE_ERRORS = (zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
 
 
 class UnpickledStub:
@@ -85,18 +85,18 @@ def load_torch(source: BinaryIO, key: str) -> Any:
         IntegrityError: The file is damaged, or holds objects that are not data.
     """
     try:
-        spoiled = None
+        damaged_name = None
         if zipfile.is_zipfile(source):
             with zipfile.ZipFile(source) as content:
-                spoiled = content.testzip()
-        if spoiled is None:
+                damaged_name = content.testzip()
+        if damaged_name is None:
             source.seek(0)
             with torch.serialization.safe_globals(_TAKEN), warnings.catch_warnings():
                 # torch warns about the storages of an old file.
                 warnings.simplefilter("ignore", UserWarning)
                 return torch.load(source, map_location="cpu", weights_only=True)
-        problem = f"the checksum of `{spoiled}` in it is wrong"
-    except (*_SPOILED, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
+        problem = f"the checksum of `{damaged_name}` in it is wrong"
+    except (*_DAMAGE_ERRORS, RuntimeError, ValueError, OSError, LookupError, TypeError) as error:
         problem = str(error).partition("\n")[0]
     raise IntegrityError(
         f"`{key}` cannot be read: {problem}", key=key, hint="take another checkpoint"
@@ -181,7 +181,7 @@ class ZeroFolder:
         if not self.stage:
             return tensors
         flat = "fp32_flat_groups" if self.stage == _STAGE_3 else "single_partition_of_fp32_groups"
-        for nth, group in enumerate(self._lines(lambda part: part[flat])):
+        for nth, group in enumerate(self._rank_shares(lambda part: part[flat])):
             tensors |= self._cut(group, self._shapes[nth])
         return tensors
 
@@ -213,7 +213,7 @@ class ZeroFolder:
         sample = next(state[kind] for state in self._states(self._parts[0]) if kind in state)
         is_cut = isinstance(sample, torch.Tensor) and sample.dim() > 0
         if is_cut:
-            lines = self._lines(lambda part: [state[kind] for state in self._states(part)])
+            lines = self._rank_shares(lambda part: [state[kind] for state in self._states(part)])
         for nth, shapes in enumerate(self._shapes):
             values: Mapping[str, Any] = (
                 self._cut(lines[nth], shapes)
@@ -229,9 +229,11 @@ class ZeroFolder:
         states = self._states(self._parts[0])
         return states[min(group, len(states) - 1)]
 
-    def _lines(self, pick: Callable[[Any], Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def _rank_shares(
+        self, select: Callable[[Any], Sequence[torch.Tensor]]
+    ) -> list[list[torch.Tensor]]:
         """Return, for each group, each rank's share of it as one flat vector."""
-        ranks = [list(pick(part)) for part in self._parts]
+        ranks = [list(select(part)) for part in self._parts]
         if self.stage < _STAGE_3:
             return [list(line) for line in zip(*ranks, strict=True)]
         # A group may have several vectors, and a vector may span the end of a group.
@@ -328,9 +330,9 @@ class ZeroFolder:
             raise self._damaged(f"`{name}` holds no dict")
         return value
 
-    def _damaged(self, trouble: str) -> IntegrityError:
+    def _damaged(self, reason: str) -> IntegrityError:
         return IntegrityError(
-            f"`{self.folder}` is damaged: {trouble}",
+            f"`{self.folder}` is damaged: {reason}",
             key=str(self.folder),
             hint="take another checkpoint",
         )
@@ -433,9 +435,9 @@ class _Reader:
                 hint="save it once without extensions of the storage writer",
             )
 
-    def _damaged(self, trouble: str) -> IntegrityError:
+    def _damaged(self, reason: str) -> IntegrityError:
         return IntegrityError(
-            f"`{self._place}` is damaged: {trouble}",
+            f"`{self._place}` is damaged: {reason}",
             key=str(self._place),
             hint=f"resilient ckpt verify {shell_quote(str(self._source.path))}",
         )
@@ -455,7 +457,7 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
     header.pop("__metadata__", None)
     body = memoryview(bytearray(data))[begin:]
     try:
-        _require_whole(body, header)
+        _require_complete(body, header)
         return {name: _tensor(body, slot) for name, slot in header.items()}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise IntegrityError(
@@ -465,7 +467,7 @@ def unpack(data: bytes, key: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _require_whole(body: memoryview, header: dict[str, Any]) -> None:
+def _require_complete(body: memoryview, header: dict[str, Any]) -> None:
     end = max((slot["data_offsets"][1] for slot in header.values()), default=0)
     if end != len(body):
         raise ValueError(f"its header states {end} bytes, but it has {len(body)}")

@@ -1,8 +1,8 @@
 """Rebuild of checkpoints that lost state, with a report of the sources and the losses.
 
 Nothing is changed in place. Intact data is written to a new folder in the format of Transformers.
-The Trainer of Transformers and our trainer continue from this folder as far as possible.
-``rebuilt.json`` in this folder lists the losses.
+The Trainer of Transformers and the Trainer of this package continue from this folder as far as
+possible. ``rebuilt.json`` in this folder lists the losses.
 
 If ``resilient ckpt repair`` cannot repair a native checkpoint, the intact parts are extracted. The
 manifest must exist, because all data is verified against the manifest.
@@ -109,7 +109,7 @@ class RebuildPlan:
     lost: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def can_go_on(self) -> bool:
+    def restores_progress(self) -> bool:
         """True if a resume restores the optimizer and the schedule, not only the weights."""
         return not {"optimizer", "scheduler"} & set(self.lost)
 
@@ -138,12 +138,12 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     _require_lost(files)
     files.weights()
     contents, lost_files = _readable(files)
-    step, said_by = _step_of(files, contents)
-    state, sources, losses = _state_beside(files.folder, step)
+    step, source_by_step = _step_of(files, contents)
+    state, sources, losses = _state_from_sibling(files.folder, step)
     plan = RebuildPlan(
         str(target),
         step,
-        {"weights": str(files.folder), "step": said_by, **sources},
+        {"weights": str(files.folder), "step": source_by_step, **sources},
         {name: CONSEQUENCES[name] for name in (*lost_files, *losses, "best model", "callbacks")},
     )
     skipped_names = {STATE, UNFINISHED, *(name for names in lost_files.values() for name in names)}
@@ -256,7 +256,7 @@ def _readable(files: TransformersFiles) -> tuple[dict[str, Any], dict[str, list[
     return contents, lost_files
 
 
-def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, str]:
+def _step_of(files: TransformersFiles, contents: Mapping[str, Any]) -> tuple[int, str]:
     """Return the step and its sources.
 
     Raises:
@@ -266,12 +266,12 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     steps: dict[str, int] = {}
     if match := LAST.fullmatch(files.folder.name):
         steps["the folder's name"] = int(match[1])
-    if SCHEDULER in whole:
-        schedule_state = schedule_of(whole[SCHEDULER])
+    if SCHEDULER in contents:
+        schedule_state = schedule_of(contents[SCHEDULER])
         # A schedule driven by a metric counts evaluations.
         if schedule_state is not None and schedule_state.step is not None:
             steps[SCHEDULER] = schedule_state.step
-    if optimizer_steps := (adam_steps(whole[OPTIMIZER]) if OPTIMIZER in whole else set()):
+    if optimizer_steps := (adam_steps(contents[OPTIMIZER]) if OPTIMIZER in contents else set()):
         steps[OPTIMIZER] = max(optimizer_steps)
     if not steps:
         raise ConfigError(
@@ -280,7 +280,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
         )
     step = max(steps.values())
     # With fp16 the optimizer and the schedule both skip some steps.
-    skips = SCALER in whole and steps.get("the folder's name") == step
+    skips = SCALER in contents and steps.get("the folder's name") == step
     if len(set(steps.values())) > 1 and not skips:
         text = ", ".join(f"{name} {number}" for name, number in steps.items())
         raise IntegrityError(
@@ -291,7 +291,7 @@ def _step_of(files: TransformersFiles, whole: Mapping[str, Any]) -> tuple[int, s
     return step, ", ".join(name for name, number in steps.items() if number == step)
 
 
-def _state_beside(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
+def _state_from_sibling(folder: Path, step: int) -> tuple[TrainerState, dict[str, str], list[str]]:
     """Return a basic state, the items taken from a sibling folder, and the unknown items."""
     sibling = _nearest_sibling(folder, step)
     if sibling is None:

@@ -15,7 +15,7 @@ from resilient.format.keys import parse_checkpoint
 from resilient.storage.open import open_store
 from resilient.train.hf_interop.checkpoint import STATE
 from resilient.train.hf_interop.exporter import read_parts, write_model_files
-from resilient.train.model.artifacts import PAPERS
+from resilient.train.model.artifacts import SIDECAR_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -55,7 +55,7 @@ class SavedModels:
         url: URL of the repository.
         options: Access options of the repository.
         generation: Generation of this attempt.
-        begun: Checkpoint from which this attempt continued.
+        resumed_from: Checkpoint from which this attempt continued.
         best: Current record of the best model's checkpoint.
         require_signature: Whether only signed checkpoints count.
     """
@@ -63,7 +63,7 @@ class SavedModels:
     url: str
     options: Mapping[str, Any]
     generation: int
-    begun: CheckpointId | None
+    resumed_from: CheckpointId | None
     best: BestCheckpoint
     require_signature: bool = False
 
@@ -77,7 +77,7 @@ class SavedModels:
         marked_checkpoint = parse_checkpoint(mark)
         descent = lineage(open_store(self.url, storage_options=self.options))
         own_checkpoints = [
-            candidate for candidate in descent.candidates if self._is_mine(candidate)
+            candidate for candidate in descent.candidates if self._is_in_lineage(candidate)
         ]
         return sorted(
             checkpoint
@@ -92,10 +92,10 @@ class SavedModels:
         own_checkpoints = [
             checkpoint for checkpoint in self.since("") if checkpoint.generation == self.generation
         ]
-        return own_checkpoints[-1] if own_checkpoints else self.begun
+        return own_checkpoints[-1] if own_checkpoints else self.resumed_from
 
-    def _is_mine(self, checkpoint: CheckpointId) -> bool:
-        is_older = self.begun is not None and checkpoint <= self.begun
+    def _is_in_lineage(self, checkpoint: CheckpointId) -> bool:
+        is_older = self.resumed_from is not None and checkpoint <= self.resumed_from
         return is_older or checkpoint.generation == self.generation
 
     @contextmanager
@@ -112,7 +112,9 @@ class SavedModels:
             self.url, storage_options=self.options, require_signature=self.require_signature
         )
         try:
-            parts = read_parts(engine, manifest, ("model", "optimizer", "trainer_state", *PAPERS))
+            parts = read_parts(
+                engine, manifest, ("model", "optimizer", "trainer_state", *SIDECAR_FILES)
+            )
         finally:
             engine.close()
         state = parts.get("trainer_state", {})
@@ -126,12 +128,12 @@ class SavedModels:
 
 def saved_models(session: Session, saver: CheckpointSaver) -> SavedModels:
     """Return the saved models of a resumed or new run."""
-    launch, args = session.gang.launch, session.args
+    launch, args = session.rank_group.launch, session.args
     return SavedModels(
         session.repository,
         {**(args.storage_options or {}), **launch.storage_options},
         saver.generation,
-        saver.begun,
+        saver.resumed_from,
         saver.best,
         launch.require_signature,
     )

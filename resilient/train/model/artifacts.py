@@ -57,7 +57,7 @@ def adapter_of(model: Any) -> dict[str, Any]:
 DOCUMENTS = {"model_config": "config.json", "generation_config": "generation_config.json"}
 PROCESSING = "processing_class"
 ADAPTER = "adapter"
-PAPERS = (*DOCUMENTS, PROCESSING, ADAPTER)
+SIDECAR_FILES = (*DOCUMENTS, PROCESSING, ADAPTER)
 
 
 class SidecarFile:
@@ -158,12 +158,12 @@ def processing_files(processing: Any) -> dict[str, torch.Tensor]:
         }
 
 
-def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
+def write_sidecar_files(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
     """Write saved sidecar files into a model's folder.
 
     Args:
         folder: Existing folder.
-        states: States of the present parts of :data:`PAPERS`.
+        states: States of the present parts of :data:`SIDECAR_FILES`.
     """
     for part, name in DOCUMENTS.items():
         if part in states:
@@ -177,7 +177,7 @@ def write_papers(folder: Path, states: Mapping[str, Mapping[str, Any]]) -> None:
         file.write_bytes(data.numpy().tobytes())
 
 
-def write_beside(folder: Path, processing: Any, args: Mapping[str, Any]) -> None:
+def write_processing_and_arguments(folder: Path, processing: Any, args: Mapping[str, Any]) -> None:
     """Write the tokenizer and the run's arguments into a model's folder.
 
     Args:

@@ -1,9 +1,9 @@
 """Losses: the inputs that a model's loss needs, label counts, and label smoothing (no state).
 
-A mean loss over tokens must cover all tokens of an optimizer step. Averaging the means of
-micro-batches of uneven length would weigh tokens unevenly. Labels are therefore counted before
-the first forward pass of a step, over its micro-batches and over ranks. The loss is then divided
-by that count (``num_items_in_batch``).
+A mean loss over tokens must cover all tokens of an optimizer step. If micro-batches differ in
+length, the average of their means gives tokens unequal weights. Labels are therefore counted before
+the first forward pass of a step, over its micro-batches and over ranks. The loss is then divided by
+that count (``num_items_in_batch``).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LabelSmoother:
             labels = labels.unsqueeze(-1)
         ignored = labels.eq(self.ignore_index)
         nll = surprise.gather(dim=-1, index=torch.clamp(labels, min=0)).masked_fill(ignored, 0.0)
-        class_sums = surprise.sum(dim=-1, keepdim=True, dtype=_wide(surprise)).masked_fill(
+        class_sums = surprise.sum(dim=-1, keepdim=True, dtype=_sum_dtype(surprise)).masked_fill(
             ignored, 0.0
         )
         count: Any = num_items_in_batch
@@ -78,7 +78,7 @@ class LabelSmoother:
         return loss
 
 
-def _wide(values: torch.Tensor) -> torch.dtype:
+def _sum_dtype(values: torch.Tensor) -> torch.dtype:
     """Return the dtype for long sums: at least float32."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 

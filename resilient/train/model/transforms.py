@@ -45,7 +45,7 @@ class UnderflowOverflow:
         self._model = model
         self._passes = 0
 
-    def look(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def check_module(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Record the numbers of a module's pass.
 
         Raises:
@@ -97,13 +97,13 @@ def _describe(name: str, value: torch.Tensor, lines: list[str]) -> bool:
 
 
 @contextmanager
-def looking_at_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[None]:
+def checking_numbers(model: nn.Module, debug: list[str] | str) -> Iterator[None]:
     """Check the numbers of ``model`` inside the context, if ``debug`` requests the check."""
     if "underflow_overflow" not in debug:
         yield
         return
     detector = UnderflowOverflow(model)
-    handles = [module.register_forward_hook(detector.look) for module in model.modules()]
+    handles = [module.register_forward_hook(detector.check_module) for module in model.modules()]
     try:
         yield
     finally:
@@ -162,10 +162,10 @@ def _require_mode(backend: str, mode: str) -> None:
 
 
 def showing_compilers(
-    pulse: ProgressReporter, args: TrainingArguments
+    progress: ProgressReporter, args: TrainingArguments
 ) -> AbstractContextManager[None]:
     """Report torch's compilation as progress, because such a step takes minutes without a hang."""
-    return heartbeat.report_compilation(pulse, is_wanted=args.torch_compile)
+    return heartbeat.report_compilation(progress, is_wanted=args.torch_compile)
 
 
 def _require_compiler() -> None:

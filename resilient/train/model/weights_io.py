@@ -1,4 +1,4 @@
-"""Weights without a run: load from any checkpoint, and export for other tools."""
+"""Load and export of weights without a training run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
         IncompatibleCheckpoint: The checkpoint has another model.
     """
     url, name = split_reference(reference, session.repository)
-    launch, args = session.gang.launch, session.args
+    launch, args = session.rank_group.launch, session.args
     options = {**(args.storage_options or {}), **launch.storage_options}
     topic = f"weights/{session.next_topic()}"
     comms = session.comms(topic)
@@ -64,7 +64,7 @@ def load_weights(session: Session, model: nn.Module, reference: str) -> str:
     checkpointer = open_engine(
         url,
         session.world,
-        session.gang.board,
+        session.rank_group.board,
         emit=session.emit,
         scope=topic,
         within_seconds=args.save_within_seconds,

@@ -137,8 +137,8 @@ def typed(name: str, options: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     }
 
 
-def _convert_option(like: Any, option: str, value: Any) -> Any:
-    kind = like if isinstance(like, type) else type(like)
+def _convert_option(default: Any, option: str, value: Any) -> Any:
+    kind = default if isinstance(default, type) else type(default)
     word = str(value).lower()
     if kind is bool and word in (*_YES, *_NO):
         return word in _YES

@@ -67,7 +67,7 @@ MAKERS: dict[str, Maker] = {
 
 
 # Names of options whose values are the parameter groups.
-_HELD = ("params", "model", "optimizer_dict")
+_GROUP_OPTIONS = ("params", "model", "optimizer_dict")
 
 
 def optimizer_recipe(args: TrainingArguments, model: nn.Module | None = None) -> Recipe:
@@ -97,7 +97,7 @@ def make_optimizer(
         ConfigError: The model has no trainable parameter, or the options do not fit the class.
     """
     kind, options = recipe
-    parameter_option = next((name for name in _HELD if name in options), None)
+    parameter_option = next((name for name in _GROUP_OPTIONS if name in options), None)
     other_options = {name: option for name, option in options.items() if name != parameter_option}
     if parameter_option is None:
         groups: Any = parameter_groups(model, args.weight_decay, names)

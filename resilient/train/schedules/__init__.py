@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from resilient.train.schedules.factory import (
     SCHEDULES,
-    carry_over,
+    continue_schedule,
     create_scheduler,
     require_evaluations,
     require_own,
@@ -24,7 +24,7 @@ from resilient.train.schedules.functions import (
 
 __all__ = [
     "SCHEDULES",
-    "carry_over",
+    "continue_schedule",
     "create_scheduler",
     "get_constant_schedule",
     "get_constant_schedule_with_warmup",

@@ -99,16 +99,16 @@ def greedy(optimizer: Optimizer, **options: Any) -> Any:
     return KeepingTensors(optimizer, **options)
 
 
-FED = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
+METRIC_SCHEDULES = {"reduce_lr_on_plateau": plateau, "greedy": greedy}
 """Name of a metric-driven schedule -> function that creates the schedule."""
 
 
-_FED_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
+_METRIC_NAMES = frozenset({"ReduceLROnPlateau", "GreedyLR"})
 
 
-def is_fed_by_metric(scheduler: Any) -> bool:
+def needs_metric(scheduler: Any) -> bool:
     """Return whether the scheduler's ``step`` takes a metric."""
-    return any(kind.__name__ in _FED_NAMES for kind in type(scheduler).__mro__)
+    return any(kind.__name__ in _METRIC_NAMES for kind in type(scheduler).__mro__)
 
 
 def require_evaluations(
@@ -124,7 +124,7 @@ def require_evaluations(
     Raises:
         ConfigError: There are no evaluations, or the metric belongs to none of these datasets.
     """
-    if not is_fed_by_metric(scheduler):
+    if not needs_metric(scheduler):
         return
     require_metric(sets, args.metric_for_best_model or "loss", "what the schedule follows")
     if args.eval_strategy == "no":
@@ -137,7 +137,7 @@ def require_evaluations(
 
 def step_after_update(scheduler: Any) -> None:
     """Step a scheduler that depends on the step; leave a metric-driven scheduler unchanged."""
-    if not is_fed_by_metric(scheduler):
+    if not needs_metric(scheduler):
         scheduler.step()
 
 
@@ -149,7 +149,7 @@ def step_after_evaluation(
     Raises:
         ConfigError: No evaluation provides the metric.
     """
-    if is_fed_by_metric(scheduler):
+    if needs_metric(scheduler):
         scheduler.step(metric_of(args, metrics))
 
 
@@ -229,7 +229,7 @@ def require_own(args: TrainingArguments, scheduler: object) -> None:
         )
 
 
-SCHEDULES = (*SHAPES, *FED)
+SCHEDULES = (*SHAPES, *METRIC_SCHEDULES)
 
 
 def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) -> LRScheduler:
@@ -250,8 +250,8 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
             f"`lr_scheduler_kwargs`={scheduler_options!r} is not a dict or the JSON of one"
         )
     options = dict(scheduler_options)
-    if name in FED:
-        return _fed(args, optimizer, options)
+    if name in METRIC_SCHEDULES:
+        return _metric_scheduler(args, optimizer, options)
     shape = SHAPES[name]
     _only_its_own(name, shape, options)
     # A script may pass an optimizer with another rate. The minimum rate is relative to this rate.
@@ -268,10 +268,12 @@ def create_scheduler(args: TrainingArguments, optimizer: Optimizer, total: int) 
     return LambdaLR(optimizer, factor)
 
 
-def _fed(args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any]) -> LRScheduler:
+def _metric_scheduler(
+    args: TrainingArguments, optimizer: Optimizer, options: dict[str, Any]
+) -> LRScheduler:
     name = args.lr_scheduler_type
     try:
-        scheduler: LRScheduler = FED[name](optimizer, **options)
+        scheduler: LRScheduler = METRIC_SCHEDULES[name](optimizer, **options)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -306,7 +308,7 @@ def _only_its_own(name: str, shape: Any, options: Mapping[str, Any]) -> None:
         )
 
 
-def carry_over(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None:
+def continue_schedule(old: LRScheduler, new: LRScheduler, optimizer: Optimizer) -> None:
     """Continue the schedule ``old`` with ``new``, which has another number of steps.
 
     A closed form sets its own rate at this step. Any other scheduler keeps the current rates of

@@ -5,8 +5,8 @@ optimizer step). The step is the only state, so a schedule resumes at any step. 
 ``total`` are optimizer steps. The operations are exactly those of Transformers 5.23
 (optimization.py), so the rates are bitwise equal.
 
-During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up ``p =
-(step - warmup) / (total - warmup)`` rises from 0 to 1.
+During the warm-up the factor is ``step / warmup`` unless stated otherwise. After the warm-up
+``p = (step - warmup) / (total - warmup)`` rises from 0 to 1.
 """
 
 from __future__ import annotations
@@ -169,10 +169,10 @@ def inverse_sqrt(step: int, span: ScheduleSpan, *, timescale: int | None = None)
     return 1.0 / math.sqrt((step + (scale - span.warmup)) / scale)
 
 
-def _bend(kind: str, name: str, bends: dict[str, float]) -> float:
-    if kind not in bends:
-        raise ConfigError(f"`{name}`={kind!r} is none of {', '.join(bends)}")
-    return bends[kind]
+def _curve(kind: str, name: str, curves: dict[str, float]) -> float:
+    if kind not in curves:
+        raise ConfigError(f"`{name}`={kind!r} is none of {', '.join(curves)}")
+    return curves[kind]
 
 
 def warmup_stable_decay(  # noqa: PLR0913 - the field's names
@@ -201,22 +201,22 @@ def warmup_stable_decay(  # noqa: PLR0913 - the field's names
     falls_at = span.warmup + stable
     if step < span.warmup:
         progress = step / max(1, span.warmup)
-        bends = {
+        curves = {
             "linear": progress,
             "cosine": 0.5 * (1.0 - math.cos(math.pi * progress)),
             "1-sqrt": 1.0 - math.sqrt(1.0 - progress),
         }
-        factor = _bend(warmup_type, "warmup_type", bends)
+        factor = _curve(warmup_type, "warmup_type", curves)
     elif step < falls_at:
         return 1.0
     elif step < falls_at + num_decay_steps:
         progress = (step - falls_at) / max(1, num_decay_steps)
-        bends = {
+        curves = {
             "linear": 1.0 - progress,
             "cosine": 0.5 * (1.0 + math.cos(math.pi * float(num_cycles) * 2.0 * progress)),
             "1-sqrt": 1.0 - math.sqrt(progress),
         }
-        factor = _bend(decay_type, "decay_type", bends)
+        factor = _curve(decay_type, "decay_type", curves)
     else:
         return min_lr_ratio
     return max(0.0, factor * (1.0 - min_lr_ratio) + min_lr_ratio)

@@ -74,7 +74,7 @@ class TrackerWorker:
     Args:
         tracker: Tracker; only this thread uses it.
         saved: :meth:`state_dict` of an earlier attempt.
-        tell: Receiver of events.
+        emit: Receiver of events.
         began: Folder of the checkpoint that this attempt resumed from; empty without one. A new
             tracker gets no older models.
     """
@@ -83,11 +83,11 @@ class TrackerWorker:
         self,
         tracker: Tracker,
         saved: Mapping[str, Any],
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         began: str = "",
     ) -> None:
         self._tracker = tracker
-        self._tell = tell
+        self._emit = emit
         self._inbox: queue.Queue[tuple[Callable[..., None], tuple[Any, ...]]] = queue.Queue(_INBOX)
         self._curve = StepFilter(None)
         self._logged_step = int(saved.get("step", 0))
@@ -166,7 +166,7 @@ class TrackerWorker:
             except Exception as error:  # noqa: BLE001 - no error of a tracker stops training
                 reason = f"{type(error).__name__}: {error}"
                 if action == self._upload:
-                    self._tell(ModelNotUploaded(self._tracker.name, reason))
+                    self._emit(ModelNotUploaded(self._tracker.name, reason))
                 else:
                     self._fail(reason)
             finally:
@@ -178,7 +178,7 @@ class TrackerWorker:
         logged = self._tracker.start(opening)
         self._is_open = True
         self._curve = StepFilter(logged)
-        self._tell(TrackerOpened(self._tracker.name, self._tracker.run_id, opening.since))
+        self._emit(TrackerOpened(self._tracker.name, self._tracker.run_id, opening.since))
         for entry in history:
             step = int(entry.get("step", 0))
             if logged is not None or step >= opening.since:
@@ -231,7 +231,7 @@ class TrackerWorker:
     def _fail(self, reason: str) -> None:
         """Report the first failure; after it the tool may lack later steps."""
         if self._failure_lock.acquire(blocking=False):
-            self._tell(TrackerFailed(self._tracker.name, reason))
+            self._emit(TrackerFailed(self._tracker.name, reason))
 
 
 # Time that training waits for all trackers together: at the start, at the end, and after an
@@ -272,13 +272,13 @@ class Reporting(TrainerCallback):
     def on_save(self, _args: Any, state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Send the models committed so far; the model of this save follows at the next save."""
         for worker in self._couriers.values():
-            worker.upload(kwargs["shelf"], state.global_step)
+            worker.upload(kwargs["saved_models"], state.global_step)
 
     def on_train_end(self, args: Any, _state: Any, _control: Any, /, **kwargs: Any) -> None:
         """Wait until all entries and models are sent."""
         takes_models = any(worker.takes_models for worker in self._couriers.values())
         for courier in self._couriers.values():
-            courier.upload_final(kwargs["shelf"], best=args.load_best_model_at_end)
+            courier.upload_final(kwargs["saved_models"], best=args.load_best_model_at_end)
         self._end(_UPLOAD_SECONDS if takes_models else _END_SECONDS, completed=True)
 
     def close(self) -> None:
@@ -312,7 +312,7 @@ class Reporting(TrainerCallback):
         if not state.is_world_process_zero:
             return
         history = state.history.copied()
-        start_checkpoint = getattr(context.get("shelf"), "begun", None)
+        start_checkpoint = getattr(context.get("saved_models"), "resumed_from", None)
         began = start_checkpoint.folder if start_checkpoint is not None else ""
         for tracker in self._trackers:
             saved_state = self._saved_states.get(tracker.name, {})

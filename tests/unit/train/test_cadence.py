@@ -24,7 +24,7 @@ from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.callbacks.save_schedule import (
     SaveMeasurements,
     StepTimes,
-    is_told,
+    needs_report,
     plan,
     slowed_seconds,
 )
@@ -229,10 +229,10 @@ def test_with_no_save_measured_the_first_one_comes_soon():
 
 
 def test_a_change_by_more_than_a_quarter_is_told():
-    assert is_told(None, 1.0)
-    assert not is_told(100.0, 125.0)
-    assert is_told(100.0, 126.0)
-    assert is_told(100.0, 74.0)
+    assert needs_report(None, 1.0)
+    assert not needs_report(100.0, 125.0)
+    assert needs_report(100.0, 126.0)
+    assert needs_report(100.0, 74.0)
 
 
 def timed(marks, stalled=None):
@@ -253,7 +253,7 @@ def test_waiting_for_a_save_is_no_step_and_is_what_the_save_costs():
     times.save(None)
     times.begin(2.5, 0.5)
     times.end(5.5, 2.5)
-    times.settle(2.5)
+    times.record_waits(2.5)
     assert times.measured(4.0) == SaveMeasurements(1.0, 2.5, 4.0)
 
 
@@ -274,7 +274,7 @@ def test_what_slows_training_down_is_part_of_the_cost():
         times.begin(now, 0.0)
         now += seconds
         times.end(now, 0.0)
-    times.settle(0.5)
+    times.record_waits(0.5)
     times.save(6.0)
     found = times.measured(6.0)
     assert found is not None

@@ -40,7 +40,7 @@ class StopInEvaluation(TrainerCallback):
     def on_prediction_step(self, args, state, control, /, **_):
         self.seen += 1
         if self.seen == self.batches:
-            self.trainer._gate.ask("notice")
+            self.trainer._gate.request_stop("notice")
 
 
 def train(folder, *batches, **options):

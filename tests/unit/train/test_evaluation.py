@@ -114,7 +114,7 @@ def test_shares_cover_a_dataset_once(ranks, samples):
     assert sorted(rows) == list(range(samples))
     for rank in range(ranks):
         mine = EvalShard(samples, 2, World(rank, ranks))
-        assert mine.mine(), "every rank runs a batch, so that all know the shapes"
+        assert mine.local_batches(), "every rank runs a batch, so that all know the shapes"
         assert mine.is_stand_in == (rank >= math.ceil(samples / 2))
 
 

@@ -195,8 +195,8 @@ def test_ranks_that_compute_together_are_refused():
     args = TrainingArguments(auto_find_batch_size=True)
     strategy = type("Sharded", (), {"name": "fsdp"})()
     with pytest.raises(ConfigError, match="but fsdp is neither"):
-        auto_batch_size.fitting_for(args, strategy, Net(), None)
+        auto_batch_size.batch_size_search_for(args, strategy, Net(), None)
     args = TrainingArguments(auto_find_batch_size=True, ddp_comm_hook="fp16")
     strategy = type("Replicas", (), {"name": "ddp"})()
     with pytest.raises(ConfigError, match="use one of them"):
-        auto_batch_size.fitting_for(args, strategy, Net(), None)
+        auto_batch_size.batch_size_search_for(args, strategy, Net(), None)

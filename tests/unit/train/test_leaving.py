@@ -1,4 +1,4 @@
-"""Where the last save is to get to: by the time that is left, and what saves took."""
+"""Where the last save is to get to: by the time that is left, and what saves timings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from resilient.train.saver import SaveDestination, SaveTimings, choose_tier, p95
 
 def took(land, copy=0.2, count=20):
     saves = SaveTimings()
-    saves.land_seconds.extend([land] * count)
+    saves.commit_seconds.extend([land] * count)
     saves.copy_seconds.extend([copy] * count)
     return saves
 
 
 def chosen(left, saves, *, near=False, keeper=False):
-    return choose_tier(left, saves, has_near=near, has_keeper=keeper)
+    return choose_tier(left, saves, has_near=near, has_daemon=keeper)
 
 
 def test_with_nothing_measured_everything_is_tried():
@@ -45,22 +45,22 @@ def test_the_safest_tier_that_is_reached_in_time(left, near, keeper, tier):
 
 def test_the_slow_saves_count_and_not_the_mean():
     saves = took(2, count=18)
-    saves.land_seconds.extend([30, 30])
-    assert saves.land_p95 == 30
+    saves.commit_seconds.extend([30, 30])
+    assert saves.commit_p95 == 30
     assert chosen(25, saves, keeper=True) is SaveDestination.MEMORY
 
 
 def test_where_only_a_fast_save_would_make_it_that_is_tried():
     saves = took(2, count=18)
-    saves.land_seconds.extend([30, 30])
+    saves.commit_seconds.extend([30, 30])
     assert chosen(25, saves) is SaveDestination.DURABLE
     assert chosen(25, saves, near=True) is SaveDestination.NEAR
 
 
 def test_only_the_last_saves_count():
     saves = took(100, count=10)
-    saves.land_seconds.extend([1] * 64)
-    assert saves.land_p95 == 1
+    saves.commit_seconds.extend([1] * 64)
+    assert saves.commit_p95 == 1
 
 
 def test_p95_is_a_value_that_was_seen():
@@ -76,9 +76,9 @@ def test_of_several_ranks_the_one_that_asks_for_least_decides():
 def test_what_a_save_rested_is_no_time_that_the_last_one_needs():
     saves = SaveTimings()
     for _ in range(3):
-        saves.landed(30.0, 28.0)
-    assert saves.land_p95 == 2.0
-    assert saves.spread_seconds == 30.0
+        saves.record_commit(30.0, 28.0)
+    assert saves.commit_p95 == 2.0
+    assert saves.last_save_seconds == 30.0
     assert chosen(5, saves) is SaveDestination.DURABLE
-    saves.landed(1.0, 1.5)
-    assert min(saves.land_seconds) == 0.0
+    saves.record_commit(1.0, 1.5)
+    assert min(saves.commit_seconds) == 0.0

@@ -253,11 +253,11 @@ def test_many_steps_without_a_save_share_records(monkeypatch):
     monkeypatch.setattr(ledger_module, "ENTRIES_MAX", 300)
     ledger = Ledger(is_kept=True, ranks=2)
     cursor = SimpleNamespace(size=5000, seed=1, epoch=0, samples=0)
-    deal = SimpleNamespace(batch=2, ranks=2)
+    layout = SimpleNamespace(batch=2, ranks=2)
     ledger.begin(None, 0, cursor)
     for step in range(1, 1001):
         start, cursor.samples = cursor.samples, cursor.samples + 4
-        ledger.end_step(step, start, cursor, deal, 1, [float(step)], updated=step % 2 == 0)
+        ledger.end_step(step, start, cursor, layout, 1, [float(step)], updated=step % 2 == 0)
         if step % 100 == 0:
             ledger.settle(lambda losses: [sum(one) for one in losses])
     segment = ledger.close(CheckpointId(1, 1000), "run")

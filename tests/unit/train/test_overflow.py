@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from resilient.errors import ResilientError
-from resilient.train.model.transforms import UnderflowOverflow, looking_at_numbers
+from resilient.train.model.transforms import UnderflowOverflow, checking_numbers
 from tests.unit.train.models import Net, make_trainer
 
 
@@ -49,7 +49,7 @@ def test_healthy_training_is_the_same_with_it(tmp_path, repository):
 def test_the_report_is_as_long_as_asked():
     model = nn.Sequential(*(nn.Identity() for _ in range(9)))
     detector = UnderflowOverflow(model, frames_max=3)
-    handles = [one.register_forward_hook(detector.look) for one in model.modules()]
+    handles = [one.register_forward_hook(detector.check_module) for one in model.modules()]
     model(torch.ones(2))
     with pytest.raises(ResilientError) as raised:
         model(torch.tensor([1.0, float("nan")]))
@@ -66,9 +66,9 @@ def test_outputs_inside_containers_are_looked_at():
             return {"a": [x, (x / 0,)], "count": torch.tensor(3)}
 
     with (
-        looking_at_numbers(model := Hidden(), ["underflow_overflow"]),
+        checking_numbers(model := Hidden(), ["underflow_overflow"]),
         pytest.raises(ResilientError, match=r"output\[a\]\[1\]\[0\]"),
     ):
         model(torch.ones(1))
-    with looking_at_numbers(model, []):
+    with checking_numbers(model, []):
         model(torch.ones(1))

@@ -24,8 +24,8 @@ def step(ledger, number, *, skips=False) -> None:
     cursor = SimpleNamespace(epoch=0, samples=4 * number, size=400, seed=7)
     if skips:
         ledger.leave_out(cursor, "spoiled", until=(0, 4 * number + 2))
-    deal = SimpleNamespace(batch=4, ranks=1)
-    ledger.end_step(number, 4 * (number - 1), cursor, deal, 1, [float(number)], updated=True)
+    layout = SimpleNamespace(batch=4, ranks=1)
+    ledger.end_step(number, 4 * (number - 1), cursor, layout, 1, [float(number)], updated=True)
     ledger.settle(lambda losses: [sum(one) for one in losses])
 
 

@@ -12,10 +12,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from resilient.train.arguments import TrainingArguments
 from resilient.train.meters import Meters
 from resilient.train.schedules.factory import (
-    carry_over,
+    continue_schedule,
     create_scheduler,
     greedy,
-    is_fed_by_metric,
+    needs_metric,
     plateau,
 )
 
@@ -39,7 +39,7 @@ def test_a_schedule_that_follows_a_metric_changes_the_tensor_in_place(make):
     pytest.importorskip("transformers")
     optimizer, rate = tensor_rate()
     scheduler = make(optimizer, patience=0, factor=0.5)
-    assert is_fed_by_metric(scheduler)
+    assert needs_metric(scheduler)
 
     for metric in (1.0, 2.0, 3.0):
         scheduler.step(metric)
@@ -72,7 +72,7 @@ def test_a_schedule_of_another_length_keeps_the_tensor():
     short.step()
     long = LambdaLR(optimizer, lambda step: 1 - step / 8)
 
-    carry_over(short, long, optimizer)
+    continue_schedule(short, long, optimizer)
 
     assert optimizer.param_groups[0]["lr"] is rate
     assert float(rate) == pytest.approx(0.5 * 7 / 8)

@@ -131,7 +131,7 @@ def test_a_second_training_at_the_same_repository_is_refused(tmp_path):
 
 
 def test_the_launchers_repository_is_one_too(tmp_path, monkeypatch):
-    gang = make_trainer(tmp_path).session.gang
+    gang = make_trainer(tmp_path).session.rank_group
     monkeypatch.setattr(gang, "launch", read_launch({"RESILIENT_REPO": str(tmp_path)}))
     make_trainer(tmp_path / "a", max_steps=1, size=20).train()
     with pytest.raises(ConfigError, match=r"repository .*use one repository for each"):

@@ -235,7 +235,7 @@ def test_a_stop_that_was_agreed_on_is_not_put_off_by_going_back(tmp_path, monkey
     class Asked(Recording):
         def training_step(self, model, inputs, *counted):
             if inputs["y"].isnan().any():
-                gates[0].ask("a test")
+                gates[0].request_stop("a test")
             return super().training_step(model, inputs, *counted)
 
     with pytest.raises(Preempted, match="after step 8"):

@@ -29,9 +29,9 @@ NAMES = [type(one).__name__ for one in SAMPLINGS]
 
 def dealt(sampling, ranks, *, samples=0, epoch=1, batch=3):
     """Return the micro-batches of all ranks from a position on: by round, by rank."""
-    deal = BatchLayout(57, batch, ranks)
+    layout = BatchLayout(57, batch, ranks)
     queues = [
-        ResumableSampler(DataCursor(57, 5, epoch, samples, group=6), deal, rank, sampling)
+        ResumableSampler(DataCursor(57, 5, epoch, samples, group=6), layout, rank, sampling)
         for rank in range(ranks)
     ]
     return [[one.indices for one in turn] for turn in zip(*queues, strict=True)]

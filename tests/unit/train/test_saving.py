@@ -12,7 +12,7 @@ from resilient.strategies.pipeline.registry import RANDOM
 from resilient.train.build_run import RESERVED
 from resilient.train.callbacks.base import TrainerCallback
 from resilient.train.canonical_reduction import REDUCTION
-from resilient.train.model.artifacts import PAPERS
+from resilient.train.model.artifacts import SIDECAR_FILES
 from resilient.train.trainer import Trainer
 from tests.unit.train.fakes import equal
 from tests.unit.train.models import Net, make_trainer
@@ -160,7 +160,7 @@ class Asks(TrainerCallback):
 
     def on_step_end(self, args, state, control, /, **_):
         if state.global_step == 6:
-            self.gate.ask("SIGTERM")
+            self.gate.request_stop("SIGTERM")
 
 
 def test_a_request_to_stop_saves_this_step_and_says_so(tmp_path, repository, monkeypatch):
@@ -222,7 +222,7 @@ def test_the_names_of_our_own_parts_are_reserved_all_of_them(tmp_path, repositor
     trainer.train()
     # On a CPU there is no scaler, nothing is compressed, cut or reduced on one rank, and this model
     # has no papers; losses are judged where `rollback_on` asks for it.
-    others = {"scaler", "losses", RANDOM, REDUCTION, *PARTS, *PAPERS}
+    others = {"scaler", "losses", RANDOM, REDUCTION, *PARTS, *SIDECAR_FILES}
     ours = repository.checkpoints[max(repository.checkpoints)].keys() | others
     assert ours == set(RESERVED)
     for name in ours:

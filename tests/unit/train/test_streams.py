@@ -212,9 +212,9 @@ def read_by(ranks, batch, *, samples=0, workers=0, drop_last=False):
     """Return the micro-batches of all ranks: by round, by rank."""
     found = []
     for rank in range(ranks):
-        deal = StreamBatchLayout(0, batch, ranks, drop_last=drop_last)
+        layout = StreamBatchLayout(0, batch, ranks, drop_last=drop_last)
         cursor = StreamCursor(0, 42, samples=samples)
-        reader = StreamReader(Stream(), cursor, deal, rank)
+        reader = StreamReader(Stream(), cursor, layout, rank)
         loaded = DataLoader(reader, batch_size=None, num_workers=workers, collate_fn=list)
         found.append([[sample["index"] for sample in samples] for samples, *_ in loaded])
     return [list(turn) for turn in zip(*found, strict=True)]

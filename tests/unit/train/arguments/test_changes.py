@@ -12,8 +12,8 @@ from resilient.train.arguments.resume_rules import (
     FIXED,
     FREE,
     REFUSED,
+    REPORTED,
     RULES,
-    TOLD,
     changes_between,
     require_resumable,
 )
@@ -34,11 +34,11 @@ def changed(name, allowed=None):
 
 def test_every_argument_has_a_rule_and_a_reason():
     assert set(RULES) == FIELDS
-    assert {rule.kind for rule in RULES.values()} == {FREE, TOLD, REFUSED, FIXED}
+    assert {rule.kind for rule in RULES.values()} == {FREE, REPORTED, REFUSED, FIXED}
     assert all(rule.reason for rule in RULES.values())
 
 
-@pytest.mark.parametrize("name", [*of_kind(FREE), *of_kind(TOLD)])
+@pytest.mark.parametrize("name", [*of_kind(FREE), *of_kind(REPORTED)])
 def test_what_is_free_or_told_goes_on(name):
     assert list(changed(name)) == [name]
 
@@ -68,7 +68,7 @@ def test_an_optimizer_with_the_same_state_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "kind"), [(0, 2, TOLD), (1, 0, TOLD), (1, 2, FREE), (4, 1, FREE)]
+    ("old", "new", "kind"), [(0, 2, REPORTED), (1, 0, REPORTED), (1, 2, FREE), (4, 1, FREE)]
 )
 def test_loading_in_other_processes_is_told_because_a_dataset_draws_other_numbers_there(
     old, new, kind
@@ -76,16 +76,16 @@ def test_loading_in_other_processes_is_told_because_a_dataset_draws_other_number
     name = "dataloader_num_workers"
     change = changes_between({name: old}, {name: new})[name]
     assert change.rule.kind == kind
-    assert ("draws others" in change.shown(name)) == (kind == TOLD)
+    assert ("draws others" in change.shown(name)) == (kind == REPORTED)
 
 
 def test_other_labels_are_told_because_they_decide_which_columns_are_kept():
-    assert RULES["label_names"].kind == TOLD
+    assert RULES["label_names"].kind == REPORTED
 
 
 def test_an_argument_of_a_subclass_is_told():
     (change,) = changes_between({"extra": 1}, {"extra": 2}).values()
-    assert change.rule.kind == TOLD
+    assert change.rule.kind == REPORTED
 
 
 def test_equal_arguments_and_those_that_one_side_lacks_are_no_difference():

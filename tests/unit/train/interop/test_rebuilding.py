@@ -43,7 +43,7 @@ def test_a_folder_alone_goes_on_at_its_step_and_says_that_its_place_is_lost(tmp_
     folder, _ = lost
     out = tmp_path / "new" / "checkpoint-7"
     made = rebuild_folder(folder, out)
-    assert (made.step, made.can_go_on) == (7, True)
+    assert (made.step, made.restores_progress) == (7, True)
     assert made.known["step"] == "the folder's name, scheduler.pt"
     assert set(made.lost) == {"place in the data", "history", "best model", "callbacks"}
     assert json.loads((out / "rebuilt.json").read_text())["lost"] == made.lost
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path, lost):
     made = rebuild_folder(folder, out := tmp_path / "checkpoint-70")
     assert {"optimizer", "scheduler", "random state"} <= set(made.lost)
     assert made.known["step"] == "the folder's name"
-    assert not made.can_go_on
+    assert not made.restores_progress
     assert TransformersCheckpoint(shutil.move(out, tmp_path / "new")).step == 7
     assert not (tmp_path / "new" / "optimizer.pt").exists()
     run = make("reg_sgd", tmp_path / "strict", strict_resume=True)
@@ -149,7 +149,7 @@ def test_ours_without_its_state_goes_on_from_its_step(tmp_path, ours):
     run, checkpoint = ours
     (checkpoint / STATE).unlink()
     made = rebuild_checkpoint(str(run), tmp_path / "new" / "checkpoint-4")
-    assert (made.step, made.can_go_on) == (4, True)
+    assert (made.step, made.restores_progress) == (4, True)
     assert set(made.lost) == {"history", "best model"}
     state = json.loads((tmp_path / "new" / "checkpoint-4" / STATE).read_text())
     assert state["epoch"] == 8 / 13
@@ -166,7 +166,7 @@ def test_ours_with_only_weights_left_keeps_them_to_the_bit(tmp_path, ours):
     trained.load_model(str(checkpoint))
     (checkpoint / "state.json").unlink()
     made = rebuild_checkpoint(str(run), tmp_path / "new")
-    assert not made.can_go_on
+    assert not made.restores_progress
     assert {"optimizer", "scheduler", "callbacks"} <= set(made.lost)
     assert "history" not in made.lost, "it lies in a file of its own"
     found = load_file(tmp_path / "new" / "model.safetensors")
