@@ -253,7 +253,7 @@ def _measurement_parts(
     best: BestCheckpoint,
     canonical_passes: CanonicalPasses | None,
 ) -> dict[str, Part]:
-    """Return the parts with measurements; in a canonical step all ranks have the same."""
+    """Return the parts with measurements, which are equal on all ranks in a canonical step."""
     losses = {"losses": Part(loss_guard, optional=True)} if loss_guard.is_on else {}
     if canonical_passes is None:
         return {"meters": Part(meters, scope="rank"), **losses, "best": Part(best)}

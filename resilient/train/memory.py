@@ -116,7 +116,7 @@ def _forget_peak(module: Any) -> None:
 
 
 def _status(name: str) -> int:
-    """Return a size in bytes that Linux reports for this process; 0 elsewhere."""
+    """Return a size in bytes that Linux reports for this process; 0 on other systems."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
             key, _, value = line.partition(":")

@@ -90,8 +90,9 @@ class Trainer(TrainerEvaluation):
         preprocess_logits_for_metrics: Function from the predictions and labels of a batch to the
             kept part of the predictions. This function reduces the memory for
             predictions.
-        processing_class: Tokenizer or processor of the data. It is saved beside the model, and
-            pads batches unless there is a ``data_collator``. ``tokenizer`` is its older name.
+        processing_class: Tokenizer or processor of the data. The processing class is saved beside
+            the model, and pads batches unless there is a ``data_collator``. ``tokenizer`` is its
+            older name.
     """
 
     made_with: Mapping[str, Any]
@@ -302,7 +303,7 @@ class Trainer(TrainerEvaluation):
         output_dir: str | None = None,
         _internal_call: bool = False,  # noqa: FBT001, FBT002 - the field's signature
     ) -> None:
-        """Write the model for use elsewhere, on rank 0, as ``from_pretrained`` reads it.
+        """Write the model for other tools, on rank 0, as ``from_pretrained`` reads it.
 
         The folder gets the weights (``model.safetensors``; only the adapter of a PEFT model), the
         configurations, the tokenizer if there is one, and the arguments (``training_args.json``).

@@ -101,8 +101,8 @@ class TrainerCallback:
 
     Every method takes ``(args, state, control, **kwargs)``. The kwargs contain ``model``,
     ``processing_class``, ``optimizer``, ``lr_scheduler``, ``train_dataloader`` and
-    ``eval_dataloader`` (None until the object exists). They also contain ``logs`` or ``metrics``
-    for events that have any, and ``emit``, which emits an event.
+    ``eval_dataloader`` (None until the object exists). The kwargs also contain ``logs`` or
+    ``metrics`` for events with such values, and the function ``emit``, which emits an event.
 
     A callback with ``state_dict`` and ``load_state_dict`` is saved and restored. If a callback has
     ``state`` and ``from_state`` (Transformers' ``ExportableState``), its ``attributes`` are saved

@@ -291,10 +291,10 @@ class _AttemptSchedule:
 class CadenceCallback(TrainerCallback):
     """Callback that requests saves every ``save_every`` seconds, or at the optimal interval.
 
-    The schedule is planned after the first measured steps of an attempt. It is planned again at the
-    end of the step after each save, when training has waited for the whole copy. The plan uses the
-    step time of the slowest rank and rank 0's record of failures. The plan is not saved. A resumed
-    attempt plans again, and the choice of saved steps does not affect training.
+    The schedule is planned after the first measured steps of an attempt. The schedule is planned
+    again at the end of the step after each save, when training has waited for the complete copy.
+    The plan uses the step time of the slowest rank and rank 0's record of failures. The plan is not
+    saved. A resumed attempt plans again, and the choice of saved steps does not affect training.
 
     Args:
         session: Ranks, clock and repository.

@@ -25,7 +25,7 @@ _END_TIMEOUT_SECONDS = 2.0
 
 
 def end_workers(iterator: object) -> None:
-    """End the worker processes of an iterator over a loader; it yields nothing afterwards.
+    """End the worker processes of a loader's iterator, which yields nothing afterwards.
 
     Args:
         iterator: Result of ``iter(loader)``; an iterator without workers stays unchanged.

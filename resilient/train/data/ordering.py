@@ -230,8 +230,8 @@ class LengthGrouped(Sampling):
 class Rebalanced(Sampling):
     """``batch_rebalance``: micro-batches of a step cost about the same, padding included.
 
-    A step trains on the same samples as without rebalancing. Its micro-batches differ in size: few
-    long samples or many short samples.
+    A step trains on the same samples as without rebalancing. The micro-batches of a step
+    differ in size: few long samples or many short samples.
 
     Attributes:
         lengths: Length of each sample.

@@ -266,7 +266,7 @@ class EvalShard:
 
     @property
     def is_stand_in(self) -> bool:
-        """True if this rank has no batch. It then runs the first batch only to learn the shapes."""
+        """True if this rank has no batch. Such a rank runs the first batch to learn shapes."""
         return self.world.rank >= self.batches
 
     def local_batches(self) -> list[list[int]]:

@@ -234,7 +234,7 @@ def export_checkpoint(
     Every byte is verified before it is written, and the folder appears only when complete. State
     that another trainer cannot use (loss sums, parts that you registered) is not exported.
 
-    Crash: a folder beside it, named ``.<name>.partial``; the repository is only read.
+    Crash: leaves a folder ``.<name>.partial`` beside the target; the repository is only read.
 
     Args:
         url: URL of the repository.
@@ -404,7 +404,7 @@ def export_tensors(
 
     Other state is not written. :func:`export_checkpoint` writes all state that a resume needs.
 
-    Crash: a folder beside it, named ``.<name>.partial``; the checkpoint is only read.
+    Crash: leaves a folder ``.<name>.partial`` beside the target; the checkpoint is only read.
 
     Args:
         side: The checkpoint; its bytes are verified.

@@ -121,7 +121,7 @@ def rebuild_folder(source: str | Path, out: str | Path) -> RebuildPlan:
     length of an epoch and the history up to this step come from a sibling folder, another
     ``checkpoint-<step>`` beside it.
 
-    Crash: a folder beside ``out``, named ``.<name>.partial``; the source is only read.
+    Crash: leaves a folder ``.<name>.partial`` beside ``out``; the source is only read.
 
     Args:
         source: Folder of the checkpoint.
@@ -368,7 +368,7 @@ def rebuild_checkpoint(
 ) -> RebuildPlan:
     """Write the intact parts of a checkpoint, with a state that marks the other parts as lost.
 
-    Crash: a folder beside ``out``, named ``.<name>.partial``; the repository is only read.
+    Crash: leaves a folder ``.<name>.partial`` beside ``out``; the repository is only read.
 
     Args:
         url: URL of the repository.

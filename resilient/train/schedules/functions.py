@@ -242,9 +242,9 @@ def get_scheduler(
     *,
     last_epoch: int = -1,
 ) -> LRScheduler:
-    """Return a schedule by its name in ``lr_scheduler_type``; it scales the optimizer's rates.
+    """Return a scheduler of the optimizer's rates, by its name in ``lr_scheduler_type``.
 
-    Its only state is the step, so it is saved and resumed without pickle.
+    The step is the only state, so the schedule is saved and resumed without pickle.
 
     Args:
         name: Name of a schedule that needs no metric.

@@ -29,9 +29,9 @@ class OptunaStudy:
         folder: Folder of the study's file, unless ``storage`` is given.
         n_trials: Number of trials, including those finished by earlier attempts.
         direction: ``minimize`` or ``maximize``, or a list of them.
-        seed: Seed of the default sampler. Its draws depend only on the seed, the trial's number
-            and the parameter's name. A study that was killed therefore suggests the same values as
-            an uninterrupted one.
+        seed: Seed of the default sampler. The draws of this sampler depend only on the seed, the
+            trial's number and the parameter's name. A study that was killed therefore suggests the
+            same values as an uninterrupted one.
         options: Options of ``optuna.create_study``: storage, study_name, sampler, pruner.
 
     Raises:
