@@ -73,8 +73,8 @@ MUTANTS = [
     Mutant(
         "zip checksums of torch files are not checked at import",
         "resilient/train/hf_interop/readers.py",
-        "            spoiled = content.testzip()\n",
-        "            spoiled = None\n",
+        "            damaged_name = content.testzip()\n",
+        "            damaged_name = None\n",
         "tests/unit/train/interop/test_sharded_folders.py",
         promise="Start and resume",
     ),

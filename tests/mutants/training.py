@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         "the trainer reports no progress",
         "resilient/train/trainer.py",
-        "        self.session.pulse.end_step(state.global_step)\n",
+        "        self.session.progress.end_step(state.global_step)\n",
         "",
         "tests/process/test_hangs.py -k stopped",
     ),
@@ -329,8 +329,8 @@ MUTANTS = [
     Mutant(
         "the time of a promotion is not added to a last save",
         "resilient/train/saver.py",
-        "2 * land if has_near else land",
-        "land",
+        "2 * commit_seconds if has_near else commit_seconds",
+        "commit_seconds",
         "tests/unit/train/test_leaving.py",
         promise="Stops and hangs",
     ),
