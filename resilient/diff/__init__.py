@@ -1,1 +1,1 @@
-"""Comparison of two checkpoints of any layout and world size, in constant memory."""
+"""Comparison of two checkpoints of any layout and world size, in bounded memory."""

@@ -1,4 +1,4 @@
-"""Comparison of two checkpoints, with tensors in blocks of a few MiB."""
+"""Comparison of two checkpoints, which reads tensors in blocks of a few MiB."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DifferenceMeter:
         self._elements += len(before)
         changed_count = differing(before, after) if self._dtypes[0] == self._dtypes[1] else None
         self._changed_count += changed_count or 0
-        # Most blocks are equal, but their norms count too.
+        # Most blocks are equal, but the norms include them.
         before_values = values(before, self._dtypes[0])
         after_values = before_values if changed_count == 0 else values(after, self._dtypes[1])
         if changed_count is None:
@@ -94,7 +94,7 @@ class DifferenceMeter:
         before_norm, after_norm = (math.sqrt(square) for square in self._squares)
         cosine = None
         if 0 < before_norm < math.inf and 0 < after_norm < math.inf:
-            # The root of the product, so that equal tensors get an angle of exactly zero.
+            # Divide by one norm after the other, because their product may overflow.
             cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / after_norm))
             cosine = 1.0 if not self._changed_count else cosine
         relative = (
@@ -129,7 +129,7 @@ class DifferenceMeter:
         after: NDArray[np.uint8],
         numbers: NDArray[np.bool_] | None,
     ) -> int:
-        """Return the largest distance of the results of ``read``, where both are numbers."""
+        """Return the largest distance of the results of ``read``, over elements that are numbers."""
         before_values, after_values = (read(side, self._dtypes[0]) for side in (before, after))
         return (
             gap(before_values, after_values)
@@ -139,7 +139,7 @@ class DifferenceMeter:
 
 
 def _unequal(left: NDArray[np.float64], right: NDArray[np.float64], elements: int) -> int:
-    """Return the number of elements with two values; a complex element has two numbers."""
+    """Return the number of unequal elements; a complex element has two numbers."""
     differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
     return int(differ.reshape(elements, -1).any(axis=1).sum()) if elements else 0
 
@@ -162,13 +162,13 @@ def compare(
 ) -> Comparison:
     """Compare two checkpoints.
 
-    Crash: reads only. Memory is bounded by the blocks that are read ahead on both sides, and the
-    headers.
+    Crash: reads only. Memory is bounded by the headers and by the blocks that are read ahead on
+    both sides.
 
     Args:
         before: One checkpoint.
         after: The other.
-        is_selected: Predicate on a tensor's name, prefixed with its part, that selects it.
+        is_selected: Predicate that selects tensors, on the name with the part as a prefix.
         on_progress: Function called with the bytes compared and the total bytes.
 
     Raises:
@@ -220,10 +220,10 @@ def _side_notes(side: str, *notes: Sequence[str]) -> list[str]:
 def _opaque(
     before: CheckpointView, after: CheckpointView, fields: Sequence[FieldChange]
 ) -> tuple[tuple[OpaqueChange, ...], tuple[Sequence[str], Sequence[str]]]:
-    """Return the opaque changes, and the opaque content that each side could not read.
+    """Return the opaque changes, and notes on unreadable opaque content.
 
-    Each layout has content that is not comparable with other layouts. A difference that a field
-    shows is not reported again. Files of single ranks differ if the numbers of ranks do.
+    Each layout has content that is not comparable with other layouts. The result omits a difference
+    that a field already shows. If the numbers of ranks differ, files of single ranks always differ.
     """
     if before.layout != after.layout:
         return (), ((), ())
@@ -251,7 +251,7 @@ def _opaque(
 
 
 def _severity(change: TensorChange) -> tuple[float, str]:
-    """Return a sort key: unreadable, then unequal NaN or infinities, most different, equal."""
+    """Return a sort key: unreadable, unequal NaN or infinities, largest difference, equal."""
     measures = change.measures
     if measures is None:
         return -float("inf"), change.name
@@ -302,9 +302,9 @@ def _is_same(left: object, right: object) -> bool:
 def _without_tied(
     pairs: Sequence[Pair], sides: tuple[CheckpointView, CheckpointView]
 ) -> tuple[list[Pair], tuple[str, ...]]:
-    """Remove tensors of one side that are a second copy of a tensor that both sides have.
+    """Remove tensors of one side that are tied to a tensor that both sides have.
 
-    Some tools write tied weights once, others twice.
+    Some tools write tied weights once, and others twice.
     """
     by_content: dict[tuple[object, ...], list[Tensor]] = defaultdict(list)
     for pair in pairs:
@@ -328,7 +328,7 @@ def _without_tied(
 
 
 def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bool:
-    """Return True if a model tensor has exactly the bits of a similar one on its side."""
+    """Return True if a model tensor has the same bits as a similar tensor of its side."""
     if alone.part != MODEL or not alone.pieces or not alone.elements:
         return False
     if any(tensor.pieces == alone.pieces for tensor in alike):
@@ -339,7 +339,7 @@ def _is_copy(side: CheckpointView, alone: Tensor, alike: Sequence[Tensor]) -> bo
 def _are_equal(side: CheckpointView, left: Tensor, right: Tensor) -> bool:
     try:
         first, second = (Elements(side.folder, side.listing, tensor) for tensor in (left, right))
-        # Most differ, and a few elements show it.
+        # Compare a few elements first, because most tensors differ.
         steps = [(0, min(_PROBED, left.elements))]
         steps += [(at, _count(left, at)) for at in range(0, left.elements, BLOCK_ELEMENTS)]
         return all(
@@ -356,7 +356,7 @@ def _count(tensor: Tensor, start: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Elements of one tensor on both sides."""
+    """Elements of one tensor from both sides."""
 
     number: int
     start: int
@@ -377,11 +377,11 @@ class _Tensors:
         self._failures: dict[int, str] = {}
 
     def measured(self, pairs: Sequence[tuple[str, Tensor, Tensor]]) -> list[TensorChange]:
-        """Return the changes of tensors that both sides have, by name."""
+        """Return the changes of the tensors that both sides have, by name."""
         total_bytes = sum(tensor.size_bytes for _, tensor, _ in pairs)
         measured_bytes = 0
         pending_blocks: deque[_Reading] = deque()
-        # One thread for each side reads its blocks in order; no other thread reads that side.
+        # One thread per side reads the blocks of this side in order.
         with ThreadPoolExecutor(1) as before_reader, ThreadPoolExecutor(1) as after_reader:
             for block in self._blocks(pairs):
                 before_reading = before_reader.submit(block.before.read, block.start, block.count)
@@ -415,7 +415,7 @@ class _Tensors:
     def _measure(
         self, block: _Block, left: Future[NDArray[np.uint8]], right: Future[NDArray[np.uint8]]
     ) -> int:
-        """Add a block that was read, and return its number of bytes on the first side."""
+        """Add a block, and return its number of bytes on the first side."""
         try:
             block_bytes = left.result(), right.result()
         except Unreadable as error:
@@ -438,7 +438,7 @@ class _Tensors:
 
 
 def _incomparable(left: Tensor, right: Tensor) -> str:
-    """Return the reason why two tensors have no distance; empty if they have one."""
+    """Return the reason why two tensors are not comparable; empty for comparable tensors."""
     is_number = left.elements == right.elements == 1
     if left.shape != right.shape and not is_number:
         return "the shapes differ"

@@ -1,8 +1,8 @@
 """Digests of opaque values, of storage bytes and of whole files.
 
-A value is digested in one canonical form, which does not depend on the order of dicts and sets. A
-call in a pickle is digested as its name and arguments. No function is called. The plain values of
-native documents (docs/format.md) are read without torch.
+The digest of a value uses a canonical form, which does not depend on the order of dicts and sets.
+The digest of a call in a pickle covers its name and arguments, and no function is called. The plain
+values of native documents (docs/format.md) are read without torch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _BLOCK_BYTES = 4 << 20
 _DEPTH_MAX = 128
 _VALUES_MAX = 1_000_000
 _READ_TIMES_MAX = 4
-"""Members of a hostile zip may overlap: no file is read more often than this."""
+"""Maximum number of reads of a file, because members of a hostile zip may overlap."""
 _SETS = {f"{home}.{kind}" for home in ("builtins", "__builtin__") for kind in ("set", "frozenset")}
 
 
 class Digests:
-    """Digests of one checkpoint's files and of their content; each storage is read once.
+    """Digests of the files of one checkpoint and of their content; reads each storage once.
 
     Args:
         folder: Folder of the files.
@@ -127,7 +127,7 @@ class _Walk:
         return _hashed(type(value).__name__, *digests)
 
     def _digest_storage(self, stored: StorageRef | None) -> bytes:
-        """Return the digest of the bytes of a storage; a constant digest without bytes."""
+        """Return the digest of the bytes of a storage; without bytes, a constant digest."""
         archive = self._archive
         if stored is None or archive is None:
             return _hashed("nothing")
@@ -185,7 +185,7 @@ _LEAVES: dict[str, Callable[[Any], Any]] = {
 
 
 def value_of(tree: Any, depth: int = 0) -> Any:
-    """Return the value of a tree; tensors as :class:`TensorPlaceholder`, keys of dicts as texts.
+    """Return the value of a tree, with :class:`TensorPlaceholder` for tensors and texts for keys.
 
     Raises:
         ValueError: The tree is deeper than any state.
@@ -215,7 +215,7 @@ def _tagged(tag: str, raw: Any, depth: int) -> Any:
 
 
 def plain_leaves(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """Yield plain values with their paths; a list of plain values counts as one; no tensors."""
+    """Yield plain values with their paths, without tensors; a list of plain values is one value."""
     if depth > DEPTH_MAX:
         return
     if isinstance(value, list | tuple) and not any(map(_is_more, value)):

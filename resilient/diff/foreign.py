@@ -1,8 +1,8 @@
-"""View of another tool's checkpoint, for comparison.
+"""View of another tool's checkpoint for a comparison.
 
-As in :mod:`resilient.layouts`, all content is read as data, and nothing is unpickled. Tensors,
-fields and random states are compared by value. All other content is compared by a digest. This
-content consists of files that no reader opens, and pickled values that are not fields (NumPy
+As in :mod:`resilient.layouts`, all content is read as data, and nothing is unpickled. A comparison
+compares tensors, fields and random states by value. It compares all other content by digest. Such
+opaque content consists of files without a reader, and of pickled values that are not fields (NumPy
 arrays, sets, sparse tensors).
 """
 
@@ -53,11 +53,11 @@ _KEPT = ("_last_lr", "_step_count")
 
 
 def place_of(path: str) -> tuple[str, str]:
-    """Return the section and name of a value by its path; an empty section if it is no field."""
+    """Return the section and name of a value by its path; an empty section if it is not a field."""
     _, marker, option_path = path.rpartition("param_groups.")
     if marker:
         return ("", "") if ".params" in f".{option_path}" else (GROUPS, option_path)
-    # Values of one parameter are state, which is compared as tensors.
+    # Values of one parameter are optimizer state, which is compared as tensors.
     is_state = re.search(r"(?:^|\.)state\.", path)
     return ("", "") if is_state else (TRAINER, path)
 
@@ -70,17 +70,17 @@ def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, 
 
 
 def is_shown(path: str) -> bool:
-    """Return True if a value is a field; values that are private to a class are not fields."""
+    """Return True if a value is a field; private attributes are not fields."""
     return bool(path) and (not path.startswith("_") or path in _KEPT)
 
 
 def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0) -> Any:
-    """Return a value of a pickle with its calls replaced by plain values, as far as possible.
+    """Return a value of a pickle, with calls replaced by plain values if possible.
 
     Args:
         value: Content of the pickle; shared objects are walked each time they occur.
         archive: Archive with the tensors.
-        left: Number of values that may still be walked; counted down.
+        left: Remaining number of values that may be walked.
         depth: Number of enclosing lists and dicts.
 
     Raises:
@@ -98,7 +98,7 @@ def _plain(value: Any, archive: Archive | None, left: list[int], depth: int = 0)
     if isinstance(value, list | tuple):
         return [_plain(item, archive, left, depth + 1) for item in value]
     if isinstance(value, TensorRef):
-        # Tensors are compared separately; a tensor without axes is a number.
+        # Tensors are compared separately, but a tensor without axes is a number.
         return archive.number(value) if archive and not value.shape else {}
     return _leaf(value)
 
@@ -123,15 +123,15 @@ _OF_A_RANK = re.compile(r"optim_states\.pt$|rank_0*[1-9]\d*_")
 
 @dataclass(frozen=True, slots=True)
 class Understood:
-    """Content of a view that is compared in other ways than by digest.
+    """Content of a view that a comparison does not compare by digest.
 
     Attributes:
         prefix: Folder of the engine's files, named after a step.
         indexes: Distributed checkpoints by their folders.
-        fields: Predicate on the path of a plain value that selects fields, by file and by value of
-            a distributed checkpoint. A file without a predicate has no fields.
-        names: Names by file that are compared in another way (such as states of generators) or do
-            not describe the run.
+        fields: Predicates that select fields by the path of a plain value. The key is a file or a
+            value of a distributed checkpoint. A file without a predicate has no fields.
+        names: Names by file that are compared in another way, such as states of generators, or that
+            do not describe the run.
     """
 
     prefix: str
@@ -171,7 +171,7 @@ def _label(name: str, prefix: str) -> str:
 
 
 class _OpaqueReader:
-    """Reader of digests for one view; it notes what it could not read."""
+    """Reader of the digests of one view, with notes on unreadable content."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class _OpaqueReader:
         self.notes: list[str] = []
 
     def of_file(self, name: str) -> list[tuple[str, bytes]]:
-        """Return the paths in a file with digests; one digest for a file that no reader opens."""
+        """Return the paths in a file with their digests; one digest for a file without a reader."""
         try:
             return list(self._read_file(name))
         except Unreadable as error:
@@ -264,7 +264,7 @@ class _Walk:
         )
 
     def of(self, value: Any, path: str, depth: int) -> Iterator[tuple[str, bytes]]:
-        """Yield paths with digests; a value none of whose parts is a field gets a single digest."""
+        """Yield paths with digests; a value without any field gets a single digest."""
         if isinstance(value, PickledCall) and isinstance(value.state, dict):
             if self._is_reported(path) or depth == 0 or value.args or value.items:
                 call_parts = (value.name, value.args, value.items)
@@ -278,7 +278,7 @@ class _Walk:
             yield path, self._digest(value)
 
     def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
-        """Return True unless the parts are a plain list, which counts as one value."""
+        """Return False for a plain list, which counts as one value."""
         return not all(key.isdecimal() and _is_plain(child) for key, child in parts)
 
     def _is_shown(self, value: Any, path: str) -> bool:
@@ -317,7 +317,7 @@ def _is_plain(value: Any) -> bool:
 
 
 VALUES_MAX = 5_000
-"""Largest number of values read from one distributed checkpoint; each needs a separate read."""
+"""Largest number of values that are read from one distributed checkpoint, each by one read."""
 _STATE, _HISTORY = "trainer_state.json", "log_history"
 _RANDOM = re.compile(r"(?:rng_state(?:_(\d{1,7}))?\.pth|random_states_(\d{1,7})\.pkl)")
 _WITH_ENGINE = ("hf-trainer", "accelerate", "deepspeed")
@@ -325,7 +325,7 @@ _ARGUMENTS = "training_args.bin"
 _SCHEDULES = ("scheduler.pt", "scheduler.bin")
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 _OF_THE_PROCESS = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
-"""Attributes of the arguments that describe the process and are no arguments."""
+"""Attributes of the arguments that describe the process."""
 _OF_ACCELERATE = {
     "random_state": "python", "numpy_random_seed": "numpy", "torch_manual_seed": "cpu",
     "torch_cuda_manual_seed": "cuda",
@@ -368,11 +368,11 @@ def open_foreign(folder: Folder, listing: DirectoryListing, contents: Contents) 
 
 
 class _ContentReader:
-    """Reader of content that the summary of a checkpoint lacks; it notes what it could not read."""
+    """Reader of content that the summary of a checkpoint lacks, with notes on failures."""
 
     def __init__(self, folder: Folder, listing: DirectoryListing, contents: Contents) -> None:
         self._folder, self._listing, self._contents = folder, listing, contents
-        # Weights without an optimizer can still be compared.
+        # A comparison needs no optimizer.
         fatal_problems = [
             problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE
         ]
@@ -399,7 +399,7 @@ class _ContentReader:
         return opaque_in(self._folder, self._listing, tensors, understood)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-        """Return all tensors, each whole, and the order of the parameters if known."""
+        """Return all whole tensors, and the order of the parameters if known."""
         prefix = self._engine()
         if prefix is None:
             return self._contents.tensors, self._named_order()
@@ -486,7 +486,7 @@ class _ContentReader:
         return {name: option for name, option in config.items() if name not in _OF_THE_PROCESS}
 
     def _loose(self) -> Iterator[tuple[str, Any]]:
-        """Yield values beside tensors, by a path that shows their owner."""
+        """Yield values beside tensors by a path that names their owner."""
         for name in _OPTIMIZERS:
             yield from _groups(self._leaves(name))
         for prefix in self._indexes():
@@ -498,7 +498,7 @@ class _ContentReader:
             yield from self._leaves(next(iter(self._listing.sizes)))
 
     def _shares(self) -> list[str]:
-        """Return the first rank's optimizer file of an engine; its groups are those of all."""
+        """Return an engine's optimizer file of the first rank; all ranks have the same groups."""
         if self._engine() is None:
             return []
         return sorted(file for file in self._listing.sizes if file.endswith("_optim_states.pt"))[:1]
@@ -511,7 +511,7 @@ class _ContentReader:
     def _walked(
         self, name: str, value: Any, path: str, archive: Archive | None = None
     ) -> list[tuple[str, Any]]:
-        """Return the plain values of one value; none, with a note, if there are too many."""
+        """Return the plain values inside one value; empty, with a note, if there are too many."""
         try:
             return list(to_plain({path: value} if path else value, archive))
         except Unreadable as error:
@@ -543,7 +543,7 @@ class _ContentReader:
             yield f"cuda {number}", of_philox(self._bytes(archive, state))
 
     def _bytes(self, archive: Archive, tensor: Any) -> bytes:
-        """Return the bytes of a small tensor; empty if it is no tensor, or is damaged."""
+        """Return the bytes of a small tensor; empty for a damaged tensor or another value."""
         pieces = archive.pieces(tensor) if isinstance(tensor, TensorRef) else ()
         if not pieces:
             return b""
@@ -600,7 +600,7 @@ def _is_group(path: str) -> bool:
 def _streams(
     value: Mapping[str, Any], states: Iterable[tuple[str, RngState | None]]
 ) -> frozenset[str]:
-    """Return the names in a file of random states that were fully understood."""
+    """Return the names in a file of random states that the reader fully interprets."""
     unread_kinds = {kind.partition(" ")[0] for kind, state in states if state is None}
     kinds = {name: _OF_ACCELERATE.get(name, name) for name in value}
     return frozenset(

@@ -1,9 +1,9 @@
-"""Verification of another tool's checkpoint: checksums, finite numbers and holes of zero bytes.
+"""Verification of the bytes of another tool's checkpoint: checksums, finite numbers, holes.
 
-After a power loss a file can have its full length but not all of its bytes. The missing bytes read
-as zeros, in whole pages. Such a hole begins or ends at a page boundary of the file. A row of a
-tensor begins at a page boundary only by chance. Rows that are zero on purpose begin and end at row
-boundaries.
+After a power loss, a file can have its full length but not all of its bytes. The missing bytes are
+whole pages of zeros, a hole. A hole begins or ends at a page boundary of the file. In contrast,
+rows that are zero on purpose begin and end at row boundaries. A row begins at a page boundary only
+by chance.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 4096
 _PARTS = (1, 2, 3, 4, 6, 8)
-"""Numbers of equal parts in which a row may be split on purpose, as for queries and keys."""
+"""Numbers of equal parts into which a row may be split on purpose, as for queries and keys."""
 
 
 class ZeroPageScan:
@@ -62,8 +62,8 @@ class ZeroPageScan:
         row: Elements per row.
 
     Attributes:
-        run: First element and length of a run of zeros with an end at a page of the file; None
-            without one. Rows that are zero on purpose may end there too.
+        run: First element and length of a run of zeros that begins or ends at a page of the file;
+            None without one. Rows that are zero on purpose may end at a page too.
     """
 
     def __init__(self, start: int, item_bytes: int, row: int) -> None:
@@ -77,7 +77,7 @@ class ZeroPageScan:
 
     @property
     def hole(self) -> tuple[int, int] | None:
-        """Offset of the hole in the file and its length; None if zeros also cut rows elsewhere."""
+        """Offset in the file and length of the hole; None if zeros also cut rows elsewhere."""
         return None if self._is_usual else self._first
 
     def look(self, first: int, is_zero: NDArray[np.bool_]) -> None:
@@ -93,7 +93,7 @@ class ZeroPageScan:
         edges: NDArray[Any] = np.flatnonzero(np.diff(is_zero, prepend=False, append=False))
         pairs = edges.reshape(-1, 2)
         for begin, end in pairs[pairs[:, 1] - pairs[:, 0] >= elements_min].tolist():
-            # A run of zeros that continues beyond the block has no edge there.
+            # A run of zeros that continues beyond the block has no edge at the end of the block.
             inner_edges = [place for place in (begin, end) if 0 < place < is_zero.size]
             if self.run is None and any(self._is_at_page(first + at) for at in inner_edges):
                 self.run = (first + begin, end - begin)
@@ -103,18 +103,18 @@ class ZeroPageScan:
                 self._first = self._first or (at, (end - begin) * self._item_bytes)
             elif cuts:
                 self._is_usual = True
-            # Zeros that begin at the same column in several rows are there on purpose.
+            # Zeros that begin at the same column in several rows are intended.
             columns = {boundary % self._row for boundary in cuts}
             self._is_usual |= not columns.isdisjoint(self._columns)
             self._columns |= columns
 
     def _cuts_a_row(self, element: int) -> bool:
-        """Return True if an element is within a row, and not at the start of an equal part."""
+        """Return True if an element is inside a row, but not at the start of an equal part."""
         column = element % self._row
         return all(column * parts % self._row for parts in _PARTS)
 
     def _is_at_page(self, element: int) -> bool:
-        """Return True if a page of the file begins at an element, in it or in the previous one."""
+        """Return True if a page of the file begins in an element or in the previous element."""
         page_offset = (self._start + element * self._item_bytes) % PAGE_BYTES
         return min(page_offset, PAGE_BYTES - page_offset) < self._item_bytes
 
@@ -129,13 +129,13 @@ def verify_foreign(
     contents: Contents,
     buffers: Collection[str] = (),
 ) -> tuple[Problem, ...]:
-    """Return the problems of the bytes; ``contents`` already has the problems of the headers.
+    """Return the problems of the bytes; ``contents`` has the problems of the headers.
 
-    Reads everything: checksums of files of torch and of slices, and all numbers of weights and of
-    the optimizer. These are problems: NaN, negative second moments, a file of zeros only, a page of
-    zeros that cuts a row, and zeros that no training leaves
-    (:mod:`resilient.diff.zero_values`). Also reported are infinite numbers, numbers far beyond the
-    scale of their tensor, and files that equal those of an older step beside them.
+    The function reads all checksums of torch files and of slices, and all numbers of weights and of
+    the optimizer. It reports NaN, infinite numbers, negative second moments, and numbers far beyond
+    the scale of their tensor. It also reports a file of zeros, a page of zeros that cuts a row, and
+    zeros that no training leaves (:mod:`resilient.diff.zero_values`). The last check finds files
+    that equal the files of an older step beside the checkpoint.
 
     Args:
         folder: Folder of the checkpoint.
@@ -147,7 +147,7 @@ def verify_foreign(
         StoreError: A file could not be read.
     """
     findings = [*check_bytes(folder, listing), *_dangers(folder, listing)]
-    # Weights without an optimizer are not damaged.
+    # A missing optimizer is no damage of the weights.
     fatal = [problem for problem in contents.problems if problem.is_fatal and problem.what != ALONE]
     damage_problems = [*(problem for problem in findings if problem.what != BEHIND), *fatal]
     damaged_places = {problem.place for problem in damage_problems}
@@ -168,11 +168,11 @@ def verify_foreign(
 
 
 RISKS = "resilient ckpt scan {path}"
-"""Help against a file that runs code in its usual loader."""
+"""Remedy for a file that runs code in its usual loader."""
 
 
 def _dangers(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
-    """Yield content that runs code or leads out of the folder when loaded the usual way."""
+    """Yield problems of content that runs code or leads out of the folder at a usual load."""
     for finding in scan(folder, listing):
         if finding.risk is Risk.DANGER:
             is_fatal = finding.file not in listing.outside
@@ -191,7 +191,7 @@ def _odd_numbers(
     problems = list(islice(_each(near, listing, tensors, spared, scans, buffers), NAMED_MAX))
     yield from problems
     if len(problems) == NAMED_MAX:
-        return  # not all tensors were scanned
+        return  # the scan did not cover all tensors
     weights = {name: None for tensor in tensors if tensor.part == MODEL for name in tensor.files}
     zero_files = [
         name
@@ -213,10 +213,10 @@ def _each(
     scans: list[ScannedTensor],
     buffers: Collection[str],
 ) -> Iterator[Problem]:
-    """Yield the problems of each tensor; note files with nonzero numbers, and all scans."""
+    """Yield the problems of each tensor, and collect files with nonzero numbers and all scans."""
     for tensor in tensors:
         if not (is_float(tensor.dtype) or is_complex(tensor.dtype)) or not tensor.pieces:
-            spared.update(tensor.files)  # not scanned
+            spared.update(tensor.files)  # the scan did not cover this tensor
             continue
         try:
             counts = _counted(near, listing, tensor)
@@ -231,7 +231,8 @@ def _each(
             continue
         scans.append(ScannedTensor(tensor, counts))
         if counts.nonzero:
-            # The pieces of a tensor that is split over files were not counted one by one: all pass.
+            # The scan did not count the pieces of a tensor in several files separately, so all
+            # pass.
             spared.update(tensor.files)
         problem = _odd(tensor, counts, buffers)
         if problem is not None:
@@ -245,7 +246,7 @@ def _odd(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Prob
         problem_text = (
             f"`{name}` has {counts.nans} NaN and {counts.infinite} infinite of {tensor.elements}"
         )
-        # Every tool resumes a buffer as it is: no step trains it, and NaN may be its first value.
+        # NaN is no problem in a buffer: no step trains it, and its first value may be NaN.
         is_buffer = tensor.name in buffers or tensor.name.endswith(_STATISTICS)
         is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)
         loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
@@ -274,17 +275,17 @@ _WORDS = {MODEL: "weights", OPTIMIZER: "optimizer's state"}
 _STATISTICS = ("running_mean", "running_var")
 """Buffers of torch's normalization layers."""
 _SQUARES = ("exp_avg_sq", "square_avg")
-"""Moments whose root an optimizer takes; the root of a negative number is NaN."""
+"""Moments of which an optimizer takes the root; the root of a negative number is NaN."""
 ZEROS = "every number in it is zero, as after a loss of power"
 _ZEROS_BYTES = 4096
 _SCALES_MAX = 1e15
 _BEYOND = "a flipped bit causes this, and a step spoils all weights"
 _MASKS = {"F64": float(np.finfo("f8").max), "F32": float(np.finfo("f4").max), "BF16": 3.38e38}
-"""Largest magnitudes by dtype: masks use the most negative number of a dtype."""
+"""Largest magnitudes by dtype; masks contain the most negative number of a dtype."""
 
 
 def _is_beyond(counts: TensorCounts, dtype: str) -> bool:
-    """Return True for a largest number that no training reaches and no mask uses."""
+    """Return True for a largest number that no training reaches and no mask contains."""
     is_mask = counts.top >= _MASKS.get(dtype, np.inf)
     return counts.top > max(_SCALES_MAX, _SCALES_MAX * counts.others) and not is_mask
 
@@ -347,13 +348,13 @@ def _pages(tensor: Tensor) -> ZeroPageScan | None:
 
 
 _BF16_DIGITS = 0xFFFF
-"""Bits of F32 that BF16 does not have."""
+"""Mask of the bits of F32 that BF16 does not have."""
 
 
 def _lossy_casts(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> Iterator[Problem]:
-    """Yield the loss of weights with digits that the dtype of most other files does not have.
+    """Yield the problem of weights with digits that the dtype of most files does not have.
 
     A copy of F32 weights in F64 loses nothing: a resume casts it to F32.
 
@@ -381,7 +382,7 @@ def _lossy_casts(
 
 
 def _fits(folder: Folder, listing: DirectoryListing, tensor: Tensor, dtype: str) -> bool:
-    """Return True if a cast to a narrower dtype rounds no number; True if it cannot be read."""
+    """Return True if a cast to a narrower dtype rounds no number, or the tensor is unreadable."""
     try:
         elements = Elements(folder, listing, tensor)
         for at in range(0, tensor.elements, BLOCK_ELEMENTS):

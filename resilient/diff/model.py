@@ -1,4 +1,4 @@
-"""Views of checkpoints, and the changes between two of them."""
+"""Data model of a comparison: views of two checkpoints, and the changes between them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RngState:
     """State of a random generator.
 
     Attributes:
-        words: Block of a Mersenne Twister, little-endian u32; empty for any other generator.
-        position: Number of drawn words of the block; for Philox its offset.
+        words: Block of a Mersenne Twister as little-endian u32; empty for any other generator.
+        position: Number of drawn words of the block; for Philox the offset.
         rest: Other state that affects the next draws, such as a cached normal.
         seed: Seed of Philox.
     """
@@ -38,25 +38,25 @@ class RngState:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One of two checkpoints to compare.
+    """View of one of two checkpoints in a comparison.
 
     Attributes:
-        url: Its URL, without secrets.
-        layout: Short name of its layout; ``resilient`` for a native checkpoint.
-        name: Its name in the folder or repository.
+        url: URL of the checkpoint, without secrets.
+        layout: Short name of the layout; ``resilient`` for a native checkpoint.
+        name: Name of the checkpoint in the folder or repository.
         step: Number of optimizer steps.
-        world: Number of ranks that wrote it.
-        folder: Folder from which its files are read.
+        world: Number of ranks that wrote the checkpoint.
+        folder: Folder of the files.
         listing: Its files.
-        tensors: All tensors, each whole.
+        tensors: All tensors, as whole tensors.
         fields: Plain values by section and by name.
         random: States of generators, by rank and kind.
-        rates: Learning rates that training would continue with.
+        rates: Learning rates with which training would continue.
         order: Names of the parameters by their position in the optimizer, if known.
         history: Log entries, in order.
         notes: Content that cannot be compared, with reasons.
-        opaque: Function that returns the digests of opaque content by place, and what could not be
-            read.
+        opaque: Function that returns the digests of opaque content by place, and notes on
+            unreadable content.
     """
 
     url: str
@@ -78,7 +78,7 @@ class CheckpointView:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Digest of opaque content; ``is_cut`` if the content depends on the number of ranks."""
+    """Digest of opaque content; ``is_cut``: whether the content depends on the number of ranks."""
 
     digest: bytes
     is_cut: bool = False
@@ -86,7 +86,7 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class OpaqueChange:
-    """Opaque content that differs byte for byte; ``is_in`` is as in :class:`FieldChange`."""
+    """Opaque content that differs; ``is_in`` is as in :class:`FieldChange`."""
 
     place: str
     is_in: str = "both"
@@ -94,7 +94,7 @@ class OpaqueChange:
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """A field that differs; ``is_in`` names the side that has it if the other lacks it."""
+    """A field that differs; ``is_in`` names the only side with the field, or ``both``."""
 
     section: str
     name: str
@@ -111,8 +111,9 @@ class RandomChange:
         rank: Rank of the generators.
         kind: ``python``, ``numpy``, ``cpu`` or ``cuda 0``.
         same: Whether the next draws are the same; None if one side has no generator.
-        draws: Words by which the second generator is ahead of the first in one stream (negative:
-            behind). None if the streams differ, or the distance exceeds the search limit.
+        draws: Number of words by which the second generator is ahead of the first generator;
+            negative if it is behind. None if the streams differ, or the distance exceeds the search
+            limit.
         is_in: ``both``, ``a`` or ``b``.
     """
 
@@ -127,20 +128,22 @@ class RandomChange:
 class Measures:
     """Distances between two tensors.
 
-    Differences are between values. If both tensors have the same dtype, equality is bitwise.
-    Elements that are not finite on either side are counted, and left out of the distances.
+    Differences are between values. If both tensors have the same dtype, equality is bitwise. The
+    distances exclude elements that are not finite on either side; separate fields count these
+    elements.
 
     Attributes:
         elements: Number of elements.
-        changed: Elements that differ: in bits, or in value if the dtypes differ.
+        changed: Number of elements that differ in bits, or in value if the dtypes differ.
         max_abs: Largest absolute difference.
         relative: L2 norm of the difference, divided by the L2 norm of the first tensor; None if
             that is zero.
         cosine: Cosine similarity; None if one tensor is zero.
-        max_ulp: Largest distance in representable numbers; None for integers and for two dtypes.
-        norms: L2 norm of each.
-        nans: Number of NaN elements of each.
-        infinite: Number of infinite elements of each.
+        max_ulp: Largest distance in representable numbers; None for integers and for different
+            dtypes.
+        norms: L2 norm of each tensor.
+        nans: Number of NaN elements of each tensor.
+        infinite: Number of infinite elements of each tensor.
     """
 
     elements: int
@@ -165,7 +168,7 @@ class TensorChange:
         dtypes: Dtype on each side.
         measures: Distances; None if shapes differ or bytes cannot be read.
         is_equal: Whether every bit is the same; None if unknown.
-        why: Reason for the lack of measures.
+        why: Reason for missing measures.
     """
 
     name: str
@@ -185,8 +188,8 @@ class Comparison:
         fields: Fields that differ.
         same_fields: Number of equal fields, by section.
         history: Number of entries of each log, and number of equal first entries.
-        random: Every generator of either side.
-        tensors: Every tensor of both sides, the most different first.
+        random: Comparison of each generator of either side.
+        tensors: Tensors that both sides have, with the most different tensor first.
         only: Tensors that only one side has; first the tensors of ``a``, then the tensors of ``b``.
         tied: Tensors that one side stores under a second name as well.
         notes: Content that could not be compared, with reasons.
@@ -210,7 +213,7 @@ class Comparison:
         """True if anything differs, or could not be compared.
 
         Each layout has its own fields, and its own tensors besides weights and moments. Content
-        that only one of the two layouts can store is no difference.
+        that only one of the two layouts can store does not count as a difference.
         """
         is_same_layout = self.before.layout == self.after.layout
         return (

@@ -1,6 +1,7 @@
-"""View of a native checkpoint, for comparison.
+"""View of a native checkpoint for a comparison.
 
-Tensors are read by ranges without verification. ``verify`` checks the bytes of files.
+The view reads tensors by ranges and does not verify their bytes. The command ``ckpt verify``
+verifies all bytes.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class _Reader:
                         yield (int(match[1]), kind), state
 
     def opaque(self, trees: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, Opaque]:
-        """Return state that is neither a field nor a tensor, by part."""
+        """Return digests of state that is neither a field nor a tensor, by part."""
         digests = Digests(self._folder, self._listing)
         opaque_values: dict[str, Opaque] = {}
         for name, tree in trees.items():
@@ -156,7 +157,7 @@ class _Reader:
         return opaque_values
 
     def _unread(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the states of unknown generators; for a tensor its bytes."""
+        """Return the states of unknown generators, with the bytes of tensors."""
         unread_kinds = {
             kind.partition(" ")[0] for kind, state in self._states(tree) if state is None
         }
@@ -225,7 +226,7 @@ def _tensors(
 
 
 def _torch_name(entry: TensorEntry, kinds: Mapping[str, str], models: int) -> str:
-    """Return a tensor's name as torch spells it; with several models the part's name stays."""
+    """Return a tensor's name in torch's form; with several models, it keeps the part's name."""
     path = entry.name.removeprefix(f"{entry.part}/")
     dotted = ".".join(
         component.replace("~1", "/").replace("~0", "~") for component in path.split("/")

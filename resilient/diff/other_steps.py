@@ -1,11 +1,12 @@
-"""Contradictions between a checkpoint and other steps of its run beside it.
+"""Detection of contradictions between a checkpoint and other steps of its run.
 
-**Files that equal those of an older step, byte for byte.** Configurations, tokenizers, arguments,
-scalers and frozen weights are the same in all steps. Trained weights, their moments, and the random
-state of a run with dropout change with each step.
+**Files that equal a file of an older step byte for byte.** Configurations, tokenizers, arguments,
+scalers and frozen weights are the same in all steps. Each step changes trained weights, their
+moments, and the random state of a run with dropout.
 
-**Counts of updates.** A parameter without a gradient, or one that was unfrozen later, is behind the
-others without damage. But its count never falls, and it grows at most by one with each step.
+**Counts of updates.** A parameter without a gradient has a lower count than other parameters, and
+so has a parameter that was unfrozen later. This is no damage. But a count never falls, and grows at
+most by one with each step.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 STALE = "it is byte for byte that of "
 _BLOCK_BYTES = 1 << 20
 _LAYOUTS = ("accelerate", "hf-trainer")
-"""Layouts for which it is known which files a step changes."""
+"""Layouts with known files that each step changes."""
 _SCALER = "scaler.pt"
 _RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
 _LOSES = {
@@ -55,7 +56,7 @@ _RATE_MIN = 1e-5
 def stale_copies(
     folder: Folder, listing: DirectoryListing, contents: Contents
 ) -> Iterator[Problem]:
-    """Yield files that every step should change but that equal the files of an older step.
+    """Yield problems of files that equal files of an older step although every step changes them.
 
     Args:
         folder: Folder of the checkpoint.
@@ -121,7 +122,7 @@ def _owner(name: str) -> str:
 
 
 def _random_files(folder: Folder, listing: DirectoryListing) -> dict[str, str]:
-    """Return the files of random states, if dropout draws from the saved states."""
+    """Return the files of random states, if dropout draws from these states."""
     names = [file for file in listing.sizes if _RANDOM.fullmatch(file)]
     try:
         config = read_json(folder, listing, CONFIG) if names else {}
@@ -149,7 +150,7 @@ def _devices(value: Any) -> set[str]:
 
 
 def _is_moved(contents: Contents, older: Contents, *, has_scaler: bool) -> bool:
-    """Return True if an update was made between two steps, at a rate above 0."""
+    """Return True if the optimizer made an update at a rate above 0 between two steps."""
     rates = [
         rate
         for content in (contents, older)
@@ -181,7 +182,7 @@ _APART_MAX = 10_000
 def odd_update_counts(
     folder: Folder, contents: Contents, scans: Sequence[ScannedTensor]
 ) -> Iterator[Problem]:
-    """Yield the first parameter with another count of updates than most.
+    """Yield the problem of the first parameter with an unusual count of updates.
 
     Args:
         folder: Folder of the checkpoint.
@@ -210,7 +211,7 @@ def odd_update_counts(
 
 
 def _contradicted(folder: Folder, contents: Contents, steps: Mapping[str, float]) -> dict[str, str]:
-    """Return the counts that another step contradicts, each with the contradiction."""
+    """Return the contradictions between counts and another step, by name of the count."""
     wrong: dict[str, str] = {}
     for other_folder, listing, other in _steps_beside(folder, contents):
         distance = (other.step or 0) - (contents.step or 0)
@@ -263,7 +264,7 @@ def _steps_beside(
 
 
 def _numbers(folder: Folder, listing: DirectoryListing, tensor: Tensor) -> NDArray[np.float64]:
-    """Return the first numbers of a tensor; none if it cannot be read."""
+    """Return the first numbers of a tensor; an empty array for an unreadable tensor."""
     try:
         data = Elements(folder, listing, tensor).read(0, min(tensor.elements, _READ_MAX))
     except Unreadable:

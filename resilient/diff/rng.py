@@ -1,4 +1,6 @@
-"""States of random generators in one form, and the number of draws between two states (pure).
+"""States of random generators in one form, and the number of draws between two states.
+
+All functions are pure.
 
 Sources:
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 WORDS = 624
 AHEAD_WORDS_MAX = 4_000_000
-"""Words for which one stream is followed to meet the other: some tenths of a second."""
+"""Search limit in words for the distance of two states, some tenths of a second."""
 _TORCH_BYTES = 5056
 _TORCH_HEAD = struct.Struct("<QIIQ")
 _TORCH_NORMALS = struct.Struct("<3di4xf?3x")
@@ -58,7 +60,7 @@ def of_torch(data: bytes) -> RngState | None:
         data, _TORCH_HEAD.size + 8 * WORDS
     )
     cached = (normals if is_valid else None, single if is_single else None)
-    # With one word left the next draw makes a new block, whatever `next` is.
+    # With one remaining word, the next draw computes a new block for any value of `next`.
     position = WORDS if words_left == 1 else int(following)
     return RngState(wide.astype("<u4").tobytes(), position, repr(cached).encode())
 
@@ -91,9 +93,9 @@ def compare(
 
 
 def draws_between(before: RngState, after: RngState) -> int | None:
-    """Return by how many words ``after`` is ahead in the stream of ``before``; negative: behind.
+    """Return the number of words by which ``after`` is ahead of ``before``; negative if behind.
 
-    None if the streams differ, or are farther apart than :data:`AHEAD_WORDS_MAX`.
+    The result is None if the streams differ, or the distance exceeds :data:`AHEAD_WORDS_MAX`.
     """
     if not before.words or not after.words:
         has_same_seed = before.seed is not None and before.seed == after.seed
@@ -108,7 +110,7 @@ def draws_between(before: RngState, after: RngState) -> int | None:
 
 
 def _normal(state: RngState) -> RngState:
-    """Return a state whose used-up block is replaced by the next, as the next draw would do."""
+    """Return a state with the next block in place of a used-up block, as after the next draw."""
     if state.words and state.position >= WORDS:
         return RngState(_following(state.words), 0, state.rest)
     return state

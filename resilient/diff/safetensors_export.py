@@ -26,12 +26,13 @@ def write_parts(
 ) -> dict[str, Path]:
     """Write ``model.safetensors``, and ``optimizer.safetensors`` if there are moments.
 
-    A tensor in pieces is written whole under its name.
+    The files contain whole tensors.
 
-    Crash: the files are short; the caller gives the folder its final name after this returns.
+    Crash: the files are incomplete. The caller gives the folder its final name after this function
+        returns.
 
     Args:
-        side: The checkpoint; its bytes were verified.
+        side: The checkpoint, whose bytes are verified.
         folder: An existing, empty folder.
         on_progress: Function called with the bytes written and the total bytes.
 
@@ -66,10 +67,11 @@ def write_parts(
 
 
 def _tensors_of_part(side: CheckpointView, part: str) -> dict[str, Tensor]:
-    """Return the tensors of a part by name; of two with one name the first.
+    """Return the tensors of a part by name; if two have the same name, the first.
 
-    Names are those of the module. Wrappers are removed, and the key under which a script passed its
-    state to torch's DCP, which prefixes each name with it.
+    The result has the names of the module. The function removes prefixes of wrappers. It also
+    removes the key under which a script passed its state to torch's DCP, which prefixes each name
+    with this key.
     """
     tensor_by_name: dict[str, Tensor] = {}
     tensors = [tensor for tensor in side.tensors if tensor.part == part]

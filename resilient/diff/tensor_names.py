@@ -1,10 +1,10 @@
-"""Matching of tensor names between two checkpoints, across wrappers (pure).
+"""Matching of tensor names between two checkpoints, with and without wrappers.
 
-Model parameters are matched by name. On each side, the prefix that a wrapper, a loop or a script
-added is removed first. Among several prefixes, the prefix that makes most names match is removed.
-Optimizer state is matched by the name of its parameter. One side may number its parameters, as
-torch does, while the other side names them. Numbers are then mapped to names only if an order of
-names is known and every shape fits.
+Model parameters are matched by name. On each side, the module first removes the prefix that a
+wrapper, a loop or a script added. Among several candidates, it removes the prefix that makes most
+names match. Optimizer state is matched by the name of its parameter. One side may number its
+parameters, as torch does, while the other side names them. Numbers are then mapped to names only if
+an order of names is known and every shape fits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Pair:
 
 
 def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], list[str]]:
-    """Return the pairs of tensors, and notes on the matching."""
+    """Return the pairs of tensors, and notes about tensors that could not be matched."""
     before_tensors, after_tensors = _models(before), _models(after)
     cuts = _prefixes(before_tensors, after_tensors)
     notes: list[str] = []
@@ -53,7 +53,7 @@ def matched(before: CheckpointView, after: CheckpointView) -> tuple[list[Pair], 
 
 
 def bare(name: str) -> str:
-    """Return a name without the modules of wrappers."""
+    """Return a name without the names of wrapper modules."""
     parts = [component for component in name.split(".") if component not in _WRAPPERS]
     return ".".join(parts) or name
 
@@ -116,7 +116,7 @@ def _keyed(side: CheckpointView, prefix: str) -> dict[Key, Tensor]:
     tensor_by_key: dict[Key, Tensor] = {}
     for tensor in side.tensors:
         key = _key(tensor, prefix)
-        # Two tensors that would get the same key keep their own names.
+        # Two tensors that would get the same key keep their original names.
         tensor_by_key[(tensor.part, tensor.name, "") if key in tensor_by_key else key] = tensor
     return tensor_by_key
 
@@ -168,7 +168,7 @@ def _numbers(keys: Mapping[Key, Tensor]) -> bool:
 def _fits(
     numbered: Mapping[Key, Tensor], named_keys: Mapping[Key, Tensor], order: Sequence[str]
 ) -> bool:
-    """Return True if each number's state has the shapes of the name at its position."""
+    """Return True if the state of each number has the shapes of the name at this position."""
     optimizer_keys = [key for key in numbered if key[0] == OPTIMIZER and key[2]]
     if not optimizer_keys or max(int(name) for _, name, _ in optimizer_keys) >= len(order):
         return False

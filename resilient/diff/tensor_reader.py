@@ -21,23 +21,22 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 BLOCK_ELEMENTS = 1 << 20
-"""Elements of a tensor that are read at once: 4 MiB of F32."""
+"""Number of elements per block of a tensor, 4 MiB of F32."""
 AHEAD_BYTES = 2 << 20
 _KEPT_MAX = 16
 _HOLE_BYTES = 256 << 10
 _STRIDED_BYTES_MAX = 64 << 20
-"""A piece that is not row-major is read at once; a larger one is refused."""
+"""Largest piece that is not row-major; such a piece is read at once."""
 _BITS = 8
 _PIECES_MAX = 10_000
 _EXPANDED_MAX = 64
-"""A view may repeat the same bytes; more repetitions than this are refused as hostile."""
+"""Largest number of repetitions of the same bytes in a view; more count as hostile."""
 
 
 class ReadAhead:
-    """Folder that serves small reads from whole blocks; for one thread.
+    """Folder that serves small reads from cached blocks, for use by one thread.
 
-    Tensors are adjacent in a file, after the headers. Separate reads would cost about ten thousand
-    requests to a store.
+    Tensors are adjacent in a file. Separate reads would need thousands of requests to a store.
 
     Args:
         folder: Folder of the files.
@@ -50,7 +49,7 @@ class ReadAhead:
         self._blocks: OrderedDict[tuple[str, int], bytes] = OrderedDict()
 
     def list(self) -> DirectoryListing:
-        """Return the listing from when reading began."""
+        """Return the listing from the start of the read."""
         return self._listing
 
     def read(self, name: str, start: int, length: int) -> bytes:
@@ -140,7 +139,7 @@ class Elements:
             room[_within(box, part)] = self._shaped(data, piece, part.lengths, strides[:-1])
 
     def _whole(self, number: int, piece: Piece) -> NDArray[np.uint8]:
-        """Return a piece that is not row-major, from memory after its first read."""
+        """Return a piece that is not row-major, and cache it in memory."""
         if number not in self._strided:
             strides = piece.strides or ()
             pairs = zip(piece.region.lengths, strides, strict=True)
@@ -166,7 +165,7 @@ class Elements:
     def _shaped(
         self, data: bytes, piece: Piece, lengths: Sequence[int], strides: Sequence[int]
     ) -> NDArray[np.uint8]:
-        """Return bytes as an array of elements; the strides are in elements of the bytes."""
+        """Return bytes as an array of elements with strides in elements."""
         flat = np.frombuffer(data, np.uint8)
         steps = (*(stride * self.item_bytes for stride in strides), 1)
         shape = (*lengths, self.item_bytes)

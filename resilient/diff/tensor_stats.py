@@ -1,6 +1,6 @@
 """Statistics of tensors of any dtype: values, distances, summaries and histograms.
 
-All values are computed block by block in one pass, in bounded memory.
+The functions compute all values block by block in one pass, in bounded memory.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PLAIN: Mapping[str, str] = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "<u1",
 }  # fmt: skip
-"""The dtypes of NumPy, by their names in safetensors."""
+"""Dtypes of NumPy by their safetensors names."""
 _COMPLEX = {"C64": "F32", "C128": "F64", "C32": "F16"}
 _NARROW = {
     "F8_E4M3": (4, 7, False), "F8_E5M2": (5, 15, True),
     "F8_E4M3FNUZ": (4, 8, False), "F8_E5M2FNUZ": (5, 16, False),
 }  # fmt: skip
-"""Bits of the exponent, its bias, and whether its highest value encodes infinity and NaN."""
+"""Number of exponent bits, bias, and whether the highest exponent encodes infinity and NaN."""
 _FLOATS = {"F64", "F32", "F16", "BF16", *_NARROW, "F8_E8M0"}
 _SCALE_BIAS, _SCALE_NAN = 127, 255
 _WORD_BYTES = 8
 
 
 def is_float(dtype: str) -> bool:
-    """Return True for floating-point dtypes, where distances in representable numbers exist."""
+    """Return True for floating-point dtypes, which have distances in representable numbers."""
     return dtype in _FLOATS
 
 
@@ -76,13 +76,13 @@ def native(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
 
 def values(raw: NDArray[np.uint8], dtype: str) -> NDArray[np.float64]:
     """Return elements in double precision; integers beyond 2^53 are rounded."""
-    # A signalling NaN counts as NaN and needs no warning.
+    # Suppress NumPy's warning about a signalling NaN, which counts as NaN.
     with np.errstate(invalid="ignore"):
         return native(raw, dtype).astype(np.float64)
 
 
 def ranks(raw: NDArray[np.uint8], dtype: str) -> NDArray[Any]:
-    """Return the rank of each float among all representable ones; both zeros share a rank.
+    """Return the rank of each float among all representable floats; both zeros share a rank.
 
     Source: floats compared as sign and magnitude, Dawson, "Comparing Floating Point Numbers".
     """
@@ -117,7 +117,7 @@ def gap(left: NDArray[Any], right: NDArray[Any]) -> int:
     low, high = np.minimum(left, right), np.maximum(left, right)
     if left.dtype.itemsize < _WORD_BYTES:
         return int(np.subtract(high, low, dtype=np.int64).max())
-    # Modulo 2^64 the difference is right, even if it does not fit in int64.
+    # The difference is correct modulo 2^64, even if it does not fit in int64.
     return int((high.view(np.uint64) - low.view(np.uint64)).max())
 
 
@@ -302,17 +302,17 @@ def npy_head(tensor: Tensor) -> bytes:
 
 CELLS_MAX = 4096
 BLOCKS_MAX = 64
-"""Number of blocks sampled from a larger tensor, evenly spread: 64 million elements."""
+"""Number of evenly spread blocks that are sampled from a larger tensor (64 million elements)."""
 _DEEPEST = -1074
-"""The exponent of the smallest number of double precision."""
+"""Exponent of the smallest double-precision number."""
 _FINEST_BITS = 40
 _FAR_BITS = 60
-"""A bin number has at most 41 bits: beyond this shift, all numbers of one sign share a bin."""
+"""Largest useful shift of a bin number, beyond which all numbers of one sign share a bin."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramBins:
-    """Counts in bins of equal width, a power of two; the edges are multiples of the width.
+    """Counts in bins whose width is a power of two; the edges are multiples of the width.
 
     Attributes:
         exponent: Exponent of the width.
@@ -349,7 +349,8 @@ class Histogram:
 
     Attributes:
         elements: Number of elements.
-        seen: Number of counted elements; fewer than all for a very large tensor.
+        seen: Number of counted elements, which is smaller than ``elements`` for a very large
+            tensor.
         summary: Summary statistics of the counted elements.
         bars: Finite elements by value.
         powers: Nonzero finite elements by power of two: exponent and count.
@@ -422,7 +423,7 @@ def _count_powers(powers: NDArray[np.int64], finite: NDArray[np.float64]) -> Non
 
 
 class HistogramAccumulator:
-    """Histogram whose bins grow with the range of numbers; the order of blocks does not matter.
+    """Accumulator of a histogram, whose result does not depend on the order of blocks.
 
     Args:
         is_whole: Whether the numbers are integers, which limits the bin width to 1 or more.
@@ -446,7 +447,7 @@ class HistogramAccumulator:
             self._first, self._counts = _merged(self._first, self._counts, grown)
         self._exponent = exponent
         cells = np.floor(np.ldexp(finite, -exponent)).astype(np.int64)
-        # A negative number whose quotient underflows to zero still belongs below zero.
+        # A negative number belongs below zero, even if its quotient underflows to zero.
         cells -= (finite < 0) & (cells == 0)
         first = int(cells.min())
         self._join(first, np.bincount(cells - first))
@@ -468,7 +469,7 @@ class HistogramAccumulator:
 
 
 def _exponent_of(low: float, high: float, least: int) -> int:
-    """Return the least exponent with few enough bins from one number to the other."""
+    """Return the smallest exponent with at most ``CELLS_MAX`` bins between two numbers."""
     largest = max(abs(low), abs(high))
     if largest == 0:
         return least  # zero is on the edge of a bin of any width
@@ -493,18 +494,18 @@ def _merged(first: int, counts: NDArray[np.int64], bits: int) -> tuple[int, NDAr
 
 @dataclass(frozen=True, slots=True)
 class TensorCounts:
-    """Counts of the kinds of elements of a tensor.
+    """Counts of NaN, infinite, negative and nonzero elements of a tensor.
 
     Attributes:
-        nans: Number of NaN.
+        nans: Number of NaN elements.
         infinite: Number of infinite elements.
         negative: Number of negative elements.
         nonzero: Number of elements that are not zero.
-        first: The element of a tensor of one element.
+        first: Value of a tensor of one element.
         hole: Offset in the file and length of a hole, in bytes.
         top: Largest magnitude, in a tensor of several elements.
-        others: Mean of the other magnitudes.
-        run: First element and length of a run of zeros with an end at a page of the file.
+        others: Mean of all other magnitudes.
+        run: First element and length of a run of zeros that begins or ends at a page of the file.
     """
 
     nans: int = 0
@@ -520,7 +521,7 @@ class TensorCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScannedTensor:
-    """A tensor of which every number was read."""
+    """A tensor whose numbers were all read, with the counts."""
 
     tensor: Tensor
     counts: TensorCounts
@@ -532,15 +533,15 @@ class ScannedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its elements per axis."""
+        """Number of elements per axis."""
         return self.tensor.shape
 
     @property
     def is_zero(self) -> bool:
-        """True if all its numbers are zero."""
+        """True if all numbers are zero."""
         return not self.counts.nonzero
 
     @property
     def place(self) -> str:
-        """Its first file."""
+        """First file of the tensor."""
         return self.tensor.files[0] if self.tensor.files else "."

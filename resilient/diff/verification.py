@@ -1,4 +1,4 @@
-"""Full verification of another tool's checkpoint: contents, problems of its bytes, resumability."""
+"""Full verification of another tool's checkpoint, with an assessment of its resumability."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedFolder:
-    """A checkpoint of another tool after every byte was read.
+    """Result of the verification of another tool's checkpoint.
 
     Attributes:
         url: URL of the folder.
@@ -49,7 +49,7 @@ class VerifiedFolder:
 def verify_folder(
     place: str | Folder, others: Alternatives | None = None, buffers: Collection[str] = ()
 ) -> VerifiedFolder:
-    """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
+    """Read every byte of a checkpoint, and assess its resumability without running its code.
 
     Args:
         place: Path, URL or open folder.
@@ -108,7 +108,7 @@ def require_trainer_folder(folder: str, *, strict: bool) -> None:
 
     Args:
         folder: Path of the folder or file, as the user named it.
-        strict: Refuse a loss as well.
+        strict: Whether a loss is refused as well.
 
     Raises:
         IntegrityError: The checkpoint is damaged.
@@ -145,11 +145,11 @@ def refuse_losses(folder: str, lost: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JudgedCheckpoint:
-    """Checked checkpoint that a trainer is about to load.
+    """Verified checkpoint that a trainer is about to load.
 
     Attributes:
         path: Path or URL.
-        lost: State that a resume loses, in words.
+        lost: Descriptions of the state that a resume loses.
         refusal: Error to raise if a run would start from it; None if the checkpoint is accepted.
     """
 
@@ -161,7 +161,7 @@ class JudgedCheckpoint:
 def judge_checkpoint(
     path: str, *, trusts_pickle: bool = False, buffers: Collection[str] = ()
 ) -> JudgedCheckpoint | None:
-    """Read every byte of a checkpoint and assess its resumability; execute and write nothing.
+    """Read every byte of a checkpoint, and assess its resumability without running its code.
 
     Args:
         path: Path or URL.
@@ -169,7 +169,8 @@ def judge_checkpoint(
         buffers: Names of the model's buffers.
 
     Returns:
-        None if the path is empty or no known tool wrote it. The trainer reports that error.
+        None if the path is empty or no known tool wrote the checkpoint; the trainer then raises its
+        own error.
 
     Raises:
         StoreError: The checkpoint could not be read.

@@ -1,25 +1,27 @@
-"""Zeros that no training leaves in weights and moments.
+"""Detection of zeros in weights and moments that no training produces.
 
-An update at a positive rate changes each number that has a nonzero moment. From this follow four
-rules. Each rule leaves out what is zero without damage.
+An update at a positive rate changes each number that has a nonzero moment. Four rules follow from
+this fact. Each rule excludes zeros that an intact run can produce.
 
-* **A weight of zeros only.** At least one number of the moments of each weight of its shape is not
-  zero. Only names connect a weight to its moments, and torch stores moments by position. So the
-  rule counts: more weights of one shape are zero than may have no moment, or moments of zeros. A
-  frozen weight has no moment; a weight without a gradient has moments of zeros. A role that is
-  zero in all layers passes, because a script may set it to zero: LoRA restarts its ``B`` so.
-* **Whole pages of zeros in a weight.** One end of the run is at a page of the file, and the
-  moments of each weight of its shape are not zero there, in more than half of the numbers. Rows of
-  an embedding that never occurred have moments of zeros. Pruned weights have zeros, but rarely one
-  run of a page at a page.
-* **Moments of zeros only.** All moments of all parameters are zero after an update. For one
-  parameter this is only a note, unless an older step has other moments: its gradients may have been
-  zero. In the first updates of a model with weights of zeros they often are.
-* **One moment of Adam of zeros only.** The other moment shows a gradient that this moment cannot
-  have forgotten.
+* **A weight of zeros only.** The weight is damaged if its moments are not all zero. But torch
+  stores moments by position, so the moments of a weight are unknown. The rule therefore counts the
+  weights of one shape. Weights of zeros are allowed to have no moments (frozen weights) or moments
+  of zeros (no gradient). If there are more weights of zeros than this, the rule reports them. The
+  rule ignores a weight that is zero in all layers, because a script may set it to zero, as for
+  ``B`` of LoRA.
+* **Whole pages of zeros in a weight.** The run of zeros begins or ends at a page of the file. For
+  each weight of this shape, more than half of the moments at the same positions are not zero. The
+  rule ignores unused rows of an embedding, because their moments are zero. Pruned weights have
+  zeros, but rarely a run of a whole page at a page boundary.
+* **Moments of zeros only.** All moments of all parameters are zero after an update. For a single
+  parameter this is only a note, because its gradients may have been zero. This is common in the
+  first updates of a model with weights of zeros. It is a loss if an older step has nonzero moments
+  of this parameter.
+* **One moment of Adam of zeros only.** The other moment shows a gradient so recent that this moment
+  cannot be zero.
 
-The rules for weights need two updates, since a warmup makes the first update at rate 0, and a
-positive rate in each group.
+The rules for weights apply after two updates, because a warmup makes the first update at rate 0.
+They also need a positive rate in each group.
 """
 
 from __future__ import annotations
@@ -45,20 +47,20 @@ if TYPE_CHECKING:
 
 HOLE = "a loss of power causes this"
 _SLOTS = ("exp_avg_sq", "exp_avg", "exp_inf", "momentum_buffer", "square_avg", "sum")
-"""State in the shape of its parameter; the first one that a parameter has is compared."""
+"""Names of state in the shape of its parameter; the first existing name is compared."""
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 _WIDE = ("F32", "F64", "BF16")
 """Dtypes in which the square of a gradient does not underflow."""
 _ELEMENTS_MIN = 16
-"""Fewer numbers may return to zero by chance."""
+"""Minimum number of elements, because a few numbers may be zero by chance."""
 _UPDATES_MIN = 2
 _LONE_UPDATES_MIN = 8
 _RUN_MAX = 1 << 16
-"""Elements of a run that are compared with moments."""
+"""Maximum number of elements of a run that are compared with moments."""
 _NAMED_MAX = 16
 _TINY = 1e-15
 _SMALLEST = -36.0
-"""Decimal exponent below which a number of 8 exponent bits may become zero."""
+"""Decimal exponent below which a number with 8 exponent bits may become zero."""
 _STATE = "the optimizer's state"
 
 
@@ -72,7 +74,7 @@ def odd_zeros(
     contents: Contents,
     scans: Sequence[ScannedTensor],
 ) -> Iterator[Problem]:
-    """Yield weights and moments with zeros that no training leaves.
+    """Yield problems of weights and moments with zeros that no training produces.
 
     Args:
         folder: Folder of the checkpoint.
@@ -120,7 +122,7 @@ def _is_moved(contents: Contents) -> bool:
 
 
 def _zero_moments(folder: Folder, contents: Contents, moments: _Moments) -> Iterator[Problem]:
-    """Yield the loss of moments that are zero after an update."""
+    """Yield the problems of moments that are zero after an update."""
     zero = [owner for owner, slots in moments.items() if _is_idle(slots)]
     if len(zero) == len(moments):
         problem_text = (
@@ -138,7 +140,7 @@ def _zero_moments(folder: Folder, contents: Contents, moments: _Moments) -> Iter
 def _lone_zeros(
     folder: Folder, contents: Contents, moments: _Moments, zero: Sequence[str]
 ) -> Iterator[Problem]:
-    """Yield the parameters whose moments alone are zero."""
+    """Yield the problem of single parameters whose moments are zero."""
     checked = [f"{name}.{_SECOND}" for name in zero[:_NAMED_MAX] if _SECOND in moments[name]]
     is_lost = contradicts_older(folder, contents, checked)
     if not is_lost and _updates(contents) < _LONE_UPDATES_MIN:
@@ -157,7 +159,7 @@ def _lone_zeros(
 
 
 def _half_lost(contents: Contents, moments: _Moments) -> Iterator[Problem]:
-    """Yield the loss of one moment of Adam of which the other one is not zero."""
+    """Yield the problem of a zero moment of Adam beside a nonzero moment."""
     found = [
         (slots[lost], kept)
         for slots in moments.values()
@@ -177,7 +179,7 @@ def _half_lost(contents: Contents, moments: _Moments) -> Iterator[Problem]:
 
 
 def _is_remembered(contents: Contents, kept: str, top: float) -> bool:
-    """Return True if a moment shows a gradient that the other moment still has a part of."""
+    """Return True if a moment shows a gradient that must still affect the other moment."""
     if kept == _FIRST:
         return top > _TINY
     options = contents.optimizer.options if contents.optimizer else ()
@@ -199,7 +201,7 @@ def _state_of(count: int) -> str:
 def _zero_weights(
     contents: Contents, moments: _Moments, weights: Sequence[ScannedTensor]
 ) -> Iterator[Problem]:
-    """Yield weights of zeros only although their moments are not zero."""
+    """Yield problems of weights of zeros whose moments are not zero."""
     zero = [scan for scan in weights if scan.is_zero and scan.tensor.elements >= _ELEMENTS_MIN]
     if not zero:
         return
@@ -228,7 +230,7 @@ def _shapes(contents: Contents) -> Counter[tuple[int, ...]]:
 
 
 def _alone(zero: Sequence[ScannedTensor], tensors: Sequence[Tensor]) -> list[ScannedTensor]:
-    """Return the weights whose role is not zero in all layers, or which have no such role."""
+    """Return the weights that are not zero in all layers, and weights outside of layers."""
     zero_names = {scan.name for scan in zero}
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
     role_by_name: dict[str, tuple[str, str]] = {}
@@ -253,7 +255,7 @@ def _zero_runs(
     moments: _Moments,
     weights: Sequence[ScannedTensor],
 ) -> Iterator[Problem]:
-    """Yield weights with pages of zeros where the moments are not zero."""
+    """Yield problems of weights with pages of zeros where the moments are not zero."""
     suspects = [
         (scan, run)
         for scan in weights
@@ -291,5 +293,5 @@ def _is_idle(slots: Mapping[str, ScannedTensor]) -> bool:
 
 
 def _leading(slots: Mapping[str, ScannedTensor]) -> ScannedTensor:
-    """Return the moment that stands for the moments of a parameter."""
+    """Return the moment that represents all moments of a parameter."""
     return next(slots[slot] for slot in _SLOTS if slot in slots)

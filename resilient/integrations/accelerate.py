@@ -1,4 +1,4 @@
-"""Save and resume a training loop on accelerate.
+"""Save and resume of a training loop on accelerate.
 
 ::
 
@@ -10,10 +10,10 @@
                 ...
                 checkpointer.save(step)
 
-The repository replaces ``accelerator.save_state``. A checkpoint contains all objects that were
-prepared or registered for checkpointing, the gradient scaler, the accumulation counter and random
-state. The checkpoint also contains the files of save hooks, and the position in the data, which
-accelerate leaves to the script.
+The repository replaces ``accelerator.save_state``. A checkpoint contains all prepared objects, all
+objects registered for checkpointing, the gradient scaler, the accumulation counter and random
+state. A checkpoint also contains the files of save hooks and the position in the data. accelerate
+itself leaves this position to the script.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ if TYPE_CHECKING:
 
 _REFUSED = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 _RANDOM_DEVICES = ("cpu", "cuda")
-"""Devices whose random state :class:`resilient.state_dict.rng_state.RandomState` keeps."""
+"""Devices whose random state :class:`resilient.state_dict.rng_state.RandomState` saves."""
 _LIMITS = frozenset({"keep_last", "save_total_limit", "retention"})
 
 
 class AcceleratorCheckpointer(Checkpointer):
     """A checkpointer for everything that an Accelerator has prepared.
 
-    Build it after ``accelerator.prepare``, ``register_for_checkpointing`` and the registration of
-    hooks. Save between optimizer steps: gradients that are being accumulated are not saved.
+    Create the checkpointer after ``accelerator.prepare``, ``register_for_checkpointing`` and the
+    registration of hooks. Save between optimizer steps, because a checkpoint does not contain
+    accumulated gradients.
 
     A save calls the hooks of ``register_save_state_pre_hook`` with an empty folder, and the
     checkpoint contains the files that they write. ``resume`` calls the hooks of
@@ -92,8 +93,7 @@ class AcceleratorCheckpointer(Checkpointer):
         self._hook_files = HookFiles(self._accelerator)
         self._known_objects = _identities(self._accelerator)
         accelerator_parts = {
-            # Hooks come first: models and optimizers are loaded over the state that a hook has
-            # loaded.
+            # Call hooks first, so that models and optimizers are loaded over the state from a hook.
             **(
                 {"hooks": Part(self._hook_files, optional=True)}
                 if self._hook_files.exists()
@@ -109,7 +109,7 @@ class AcceleratorCheckpointer(Checkpointer):
             raise ConfigError(
                 f"`{duplicate_names[0]}` was prepared by the accelerator: choose another name"
             )
-        # Random state last, so that no other load can draw from the restored streams.
+        # Load random state last, so that no other load draws from the restored streams.
         super().__init__(url, rng=False, **{**objects, **self._limit(objects), **accelerator_parts})
         if places := _own_saves(self._accelerator):
             self.guard = StartGuard(LOOP, places)
@@ -123,7 +123,8 @@ class AcceleratorCheckpointer(Checkpointer):
         Crash: the claimed number is used up; nothing else changed in the store.
 
         Raises:
-            ConfigError: Also if the accelerator uses only this rank, but the run has several ranks.
+            ConfigError: Also if the accelerator uses only this rank although the run has several
+                ranks.
         """
         ranks, processes = read_launch(os.environ).world.size, self._accelerator.num_processes
         if processes != ranks:
@@ -154,8 +155,8 @@ class AcceleratorCheckpointer(Checkpointer):
     ) -> CheckpointId:
         """Save as :meth:`resilient.checkpointer.Checkpointer.save`, between optimizer steps.
 
-        Crash: the checkpoint exists if its manifest was put, and then it is whole; else it does not
-        exist and older ones are untouched.
+        Crash: if the manifest was written, the checkpoint is complete. Otherwise the checkpoint
+        does not exist, and older checkpoints are unchanged.
 
         Raises:
             ConfigError: Also in the middle of an accumulation, because its gradients would be lost.
@@ -178,7 +179,7 @@ class AcceleratorCheckpointer(Checkpointer):
             loader: A loader that ``accelerator.prepare`` returned; map-style, shuffled or not.
 
         Raises:
-            ConfigError: The loader has no length, as with an IterableDataset without one.
+            ConfigError: The loader has no length, for example because of an IterableDataset.
         """
         skipped_batches = self._state_number
         if not _has_length(loader):
@@ -197,7 +198,8 @@ class AcceleratorCheckpointer(Checkpointer):
             )
             for number, batch in enumerate(remaining_batches):
                 if skipped_batches and not number:
-                    # Skipping batches set the streams back to the start of the epoch.
+                    # Restore the streams, because the skip of batches reset them to the start of
+                    # the epoch.
                     self._random_state.restore()
                 self._state_number += 1
                 yield batch
@@ -205,11 +207,11 @@ class AcceleratorCheckpointer(Checkpointer):
 
     @contextmanager
     def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
-        """Return the context of a save, in which the save hooks have been called."""
+        """Return the context of a save, and call the save hooks before it."""
         with super()._saving(engine):
             if self._hook_files.exists():
                 if self._accelerator.num_processes > 1:
-                    # A hook may be collective; a rank that saves alone must not begin it.
+                    # A hook may be collective, so a rank that saves alone must not call it.
                     engine.meet()
                 self._hook_files.collect()
             yield
@@ -261,8 +263,8 @@ def _has_length(loader: Any) -> bool:
 class Order:
     """Random state that determines the order of an epoch.
 
-    accelerate shuffles with the global streams, with a generator of the loader, or with the epoch
-    number and a seed, as configured. Loaders that only evaluate have generators too.
+    Depending on its configuration, accelerate shuffles with the global streams, with a generator of
+    the loader, or with a seed and the epoch number. Loaders that only evaluate have generators too.
     """
 
     def __init__(self, accelerator: Any) -> None:
@@ -274,7 +276,7 @@ class Order:
         self._resumed: Mapping[str, Any] | None = None
 
     def begin(self, loader: Any, *, is_new: bool) -> None:
-        """Note the random state of a new epoch, or restore that of a resumed epoch."""
+        """Record the random state of a new epoch, or restore it for a resumed epoch."""
         self._generator = getattr(loader, "synchronized_generator", None)
         self._sampler = _seedable_sampler(loader)
         resumed_state, self._resumed = self._resumed, None
@@ -358,7 +360,7 @@ def _require_supported(accelerator: Any) -> None:
 
 
 def _own_saves(accelerator: Any) -> tuple[str, ...]:
-    """Return the folder in which accelerate names its own checkpoints, if it does."""
+    """Return the folder for accelerate's own checkpoints, if accelerate names them itself."""
     project = accelerator.project_configuration
     if not project.automatic_checkpoint_naming or project.project_dir is None:
         return ()
@@ -373,7 +375,7 @@ def _identities(accelerator: Any) -> dict[str, int]:
 
 
 def _prepared(accelerator: Any) -> dict[str, Any]:
-    """Return the objects that ``accelerator.save_state`` saves, by name and unwrapped."""
+    """Return the objects that ``accelerator.save_state`` saves, by name, without wrappers."""
     optimizers = [
         getattr(optimizer, "optimizer", optimizer)
         for optimizer in accelerator._optimizers  # noqa: SLF001 - no public way

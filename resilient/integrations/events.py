@@ -11,7 +11,7 @@ from resilient.redaction import shell_quote
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopKept(Event):
-    """A run was started again after a callback had stopped it early."""
+    """A run that a callback had stopped early was started again."""
 
     level: ClassVar[Level] = Level.WARNING
     template: ClassVar[str] = (

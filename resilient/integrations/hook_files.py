@@ -1,4 +1,4 @@
-"""Files that the save hooks of accelerate write and its load hooks read."""
+"""Files of accelerate's hooks: save hooks write the files, and load hooks read them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HookFiles:
         """Call the save hooks and keep the files that they write in memory.
 
         Collective: every rank. All ranks keep the files of every rank, as in one shared folder. If
-        several ranks write a file of the same name, the file of the lowest rank is kept.
+        several ranks write a file of one name, the result has the file of the lowest rank.
         """
         accelerator, weights = self._accelerator, []
         if accelerator.distributed_type != DistributedType.FSDP:
@@ -75,7 +75,7 @@ class HookFiles:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return files
         if self._group is None:
-            # A group of NCCL would gather the files in the memory of each GPU.
+            # A process group of NCCL would gather the files in GPU memory.
             self._group = dist.new_group(backend="gloo")
         of_ranks: list[dict[str, torch.Tensor]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(of_ranks, files, group=self._group)

@@ -1,7 +1,7 @@
-"""Changes that a trainer's hooks make to the checkpoint that the trainer would write.
+"""Changes that hooks make to the checkpoint dictionary of a trainer.
 
-A trainer gives its hooks a dictionary of all state. The parts of a checkpoint already contain that
-state, so the checkpoint additionally stores only the changes of the hooks.
+A trainer passes a dictionary of all state to its hooks. The parts of a checkpoint already contain
+that state. The checkpoint therefore stores only the changes of the hooks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def host_copy(value: Any) -> Any:
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Compare two outlines: tensors by their memory, other objects by identity or plain value."""
+    """Return whether two outlines have the same tensor memory, objects and plain values."""
     if left is right or type(left) is not type(right):
         return left is right
     if isinstance(left, dict):
@@ -46,12 +46,13 @@ def is_same(left: Any, right: Any) -> bool:
 def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys that hooks added, replaced or removed.
 
-    A tensor that ``before`` also holds is stored as a reference to its position there. A hook that
-    moves or copies the weights inside the checkpoint therefore costs no second copy of them.
+    A tensor that is also in ``before`` is stored as a reference to its position in ``before``. If a
+    hook moves or copies weights inside the dictionary, the checkpoint therefore stores these
+    weights only once.
 
     Args:
-        before: Outline of the checkpoint that the hooks were given.
-        after: The checkpoint that they left.
+        before: Outline of the dictionary before the hooks.
+        after: The dictionary after the hooks.
     """
     places: dict[Any, Path] = {}
     _rebuilt(before, (), lambda value, path: _note(places, value, path))
@@ -74,10 +75,10 @@ def changes_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str,
 
 
 def with_changes(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint as the hooks left it when it was saved.
+    """Return the dictionary with the saved changes of the hooks.
 
     Args:
-        base: The same state without hooks, in memory that the hooks may keep.
+        base: The state before the hooks; hooks may keep its memory.
         changes: Result of :func:`changes_of`.
 
     Raises:

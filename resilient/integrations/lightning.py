@@ -1,13 +1,13 @@
-"""Save and resume Lightning's Trainer.
+"""Save and resume of Lightning's Trainer.
 
 ::
 
     trainer = Trainer(callbacks=[ResilientCheckpoint("runs/mine", every_n_steps=100)])
     trainer.fit(module, loader)           # resumes if a checkpoint exists
 
-The callback replaces ``ModelCheckpoint``. Lightning alone can continue within an epoch only with
-stateful loaders, and saves no random state. The callback restores the position of any loader. To do
-so, the callback draws the order of the epoch again and skips the trained batches.
+The callback replaces ``ModelCheckpoint``. Without the callback, Lightning can resume within an
+epoch only with stateful loaders, and saves no random state. The callback restores the position of
+any loader. For this, the callback draws the order of the epoch again and skips the trained batches.
 """
 
 from __future__ import annotations
@@ -83,13 +83,13 @@ class ResilientCheckpoint(Checkpoint):
     plugin may add to the checkpoint. The state of hooks must consist of tensors, arrays, plain
     values and containers of them.
 
-    ``fit(ckpt_path=...)`` applies while the repository has no checkpoint. The callback verifies
-    that file before Lightning loads it, as ``resilient ckpt verify`` does. It refuses a damaged
-    file and reports a loss.
+    ``fit(ckpt_path=...)`` applies only if the repository has no checkpoint. Before Lightning loads
+    that file, the callback verifies the file as ``resilient ckpt verify`` does. The callback
+    refuses a damaged file and reports a loss.
 
     The states of callbacks are loaded before the hooks ``on_fit_start``, as in Lightning. A save
-    comes after the validation and the plateau schedulers of its step. A run that ``EarlyStopping``
-    stopped stays stopped when it is started again.
+    follows the validation and the plateau schedulers of its step. If ``EarlyStopping`` stopped a
+    run, a new start of this run trains no steps.
 
     Args:
         url: URL or path of the repository.
@@ -119,7 +119,7 @@ class ResilientCheckpoint(Checkpoint):
         self._checkpointer: Checkpointer | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # noqa: ARG002 - signature of Lightning
-        """Replace methods of the loops, before any code iterates the loader.
+        """Replace methods of the loops before any code iterates over the loader.
 
         Raises:
             ConfigError: The callback cannot access the strategy's state, or another callback cannot
@@ -148,9 +148,8 @@ class ResilientCheckpoint(Checkpoint):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - signature of Lightning
         """Restore the loaded parameter groups of the optimizers.
 
-        The groups are hidden from the hooks ``on_fit_start`` of other callbacks, because Lightning
-        itself loads optimizers after these hooks. Lightning calls this hook after those of other
-        callbacks.
+        The hooks ``on_fit_start`` of other callbacks do not see the loaded groups, because
+        Lightning itself loads optimizers after these hooks. Lightning calls this hook last.
         """
         for held_groups in self._groups:
             held_groups.put_back()
@@ -211,22 +210,22 @@ class ResilientCheckpoint(Checkpoint):
                 )
 
     def on_train_batch_start(self, *_: Any, **__: Any) -> None:
-        """Send a heartbeat: a step begins, or continues with another batch."""
+        """Send a heartbeat at the start of a batch."""
         if self._beat is not None:
             self._beat.begin_step()
 
     def on_validation_batch_end(self, *_: Any, **__: Any) -> None:
-        """Send a heartbeat: an evaluation makes progress."""
+        """Send a heartbeat for the progress of an evaluation."""
         if self._beat is not None:
             self._beat.between()
 
     def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-        """Send a heartbeat: a step has ended."""
+        """Send a heartbeat at the end of a step."""
         if self._beat is not None:
             self._beat.between()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002 - signature of Lightning
-        """Wait until everything is durable."""
+        """Wait until all saves are durable."""
         self._remove_seams()
         if self._checkpointer is not None:
             self._checkpointer.close()
@@ -236,12 +235,12 @@ class ResilientCheckpoint(Checkpoint):
         self._remove_seams()
 
     def _report_start(self, trainer: Any, resume: _Resume) -> None:
-        """Report an early stop that stays, and a checkpoint of Lightning that is ignored."""
+        """Report a preserved early stop, and an ignored checkpoint of Lightning."""
         checkpointer, connector = self._checkpointer, trainer._checkpoint_connector  # noqa: SLF001
         if checkpointer is None:
             return
         if connector._loaded_checkpoint or self._best_checkpoint is not None:  # noqa: SLF001 - no public way
-            # Lightning would load its optimizers and loops over those of the repository.
+            # Lightning would overwrite the optimizers and loops from the repository with its own.
             connector._loaded_checkpoint = {}  # noqa: SLF001 - no public way
             at = str(checkpointer.resumed)
             checkpointer.emit(CheckpointPathIgnored(str(trainer.ckpt_path), at))
@@ -256,7 +255,7 @@ class ResilientCheckpoint(Checkpoint):
         *rest: Any,
         **options: Any,
     ) -> None:
-        """Verify a checkpoint of Lightning before it is loaded; do not read a refused one."""
+        """Verify a checkpoint of Lightning before its load, and skip the load if it is refused."""
         trusts = (rest[0] if rest else options.get("weights_only")) is False
         module = trainer.lightning_module
         buffers = () if module is None else {name for name, _ in module.named_buffers()}
@@ -266,7 +265,7 @@ class ResilientCheckpoint(Checkpoint):
         if self._best_checkpoint is None or self._best_checkpoint.refusal is None:
             original(path, *rest, **options)
             return
-        # `on_fit_start` raises the refusal only if the repository holds no checkpoint.
+        # `on_fit_start` raises the refusal only if the repository has no checkpoint.
         trainer._checkpoint_connector._ckpt_path = path  # noqa: SLF001 - no public way
 
     def _set_up_data(self, trainer: Any, original: Callable[[], None]) -> None:
@@ -294,7 +293,7 @@ class ResilientCheckpoint(Checkpoint):
         original()
 
     def _begin_batches(self, trainer: Any, original: Callable[[Any], None], fetcher: Any) -> None:
-        """Skip trained batches, or note the random state of a new epoch."""
+        """Skip trained batches, or record the random state of a new epoch."""
         loaders = loaders_of(trainer)
         resume, self._resume = self._resume, None
         if resume is not None:
@@ -302,7 +301,7 @@ class ResilientCheckpoint(Checkpoint):
                 self._order.begin_again(loaders, fetcher, is_new=resume.was_iterated)
                 for _ in range(resume.trained_batches):
                     next(fetcher)
-                # The loop itself adds the trained batches.
+                # The loop itself counts the trained batches.
                 fetcher.fetched = 0
             original(fetcher)
             self._restore_random(trainer)
@@ -316,7 +315,7 @@ class ResilientCheckpoint(Checkpoint):
         """Save every n optimizer steps, after the validation and the schedulers of the step."""
         epoch = trainer.fit_loop.epoch_loop
         if epoch.restarting and epoch._skip_next_val:  # noqa: SLF001 - no public way
-            # The step was saved after this work, and Lightning would repeat it.
+            # The checkpoint was saved after this work, and Lightning would repeat the work.
             epoch._skip_next_val = False  # noqa: SLF001 - no public way
             return
         self._run_and_save(trainer, partial(original, fetcher), is_epoch_over=False)
@@ -324,8 +323,8 @@ class ResilientCheckpoint(Checkpoint):
     def _end_epoch(self, trainer: Any, original: Callable[[], None]) -> None:
         """Save at the end of an epoch, after its schedulers."""
         if self._is_resumed_epoch:
-            # Lightning skips plateau schedulers here because it lost its metrics; they were
-            # restored.
+            # Lightning skips plateau schedulers after a resume, because it loses its metrics. The
+            # callback restored the metrics.
             trainer.fit_loop._restarting = False  # noqa: SLF001 - no public way
             self._is_resumed_epoch = False
         self._run_and_save(trainer, original, is_epoch_over=True)
@@ -385,10 +384,10 @@ class ResilientCheckpoint(Checkpoint):
 
 
 class _EpochOrder:
-    """Random state that determined the order of this epoch, and the generators of the loaders.
+    """Random state that determined the order of this epoch, and generators of the loaders.
 
     Attributes:
-        iterated: State when the loader was iterated.
+        iterated: State when the iteration over the loader began.
         fetched: State before the first batch was fetched.
         trainer: Trainer of the loaders that own the generators.
     """
@@ -424,7 +423,7 @@ class _EpochOrder:
         Args:
             loaders: Loaders of the epoch.
             fetcher: Iterator over them.
-            is_new: Whether the fetcher was iterated before the checkpoint was loaded.
+            is_new: Whether the iteration over the fetcher began before the load of the checkpoint.
         """
         if is_new or self.iterated.generators is not None:
             self.iterated.restore(loaders)
@@ -439,7 +438,7 @@ class _EpochOrder:
 
 
 class _Callbacks:
-    """States of a trainer's callbacks, kept until the hooks have been called."""
+    """States of a trainer's callbacks, kept until the trainer has called the hooks."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -459,14 +458,14 @@ class _Resume:
 
     Args:
         trainer: The trainer that resumes.
-        metrics: Logged metrics, which the trainer resets once more before it trains.
+        metrics: Logged metrics, which the trainer resets again before training.
         changes: Changes that training made to flags.
-        was_iterated: Whether the loader was iterated before the checkpoint was loaded.
+        was_iterated: Whether the iteration over the loader began before the load.
 
     Attributes:
         is_within_epoch: Whether batches of the epoch are left.
         trained_batches: Number of trained batches of the epoch.
-        stopped_by: Callback that had stopped the run early, else empty.
+        stopped_by: Name of the callback that had stopped the run early, else empty.
     """
 
     def __init__(
@@ -489,7 +488,7 @@ class _Resume:
         self._reloaded_epoch: float | None = None
 
     def progress(self) -> dict[str, Any]:
-        """Return the progress that the states of the loops leave out."""
+        """Return the progress that the states of the loops do not contain."""
         return {
             "stopped_by": stopping_callback(self._trainer),
             "reloaded_epoch": self._loop._last_train_dl_reload_epoch,  # noqa: SLF001 - no public way
@@ -513,13 +512,13 @@ class _Resume:
         self.is_loader_stateful = bool(loop._combined_loader_states_to_load)  # noqa: SLF001 - no public way
         if is_over:
             if epochs.current.completed < epochs.current.processed:
-                # A checkpoint of release 0.1 was saved before the loop counted this.
+                # Release 0.1 saved a checkpoint before the loop counted this batch.
                 epochs.increment_completed()
             loop.restarting = False
             loop._resuming_from_checkpoint = False  # noqa: SLF001 - no public way
 
     def load_loaders(self) -> None:
-        """Load the states of stateful loaders where Lightning did not."""
+        """Load the states of stateful loaders that Lightning has not loaded."""
         loop = self._loop
         states, combined = loop._combined_loader_states_to_load, loop._combined_loader  # noqa: SLF001
         if states and combined is not None:
@@ -555,7 +554,7 @@ def _require_resumable(trainer: Any) -> None:
 
 
 def loaders_of(trainer: Any, *, with_validation: bool = False) -> list[Any]:
-    """Return the loaders that a trainer trains on, and those it validates with."""
+    """Return the training loaders and the validation loaders of a trainer."""
     loops = [trainer.fit_loop, *([trainer.fit_loop.epoch_loop.val_loop] if with_validation else [])]
     combined = [loop._combined_loader for loop in loops]  # noqa: SLF001 - no public way
     return [

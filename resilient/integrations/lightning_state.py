@@ -1,4 +1,4 @@
-"""State of Lightning's Trainer that is accessible only through its hooks and logger connector."""
+"""State of Lightning's Trainer that only its hooks and its logger connector can access."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HookState:
         return any(_is_overridden(owner, name, base) for owner, base in owners for name in names)
 
     def state_dict(self) -> dict[str, Any]:
-        """Call the hooks as Lightning does when it saves, and return their changes."""
+        """Call the hooks as at a save of Lightning, and return the changes of the hooks."""
         trainer = self._trainer
         checkpoint = _checkpoint_without_hooks(trainer)
         outline_before = outline(checkpoint)
@@ -58,10 +58,10 @@ class HookState:
         self._loaded_state = state
 
     def restore(self, callback_states: Mapping[str, Any]) -> None:
-        """Call the hooks as Lightning does when it loads; every part must have been loaded.
+        """Call the hooks as at a load of Lightning. All parts must be loaded before.
 
         Args:
-            callback_states: States of callbacks by their keys; callbacks load them here.
+            callback_states: States of callbacks by their keys, which this method loads.
         """
         checkpoint: dict[str, Any] = {"callbacks": dict(callback_states)}
         if self._loaded_state is not None:
@@ -93,8 +93,8 @@ class HookState:
 class LoggedMetrics:
     """Values that the module logged, and the sums of this epoch.
 
-    Lightning resets these values at a resume. The mean of an epoch would then cover only its
-    remaining batches, and a scheduler that watches a metric would have no value.
+    Lightning resets these values at a resume. The mean of an epoch would then cover only the
+    remaining batches, and a plateau scheduler would have no metric.
 
     Args:
         trainer: Trainer of the module that logs.
@@ -164,7 +164,7 @@ class LoggedMetrics:
         ]
 
     def _adding_to(self, update: Callable[..., None]) -> Callable[..., None]:
-        """Return ``update`` wrapped to restore the saved sum of a key first."""
+        """Return a wrapper of ``update`` that first restores the saved sum of a key."""
 
         def added(key: str, value: Any, batch_size: int) -> None:
             saved_values, results = self._pending.pop(key, None), self._results()
@@ -179,8 +179,9 @@ class LoggedMetrics:
 class HeldGroups:
     """Groups of an optimizer while the hooks ``on_fit_start`` run.
 
-    Lightning loads optimizers after these hooks, so the hooks see the groups that the module made.
-    A hook may add groups, or replace them by groups with the options of an earlier epoch.
+    Lightning loads optimizers after these hooks, so the hooks get the groups that the module
+    created. A hook may add groups, or replace groups by groups with the options of an earlier
+    epoch.
 
     Args:
         optimizer: Optimizer before its load.
@@ -194,11 +195,11 @@ class HeldGroups:
         self._loaded: list[dict[str, Any]] = []
 
     def hold(self) -> None:
-        """Keep the loaded groups, and show the groups that the module made."""
+        """Keep the loaded groups, and put the groups of the module into the optimizer."""
         self._loaded, self._optimizer.param_groups = self._optimizer.param_groups, self._made
 
     def put_back(self) -> None:
-        """Put back the loaded groups, and keep groups of new parameters."""
+        """Put the loaded groups into the optimizer, and keep groups of new parameters."""
         members = {id(parameter) for group in self._loaded for parameter in group["params"]}
         self._loaded += (
             group
@@ -214,8 +215,8 @@ _FLAGS = ("requires_grad", "training", "track_running_stats")
 class TrainingChanges:
     """Changes that training makes to flags of the module, and to gradient accumulation.
 
-    A callback may unfreeze a layer in a later epoch. The script makes the flags of a new start, so
-    only their changes since the start are state.
+    A callback may unfreeze a layer in a later epoch. The script sets the initial flags at each
+    start, so a checkpoint stores only later changes.
 
     Args:
         trainer: Trainer whose module and accumulation factor change.
@@ -228,7 +229,7 @@ class TrainingChanges:
         self._loaded: Mapping[str, Any] = {}
 
     def begin(self) -> None:
-        """Note the flags of the start, and restore the loaded changes."""
+        """Record the initial flags, and restore the loaded changes."""
         self._made = {flag: self._flags(flag) for flag in _FLAGS}
         for flag in _FLAGS:
             owners = dict(self._owners(flag))
@@ -242,7 +243,7 @@ class TrainingChanges:
             self._trainer.accumulate_grad_batches = factor
 
     def state(self) -> dict[str, Any]:
-        """Return the flags that differ from those of the start, and a changed factor."""
+        """Return the flags that differ from the initial flags, and a changed factor."""
         factor: int = self._trainer.accumulate_grad_batches
         made = self._made or {}
         changed = {
@@ -270,7 +271,7 @@ class TrainingChanges:
 
 
 def stopping_callback(trainer: Any) -> str:
-    """Return the name of the EarlyStopping callback that stops this run, empty if none does."""
+    """Return the name of the EarlyStopping callback that stops this run; empty without one."""
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping) and trainer.should_stop:
             is_out_of_patience = callback.wait_count >= callback.patience
@@ -282,7 +283,7 @@ def stopping_callback(trainer: Any) -> str:
 
 
 def _epoch(trainer: Any) -> int:
-    """Return the epoch that was trained last, even if its end was already counted."""
+    """Return the last trained epoch, even if its end was already counted."""
     return int(trainer.fit_loop.epoch_progress.current.ready) - 1
 
 
@@ -297,7 +298,7 @@ def _call_module(trainer: Any, hook: str, checkpoint: dict[str, Any]) -> None:
 
 
 def _checkpoint_without_hooks(trainer: Any) -> dict[str, Any]:
-    """Return the checkpoint that Lightning gives to hooks; the tensors are the live ones."""
+    """Return the checkpoint dictionary for hooks, with the live tensors."""
     connector, precision = trainer._checkpoint_connector, trainer.precision_plugin  # noqa: SLF001
     module, datamodule = trainer.lightning_module, trainer.datamodule
     checkpoint: dict[str, Any] = {

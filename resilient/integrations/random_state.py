@@ -1,4 +1,4 @@
-"""Random state of a trainer and its data loaders, and state that functions save and restore.
+"""Random state of a trainer and of its data loaders.
 
 A loader draws random numbers twice for an epoch. When the loop starts to iterate, the loader draws
 the seed of its workers. When the loop fetches the first batch, the sampler draws the order. Other
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _HOLDERS = ("", "sampler", "batch_sampler", "batch_sampler.sampler")
 _SEEDED = ("SeedableRandomSampler",)
-"""Samplers of accelerate that seed their generator from the number of each epoch."""
+"""Samplers of accelerate that seed their generator from the epoch number."""
 
 
 def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
@@ -39,11 +39,11 @@ def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
 
 
 class RandomPoint:
-    """Random state at one moment: the global streams, and generators of loaders.
+    """Random state at one moment: global streams, and generators of loaders.
 
     Attributes:
         streams: State of the global streams; None before the first ``note``.
-        generators: State of each generator; None if the loaders were not known.
+        generators: State of each generator; None if the loaders were unknown.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ def set_generators(loaders: Iterable[Any], states: list[torch.Tensor]) -> None:
 class DeferredRandomState:
     """Random state that is restored when ``restore`` is called, not when it is loaded.
 
-    Trainers draw from the global streams between loading and training, to shuffle or to skip
-    batches.
+    Between the load and the training, a trainer draws from the global streams, to shuffle or to
+    skip batches.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class DeferredRandomState:
 
 
 class StateField:
-    """A Stateful of two functions.
+    """A Stateful that consists of two functions.
 
     Args:
         get: Function that returns the state as tensors and plain values.

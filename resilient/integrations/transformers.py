@@ -1,4 +1,4 @@
-"""Save and resume Hugging Face's Trainer.
+"""Save and resume of Hugging Face's Trainer.
 
 ::
 
@@ -8,8 +8,8 @@
 
 The trainer decides when to save (``save_strategy``, ``save_steps``, ``save_total_limit``,
 ``load_best_model_at_end``). The repository replaces the checkpoints in ``output_dir``, which the
-trainer would write with pickle. No callback event comes early enough to set the position of the
-loop. The callback therefore replaces the methods of its trainer that write and read checkpoints.
+trainer would write with pickle. No callback event is early enough to set the position of the loop.
+The callback therefore replaces the trainer's methods that write and read checkpoints.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class ResilientCallback(TrainerCallback):
     its log. Objects that were registered with the trainer's accelerator are saved too. A second
     ``train()`` of the same trainer continues from the end of the first.
 
-    Stateful callbacks get their state back without ``restore_callback_states_from_checkpoint``.
-    Their settings remain as the script sets them. A run that an ``EarlyStoppingCallback`` stopped
-    stays stopped when it is started again.
+    A resume restores the state of stateful callbacks even without
+    ``restore_callback_states_from_checkpoint``. Callbacks keep the settings of the script. If an
+    ``EarlyStoppingCallback`` stopped a run, a new start of this run trains no steps.
 
     Args:
         trainer: The trainer that gets this callback.
@@ -174,12 +174,12 @@ class ResilientCallback(TrainerCallback):
             checkpointer.emit(EarlyStopKept(self._stopped_by, trainer.state.global_step))
 
     def prepare_for_training(self, _max_steps: int, loader: Any, _resume: Any) -> tuple[Any, Any]:
-        """Return the objects that were prepared before they were loaded."""
+        """Return the objects that were prepared before the load."""
         self._trainer.callback_handler.train_dataloader = loader
         return self._prepared_model, loader
 
     def run_epoch(self, **options: Any) -> None:
-        """Train the rest of an epoch; do nothing after the last step or an early stop."""
+        """Train the rest of an epoch. After the last step or an early stop, do nothing."""
         trainer = self._trainer
         has_resumed = self._checkpointer is not None and self._checkpointer.resumed is not None
         is_first = has_resumed and options["epoch"] == options["epochs_trained"]
@@ -198,7 +198,7 @@ class ResilientCallback(TrainerCallback):
         )
 
     def _end_epoch(self, state: Mapping[str, Any]) -> None:
-        """Do the trainer's work after the last step of an epoch; the step was saved before it."""
+        """Do the trainer's work at the end of an epoch, after a resume from its last step."""
         trainer = self._trainer
         self._rng.restore()
         handler = trainer.callback_handler
@@ -217,7 +217,7 @@ class ResilientCallback(TrainerCallback):
     def maybe_log_save_evaluate(
         self, loss: Any, grad_norm: Any, *rest: Any, learning_rate: Any = None
     ) -> None:
-        """Log, evaluate and save; the end of an epoch logs the values of its last step again."""
+        """Log, evaluate and save; at the end of an epoch, log the values of its last step again."""
         self._place.measured = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         self._original_methods["_maybe_log_save_evaluate"](
             loss, grad_norm, *rest, learning_rate=learning_rate
@@ -239,15 +239,15 @@ class ResilientCallback(TrainerCallback):
         )
 
     def load_rng_state(self, _checkpoint: str | None) -> None:
-        """Restore random state; the trainer calls this after it has skipped batches."""
+        """Restore random state. The trainer calls this method after it has skipped batches."""
         self._rng.restore()
 
     def save_checkpoint(self, model: Any, trial: Any) -> None:  # noqa: ARG002 - the trainer's
-        """Save this step to the repository once; within a step, wait until the step ends."""
+        """Save this step to the repository once, at the end of the step."""
         trainer, checkpointer = self._trainer, self._checkpointer
         state = trainer.state
         if self._is_in_step:
-            # Other callbacks save when they get a signal; the gradients of a step are not saved.
+            # Another callback may save within a step, but a checkpoint does not contain gradients.
             self._is_save_due = True
             return
         if checkpointer is None or state.global_step == self._saved_step:
@@ -256,7 +256,7 @@ class ResilientCallback(TrainerCallback):
         self._callbacks.export(state)
         self._place.note(trainer)
         if state.best_global_step == state.global_step:
-            # Set before the save: a resumed run must know that this checkpoint is the best.
+            # Set the name before the save, because a resumed run must know its best checkpoint.
             self._best = CheckpointId(checkpointer.generation, state.global_step)
             state.best_model_checkpoint = str(self._best)
         keep = [self._best] if self._best else []
@@ -264,7 +264,7 @@ class ResilientCallback(TrainerCallback):
         self._saved_step = state.global_step
 
     def load_best_model(self) -> None:
-        """Load the weights of the best model that a checkpoint has."""
+        """Load the weights of the best model from its checkpoint."""
         if self._best is not None and self._checkpointer is not None:
             self._checkpointer.load(self._best, "model")
 
@@ -285,25 +285,25 @@ class ResilientCallback(TrainerCallback):
             state.log_history[-1] = plain_log(state.log_history[-1])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Send a heartbeat: a step begins, with its batches loaded."""
+        """Send a heartbeat at the start of a step, when its batches are loaded."""
         self._is_in_step = True
         if self._beat is not None:
             self._beat.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Send a heartbeat: a step has ended, even if the optimizer skipped it."""
+        """Send a heartbeat at the end of a step, even if the optimizer skipped the step."""
         control.should_save = control.should_save or self._is_save_due
         self._is_in_step = self._is_save_due = False
         if self._beat is not None:
             self._beat.between()
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Send a heartbeat: an evaluation makes progress."""
+        """Send a heartbeat for the progress of an evaluation."""
         if self._beat is not None:
             self._beat.between()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the seam's
-        """Wait until everything is durable."""
+        """Wait until all saves are durable."""
         if self._checkpointer is not None:
             self._checkpointer.close()
 
@@ -355,7 +355,7 @@ class ResilientCallback(TrainerCallback):
         return {"loss": trainer._tr_loss.clone(), "logged": trainer._globalstep_last_logged}  # noqa: SLF001 - its log's
 
     def _put_log(self, state: Mapping[str, Any]) -> None:
-        # The trainer resets its log once more before it trains: kept until then.
+        # Keep the sums until training begins, because the trainer resets its log again.
         self._gathered_state = state
 
 
@@ -381,7 +381,7 @@ def _check(trainer: Any, url: str) -> None:
 class _StatefulCallbacks:
     """States of a trainer's stateful callbacks, and their initial settings.
 
-    A callback exports settings and state together. Values that differ from the initial ones are
+    A callback exports settings and state together. Values that differ from the initial settings are
     state.
 
     Args:
@@ -394,7 +394,7 @@ class _StatefulCallbacks:
         self._loaded_state: Mapping[str, Any] = {}
 
     def begin(self) -> None:
-        """Note the settings that the script gave."""
+        """Record the settings from the script."""
         self._settings = {
             name: [callback.state().get("args", {}) for callback in callbacks]
             for name, callbacks in self._exportable().items()
@@ -422,7 +422,7 @@ class _StatefulCallbacks:
 
     @staticmethod
     def had_stopped(state: TrainerState) -> bool:
-        """Return true if the loop had a stop request when the state was saved."""
+        """Return whether the saved loop had a stop request."""
         saved: Any = state.stateful_callbacks
         control = saved.get("TrainerControl", {})
         return bool(control.get("args", {}).get("should_training_stop"))
@@ -430,7 +430,7 @@ class _StatefulCallbacks:
     def restore(self, state: TrainerState) -> tuple[str, ...]:
         """Restore callbacks in place, and return the names of callbacks that no longer exist.
 
-        Flags of TrainerControl last for one event, except at the end of an epoch.
+        Flags of TrainerControl are valid for one event, except at the end of an epoch.
         """
         saved: Any = state.stateful_callbacks
         live = self._exportable()
@@ -466,7 +466,7 @@ class _Place:
     """Position in the data, and the random state that determined the order of the epoch.
 
     Attributes:
-        is_ended: Whether the callbacks had the event of the epoch's end.
+        is_ended: Whether the callbacks got the event of the end of the epoch.
         measured: Gradient norm and learning rate of the last step.
     """
 
@@ -480,7 +480,7 @@ class _Place:
         self._loaded_state: dict[str, int] = {}
 
     def begin(self, state: Mapping[str, Any], *, is_resumed: bool) -> None:
-        """Note the random state of a new epoch, or restore that of a resumed epoch.
+        """Record the random state of a new epoch, or restore the random state of a resumed epoch.
 
         Args:
             state: Arguments of the trainer's own ``_run_epoch``.
@@ -495,7 +495,7 @@ class _Place:
             self._drawn_from.note(loaders)
 
     def note(self, trainer: Any) -> None:
-        """Note the progress of the epoch; none is left of an epoch that a callback ends early."""
+        """Record the progress of the epoch. A callback that ends an epoch early completes it."""
         batches_done = round((trainer.state.epoch - self._epoch) * self._batches_per_epoch)
         if trainer.control.should_epoch_stop:
             batches_done = self._batches_per_epoch
@@ -507,7 +507,7 @@ class _Place:
         }
 
     def found(self, trainer: Any, step: int, updates: int) -> tuple[int, int]:
-        """Return the epoch and the number of its batches that a resumed loop skips.
+        """Return the epoch and the number of batches that a resumed loop skips in it.
 
         Args:
             trainer: The trainer that resumes.
@@ -537,7 +537,7 @@ class _Place:
 
 
 def _stopping_callback(trainer: Any) -> str:
-    """Return the name of the callback that is out of patience, empty if none is."""
+    """Return the name of the callback that is out of patience; empty without one."""
     for callback in trainer.callback_handler.callbacks:
         is_stopper = isinstance(callback, EarlyStoppingCallback)
         if (

@@ -1,1 +1,1 @@
-"""Repair of checkpoints of other tools, written to a new place."""
+"""Repair of checkpoints of other tools; the result is written to a new place."""

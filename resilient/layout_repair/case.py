@@ -1,7 +1,7 @@
-"""State of a repair: a virtual folder with the planned result, its problems, and its donors.
+"""State of a repair: a virtual folder with the planned result, its problems, and donors.
 
-This module writes nothing. The readers treat a virtual folder like any other folder. The result of
-a repair is therefore detected, assessed and verified before its first byte is written.
+This module writes nothing. The readers accept a virtual folder like any other folder. A repair can
+therefore detect, assess and verify its result before it writes the first byte.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class VirtualFolder:
     """A folder whose files consist of pieces of existing files and of new bytes.
 
     Attributes:
-        url: URL that the folder would have; some facts depend on the folder's name.
-        changed: Names of changed and of removed files.
+        url: URL of the planned folder, because some facts depend on the folder's name.
+        changed: Names of changed and removed files.
     """
 
     def __init__(self, base: Folder, listing: DirectoryListing) -> None:
@@ -74,7 +74,7 @@ class VirtualFolder:
         self._listing = listing
 
     def copy(self) -> VirtualFolder:
-        """Return a copy, to try a change."""
+        """Return a copy, on which a repair can try a change."""
         duplicate = VirtualFolder.__new__(VirtualFolder)
         duplicate.url, duplicate.changed = self.url, set(self.changed)
         duplicate._files, duplicate._listing = dict(self._files), self._listing  # noqa: SLF001 - its own kind
@@ -171,7 +171,7 @@ def _cut(piece: Piece, start: int, length: int) -> bytes:
 
 
 AGREEMENT = "the agreement of its files"
-"""Loss that readers report if two files are of different steps."""
+"""Loss that readers report if two files belong to different steps."""
 UNKNOWN = "not a checkpoint of a supported tool"
 
 
@@ -192,7 +192,7 @@ class RepairAction:
 
 @dataclass(frozen=True, slots=True)
 class Donor:
-    """A checkpoint that may help: another step of the same run, or another copy of this one."""
+    """Source of intact data: another step of the same run, or another copy of the checkpoint."""
 
     folder: Folder
     listing: DirectoryListing
@@ -212,12 +212,12 @@ class RepairCase:
         draft: Planned result.
         contents: Contents of the draft.
         problems: Problems of the draft, including those of its bytes.
-        near: Other steps of the same run, the nearest first.
+        near: Other steps of the same run, with the nearest step first.
         copies: Other copies of the same checkpoint.
-        logs: Logs of the run, if named.
+        logs: Logs of the run that the user named.
         steps: Applied repairs, in order.
         losses: Lost state -> consequence.
-        refused: Place -> reason why nothing was repaired there.
+        refused: Place -> reason why the place is not repaired.
     """
 
     draft: VirtualFolder
@@ -232,7 +232,7 @@ class RepairCase:
 
     @property
     def listing(self) -> DirectoryListing:
-        """The files of the draft."""
+        """Listing of the draft."""
         return self.draft.list()
 
     @property
@@ -241,13 +241,13 @@ class RepairCase:
         return bool(self.contents.layout)
 
     def fatal(self) -> list[Problem]:
-        """Return the problems that prevent a resume; a missing optimizer is no such problem."""
+        """Return the problems that prevent a resume, except a missing optimizer."""
         return [problem for problem in self.problems if problem.is_fatal and problem.what != ALONE]
 
     def broken(self) -> list[str]:
-        """Return the files that must not be used or have wrong content.
+        """Return the files that are unusable or have wrong content.
 
-        A file of an older step is intact, so no repair of damaged bytes may change the file.
+        A file of an older step is not among them, because its bytes are intact.
         """
         places = (
             problem.place
@@ -266,13 +266,13 @@ class RepairCase:
         )
 
     def done(self, file: str, change_text: str, source: str) -> None:
-        """Record a repair, and check the draft again."""
+        """Record a repair, and verify the draft again."""
         self.steps.append(RepairAction(file, change_text, source))
         self.refused.pop(file, None)
         self.look()
 
     def undo(self) -> None:
-        """Remove the last repair, after the draft was restored."""
+        """Remove the last repair from the record, after the caller has restored the draft."""
         self.steps.pop()
         self.look()
 
@@ -286,7 +286,7 @@ class RepairCase:
 
 
 def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
-    """Return the contents of a folder and its problems, after reading every byte.
+    """Read every byte of a folder, and return its contents and its problems.
 
     Raises:
         StoreError: A file could not be read.
@@ -301,5 +301,5 @@ def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
 
 
 def names_of(problems: Iterable[Problem]) -> set[tuple[str, str]]:
-    """Return place and text of problems, to find new ones."""
+    """Return place and text of each problem, for a comparison with later problems."""
     return {(problem.place, problem.what) for problem in problems}

@@ -1,8 +1,8 @@
-"""Files from other copies of the same checkpoint, and removal of broken optional files.
+"""Repairs that take files from other copies, and repairs that remove broken optional files.
 
-A copy may be in another tier or in a backup. Two intact copies of a file may differ. Then the
-copies belong to two checkpoints, or one copy has undetected damage. The repair uses neither copy. A
-broken file is removed if the tool fails on the broken file but continues without it.
+A copy may be in another tier or in a backup. If two intact copies of a file differ, they belong to
+two checkpoints, or one copy has undetected damage. The repair then uses neither copy. The repair
+removes a broken file if the tool fails at the broken file but continues without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import Folder
 
 _ROUNDS_MAX = 4
-"""Rounds per copy: one damage may hide another, as a missing shard hides its index."""
+"""Largest number of rounds per copy, because one damage may hide another damage."""
 DIFFERENT = (
     "but different: they are two checkpoints, or one of the two files has damage that no checksum "
     "shows"
@@ -50,7 +50,7 @@ def _is_whole(case: RepairCase, copy: Donor) -> bool:
 
 
 def _take(case: RepairCase, copy: Donor) -> bool:
-    """Take the usable files of a copy; return True if any was taken."""
+    """Take the usable files of a copy; return True if it had any."""
     differing_files = _different(case, copy)
     _, donor_problems = looked_through(copy.folder)
     problem_names = names_of(donor_problems)
@@ -89,13 +89,13 @@ def _take(case: RepairCase, copy: Donor) -> bool:
 
 
 def _is_little(case: RepairCase, copy: Donor, different: list[str]) -> bool:
-    """Return True if most files are the same in both places."""
+    """Return True if only a few files differ between both places."""
     names = set(case.listing.sizes) | set(copy.listing.sizes)
     return len(different) < len(names) - len(different) or len(names) == 1
 
 
 def _is_another(case: RepairCase, copy: Donor, name: str, different: list[str]) -> bool:
-    """Return True if a file equals another file of the copy: two were swapped."""
+    """Return True if a file equals another file of the copy, so that two files are swapped."""
     size_bytes = case.listing.sizes[name]
     return any(
         copy.listing.sizes.get(other_name) == size_bytes
@@ -188,7 +188,7 @@ def drop_optional_files(case: RepairCase) -> None:
 
 
 def _is_kept(case: RepairCase, name: str) -> bool:
-    """Return True for a file that a resume partly uses, or that is whole but of an older step."""
+    """Return True for a file that a resume partly uses, or for an intact file of an older step."""
     own_problems = [problem for problem in case.problems if problem.place == name]
     return all(
         problem.loses == OF_DEVICES or problem.what.startswith(STALE) for problem in own_problems
@@ -205,7 +205,7 @@ def _leave_unread(case: RepairCase) -> None:
 
 
 def _take_arguments(case: RepairCase) -> None:
-    """Copy the run's arguments from another step; without one, they stay: no resume reads them."""
+    """Copy the run's arguments from another step, if there is one; no resume reads them."""
     if _ARGUMENTS not in case.broken() or _ARGUMENTS not in case.listing.sizes:
         return
     for donor in case.near:
@@ -243,7 +243,7 @@ def _leave_optimizer(case: RepairCase) -> None:
 
 
 def _leave_slices(case: RepairCase) -> None:
-    """Remove the optimizer of FSDP if slices of it are lost: the weights restart without it."""
+    """Remove an FSDP optimizer with lost slices, so that training restarts from the weights."""
     places = [problem.place for problem in case.fatal()]
     folders = {match[0] for place in places if (match := _SLICED.match(place))}
     if not folders or not all(_SLICED.match(place) for place in places):
@@ -255,7 +255,7 @@ def _leave_slices(case: RepairCase) -> None:
 def _leave_engine(case: RepairCase) -> None:
     """Keep only the model if parts of a DeepSpeed engine are lost.
 
-    DeepSpeed stops at a folder without them, and the weights are in a separate file.
+    DeepSpeed fails at such a folder, and a separate file has the weights.
     """
     places = [problem.place for problem in case.fatal()]
     is_lost = any(_ENGINE.match(place) for place in places)
@@ -275,7 +275,7 @@ def _leave_engine(case: RepairCase) -> None:
 def _restart(
     case: RepairCase, names: list[str], change_text: str, source: str, name: str = ""
 ) -> None:
-    """Remove files if whole weights remain, and record the losses."""
+    """Remove files if the weights are complete without them, and record the losses."""
     trial = case.draft.copy()
     for file in names:
         if file in case.listing.sizes:

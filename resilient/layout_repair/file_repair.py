@@ -1,9 +1,9 @@
 """Repair of single files from their own content, and salvage of intact tensors.
 
-The module repairs torch zips, headers of safetensors, slices, and two files that were swapped. A
-tensor of a damaged file is intact if its checksum is right, or if a valid header describes it and
-the file has all its bytes. Intact tensors are written as safetensors, a format that runs no code.
-The repair report names the lost tensors.
+The module repairs torch zips, headers of safetensors, slices, and swapped files. A tensor of a
+damaged file is intact if its checksum is right. Without checksums, the tensor is intact if a valid
+header describes it and the file has all its bytes. Intact tensors are written as safetensors, a
+format that runs no code. The repair report names the lost tensors.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<Q")
 _BITS_MAX = 8
-"""Bytes by which a damaged header may differ from that of another step."""
+"""Largest number of bytes by which a damaged header may differ from the header of another step."""
 _SWAPS_MAX = 6
-"""Largest number of broken files among which swaps are tried."""
+"""Largest number of broken files for which swaps are tried."""
 _OWN = "its own checksums"
 
 
@@ -83,7 +83,7 @@ def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> 
 
 
 def _is_sound(case: RepairCase, name: str) -> bool:
-    """Return True if a torch file has no structural damage, whatever its tensors contain."""
+    """Return True if a torch file has no structural damage; tensor data may be damaged."""
     marks = ("checksum", "directory", BEHIND, "not a complete zip")
     is_told = any(
         problem.place == name and any(mark in problem.what for mark in marks)
@@ -145,7 +145,7 @@ def _is_whole(case: RepairCase, name: str, start: int, size_bytes: int) -> bool:
 
 
 def repair_headers(case: RepairCase) -> None:
-    """Repair headers of safetensors, and cut off bytes after their tensors."""
+    """Repair headers of safetensors files, and remove bytes after the tensors."""
     for name in case.broken():
         if not name.endswith(SAFE) or name not in case.listing.sizes:
             continue
@@ -191,7 +191,7 @@ def _cut_behind(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str,
 
 
 def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple[str, str] | None:
-    """Write a header without the second of two equal entries of one name."""
+    """Return a header without the second of two equal entries with one name."""
     head = _head(case.draft, name)
     doubles: dict[str, list[Any]] = {}
     header = _parsed(head, doubles)
@@ -213,9 +213,9 @@ def _without_doubles(case: RepairCase, trial: VirtualFolder, name: str) -> tuple
 def _with_header_of_another(
     case: RepairCase, trial: VirtualFolder, name: str
 ) -> tuple[str, str] | None:
-    """Use the header of another step whose file has the same length and nearly this header.
+    """Use the header of another step, if the file has equal length and a similar header.
 
-    A valid header may be undamaged, so it is replaced only if exactly one bit differs.
+    A valid header may be undamaged, so the repair replaces it only if exactly one bit differs.
     """
     size_bytes, is_valid = case.listing.sizes[name], _is_header(case.draft, name)
     for donor in case.near:
@@ -261,7 +261,7 @@ def _is_pair(value: Any) -> bool:
 
 
 def swap_back(case: RepairCase) -> None:
-    """Swap two broken files, if both then match their names."""
+    """Swap two broken files if both files then match their names."""
     damaged_files = sorted({problem.place for problem in case.fatal()} & set(case.listing.sizes))
     for first_file, second_file in combinations(damaged_files[:_SWAPS_MAX], 2):
         trial = case.draft.copy()
@@ -336,7 +336,7 @@ class SalvagedFile:
 
 
 def is_saved_so(problem: Problem) -> bool:
-    """Return True for NaN or infinite numbers that were saved so: the file itself has no damage."""
+    """Return True for NaN or infinite numbers in an undamaged file, which were saved so."""
     return " NaN and " in problem.what
 
 
@@ -360,7 +360,7 @@ def salvage(case: RepairCase) -> tuple[SalvagedFile, ...]:
 
 
 def _without_damaged(case: RepairCase, part: SalvagedFile) -> SalvagedFile:
-    """Move tensors with damaged numbers or shape from the intact tensors to the lost ones."""
+    """Move tensors with damaged numbers or shapes from the intact to the lost tensors."""
     problems = [problem for problem in case.fatal() if problem.place == part.file]
     tensor_names = {problem.tensor for problem in case.fatal() if problem.tensor}
     is_scanned = sum(bool(problem.tensor) for problem in case.problems) < NAMED_MAX

@@ -1,8 +1,8 @@
-"""Repair of files that only locate data: weight indexes, latest tags, folder names, DCP indexes.
+"""Repair of files and names that locate data: indexes, latest tags and folder names.
 
-The slices of a distributed checkpoint give their type, shape and checksums, but not their names.
-Another step of the same run has the same names in the same order. The index of the other step fits
-if every slice of every file has the type and shape that the index gives for its position.
+A slice of a distributed checkpoint contains type, shape and checksum, but not the name. Another
+step of the same run has the same names in the same order. The index of the other step fits if each
+slice has the type and shape in the index for its position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _RUN_WIDE = ("metadata.json", "config.json")
 """Files with the same content in every step of a run."""
 _MARKS = {b"\xef\xbb\xbf": "utf-8-sig", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
-"""Byte order mark of an editor -> encoding that reads the text."""
+"""Byte order mark -> encoding of the text."""
 _COUNTING = ("hf-trainer", "torchtitan", "megatron")
 """Layouts whose folder names contain a step."""
 _STEP_NAME = re.compile(r"((?:checkpoint|step|iter)[-_])(\d{1,12})")
@@ -68,7 +68,7 @@ def repair_index(case: RepairCase) -> None:
 
 
 def _why_not(case: RepairCase, count: int, file_by_number: Mapping[int, str]) -> str:
-    """Return the reason why an index of these shards would be wrong; empty if it would be right."""
+    """Return the reason why an index of these shards would be wrong; empty without one."""
     missing_numbers = [number for number in range(1, count + 1) if number not in file_by_number]
     if missing_numbers:
         return f"shards of {count} are missing: {', '.join(map(str, missing_numbers[:8]))}"
@@ -97,9 +97,9 @@ def _index(case: RepairCase, index: str, shards: list[str]) -> bytes:
 
 
 def _require_all_named(case: RepairCase, index: str, mapped: Mapping[str, str]) -> None:
-    """Refuse to remove the only evidence of a tensor that no shard has.
+    """Raise if a new index would hide the loss of a tensor that no shard has.
 
-    A name of the index may only be misspelled: then a shard has a tensor without a name there.
+    But if a name in the index is only misspelled, a shard has a tensor that the index lacks.
 
     Raises:
         Unreadable: The present index names more tensors than the shards have.
@@ -107,7 +107,7 @@ def _require_all_named(case: RepairCase, index: str, mapped: Mapping[str, str]) 
     try:
         old_names = set(read_json(case.draft, case.listing, index)["weight_map"])
     except (Unreadable, KeyError, TypeError):
-        return  # it names nothing
+        return  # the present index names nothing
     lost_names = sorted(old_names - set(mapped))
     if len(lost_names) > len(set(mapped) - old_names):
         raise Unreadable(
@@ -117,7 +117,7 @@ def _require_all_named(case: RepairCase, index: str, mapped: Mapping[str, str]) 
 
 
 def repair_latest(case: RepairCase) -> None:
-    """Rewrite the latest tag with the intact tag of the highest number."""
+    """Rewrite the latest tag with the highest number of an intact tag."""
     for name, tags in (
         (deepspeed.LATEST, _engines(case.draft)),
         (
@@ -171,7 +171,7 @@ def repair_encodings(case: RepairCase) -> None:
 
 
 def repair_documents(case: RepairCase) -> None:
-    """Copy run-wide files from another step."""
+    """Copy files that are equal in all steps from another step."""
     for name in _RUN_WIDE:
         if name not in case.broken():
             continue
@@ -184,7 +184,8 @@ def repair_documents(case: RepairCase) -> None:
             trial.put(name, donor.folder.read(name, 0, donor.listing.sizes[name]))
             _, problems = looked_through(trial)
             if any(problem.place == name for problem in problems):
-                # the problem remains, for example because the file is of another model too
+                # the problem remains, for example because the other file also belongs to another
+                # model
                 continue
             case.draft.take(trial)
             case.done(name, "the same in each step of the run", donor.url)
@@ -194,7 +195,7 @@ def repair_documents(case: RepairCase) -> None:
 
 
 def repair_name(case: RepairCase) -> None:
-    """Rename a folder to the step that its files agree on."""
+    """Rename a folder to the step in its files."""
     name = case.draft.url.rstrip("/").rpartition("/")[2]
     match = _STEP_NAME.fullmatch(name)
     if match is None or case.contents.layout not in _COUNTING or not _is_at_odds(case):
@@ -219,7 +220,7 @@ def repair_name(case: RepairCase) -> None:
 
 
 def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
-    """Return the reason against a folder name; empty if it is allowed.
+    """Return the reason against a folder name; empty without one.
 
     The Trainer's optimizer may have skipped steps, and Megatron's scheduler counts samples.
     """
@@ -245,7 +246,7 @@ _ALONE = (
 
 
 def repair_indexes(case: RepairCase) -> None:
-    """Rewrite a lost DCP index if all of its slices exist."""
+    """Rewrite a lost DCP index if all slices exist."""
     prefixes = {file[: file.rfind("/") + 1] for file in case.listing.sizes if file.endswith(SLICES)}
     for prefix in sorted(prefixes):
         name = f"{prefix}{INDEX}"
@@ -274,7 +275,7 @@ def repair_indexes(case: RepairCase) -> None:
 
 
 def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
-    """Return an index with the names of another step and the locations of this one.
+    """Return an index with the names from another step and the locations of this step.
 
     Raises:
         Unreadable: The other index is invalid, or does not fit the slices here.
@@ -297,12 +298,12 @@ def _index_from_donor(case: RepairCase, other: Donor, prefix: str) -> bytes:
             if data != kinds.get((fqn, offsets)):
                 raise Unreadable(f"`{file}` has no `{str(fqn)[:80]}` at its place")
             info.state = {**info.state, "offset": start, "length": size_bytes}
-    value.state = {**value.state, "storage_meta": None}  # it names the other checkpoint
+    value.state = {**value.state, "storage_meta": None}  # this field names the other checkpoint
     return dump(value)
 
 
 def _entries(value: Any) -> dict[str, list[tuple[int, PickledCall, PickledCall]]]:
-    """Return the entries of an index by file: offset, key and location, sorted by offset."""
+    """Return the entries of an index by file, as offset, key and location, sorted by offset."""
     storage_data = value.get("storage_data") if isinstance(value, PickledCall) else None
     if not isinstance(storage_data, dict) or not isinstance(value.state, dict):
         raise Unreadable("its index is not valid")
@@ -320,7 +321,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def _kinds(index: Index) -> dict[tuple[Any, tuple[int, ...] | None], _Kind]:
-    """Return type and shape of each piece of each tensor, by name and offsets."""
+    """Return the type and the shape of each tensor piece, by name and offsets."""
     return {
         (tensor.name, piece.region.offsets): (tensor.dtype, piece.region.lengths)
         for tensor in index.tensors

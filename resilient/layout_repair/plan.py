@@ -1,7 +1,7 @@
 """Plan of a repair of another tool's checkpoint, verified before anything is written.
 
-The execution of the plan writes a new checkpoint, or the intact tensors. The damaged checkpoint is
-only read.
+The execution of the plan writes a new checkpoint, or the intact tensors. A repair never changes the
+damaged checkpoint.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _REPAIRS = (
     trainer_state_repair.repair_state,
     donors.drop_optional_files,
 )
-"""Repairs in order of application: restoring whole files first, removing lost ones last."""
+"""Repairs in the order of application: restore whole files first, and remove lost files last."""
 _SAVED_SO = (
     "it was saved like that, so no copy and no checksum can repair it: resume an earlier step"
 )
@@ -88,12 +88,12 @@ class LayoutRepairPlan:
         before: Problems before the repair.
         steps: Repairs to apply.
         losses: Lost state -> consequence.
-        refused: Place -> reason why nothing can be repaired there.
+        refused: Place -> reason why the place cannot be repaired.
         after: Problems of the result.
         verdict: Resumability of the result.
         salvaged: Intact tensors of files that cannot be repaired.
         draft: The result.
-        sources: Named places of copies, other steps and logs.
+        sources: Places of copies, other steps and logs that the user named.
     """
 
     url: str
@@ -132,7 +132,7 @@ class LayoutRepairPlan:
 def plan_layout_repair(
     url: str, urls: Sequence[str] = (), storage_options: Mapping[str, Any] | None = None
 ) -> LayoutRepairPlan:
-    """Plan the repair of a checkpoint of another tool; reads only.
+    """Plan the repair of a checkpoint of another tool, without a write.
 
     Args:
         url: The folder or the file.
@@ -188,15 +188,15 @@ def _repair(case: RepairCase) -> None:
 
 
 def _is_elsewhere(case: RepairCase) -> bool:
-    """Return True if no repair may be tried: the save never ended, or Git LFS has the files.
+    """Return True if no repair is possible: the save never ended, or Git LFS has the files.
 
-    A repair that completes such a folder would hide that it never was a checkpoint.
+    A repair would hide that such a folder never was a checkpoint.
     """
     return is_incomplete(case.problems) or any(problem.what == POINTER for problem in case.problems)
 
 
 def _explain(case: RepairCase) -> None:
-    """Give the reason for each remaining problem; state that its tool never saves is no damage."""
+    """Record the reason for each remaining problem, except for state that a tool never saves."""
     problem_places = {problem.place for problem in case.problems} | set(case.listing.outside)
     case.refused = {
         place: reason
@@ -218,13 +218,13 @@ def _explain(case: RepairCase) -> None:
 
 
 def _is_damage(problem: Problem) -> bool:
-    """Return True for a loss by damage; most reported losses are state that a tool never saves."""
+    """Return True for a loss by damage, and not of state that a tool never saves."""
     is_lost = problem.what == "it is missing" or problem.loses == RENAMED
     return bool(problem.loses) and (is_lost or is_saved_so(problem))
 
 
 def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[MetricsLog]:
-    """Return the checkpoint at a named place, or the logs there."""
+    """Return the checkpoint or the logs at a place that the user named."""
     folder = open_folder(url, storage_options)
     listing = folder.list()
     contents = read_layout(folder, listing)
@@ -242,7 +242,7 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
     names = {folder.rstrip("/").rpartition("/")[2] for folder in (case.draft.url, other.url)}
     is_mixed = any((problem.place, problem.loses) == (".", AGREEMENT) for problem in case.problems)
     if is_mixed and len(names) == 1:
-        return True  # the step in its files is in doubt
+        return True  # the step in the checkpoint's files is in doubt
     own_step, donor_step = _step(case.contents), _step(other.contents)
     if own_step is None or donor_step is None:
         return not _are_other_steps(names)
@@ -250,7 +250,7 @@ def _is_same_step(case: RepairCase, other: Donor) -> bool:
 
 
 def _are_other_steps(names: Iterable[str]) -> bool:
-    """Return True for names that differ only in the number at their end."""
+    """Return True for names that differ only in the last number."""
     matches = [_ENDS_IN_NUMBER.fullmatch(name) for name in names]
     stems = {match[1] if match else "" for match in matches}
     numbers = {int(match[2]) for match in matches if match}
@@ -258,7 +258,7 @@ def _are_other_steps(names: Iterable[str]) -> bool:
 
 
 def _step(contents: Contents) -> int | None:
-    """Return the step of a checkpoint, from the majority of its parts."""
+    """Return the step that most parts of a checkpoint state."""
     known_steps = [
         contents.step,
         contents.schedule.step if contents.schedule else None,
@@ -270,7 +270,7 @@ def _step(contents: Contents) -> int | None:
 
 
 def _beside(url: str) -> Iterable[Donor]:
-    """Return other steps beside a checkpoint, the nearest first."""
+    """Return other steps beside a checkpoint, with the nearest step first."""
     if protocol_of(url) != "file":
         return ()
     own_path = Path(url)
@@ -309,13 +309,13 @@ REPAIRED, SALVAGED = "repaired", "salvaged"
 
 
 def place_of(plan: LayoutRepairPlan) -> Path:
-    """Return the default output path of a plan: beside the damaged checkpoint, with its name."""
+    """Return the default output path of a plan, beside the damaged checkpoint."""
     own_path = Path(plan.draft.url)
     return own_path.parent / (REPAIRED if plan.is_repaired else SALVAGED) / own_path.name
 
 
 def write_repaired(plan: LayoutRepairPlan, target: Path) -> Path:
-    """Write the result of a plan; if nothing could be repaired, the intact tensors.
+    """Write the result of a plan, or the intact tensors if no repair is possible.
 
     Crash: a file or folder ``.<name>.partial`` remains beside ``target``; the damaged checkpoint is
     only read.

@@ -1,13 +1,14 @@
 """Repair of ``trainer_state.json`` and of schedulers.
 
-A truncated file still has its first keys in alphabetical order: the best checkpoint, the epoch, the
-step, and the beginning of the history. State that is common to the run is copied from another step
-or from the arguments. Other state is lost and reported.
+The keys of this file are in alphabetical order. A truncated file therefore still has the best
+checkpoint, the epoch, the step, and the beginning of the history. The repair copies state that is
+common to the run from another step or from the arguments. All other state is lost, and the repair
+reports the loss.
 
 The optimizer stores the current and the initial rate of each group, so the repair restores both
-rates bit for bit. The repair takes the step of the scheduler from the other files. The repair takes
-the kind of the scheduler from another step of the run or from the arguments. Other counters, such
-as a plateau's patience, are not restored.
+rates bit for bit. The other files state the step of the scheduler. Another step of the run, or the
+arguments, state the kind of the scheduler. The repair does not restore other counters, such as the
+patience of ReduceLROnPlateau.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _DECODER = json.JSONDecoder()
 
 
 def parse_truncated_json(text: str) -> dict[str, Any]:
-    """Return the complete fields of a truncated JSON object (pure).
+    """Return the complete fields of a truncated JSON object.
 
-    A truncated list gives its complete elements.
+    The result has the complete elements of a truncated list.
     """
     fields: dict[str, Any] = {}
     at = text.find("{") + 1
@@ -65,12 +66,12 @@ def _text_of(quoted: str) -> str | None:
 
 
 def _value(text: str, at: int) -> tuple[Any, int]:
-    """Return the value at an offset and its end; -1 if it is truncated."""
+    """Return the value at an offset and its end offset; the end is -1 for a truncated value."""
     try:
         value, end = _DECODER.raw_decode(text, at)
     except (ValueError, RecursionError):
         return _elements(text, at)
-    # A number at the very end may have had more digits.
+    # A number at the end of the text may be truncated.
     return (value, end) if end < len(text) else (None, at)
 
 
@@ -110,7 +111,7 @@ _LAMBDAS = {
     *("constant_with_warmup", "cosine_with_min_lr", "cosine_warmup_with_min_lr"),
     "warmup_stable_decay",
 }
-"""Schedulers of Transformers with the state of torch's `LambdaLR`."""
+"""Schedulers of Transformers that have the state of torch's `LambdaLR`."""
 _NO_KIND = (
     "its kind is unknown: no other step of the run, beside this one or named with `--from`, and "
     f"no {ARGUMENTS} states it"
@@ -152,11 +153,11 @@ def _repair(case: RepairCase, name: str, optimizer: str) -> None:
 
 
 def step_of(case: RepairCase, *, without: str = "") -> int | None:
-    """Return the step that most files of a checkpoint give, None without a majority.
+    """Return the step that most files of a checkpoint state; None without a majority.
 
     Args:
         case: The checkpoint.
-        without: ``schedule`` or ``state``, if that file is in doubt.
+        without: ``schedule`` or ``state``, to ignore this file.
     """
     contents = case.contents
     name = re.search(r"checkpoint-(\d{1,12})/?$", case.draft.url)
@@ -169,7 +170,8 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
     }
     updates = steps["optimizer"]
     if _SCALER in case.listing.sizes and step and updates and updates < step:
-        # A scaler of fp16 skipped updates: the optimizer and its scheduler count fewer than steps.
+        # If a scaler of fp16 skipped updates, the optimizer and its scheduler count fewer updates
+        # than steps.
         steps = {key: value for key, value in steps.items() if value != updates}
     votes = Counter(value for key, value in steps.items() if value is not None and key != without)
     top_steps = votes.most_common(2)
@@ -179,7 +181,7 @@ def step_of(case: RepairCase, *, without: str = "") -> int | None:
 
 
 def _is_odd(case: RepairCase, step: int | None) -> bool:
-    """Return True if only the scheduler is of another step."""
+    """Return True if only the scheduler belongs to another step."""
     schedule, optimizer = case.contents.schedule, case.contents.optimizer
     if schedule is None or not any(problem.place == "." for problem in case.problems):
         return False
@@ -187,7 +189,7 @@ def _is_odd(case: RepairCase, step: int | None) -> bool:
         return step is not None and schedule.step not in (step, None)
     if not optimizer or not optimizer.rates or optimizer.rates == schedule.rates:
         return False
-    # accelerate steps a scheduler once per rank; if the counts agree, either file may be wrong.
+    # accelerate steps a scheduler once per rank. If the counts agree, either file may be wrong.
     return not optimizer.step or schedule.step is None or schedule.step % optimizer.step != 0
 
 
@@ -239,7 +241,7 @@ def _schedule_state(
 def _from_another(
     case: RepairCase, donor_state: Any, contents: Any, step: int, rates: list[float]
 ) -> dict[str, Any]:
-    """Return the scheduler of another step, moved to this step."""
+    """Return the scheduler of another step, with the counters of this step."""
     last = whole(donor_state.get("last_epoch")) if isinstance(donor_state, dict) else None
     unknown_keys = sorted(str(key)[:40] for key in set(donor_state or ()) - _STEADY - _COUNTED)
     if last is None or unknown_keys:
@@ -269,7 +271,7 @@ def arguments_of(folder: Folder, listing: DirectoryListing) -> dict[str, Any]:
     state = value.state if isinstance(value, PickledCall) else None
     arguments = {}
     for key, entry in state.items() if isinstance(state, dict) else ():
-        # An enumeration member is pickled as a call with its value.
+        # A pickle contains an enumeration member as a call with its value.
         plain = (
             entry.args[0]
             if isinstance(entry, PickledCall) and isinstance(entry.args, tuple) and entry.args
@@ -318,7 +320,7 @@ CONSEQUENCES = {
 
 @dataclass
 class _Known:
-    """A state under reconstruction, with its sources."""
+    """A Trainer state under reconstruction, with the sources of its fields."""
 
     case: RepairCase
     state: dict[str, Any]
@@ -329,7 +331,7 @@ class _Known:
 
 
 def repair_state(case: RepairCase) -> None:
-    """Rewrite a state that is lost, truncated or from another step; else fix invalid fields."""
+    """Rewrite a Trainer state that is lost, truncated or from another step; else fix its fields."""
     if case.contents.layout != "hf-trainer":
         return
     try:
@@ -351,12 +353,12 @@ def repair_state(case: RepairCase) -> None:
 
 
 def _control() -> dict[str, Any]:
-    """Return the TrainerControl of a training between two steps, as Transformers saves it."""
+    """Return the TrainerControl that Transformers saves between two steps."""
     return {"args": dict(_FLAGS), "attributes": {}}
 
 
 def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
-    """Add the fields that an older version lacks or that are no numbers; the others stay."""
+    """Add missing fields, and replace fields that are not numbers."""
     missing_keys = [key for key in sorted(KEYS) if key not in fields]
     callbacks = fields.get("stateful_callbacks")
     known_callbacks = callbacks if isinstance(callbacks, dict) else {}
@@ -380,7 +382,7 @@ def _fill(case: RepairCase, fields: dict[str, Any], odd: list[str]) -> None:
 
 
 def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return fields from another step of the run, or from its arguments, and their sources."""
+    """Return fields from another step or from the run's arguments, with their sources."""
     fields: dict[str, Any] = {}
     sources = []
     for state, source in _other_states(case):
@@ -399,7 +401,7 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
     new_fields = {
         key: value for key, value in argument_values.items() if key in lacking and key not in fields
     }
-    # The arguments may give a fraction of all steps, while the state needs a count.
+    # The arguments may state a fraction of all steps, but the state needs a number of steps.
     new_fields = {
         key: int(value)
         for key, value in new_fields.items()
@@ -410,7 +412,7 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
 
 
 def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite a state with accepted keys only; a key with a flipped bit is corrected."""
+    """Rewrite a state with accepted keys only, and correct a key with a flipped bit."""
     unknown_keys = sorted(set(state) - KEYS)
     corrected_keys = {
         key: corrected_key
@@ -435,7 +437,7 @@ def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_flip(key: str, names: set[str]) -> str | None:
-    """Return the known key that differs in one bit; None without one."""
+    """Return the accepted key that differs in one bit; None without one."""
     data = int.from_bytes(key.encode())
     return next(
         (
@@ -476,7 +478,7 @@ def repair_best(case: RepairCase) -> None:
 
 
 def _checkpoint_of(case: RepairCase, step: int) -> str | None:
-    """Return the path of another step of the run, None if it is not beside this one."""
+    """Return the path of another step of the run; None if it is not beside this checkpoint."""
     name = f"checkpoint-{step}"
     parent, own_path = Path(case.draft.url).parent, Path(case.draft.url).name
     is_there = own_path == name or any(Path(donor.url) == parent / name for donor in case.near)
@@ -544,7 +546,7 @@ def _other_states(case: RepairCase) -> list[tuple[dict[str, Any], str]]:
             continue
         if whole(state.get("global_step")):
             states.append((state, donor.url))
-    # The Trainer writes this file beside its checkpoints when a script calls `save_state`.
+    # The Trainer writes this file beside its checkpoints if a script calls `save_state`.
     parent_state = parse_truncated_json(
         read_beside(case.draft.url, STATE).decode("utf-8", "replace")
     )
@@ -567,7 +569,7 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
 
 
 def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
-    """Use the longest history, with all digits as far as an exact source has them."""
+    """Restore the longest history, with all digits if an exact source has them."""
     candidates = [
         (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in states))
     ]
@@ -602,7 +604,7 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states
 
 
 def _is_behind(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
-    """Return True if an entry follows others: at a later step, or of another kind at the last."""
+    """Return True if an entry has a later step than others, or another kind at the last step."""
     last = _last(entries)
     keys_at_last = {
         key
@@ -638,7 +640,7 @@ def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: 
 
 
 def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
-    """Use the best result of a state that knew it, and callbacks whose state counts nothing."""
+    """Restore the best result from another state, and the states of callbacks."""
     for candidate in (rest, *(state for state, _ in states)):
         best = whole(candidate.get("best_global_step"))
         knew = (whole(candidate.get("global_step")) or 0) >= step
@@ -654,12 +656,12 @@ def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _
         rebuilt_state.state["stateful_callbacks"] = dict(callbacks)
     if not isinstance(callbacks, dict) or set(callbacks) - {CONTROL}:
         rebuilt_state.lost.append("callbacks")
-    # Transformers raises at the next save without this state, so it is always written.
+    # Always write this state, because Transformers raises at the next save without it.
     rebuilt_state.state["stateful_callbacks"].setdefault(CONTROL, _control())
 
 
 def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
-    """Return the best evaluation as the Trainer finds it; empty if an evaluation may be missing."""
+    """Return the best evaluation by the Trainer's rule; empty if an evaluation may be missing."""
     metric = rebuilt_state.arguments.get("metric_for_best_model")
     if "history" in rebuilt_state.lost or not isinstance(metric, str):
         return {}
@@ -672,7 +674,7 @@ def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
     if not candidates:
         return {}
     is_greater = rebuilt_state.arguments.get("greater_is_better")
-    # The first of equals: only a better result replaces it.
+    # `max` and `min` return the first of equal results, as the Trainer does.
     number, step = (max if is_greater else min)(candidates, key=lambda pair: pair[0])
     checkpoint_path = _checkpoint_of(rebuilt_state.case, step)
     return {
@@ -694,7 +696,7 @@ def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], states:
 
 
 def _tell_batch_size(rebuilt_state: _Known) -> None:
-    """Ensure a batch size: the Trainer divides it when it resumes."""
+    """Set a missing batch size to 0, because the Trainer divides the value at a resume."""
     if not decimal(rebuilt_state.state["train_batch_size"]):
         rebuilt_state.state["train_batch_size"] = 0
         rebuilt_state.lost.append("batch size")

@@ -1,9 +1,9 @@
-"""Logged metrics of a run, from the files beside its checkpoints.
+"""Reader of a run's logged metrics, from the files beside its checkpoints.
 
 The module reads three kinds of files. ``log.jsonl`` and the events of our trainer have all digits
-of each number. The event files of TensorBoard, which the Trainer of Transformers writes to
-``runs``, have single precision. The files of a resumed run contain several attempts. Only the
-attempts that led to the checkpoint count.
+of each number. The Trainer of Transformers writes event files of TensorBoard to ``runs``, with
+numbers in single precision. The files of a resumed run contain several attempts. The module uses
+only the attempts that led to the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LINES_BYTES_MAX = 32 << 20
 _NOTED = ("at", "generation")
 _SUMMARY = "train_runtime"
 SHARED = ("step", "epoch", "num_input_tokens_seen")
-"""Keys that entries of losses and of evaluations share, with the values of training."""
+"""Keys that entries of losses and of evaluations have in common."""
 _PREFIXES = {"train": "", "eval": "eval_", "test": "test_"}
 
 
@@ -44,10 +44,10 @@ class MetricsLog:
     """Logged metrics of a run from one source.
 
     Attributes:
-        where: Its files.
+        where: Path of the log files.
         lives: Entries of each attempt, in the order of their start.
-        is_exact: Whether its numbers have all logged digits.
-        broken: Description of its damage; empty if whole.
+        is_exact: Whether the numbers have all logged digits.
+        broken: Description of the damage; empty for an intact log.
     """
 
     where: str
@@ -56,9 +56,9 @@ class MetricsLog:
     broken: str = ""
 
     def until(self, step: int) -> list[Entry]:
-        """Return the entries that led to a step, as far as they are in this log."""
+        """Return the entries of this log that led to a step."""
         entries = woven(self.lives, step)
-        # The summary of a training is logged after its last save.
+        # Omit the summary of a training, which is logged after the last save.
         return [entry for entry in entries if entry["step"] < step or _SUMMARY not in entry]
 
     def reach(self) -> int:
@@ -128,7 +128,7 @@ def _read_tensorboard(
 
 
 def entries_of(scalars: Iterable[Scalar]) -> Iterator[Entry]:
-    """Yield the entries that the Trainer of Transformers wrote number by number (pure)."""
+    """Yield the log entries that the Trainer of Transformers wrote as single numbers."""
     entry: Entry = {}
     kind = ""
     for scalar in scalars:
@@ -168,7 +168,7 @@ def _read_lines(folder: Folder, listing: DirectoryListing, name: str) -> Metrics
 
 
 def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
-    """Yield the ranges in which steps only rise; a run that went back starts another range."""
+    """Yield the ranges in which steps only rise; a decrease starts a new range."""
     begin = 0
     for at in range(1, len(entries) + 1):
         if at == len(entries) or entries[at]["step"] < entries[at - 1]["step"]:
@@ -177,7 +177,7 @@ def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
 
 
 def _line(text: str) -> tuple[int, Entry]:
-    """Return the attempt and the entry of a line; an empty entry for an invalid or cut line."""
+    """Return the attempt and the entry of a line; the entry of an invalid line is empty."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
@@ -190,7 +190,7 @@ def _line(text: str) -> tuple[int, Entry]:
         metrics_of_line = (
             metrics if line["event"] == "MetricsLogged" and isinstance(metrics, dict) else {}
         )
-    # Entries of speed have the same keys but no epoch, and are no part of a history.
+    # Entries of speed have the same keys but no epoch, and do not belong to a history.
     is_entry = "epoch" in metrics_of_line and whole(metrics_of_line.get("step")) is not None
     plain = {
         key: value
@@ -201,7 +201,7 @@ def _line(text: str) -> tuple[int, Entry]:
 
 
 def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
-    """Return the entries that led to a step, from attempts that each began at some step (pure).
+    """Return the entries that led to a step, from several attempts of a run.
 
     The last attempt that reached the step counts from its start. For steps before that start, the
     last earlier attempt that reached the start counts, and so on. All other attempts are ignored.
@@ -220,7 +220,7 @@ def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
 
 
 def _end(entries: Sequence[Entry], limit: int) -> int:
-    """Return the last step of an attempt up to a limit; an attempt beyond it passed through it."""
+    """Return the last step of an attempt up to a limit; 0 if the attempt began after the limit."""
     first = min((entry["step"] for entry in entries), default=limit + 1)
     last = max((entry["step"] for entry in entries), default=0)
     return min(last, limit) if first <= limit else 0

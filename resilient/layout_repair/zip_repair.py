@@ -1,16 +1,15 @@
-"""Repair of torch zip files: single-bit errors, lost directories, and new files.
+"""Repair of torch zip files with a flipped bit or a lost directory, and writer of new files.
 
-CRC-32 distinguishes every position of a single flipped bit. In content of n bits, other damage
-looks like a single flipped bit with a probability of n / 2^32. Therefore only small content is
-repaired this way, and the result must be valid.
+CRC-32 identifies the position of a single flipped bit. In content of n bits, other damage looks
+like a single flipped bit with a probability of n / 2^32. Therefore the repair corrects only small
+content, and the result must be valid.
 
 torch writes a member's header, its content, and then a descriptor with checksum and length. The
 directory at the end repeats these values. The repair can therefore rewrite a lost directory, and
 find the intact members of a truncated zip.
 
-The repair writes values as torch and pickle would write them, but uses neither torch nor pickle. A
-call is written as the reader (:mod:`resilient.layouts.pickle_reader`) found it. This module adds no
-names of its own.
+The module writes values in the form of torch and pickle, but imports neither. It writes a call with
+the name that the reader (:mod:`resilient.layouts.pickle_reader`) found, and adds no other names.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from resilient.layout_repair.case import Piece, VirtualFolder
 
 BYTES_MAX = 1 << 18
-"""Largest content to repair; chance would accept a wrong repair once in 2,000 cases."""
+"""Largest content to repair. A wrong repair would be accepted once in 2,000 cases."""
 
 
 def _table() -> tuple[int, ...]:
@@ -49,7 +48,7 @@ _OF_LAST = {_FORWARD[1 << bit]: bit for bit in range(8)}
 
 
 def flip_bit_back(data: bytes, checksum: int) -> bytes | None:
-    """Return the bytes with one flipped bit corrected; None if no bit explains the checksum.
+    """Return the bytes with one flipped bit corrected; None if this does not fit the checksum.
 
     Args:
         data: The damaged bytes.
@@ -104,7 +103,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Members of a zip according to their own headers.
+    """Members of a zip according to their local headers.
 
     Attributes:
         members: Members in file order, up to the first unreadable header.
@@ -121,7 +120,7 @@ class Scan:
 
 
 def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -> Scan:
-    """Return the members of a zip by their own headers; each byte of them is read.
+    """Read the members of a zip by their local headers, including all content.
 
     Args:
         draft: Folder of the file.
@@ -148,7 +147,7 @@ def scan_members(draft: VirtualFolder, name: str, start: int, size_bytes: int) -
 def repaired_zip(
     draft: VirtualFolder, name: str, start: int, size_bytes: int
 ) -> tuple[Piece, ...] | None:
-    """Return a zip with every member whole and a new directory; None if impossible.
+    """Return a zip with intact members and a new directory; None if impossible.
 
     Args:
         draft: Folder of the file.
@@ -304,7 +303,7 @@ def _sum(draft: VirtualFolder, name: str, at: int, size_bytes: int) -> int:
 _DEPTH_MAX = 64
 _INT_32 = 1 << 31
 _ALIGNMENT = 64
-# torch creates these classes without `__init__` and fills them from a state.
+# A pickle creates objects of these classes without `__init__`, and then sets their state.
 _WITHOUT_INIT = {
     *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata"),
     *("BytesStorageMetadata", "ChunkStorageMetadata", "_StorageInfo"),
@@ -312,7 +311,7 @@ _WITHOUT_INIT = {
 
 
 def dump(value: Any) -> bytes:
-    """Return a pickle (protocol 4) of plain values and of calls that a pickle contained.
+    """Return a pickle (protocol 4) of plain values and of calls from another pickle.
 
     Raises:
         Unreadable: The value contains other objects, or is deeper than any checkpoint.

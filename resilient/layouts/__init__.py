@@ -1,1 +1,1 @@
-"""Readers for checkpoints of other tools, without torch, unpickling or their code."""
+"""Readers for checkpoints of other tools, which need neither torch nor the tools' code."""

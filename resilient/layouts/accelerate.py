@@ -1,10 +1,12 @@
-"""Folders of accelerate's ``save_state``: one process, several, FSDP or DeepSpeed.
+"""Reader of accelerate's ``save_state`` folders: one or several processes, FSDP or DeepSpeed.
 
-The model and optimizer halves of a folder have the same layout in the Trainer of Transformers.
+The model half and the optimizer half of a folder have the same layout in the Trainer of
+Transformers.
 
 Sources: ``accelerate.checkpointing``, ``accelerate.accelerator`` 1.15,
-``accelerate.utils.fsdp_utils`` and ``transformers.trainer`` 5.23. The loader of accelerate stops at
-a missing file that an object of the script needs, but ignores missing random states silently.
+``accelerate.utils.fsdp_utils`` and ``transformers.trainer`` 5.23. The loader of accelerate fails at
+a missing file that an object of the script needs. But the loader silently ignores missing random
+states.
 """
 
 from __future__ import annotations
@@ -49,14 +51,14 @@ class StateHalf:
     """The model or optimizer half of a folder.
 
     Attributes:
-        tensors: Its tensors.
+        tensors: Tensors of the half.
         optimizer: Summary of the optimizer, in the optimizer half.
         kind: Suffix for the title of the layout.
         problems: Missing or broken files.
-        engine: Contents of a DeepSpeed engine inside, which has both halves.
-        world: Number of ranks that wrote it, if known.
+        engine: Contents of a DeepSpeed engine in the folder, which has both halves.
+        world: Number of ranks that wrote the half, if known.
         device: Device of the optimizer's state at the save, if known.
-        is_in_one: Whether the half is an optimizer in one file, in torch's form.
+        is_in_one: Whether the half is an optimizer in one torch file.
     """
 
     tensors: tuple[Tensor, ...] = ()
@@ -70,12 +72,12 @@ class StateHalf:
 
 
 def read_model_half(folder: Folder, listing: DirectoryListing, tag: str) -> StateHalf:
-    """Return the model half; for an engine, both halves.
+    """Return the model half; for a DeepSpeed engine, both halves.
 
     Args:
         folder: Folder of the checkpoint.
         listing: Its files.
-        tag: Folder of a DeepSpeed engine in it; empty without one.
+        tag: Folder of a DeepSpeed engine in the folder; empty without one.
 
     Raises:
         StoreError: A file could not be read.
@@ -101,7 +103,7 @@ def _read_single_half(folder: Folder, listing: DirectoryListing) -> StateHalf:
     """Return the model half in the form that `save_pretrained` writes."""
     tensors, problems = read_weights(folder, listing)
     if _OF_TRAINER in listing.sizes and OPTIMIZERS[1] in listing.sizes:
-        # Only with FSDP the Trainer writes this name, and it then loads weights from no other file.
+        # The Trainer writes this name only with FSDP, and then loads weights from no other file.
         problem_text = "it is missing, and with FSDP the Trainer fails without it"
         problems = [Problem(_FSDP, problem_text, is_fatal=True, cure=Remedy.COPY)]
     elif not tensors and not problems:
@@ -142,8 +144,8 @@ def optimizer_half(
         listing: Its files.
         model: The model half.
         loses: State that the tool initializes again without an optimizer file; empty if the tool
-            stops.
-        is_begun: Whether steps were made.
+            fails.
+        is_begun: Whether the training has made steps.
 
     Raises:
         StoreError: A file could not be read.
@@ -165,7 +167,7 @@ def optimizer_half(
             tensors, optimizer_value, problems=tuple(problems), device=device, is_in_one=True
         )
     except Unreadable as error:
-        # A tool may ignore a missing file silently, but stops at a broken one.
+        # A tool may silently ignore a missing file, but fails at a broken file.
         is_fatal = not loses or listing.is_there(name)
         cure = Remedy.REPAIR if listing.is_there(name) else Remedy.COPY
         return StateHalf(problems=(Problem(name, str(error), loses, is_fatal=is_fatal, cure=cure),))
@@ -206,7 +208,7 @@ _PLACES = re.compile(r"(?i)data|sampl|load|step|iter|epoch|batch")
 
 
 def is_state(listing: DirectoryListing) -> bool:
-    """Return True if a folder is of ``save_state``, even without its random states."""
+    """Return True if ``save_state`` wrote a folder, even if the random states are missing."""
     names = listing.sizes
     marks = any(re.fullmatch(_RANDOM, name) or _OWN.fullmatch(name) for name in names)
     return marks or bool({"scheduler.bin", "sampler.bin", _LOADER, "optimizer.bin"} & set(names))
@@ -260,7 +262,7 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
 def _more(
     folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return the tensors of further models and optimizers, beyond the first of each."""
+    """Return the tensors of all models and optimizers but the first model and optimizer."""
     if model.engine is not None or model.kind:
         return (), []
     tensors: list[Tensor] = []
@@ -298,7 +300,7 @@ def _schedules(
 
 
 def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
-    """Return the problem of a first scheduler with other groups than the first optimizer."""
+    """Return the problem if the first scheduler and the first optimizer have different groups."""
     try:
         value = open_archive(folder, listing, "scheduler.bin").value
     except Unreadable:
@@ -318,7 +320,7 @@ def _scheduled(
 ) -> list[Problem]:
     """Return contradictions between the optimizer and the scheduler.
 
-    A scheduler leaves its mark in the optimizer's groups, so a lost scheduler is noticed.
+    A scheduler adds a key to the optimizer's groups, so this function detects a lost scheduler.
     """
     name = "scheduler.bin"
     if schedule is None and name not in listing.sizes and _had_schedule(folder, listing):
@@ -345,9 +347,9 @@ def _had_schedule(folder: Folder, listing: DirectoryListing) -> bool:
 def _custom_object_tensors(
     folder: Folder, listing: DirectoryListing
 ) -> tuple[tuple[Tensor, ...], str, list[Problem]]:
-    """Return the tensors of a script's own objects, names that suggest a position, and problems.
+    """Return tensors of a script's own objects, names that suggest a data position, and problems.
 
-    Their number must be that of the objects that a script registers, so a gap stops the loader.
+    The loader requires the number of objects that the script registers, so it fails at a gap.
     """
     numbers = _numbers(listing, _OWN)
     problems = _gaps(numbers, "custom_checkpoint_{}.pkl", first=0)
@@ -367,7 +369,7 @@ def _custom_object_tensors(
 
 
 def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
-    """Return the problem of the position in the data, which accelerate saves for few loaders."""
+    """Return the problem of the data position, which accelerate saves only for some loaders."""
     if _LOADER not in listing.sizes:
         return [Problem(".", "it does not contain a data position", _PLACE, cure=Remedy.UNKEPT)]
     if (ranks or 1) > 1:

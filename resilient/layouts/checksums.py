@@ -1,7 +1,7 @@
-"""Check of torch's own checksums against every byte.
+"""Check of every byte by the checksums in torch files.
 
-torch does not check its checksums when it loads, so a flipped bit silently changes a weight. A file
-of safetensors has no checksum, so its numbers cannot be verified here.
+torch ignores these checksums at a load, so a flipped bit silently changes a weight. A safetensors
+file has no checksum, so this module cannot verify its numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ZIP, _END, _END_BYTES = b"PK\x03\x04", b"PK\x05\x06", 22
 BEHIND = "it has bytes after its end"
 _RANDOM = re.compile(r"(?:.*/)?(?:rng_state|random_states)[^/]*")
 _UNREAD = "training_args.bin"
-"""A file that Transformers writes, but does not read at a resume."""
+"""A file that Transformers writes but does not read at a resume."""
 _LOST_MAX = 64
 """Largest number of members that are reported."""
 
@@ -35,7 +35,8 @@ _LOST_MAX = 64
 def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...]:
     """Return the members of torch files and slices whose checksum is wrong.
 
-    Reads every byte of these files once. Files that cannot be opened are reported by their readers.
+    The function reads every byte of these files once. It ignores unreadable files, which their
+    readers report.
 
     Args:
         folder: Folder of the files.
@@ -58,7 +59,7 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
 
 
 def _behind(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
-    """Yield the files of slices that are longer than their slices."""
+    """Yield the slice files that have bytes after the last slice."""
     for name in listing.sizes:
         if name.rpartition("/")[2] != INDEX:
             continue
@@ -115,7 +116,7 @@ def _changed_members(folder: Folder, name: str, start: int, size_bytes: int) -> 
         except Unreadable as error:
             yield f"`{member.filename[:80]}`: {error}"
             continue
-        # torch can switch checksums off; the field is zero then.
+        # If checksums are disabled in torch, the field is zero.
         if member.CRC and not is_whole:
             yield f"the checksum of `{member.filename[:80]}` in it is wrong"
 

@@ -1,11 +1,11 @@
 """Cross-checks between the files of one checkpoint.
 
-A contradiction is a loss if the loader continues from a state that was not saved. If the loader
-uses the right value, the contradiction is only reported.
+A contradiction is a loss if the loader continues from a state that was not saved. A contradiction
+is only a note if the loader uses the right value.
 
 Sources: ``torch.optim.Optimizer.load_state_dict`` raises if the number of groups differs, and loads
-all other content unchecked. torch compares no shapes, so only the first step raises. Layer names
-are compared between the layers of one model.
+all other content unchecked. torch compares no shapes, so only the first step raises. This module
+compares the names of tensors between the layers of one model.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?:h|layers?|blocks?)\.(?P<number>\d{1,6})\.(?P<own>.*)")
 _ENOUGH = 3
-"""Number of layers from which two layers show a third one's names; two may differ in kind."""
+"""Minimum number of layers for this check, because two layers may be of different kinds."""
 LOSES = "a weight of a layer"
 
 
 def check_layer_names(tensors: Sequence[Tensor]) -> list[Problem]:
-    """Return the weights that only one layer has, in place of a weight of all other layers.
+    """Return weights that one layer has in place of a weight that all other layers have.
 
-    Transformers loads such a file, and trains on with new numbers in place of the missing weight.
-    Our import and the strict loads of other tools refuse it.
+    Transformers loads such a file, and initializes the missing weight again. Our import and the
+    strict loads of other tools refuse such a file.
 
     Args:
         tensors: Tensors of the whole checkpoint.
@@ -79,7 +79,7 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
             cure=Remedy.COPY,
         )
         if is_pair:
-            return  # the other layer would be reported for the same pair
+            return  # avoid a second report for the same pair
 
 
 def _is_bit_apart(left: str, right: str) -> bool:
@@ -93,7 +93,7 @@ _EPOCHS_APART = 0.02
 """Logs of older versions round the epoch to two digits."""
 _RATES_APART = 1e-6
 _LAMBDAS = "lr_lambdas"
-"""Schedulers with this key use their base rates; others use the current rate of a group."""
+"""Schedulers with this key use base rates. Others use the current rate of a group."""
 _BASES = "the initial rates of the schedule"
 _WIDTHS = (
     *("n_embd", "hidden_size", "d_model", "embedding_size", "word_embed_proj_dim", "n_embed"),
@@ -107,7 +107,7 @@ _EMBEDDINGS = (
     "tok_embeddings.weight",
 )
 _WRAPPERS = ("module.", "_orig_mod.")
-"""Prefixes of DistributedDataParallel and of torch.compile."""
+"""Name prefixes of DistributedDataParallel and torch.compile."""
 _OTHER_LAYERS = ("num_nextn_predict_layers", "num_decoder_layers", "decoder_layers")
 _AXES = 2
 
@@ -147,7 +147,7 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
 
 
 def epoch_of(state: Mapping[str, Any]) -> float | None:
-    """Return the epoch of a state, from its log if the two contradict; None if unknown.
+    """Return the epoch of a state, or of its log if both differ; None if unknown.
 
     Transformers computes the position in the data from the step, so a wrong epoch does not affect
     its own resume.
@@ -171,7 +171,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
         return epoch
     last = max(logged)
     epoch_by_log = logged[last] * step / last
-    # A log that continues beyond the step contradicts the step, and not the epoch.
+    # A log that continues beyond the step contradicts the step but not the epoch.
     return (
         epoch if epoch is not None and abs(epoch_by_log - epoch) <= _EPOCHS_APART else epoch_by_log
     )
@@ -180,7 +180,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
 def _unplaced(
     place: str, state: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
 ) -> list[Problem]:
-    """Return the problem of an epoch 0, or of no epoch, after some steps that no log corrects."""
+    """Return the problem of a missing or zero epoch after some steps, if no log has the epoch."""
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
     if not step or epoch_of(state) is not None:
         return []
@@ -192,7 +192,7 @@ def _unplaced(
 def _in_time(
     entries: Sequence[Mapping[str, Any]], step: int | None, epoch: float | None
 ) -> Iterator[str]:
-    """Yield log entries beyond the step, and an epoch that the log contradicts."""
+    """Yield problems of log entries beyond the step, and of an epoch that the log contradicts."""
     logged = [
         (at, decimal(entry.get("epoch")))
         for entry in entries
@@ -240,7 +240,7 @@ def check_scheduler(place: str, value: Mapping[Any, Any]) -> list[Problem]:
 
 
 def _without_rate(place: str, group: int, evidence: str) -> Problem:
-    """Return the problem of a group whose rate would be 0 from the next step on."""
+    """Return the problem of a group whose rate would stay 0 from the next step on."""
     problem_text = f"group {group} starts from a rate of 0, but {evidence}: it learns nothing more"
     return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
 
@@ -248,11 +248,11 @@ def _without_rate(place: str, group: int, evidence: str) -> Problem:
 def check_base_rates(
     place: str, value: Any, optimizer: Optimizer | None, planned: float | None = None
 ) -> list[Problem]:
-    """Return the problem of a scheduler whose base rates are not those of its optimizer.
+    """Return the problem of a scheduler whose base rates differ from those of its optimizer.
 
     torch copies ``initial_lr`` of each group to ``base_lrs`` when it makes a scheduler. A script
-    may set other base rates later. A base rate of 0 trains no longer, so it is damage if the last
-    rate, the optimizer or the arguments of the run show another rate.
+    may set other base rates later. A base rate of 0 stops the training of its group. It counts as
+    damage if the last rate, the optimizer or the run's arguments show another rate.
 
     Args:
         place: File of the scheduler.
@@ -291,10 +291,10 @@ def _numbers(value: Mapping[Any, Any], name: str) -> list[float | None]:
 def check_adam_options(
     place: str, optimizer: Optimizer | None, planned: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return the problem of an Adam whose betas are not those of the arguments of its run.
+    """Return the problem of Adam's betas that differ from the arguments of the run.
 
-    An optimizer that a script made has its own options. It is the Trainer's own if its initial
-    rate and its `eps` are those of the arguments.
+    An optimizer that a script creates has its own options. The function assumes that the Trainer
+    created the optimizer if its initial rate and `eps` equal the arguments.
 
     Args:
         place: File of the optimizer.
@@ -320,7 +320,7 @@ def check_adam_options(
 def check_update_count(
     place: str, value: Any, optimizer: Optimizer | None, owner: str = ""
 ) -> list[Problem]:
-    """Return the problem of a scheduler with another number of groups than its optimizer.
+    """Return the problem if a scheduler and its optimizer have different numbers of groups.
 
     Args:
         place: File of the scheduler.
@@ -389,10 +389,10 @@ def behind(optimizer: Optimizer | None, step: int | None, *, may_skip: bool) -> 
 
 
 def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
-    """Return the problem of weights that all have a wrapper's name prefix.
+    """Return the problem if all weights have the name prefix of a wrapper.
 
-    The Trainer of Transformers saves without the prefix. It loads the weights that fit, and the
-    others keep their initial values.
+    The Trainer of Transformers saves weights without the prefix. At a load it ignores other names,
+    and these weights keep their initial values.
     """
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     for prefix in _WRAPPERS:
@@ -411,9 +411,10 @@ def wrapped(tensors: Sequence[Tensor]) -> tuple[Problem, ...]:
 def check_model_config(
     place: str, config: Mapping[str, Any], tensors: Sequence[Tensor]
 ) -> list[Problem]:
-    """Return the problem of a configuration whose model differs from that of the weights.
+    """Return the problem of a configuration that does not fit the weights.
 
-    A resume uses the model of its script; ``from_pretrained`` builds one from the configuration.
+    A resume uses the model of the script, but ``from_pretrained`` creates a model from the
+    configuration.
 
     Args:
         place: File of the configuration.
@@ -451,7 +452,7 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
         if match := LAYER.fullmatch(tensor.name):
             stack = match["stack"] or ""
             stacks[stack] = max(stacks.get(stack, 0), int(match["number"]) + 1)
-    # A model with two stacks has a key for each of them.
+    # A model with two stacks of layers has one key per stack.
     if name is None or len(stacks) != 1 or any(config.get(layer) for layer in _OTHER_LAYERS):
         return
     (count,) = stacks.values()
@@ -460,14 +461,14 @@ def _layered(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[s
 
 
 UNLESS_UNUSED = "unless these parameters never had a gradient, their moments start again"
-"""End of the problem of a partial state, which another step may decide."""
+"""Last words of the problem of a partial state, which another step may clear."""
 _EMPTIED = "it has no state of any parameter: the collected moments start again"
 _REPAIR = "resilient ckpt repair {path}"
 _SCALARS = (
     *("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "dampening", "alpha"),
     *("lr_decay", "rho", "lambd"),
 )
-"""Options that make every weight NaN if they are not finite; others may have an infinite bound."""
+"""Options that make every weight NaN if they are not finite. Other options may be infinite."""
 _OPTIONS = set(_SCALARS) - {"initial_lr"}
 _OF_ADAM = {"betas", "eps", "weight_decay"}
 _STATE_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
@@ -476,12 +477,12 @@ _KEPT_OF_EACH = {
     *("exp_avg", "exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "sum", "acc_delta"),
     *("prev", "state1", "exp_avg_sq_row"),
 }
-"""State of every parameter that got a gradient; L-BFGS stores all with its first parameter."""
+"""Names of state that exists for every parameter with a gradient."""
 _GROUPS_MAX = 4096
 
 
 def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem]:
-    """Return problems in ``{state, param_groups}`` that prevent a faithful resume.
+    """Return problems in ``{state, param_groups}`` that prevent an exact resume.
 
     Args:
         place: File of the optimizer.
@@ -512,7 +513,7 @@ def check_optimizer(
         place: File of the optimizer.
         value: Content of the file.
         archive: Archive that reads its numbers.
-        is_begun: Whether steps were made; before the first step the state is empty.
+        is_begun: Whether the training has made steps; before the first step the state is empty.
 
     Raises:
         StoreError: A file could not be read.
@@ -537,7 +538,7 @@ def _partial_state_problem(place: str, value: Any) -> list[Problem]:
 
 
 def _is_emptied(value: Any, archive: Archive) -> bool:
-    """Return True if an optimizer that stores state per parameter has none."""
+    """Return True if an optimizer that stores state per parameter has no state."""
     first: Any = next(iter(value["param_groups"]), {})
     if value["state"] or not isinstance(first, dict):
         return False
@@ -545,7 +546,7 @@ def _is_emptied(value: Any, archive: Archive) -> bool:
 
 
 def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield a parameter that occurs twice, and a state without a parameter."""
+    """Yield problems of a parameter that occurs twice, and of a state without a parameter."""
     parameters = [
         parameter
         for group in groups
@@ -580,13 +581,13 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
 
 
 def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield the first option that a group lacks and its optimizer does not set by default."""
+    """Yield the problem of the first option that a group lacks and torch does not default."""
     keys = [{key for key in group if isinstance(key, str)} for group in groups]
     is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
     for at, group_keys in enumerate(keys):
         absent_fields = {"lr"} | (_OF_ADAM if is_adam and ADAM_ALONE <= group_keys else set())
         for other_keys in keys:
-            # A group may lack options of another group only if each lacks some of the other's.
+            # Groups of different optimizers lack options of each other, so that is no damage.
             absent_fields |= (other_keys & _OPTIONS) if group_keys < other_keys else set()
         if missing_keys := sorted(absent_fields - group_keys):
             yield f"its group {at} has no `{missing_keys[0]}`: the first step fails at that"
@@ -594,7 +595,7 @@ def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[st
 
 
 def _foreign_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
-    """Yield the first state that lacks a key its groups' optimizer (torch's Adam) needs."""
+    """Yield the problem of the first state that lacks a key that torch's Adam needs."""
     if not all(_OF_ADAM | ADAM_ALONE <= group.keys() for group in groups):
         return
     for key, moments in state.items():
@@ -632,7 +633,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 """Optimizer state in the shape of its parameter."""
 _PAIR = {"exp_avg", "exp_avg_sq"}
 _FLAT = "rank "
-"""Name prefix of parts that are split over ranks; their shapes have no meaning."""
+"""Name prefix of tensors that are split over ranks, whose shapes have no meaning."""
 _OWNER = re.compile(r"(?P<of>.*?)(?:^|(?<=\.))state\.(?P<name>.+)")
 _ANOTHER = "the optimizer belongs to another model"
 _Shape = tuple[int, ...]
@@ -641,12 +642,14 @@ _Shape = tuple[int, ...]
 def check_optimizer_fits(
     tensors: Sequence[Tensor], *, is_lenient: bool = False, is_hurt: bool = False
 ) -> tuple[Problem, ...]:
-    """Return problems of an optimizer that belongs to other weights, or is incomplete.
+    """Return problems of an optimizer that does not fit the weights, or is incomplete.
 
     Args:
         tensors: Tensors of the whole checkpoint.
-        is_lenient: Whether a resume takes lost weights from the model that an adapter adapts.
-        is_hurt: Whether files are known to be broken; their content is then not reported again.
+        is_lenient: Whether the checkpoint is an adapter, so that a resume takes other weights from
+            the base model.
+        is_hurt: Whether some files are already known to be broken, and their content is not
+            reported again.
     """
     weights = [tensor for tensor in tensors if tensor.part == MODEL]
     moments = [
@@ -665,7 +668,7 @@ def check_optimizer_fits(
 
 
 def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
-    """Yield the parameters whose moments have different shapes."""
+    """Yield problems of parameters whose moments have different shapes."""
     first: dict[str, Tensor] = {}
     for moment in moments:
         owner, _, slot = moment.name.rpartition(".")
@@ -682,7 +685,7 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
 def _misshapen(
     weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
 ) -> Iterator[Problem]:
-    """Yield parameters of an optimizer that match no weight, and optimizers with too many."""
+    """Yield problems of moments that match no weight, and of too many moments."""
     shape_by_name = {weight.name.removeprefix("model."): weight.shape for weight in weights}
     owners: dict[tuple[str, str], dict[str, Tensor]] = {}
     for moment in moments:
@@ -703,7 +706,7 @@ def _misshapen(
         if unmatched_tensors := [
             value for value in of_one.values() if shapes[value.shape] > counts[value.shape]
         ]:
-            # Positions do not identify the weight of a moment.
+            # A position does not identify the weight of a moment.
             yield (
                 _beyond(counts, shapes, unmatched_tensors[0])
                 if counts - shapes
@@ -714,7 +717,7 @@ def _misshapen(
 
 
 def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> Problem:
-    """Return the problem of more moments than weights of one shape."""
+    """Return the problem if there are more moments than weights of one shape."""
     count = weights[odd.shape]
     of = (
         f"{count} weights have it, and {shapes[odd.shape]} moments" if count else "no weight has it"
@@ -726,7 +729,7 @@ def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> P
 def _lost_weights_problem(
     weights: Sequence[Tensor], shapes: Counter[_Shape], odd: Tensor, *, is_lenient: bool
 ) -> Problem:
-    """Return the problem of moments whose weights are missing while all other weights match."""
+    """Return the problem of moments whose weights are missing, if all other weights match."""
     lost_count, places = shapes.total() - len(weights), {_place(weight) for weight in weights}
     follows = "start again" if is_lenient else "would start again with new numbers"
     name = _lost_name(weights, odd.shape)
@@ -741,7 +744,7 @@ def _lost_weights_problem(
 
 
 def _lost_name(weights: Sequence[Tensor], shape: _Shape) -> str:
-    """Return the name of a lost weight that all other layers have; empty if unknown."""
+    """Return the name of a lost weight that exists in all other layers; empty if unknown."""
     layers: dict[tuple[str, str], set[str]] = {}
     numbers: dict[str, set[str]] = {}
     for weight in weights:
@@ -758,7 +761,7 @@ def _lost_name(weights: Sequence[Tensor], shape: _Shape) -> str:
 
 
 def _halved(moments: Sequence[Tensor]) -> list[Problem]:
-    """Return the first parameter with one moment of Adam where others have both."""
+    """Return the problem of the first parameter with only one of the two moments of Adam."""
     tensors_by_base: dict[str, dict[str, Tensor]] = {}
     for moment in moments:
         owner, _, slot = moment.name.rpartition(".")
@@ -779,5 +782,5 @@ def _place(tensor: Tensor) -> str:
 
 
 def _place_of(tensor: Tensor) -> str:
-    """Return the single file of a tensor; empty for one split over files of one optimizer."""
+    """Return the file of a tensor; empty for a tensor that is split over several files."""
     return tensor.files[0] if len(tensor.files) == 1 and "/" not in tensor.files[0] else ""

@@ -1,8 +1,8 @@
-"""Distributed checkpoints of torch (DCP), with a pickled index or in safetensors.
+"""Reader of torch's distributed checkpoints (DCP), with a pickled index or in safetensors.
 
-With an index, each rank writes its slices to one file. Each slice is a whole torch file, so its
-checksums apply. In safetensors there is no index, because each header gives the offsets of its
-boxes within the whole tensor. These files may be in ``sharded`` beside files with whole tensors.
+In the indexed form, each rank writes its slices to one file. Each slice is a whole torch file with
+checksums. The safetensors form has no index, because each header has the offsets of its boxes
+within the whole tensor. Its files may be in a folder ``sharded`` beside files with whole tensors.
 
 Sources: ``torch.distributed.checkpoint.metadata`` and ``.filesystem`` of torch 2.x, and
 ``torch.distributed.checkpoint.hf_storage`` of torch 2.13.
@@ -53,7 +53,7 @@ _HOMES: Mapping[str, set[str]] = {
     ),
     "_StorageInfo": {"torch.distributed.checkpoint.filesystem"},
 }
-"""Modules in which torch defines the classes of an index; another module means damage."""
+"""Modules in which torch defines the classes of an index. Another module is a sign of damage."""
 _ROOTS = {"torch", "builtins", "collections", "pathlib", "copyreg", "_codecs", "numpy", "datetime"}
 
 
@@ -81,11 +81,11 @@ class Index:
     """Content of an index.
 
     Attributes:
-        tensors: All tensors, each whole.
-        slices: Locations of the pieces by name; a value that is not a tensor has one.
-        values: Names that are not tensors.
+        tensors: All tensors, as whole tensors.
+        slices: Locations of the pieces by name. A value that is not a tensor has one piece.
+        values: Names of values that are not tensors.
         version: Version of the format; empty in old files.
-        ranks: Number of ranks, from the highest number of a file.
+        ranks: Number of ranks, derived from the highest file number.
         problems: Missing or contradictory content.
         paths: Keys of nested dicts from which torch's planner made each name.
     """
@@ -107,8 +107,8 @@ def read_index(
     Args:
         folder: Folder of the checkpoint.
         listing: Its files.
-        prefix: Folder of the index in it, with a ``/`` at its end.
-        part: Part of all tensors; if empty, their names decide.
+        prefix: Folder of the index inside ``folder``, with a ``/`` at its end.
+        part: Part of all tensors; if empty, the names determine the part.
 
     Raises:
         Unreadable: The index is missing, damaged or hostile.
@@ -149,7 +149,7 @@ def read_index(
 
 
 def _paths(names: Any) -> dict[str, tuple[str | int, ...]]:
-    """Return the path of each name, as torch's default planner writes it."""
+    """Return the path of each name, in the form of torch's default planner."""
     return {
         name: tuple(path)
         for name, path in (names.items() if isinstance(names, dict) else ())
@@ -161,7 +161,7 @@ def _paths(names: Any) -> dict[str, tuple[str | int, ...]]:
 
 
 def _is_strange(name: PickledGlobal) -> bool:
-    """Return True if a name is not where torch defines it, or belongs to another package."""
+    """Return True if torch does not define a name in this module."""
     modules = _HOMES.get(name.name)
     if modules is not None:
         return name.module not in modules
@@ -169,7 +169,7 @@ def _is_strange(name: PickledGlobal) -> bool:
 
 
 def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str) -> Any:
-    """Return a value that is not a tensor, or the number of a one-element tensor; else None.
+    """Return a value that is not a tensor, or the element of a one-element tensor; else None.
 
     Raises:
         StoreError: A file could not be read.
@@ -190,7 +190,7 @@ def value_at(folder: Folder, listing: DirectoryListing, index: Index, name: str)
 def optimizer_at(
     folder: Folder, listing: DirectoryListing, index: Index, root: str
 ) -> Optimizer | None:
-    """Return the summary of an optimizer whose names begin with ``root``, None without one.
+    """Return the summary of an optimizer whose names begin with ``root``; None without one.
 
     The names are those of ``get_optimizer_state_dict``: ``state.<parameter>.<slot>`` and
     ``param_groups.<group or parameter>.<option>``.
@@ -241,7 +241,7 @@ def _tensor(key: str, entry: PickledCall, part: str, slices: tuple[Slice, ...]) 
 
 
 def _pieces(entry: PickledCall, slices: tuple[Slice, ...]) -> tuple[Piece, ...]:
-    """Return the boxes of a tensor; empty if one of them cannot be read by ranges."""
+    """Return the boxes of a tensor; empty if one box cannot be read by ranges."""
     lengths = {
         shape_of(chunk.get("offsets")): shape_of(chunk.get("sizes"))
         for chunk in entry.get("chunks") or ()
@@ -295,7 +295,7 @@ def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
 
 
 def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
-    """Return the tensors whose pieces have another number of elements than the tensor."""
+    """Return the problems of tensors whose pieces have another number of elements."""
     problems = []
     for key, entry in entries.items():
         if not isinstance(entry, PickledCall) or not _is_tensor(entry):
@@ -334,7 +334,7 @@ def _files(listing: DirectoryListing, prefix: str) -> list[str]:
 def _ranks(
     listing: DirectoryListing, prefix: str, slices: Mapping[str, tuple[Slice, ...]]
 ) -> int | None:
-    """Return the number of ranks; a file that the index does not name is of another save."""
+    """Return the number of ranks, without files that the index does not name."""
     used = {piece.file for pieces in slices.values() for piece in pieces}
     files = [file for file in _files(listing, prefix) if file in used]
     numbers = [file[len(prefix) :].lstrip("_").partition("_")[0] for file in files]
@@ -358,7 +358,7 @@ _GAPS_MAX = 8
 
 
 def is_sliced(listing: DirectoryListing) -> bool:
-    """Return True if a folder has sharded files, and no files with whole tensors beside them."""
+    """Return True if a folder has sharded files, but no files with whole tensors."""
     is_whole = any(file.startswith("model") and "/" not in file for file in listing.sizes)
     return not is_whole and any(_SHARD.fullmatch(file) for file in listing.sizes)
 
@@ -397,7 +397,7 @@ def read_slices(folder: Folder, listing: DirectoryListing) -> Index:
 
 
 def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield the boxes of one file, each with its offsets in the tensor.
+    """Yield the boxes of one file, with their offsets in the tensor.
 
     Raises:
         Unreadable: The header does not give the offsets.
@@ -426,7 +426,7 @@ def _placed(tensors: tuple[Tensor, ...], meta: dict[str, Any]) -> Iterator[Tenso
 
 
 def _joined(boxes: list[Tensor]) -> Tensor:
-    """Return a tensor from its boxes; its shape is their common extent."""
+    """Return a tensor from its boxes; its shape is the extent of all boxes."""
     pieces = tuple(piece for box in boxes for piece in box.pieces)
     ends = [
         [at + length for at, length in zip(piece.region.offsets, piece.region.lengths, strict=True)]
@@ -439,7 +439,7 @@ def _joined(boxes: list[Tensor]) -> Tensor:
 
 
 def _incomplete_slices(tensors: tuple[Tensor, ...]) -> list[Problem]:
-    """Return the tensors whose boxes have another number of elements than the tensor."""
+    """Return the problems of tensors whose boxes have another number of elements."""
     return [
         Problem(
             tensor.files[0],

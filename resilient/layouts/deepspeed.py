@@ -1,7 +1,7 @@
-"""DeepSpeed engine folders: the model's states, and the optimizer partitioned over ranks.
+"""Reader of DeepSpeed engine folders: model states, and optimizer partitions of the ranks.
 
-DeepSpeed checks little when it loads. DeepSpeed stops at a missing file of a rank, but accepts a
-file of another step or of another rank. This module detects such mixtures.
+DeepSpeed checks little at a load. It fails at a missing file of a rank, but accepts a file of
+another step or of another rank. This module detects such mixtures.
 
 Source of the names: ``deepspeed.runtime.engine`` and ``deepspeed.checkpoint.constants`` (0.19).
 """
@@ -44,9 +44,9 @@ _TRAINER = "trainer_state.json"
 _NAMED = re.compile(r"global_step(\d{1,12})")
 _REPAIR = "resilient ckpt repair {path}"
 _NAMED_MAX = 8
-"""Largest number of files that are named per kind of problem."""
+"""Largest number of files that a problem names."""
 _LOOKED_AT_BYTES = 1 << 20
-"""Bytes read of one tensor to find out if it has nonzero values."""
+"""Bytes of one tensor that are searched for nonzero values."""
 _ODD = "DeepSpeed loads it without an error, and continues from a state that never existed"
 
 
@@ -55,11 +55,11 @@ class OptimizerPartition:
     """The optimizer partition of one rank.
 
     Attributes:
-        archive: Its file.
+        archive: File of the partition.
         rank: Data-parallel rank.
         row: Model-parallel rank.
         step: Number of updates, None if unknown.
-        cuts: Number of partitions of each group.
+        cuts: Number of partitions of each parameter group.
     """
 
     archive: Archive
@@ -91,10 +91,10 @@ class Engine:
 def missing(
     noun: str, place: str, present: Collection[tuple[int, int]], ranks: int, rows: int
 ) -> list[Problem]:
-    """Return the ranks without a file; DeepSpeed stops at the first of them.
+    """Return the problems of ranks without a file; DeepSpeed fails at the first of these ranks.
 
     Args:
-        noun: Description, with ``{}`` in place of the rank.
+        noun: Text of the problem, with ``{}`` in place of the rank.
         place: Folder of the tag.
         present: Data-parallel and model-parallel ranks that have a file.
         ranks: Number of data-parallel ranks.
@@ -102,7 +102,7 @@ def missing(
     """
     last = max((row for _, row in present), default=0) + 1
     rows = max(rows, last)
-    # Both numbers come from a file and may be huge.
+    # Bound the loop, because both numbers come from a file and may be huge.
     pairs = ((rank, row) for rank in range(max(ranks, 1)) for row in range(rows))
     missing_pairs = islice((name for name in pairs if name not in present), _NAMED_MAX)
     return [
@@ -116,14 +116,14 @@ def _rank(rank: int, row: int, rows: int) -> str:
 
 
 def cuts_of(state: Mapping[Any, Any]) -> tuple[int, ...]:
-    """Return the number of partitions of each group, as a rank's file gives it."""
+    """Return the number of partitions of each group, from the file of a rank."""
     partition_count = state.get("partition_count")
     counts = partition_count if isinstance(partition_count, list | tuple) else [partition_count]
     return tuple(count for count in map(whole, counts) if count is not None)
 
 
 def disagreements(engine: Engine) -> list[Problem]:
-    """Return the files that are of another save or of another rank than the other files.
+    """Return the problems of files that belong to another save or to another rank.
 
     Raises:
         StoreError: A file could not be read.
@@ -173,8 +173,8 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
             problem_text = (
                 f"its model states are of step {model_step}, and {source} of {step}: {_ODD}"
             )
-            # Users may name a tag freely, but a Trainer resumes from its own step. The Trainer may
-            # count the short step at the end of an epoch, which the engine then does not count.
+            # Users may choose the name of a tag, but a Trainer resumes from its own step. Only the
+            # Trainer counts the short step at the end of an epoch, and the engine does not.
             is_mixed = source == _TRAINER and _named_step(engine.prefix.rstrip("/")) != model_step
             is_fatal = is_mixed or not _fits(engine, model_step)
             problems.append(_odd(place, problem_text, is_fatal=is_fatal))
@@ -202,27 +202,27 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
         ):
             continue
         problem_text = f"its optimizer made {step} updates by step {right_step}: {_ODD}"
-        # A load without the optimizer's state restarts it in the middle of a run.
+        # A load without the optimizer's state restarts the optimizer in the middle of a run.
         is_fatal = is_mixed or step > right_step or _trainer_step(engine) is not None
         problems.append(_odd(name, problem_text, is_fatal=is_fatal))
     return problems[:_NAMED_MAX]
 
 
 def _fits(engine: Engine, step: int) -> bool:
-    """Return True if a partition has the updates of a step, less those that fp16 skips."""
+    """Return True if a partition has the updates of a step, except updates that fp16 skipped."""
     low = step - _skipped(engine)
     return any(part.step is not None and low <= part.step <= step for part in engine.parts)
 
 
 def _copies(engine: Engine) -> Iterator[Problem]:
-    """Yield the optimizer partitions that equal another rank's, byte for byte."""
+    """Yield problems of optimizer partitions that equal another rank's partition byte for byte."""
     first: dict[Any, OptimizerPartition] = {}
     for part in engine.parts:
         sums = tuple(sorted(part.archive.sums.items()))
         if not any(number for _, number in sums):
-            continue  # checksums were switched off
+            continue  # checksums are disabled
         first_part = first.setdefault(sums, part)
-        # Partitions of padding only are equal.
+        # Partitions that contain only padding are equal.
         if first_part is not part and not _is_blank(part.archive):
             problem_text = (
                 f"it is the same as `{first_part.archive.name[:200]}` of another rank: {_ODD}"
@@ -231,7 +231,7 @@ def _copies(engine: Engine) -> Iterator[Problem]:
 
 
 def _is_blank(archive: Archive) -> bool:
-    """Return True if every vector begins with zeros; the flat vectors here have no strides."""
+    """Return True if every flat vector begins with zeros."""
     for _, leaf in leaves(archive.value):
         if isinstance(leaf, TensorRef) and len(leaf.shape) > 0:
             for piece in archive.pieces(leaf):
@@ -249,7 +249,7 @@ def _is_blank(archive: Archive) -> bool:
 def _odd_ones(
     field: str, values: Mapping[str, Any], right_value: Any = None, loses: str = ""
 ) -> list[Problem]:
-    """Return the files whose value differs from the wanted or the most common one."""
+    """Return the files whose value differs from the wanted or the most common value."""
     stated_values = {name: value for name, value in values.items() if value is not None}
     if len(set(stated_values.values())) < 2:  # noqa: PLR2004 - two of them differ
         return []
@@ -284,7 +284,7 @@ def _value_text(value: Any) -> str:
 
 
 def _claims(engine: Engine) -> dict[str, int | None]:
-    """Return the steps that sources outside the engine's files give."""
+    """Return the steps that sources outside the engine's files state."""
     tag = engine.prefix.rstrip("/")
     return {_TRAINER: _trainer_step(engine), f"the tag `{tag}`": _named_step(tag)}
 
@@ -299,7 +299,7 @@ def _named_step(tag: str) -> int | None:
 
 
 def _trainer_step(engine: Engine) -> int | None:
-    """Return the step of the Trainer around it; None without one, or if its state is broken."""
+    """Return the step of the Trainer around the engine; None without a readable state."""
     if _TRAINER not in engine.listing.sizes:
         return None
     try:
@@ -344,7 +344,7 @@ def is_engine(listing: DirectoryListing, prefix: str = "") -> bool:
 
 
 def tag_of(folder: Folder, listing: DirectoryListing) -> str:
-    """Return the folder that ``latest`` names, or the only one there is; empty without one."""
+    """Return the folder that ``latest`` names, or the only folder of a tag; empty without one."""
     tag = read_text(folder, listing, LATEST)
     if tag and is_engine(listing, f"{tag}/"):
         return f"{tag}/"
@@ -395,7 +395,7 @@ def _open(
 
 
 def _lost_models(engine: Engine, models: Mapping[str, re.Match[str]]) -> list[Problem]:
-    """Return the missing model states; with ZeRO 3 each rank has its own."""
+    """Return the problems of missing model states; with ZeRO 3 each rank has its own file."""
     cut = [model for model in models.values() if model[1]]
     present = {(int(match[1] or 0), int(match[2])) for match in cut or models.values()}
     world, rows = _sizes(engine)
@@ -421,7 +421,7 @@ def model_of(archive: Archive) -> Contents:
     fields = archive.value if isinstance(archive.value, dict) else {}
     tensors = tensors_in(archive, fields.get("module"), MODEL)
     if not any(tensor.elements for tensor in tensors):
-        # With ZeRO 3 the weights are in the optimizer's files, and their shapes here.
+        # With ZeRO 3, the optimizer's files have the weights, and this file has their shapes.
         tensors = tuple(
             Tensor(name, MODEL, "F32", shape, (archive.name,))
             for name, shape in shapes_in(fields.get("param_shapes"))
@@ -444,7 +444,7 @@ def model_of(archive: Archive) -> Contents:
 
 
 def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the shapes by name; a list has one dictionary for each group of parameters."""
+    """Return the shapes by name. A list has one dictionary per parameter group."""
     groups = value if isinstance(value, list) else [value]
     shapes = []
     for group in groups:
@@ -500,14 +500,14 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
 def _without_parts(engine: Engine, contents: Contents) -> Contents:
     """Return the contents of an engine that has no file of optimizer states.
 
-    Without ZeRO the optimizer is in the model's states. ZeRO writes the shapes of the parameters
-    there, and DeepSpeed fails if the parts of the ranks are missing.
+    Without ZeRO, the model states contain the optimizer. With ZeRO, the model states contain the
+    shapes of the parameters, and DeepSpeed fails if the files of the ranks are missing.
     """
     archive = engine.models[0]
     fields = archive.value if isinstance(archive.value, dict) else {}
     state = fields.get("optimizer")
     if isinstance(state, dict) and state:
-        # The optimizer of fp16 without ZeRO wraps that of torch.
+        # In fp16 without ZeRO, a wrapper contains the optimizer of torch.
         inner_state = state.get("optimizer_state_dict", state)
         return replace(
             contents,
@@ -533,7 +533,7 @@ def _state(archive: Archive) -> dict[Any, Any] | None:
 
 
 def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
-    """Return the summary of one rank's partition; its parameters are flat pieces of many."""
+    """Return the summary of one rank's partition, whose parameters are flat vectors."""
     step: int | None = None
     slots: dict[str, None] = {}
     rates = []

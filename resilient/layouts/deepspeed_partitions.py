@@ -1,9 +1,9 @@
-"""Locations of the tensors of a DeepSpeed engine in the files of its ranks.
+"""Locations of the whole tensors of a DeepSpeed engine in the files of the ranks.
 
-Source: DeepSpeed 0.19 and the ``zero_to_fp32.py`` that it leaves beside each checkpoint. ZeRO 1 and
-2 concatenate the parameters of a group and split the vector into equal parts. ZeRO 3 splits each
-parameter into equal parts, and each rank concatenates its own. ``param_shapes`` gives names and
-shapes in that order.
+Source: DeepSpeed 0.19, and the script ``zero_to_fp32.py`` that DeepSpeed writes beside each
+checkpoint. ZeRO 1 and 2 concatenate the parameters of a group and split the vector into equal
+parts. ZeRO 3 splits each parameter into equal parts, and each rank concatenates its own parts.
+``param_shapes`` gives names and shapes in that order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Run:
     Attributes:
         start: Index of the first element in the row-major parameter.
         vectors: Vectors, concatenated.
-        place: Index of the first element in the concatenation.
+        place: Index of the first element in the concatenated vectors.
         count: Number of elements.
     """
 
@@ -90,7 +90,7 @@ class _Engine:
 
 
 def gathered(folder: Folder, listing: DirectoryListing, prefix: str) -> tuple[Tensor, ...]:
-    """Return the weights and the optimizer's state of an engine, each tensor whole.
+    """Return the weights and the optimizer's state of an engine, as whole tensors.
 
     Args:
         folder: Folder of the checkpoint.
@@ -177,7 +177,7 @@ def _is_flat(value: Any) -> bool:
 
 
 def _vectors(engine: _Engine, rank: int, value: Any) -> list[_Vector]:
-    """Return a rank's vectors of one kind: one for each group, except with ZeRO 3."""
+    """Return a rank's vectors of one kind, one for each group except with ZeRO 3."""
     tensors = value if isinstance(value, list | tuple) else []
     vectors = [
         _Vector(engine.archives[rank], tensor)
@@ -213,7 +213,7 @@ def _cut(
 def _shares(
     vectors_by_rank: Sequence[Sequence[_Vector]], place: int, width: int, count: int
 ) -> Iterator[_Run]:
-    """Yield the run of each rank; the last ranks may have only padding."""
+    """Yield the run of each rank, without padding."""
     for rank, vectors in enumerate(vectors_by_rank):
         own_elements = min(width, count - rank * width)
         if own_elements > 0:
@@ -254,7 +254,7 @@ def _boxes(
 
 
 def _frozen(engine: _Engine) -> Iterator[Tensor]:
-    """Yield the frozen parameters, of which each rank holds a part (ZeRO 3)."""
+    """Yield the frozen parameters, which ZeRO 3 splits over the ranks."""
     for name, shape in shapes_in(_field(engine.models[0].value, "frozen_param_shapes")):
         fragments = [
             (model, _field(_field(model.value, "frozen_param_fragments"), name))

@@ -1,8 +1,8 @@
-"""Universal checkpoints of DeepSpeed: a folder for each parameter, with its state in files.
+"""Reader of DeepSpeed's universal checkpoints, which have one folder per parameter.
 
 Source: ``deepspeed.checkpoint.ds_to_universal`` and ``.universal_checkpoint`` (0.19). The weights
-and moments are whole for any number of ranks. The checkpoint also contains the model states of the
-converted engine, with the counters and the scheduler.
+and moments are whole tensors, so any number of ranks can load them. The checkpoint also contains
+the model states of the converted engine, with the counters and the scheduler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_universal(listing: DirectoryListing, prefix: str = "") -> bool:
-    """Return True if a folder has this layout: the folder of a tag, or its parent."""
+    """Return True if a folder is the folder of a tag of this layout, or its parent folder."""
     if any(
         _PIECE.fullmatch(file[len(prefix) :]) for file in listing.sizes if file.startswith(prefix)
     ):
@@ -58,7 +58,7 @@ def tag_in(listing: DirectoryListing) -> list[str]:
 
 
 def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
-    """Return the contents of a universal checkpoint; for a parent folder, of the latest one.
+    """Return the contents of a universal checkpoint; for a parent folder, of the latest tag.
 
     Raises:
         StoreError: A file could not be read.
@@ -97,7 +97,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _is_directly(listing: DirectoryListing) -> bool:
-    """Return True if a folder is the folder of a tag itself."""
+    """Return True if a folder is the folder of a tag, and not a parent folder."""
     return any(_PIECE.fullmatch(file) for file in listing.sizes)
 
 
@@ -208,7 +208,7 @@ def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
 def _lacking(
     prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
 ) -> list[Problem]:
-    """Return the missing parameters, and parameters with missing parts."""
+    """Return the problems of missing parameters, and of parameters with missing files."""
     missing_names = [shape for shape in shapes if shape not in pieces]
     problems = [
         Problem(f"{prefix}zero/{item[:200]}", "the parameter is missing", is_fatal=True)
@@ -236,7 +236,7 @@ def _lacking(
 
 
 def _shaped(tensor: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
-    """Return a tensor in the shape of its parameter; ZeRO 3 stores whole tensors flat."""
+    """Return a tensor in the shape of its parameter, because ZeRO 3 stores flat tensors."""
     shape = shapes.get(_owner(tensor))
     if shape is None or len(tensor.shape) != 1 or math.prod(shape) != tensor.elements:
         return tensor
@@ -253,7 +253,7 @@ def _owner(tensor: Tensor) -> str:
 
 
 def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
-    """Return tensors with another size than their parameter."""
+    """Return the problems of tensors whose size differs from their parameter."""
     problems = []
     for tensor in tensors:
         name = _owner(tensor)

@@ -1,7 +1,7 @@
-"""Detection of a checkpoint's layout, and of the checkpoints of another tool's run.
+"""Detection of a checkpoint's layout, and list of the checkpoints of another tool's run.
 
-File names determine the layout. Listing a run's checkpoints opens no file except Lightning's
-``last.ckpt``, whose name does not contain its step.
+File names determine the layout. The list of a run's checkpoints needs only names. One exception is
+Lightning's ``last.ckpt``, which is opened because its name does not contain its step.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _WANTED = {
 _ADAPTER = "adapter_model"
 _DCP_TITLE = "a distributed checkpoint of torch"
 EMPTY = "empty"
-"""Layout of a folder that is named like a checkpoint and has no file."""
+"""Layout of an empty folder with the name of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayoutReader:
-    """One layout: its name, its detector and its reader."""
+    """Name, detector and reader of one layout."""
 
     name: str
     is_it: Callable[[DirectoryListing], bool]
@@ -124,7 +124,7 @@ def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
-    """Return the training state that no name in the index refers to."""
+    """Return the problems of training state that no name in the index refers to."""
     names = {tensor.name for tensor in index.tensors} | index.values
     problems = (
         []
@@ -240,17 +240,17 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     blamed = None if witnesses is None or is_hurt else odd_weight(contents.tensors, witnesses)
     names = tuple(odd_names(contents.tensors, witnesses)) if witnesses and not is_hurt else ()
     if blamed is not None:
-        # This weight alone caused the problems of the configuration and of the optimizer.
+        # This weight caused the problems of the configuration and of the optimizer.
         problems = tuple(problem for problem in problems if problem.place != neighbours.CONFIG)
         misfits: tuple[Problem, ...] = (blamed,)
     elif any(problem.is_fatal for problem in names):
-        misfits = ()  # the lost weights, of which the optimizer knows only the shapes
+        misfits = ()  # the lost weights; the optimizer shows only their shapes
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
     found_problems = (
         *misfits,
         *(
-            # A resume would train on with new numbers in place of a weight under a wrong name.
+            # A resume would initialize a weight with a wrong name again.
             replace(problem, is_fatal=contents.optimizer is not None)
             for problem in check_layer_names(contents.tensors)
         ),
@@ -264,10 +264,11 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
 
 
 def _decide_partial_states(folder: Folder, contents: Contents) -> tuple[Problem, ...]:
-    """Return the problems, with each partial state judged by the steps beside it.
+    """Return the problems, with each partial state compared with the steps beside it.
 
-    An optimizer keeps a state from the first gradient of its parameter on. If another step has no
-    state of the same parameters, these parameters had no gradient, and nothing is lost.
+    An optimizer has a state of each parameter from the first gradient on. If an older step has more
+    states, this checkpoint lost states. If another step has no more states than this checkpoint,
+    the other parameters had no gradient.
     """
     problems = contents.problems
     if not any(problem.what.endswith(UNLESS_UNUSED) for problem in problems):
@@ -302,7 +303,7 @@ def _decide_partial_states(folder: Folder, contents: Contents) -> tuple[Problem,
 
 
 def _state_owners(contents: Contents) -> set[tuple[str, ...]]:
-    """Return file and parameter of each state of the optimizer."""
+    """Return the file and the parameter of each state of the optimizer."""
     return {
         (*tensor.files, tensor.name.rpartition(".")[0])
         for tensor in contents.tensors
@@ -315,7 +316,7 @@ def _is_trainer(contents: Contents) -> bool:
 
 
 def witnesses_of(folder: Folder, listing: DirectoryListing, contents: Contents) -> Witnesses | None:
-    """Return facts about the weights from other files; None if the weights are sharded by rank."""
+    """Return facts about the weights from other files; None for weights that are sharded."""
     files = {file for tensor in contents.tensors if tensor.part == MODEL for file in tensor.files}
     if not _is_trainer(contents) or not files or any("/" in file for file in files):
         return None
@@ -333,7 +334,7 @@ def witnesses_of(folder: Folder, listing: DirectoryListing, contents: Contents) 
 
 
 def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Contents:
-    """Return the contents of a torch file; a key marks a file of Lightning."""
+    """Return the contents of a torch file of Lightning or of any other tool."""
     try:
         archive = open_archive(folder, listing, name)
         if lightning.is_run(archive.value):
@@ -347,7 +348,7 @@ def _read_torch(folder: Folder, listing: DirectoryListing, name: str) -> Content
 
 
 def checkpoints_in(listing: DirectoryListing) -> list[str]:
-    """Return the folders in a folder that are named like checkpoints, newest first."""
+    """Return the inner folders with names of checkpoints, newest first."""
     steps = {
         match[1]: int(match[2])
         for file in listing.sizes
@@ -362,21 +363,21 @@ _REPAIRED = "repaired"
 _DEPTH_MAX = 4
 _DIGITS_MAX = 12
 _RUNS_MAX = 16
-"""Largest number of runs in a folder whose trackers and states are read."""
+"""Largest number of runs in a folder for which trackers and states are read."""
 _POINTERS = (deepspeed.LATEST, megatron.TRACKER)
 _FILES = (".ckpt", ".pt", ".pth")
 _STATES = re.compile(r"\d|best|ckpt|checkpoint|final|last|model")
-"""Names of a script's own files that are checkpoints, and not data or part of one."""
+"""Names of a script's own files that are checkpoints, and not data or parts of a checkpoint."""
 _PARTS = re.compile(r"args|loader|optim|random|rng|scaler|sched")
 _STEP = re.compile(r"(?:step|iter|ckpt|checkpoint|^)[=_-]?(\d{1,12})(?!\d|[_-]\d)")
 _NUMBER = re.compile(r"(?<!\d)\d{1,18}(?!\d)")
 _METRIC = re.compile(r"\d+\.\d+")
 _LAST = re.compile(r"last(?:-v(\d{1,6}))?\.ckpt")
-"""The name of the newest checkpoint of Lightning: ``ckpt_path="last"`` resumes from it."""
+"""Name of Lightning's newest checkpoint, from which ``ckpt_path="last"`` resumes."""
 _LAST_READ_MAX = 16
 _REST = "meta.pt"
 REPORTS = ("repaired.json", "rebuilt.json")
-"""Reports of our repairs; a folder with one is a copy of the checkpoint that was repaired."""
+"""Names of repair reports; a folder with a report is a repaired copy of a checkpoint."""
 _REFERENCE = re.compile(r"latest(?:~(\d{1,6}))?|step:(\d{1,12})")
 
 
@@ -386,14 +387,14 @@ class RunCheckpoint:
 
     Attributes:
         name: Path in the run's folder.
-        step: Step in its name; None without one.
-        order: Sort key within a run: the step, or the numbers in its name.
-        layout: ``Contents.layout`` as guessed from names; reading it may give another layout.
-        size_bytes: Total size of its files.
+        step: Step in the name; None without one.
+        order: Sort key within a run: the step, or the numbers in the name.
+        layout: ``Contents.layout`` according to file names; the contents may show another layout.
+        size_bytes: Total size of the files.
         files: Number of files.
         changed: Time of the last write, in seconds since 1970; None if unknown.
-        is_unfinished: Whether its name or a mark shows that its save never ended.
-        is_repaired: Whether our repair wrote it beside the damaged one.
+        is_unfinished: Whether the name or a marker file shows an incomplete save.
+        is_repaired: Whether our repair wrote the checkpoint beside the damaged one.
     """
 
     name: str
@@ -408,12 +409,12 @@ class RunCheckpoint:
 
     @property
     def folder(self) -> str:
-        """Its parent folder, empty for the run's own."""
+        """Parent folder of the checkpoint; empty for the run's own folder."""
         return self.name.rpartition("/")[0]
 
     @property
     def base(self) -> str:
-        """Its name in that folder."""
+        """Name of the checkpoint in its parent folder."""
         return self.name.rpartition("/")[2]
 
 
@@ -424,7 +425,7 @@ class Pointers:
     Attributes:
         latest: Checkpoints that a tracker names.
         best: Checkpoints that a Trainer calls its best.
-        stale: Trackers that name a missing checkpoint, with that name.
+        stale: Trackers that name a missing checkpoint, each with this name.
     """
 
     latest: frozenset[str]
@@ -433,10 +434,10 @@ class Pointers:
 
 
 def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
-    """Return the checkpoints below a folder, newest first; those without any number are last.
+    """Return the checkpoints below a folder, newest first; checkpoints without a number are last.
 
-    A folder of weights is a checkpoint and may contain others, as in a finished run. Any other
-    checkpoint contains none.
+    A folder of weights may contain other checkpoints, as in a finished run. Any other checkpoint
+    contains no checkpoints.
 
     Args:
         listing: Listing of the run's folder.
@@ -467,7 +468,7 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
 
 
 def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
-    """Mark the checkpoints that a repair wrote into a folder below those of the run."""
+    """Mark the checkpoints that a repair wrote into a folder below the run."""
     run_folders = {checkpoint.folder for checkpoint in checkpoints if not checkpoint.is_repaired}
     marked_checkpoints = [
         replace(
@@ -493,7 +494,7 @@ def _repaired_file(checkpoint: RunCheckpoint, names: set[str]) -> bool:
 
 
 def _above(folder: str) -> list[str]:
-    """Return the parent folders of a folder; the run's own is the empty name."""
+    """Return the parent folders of a folder; the run's own folder has the empty name."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:depth]) for depth in range(len(parts))]
 
@@ -542,7 +543,7 @@ def _step_inside(folder: Folder, listing: DirectoryListing, kept: RunCheckpoint)
 
 
 def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
-    """Return the ``last.ckpt`` that Lightning resumes from: the one written last."""
+    """Return the newest ``last.ckpt``, from which Lightning resumes."""
     numbered = [
         (match, checkpoint) for checkpoint in run if (match := _LAST.fullmatch(checkpoint.base))
     ]
@@ -553,7 +554,7 @@ def _last_of(run: Iterable[RunCheckpoint]) -> RunCheckpoint | None:
 def pointed_at(
     folder: Folder, listing: DirectoryListing, checkpoints: Sequence[RunCheckpoint]
 ) -> Pointers:
-    """Return the checkpoints that trackers name, and the best of Transformers' Trainer.
+    """Return the checkpoints that trackers name, and those that a Trainer calls its best.
 
     Args:
         folder: Folder of the runs.
@@ -592,12 +593,12 @@ def pointed_at(
 def referred(
     reference: str, checkpoints: Sequence[RunCheckpoint], latest: Collection[str] = ()
 ) -> list[RunCheckpoint]:
-    """Resolve ``latest``, ``latest~2``, ``step:500`` or a name: one checkpoint for each run.
+    """Resolve ``latest``, ``latest~2``, ``step:500`` or a name to one checkpoint of each run.
 
     Args:
         reference: The reference to resolve.
         checkpoints: The checkpoints, newest first.
-        latest: Checkpoints that trackers name; a run without one uses its newest.
+        latest: Checkpoints that trackers name. A run without a tracker uses its newest checkpoint.
     """
     matches = [
         checkpoint for checkpoint in checkpoints if reference in (checkpoint.name, checkpoint.base)
@@ -641,7 +642,7 @@ def _from_latest(run: list[RunCheckpoint], latest: Collection[str]) -> list[RunC
 
 
 def _is_any_there(listing: DirectoryListing, head: str, names: Iterable[str]) -> bool:
-    """Return True if any file or folder has one of the names, checkpoint or not."""
+    """Return True if any file or folder has one of the names."""
     file_names = {f"{head}{name}" for name in names if name}
     starts = tuple(f"{name}/" for name in file_names)
     return any(file in file_names or file.startswith(starts) for file in listing.sizes)
@@ -665,12 +666,12 @@ def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpo
 
 
 def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
-    """Return the time of the last write of some files, None if unknown."""
+    """Return the time of the last write of some files; None if unknown."""
     return max((listing.changed[name] for name in names if name in listing.changed), default=None)
 
 
 def order_of(name: str, layout: str) -> tuple[int | None, tuple[int, ...]]:
-    """Return the step in a checkpoint's name, None without one, and its sort key within a run.
+    """Return the step in a checkpoint's name (None without one), and its sort key within a run.
 
     Args:
         name: Path in the run's folder.
@@ -678,7 +679,7 @@ def order_of(name: str, layout: str) -> tuple[int | None, tuple[int, ...]]:
     """
     base = _METRIC.sub("", name.rpartition("/")[2].removesuffix(".ckpt"))
     steps = _STEP.findall(base)
-    # accelerate numbers its saves, not its steps.
+    # The number in a name of accelerate counts saves, not steps.
     step = int(steps[-1]) if steps and layout != "accelerate" else None
     return step, tuple(map(int, _NUMBER.findall(base))) if step is None else (step,)
 
@@ -701,7 +702,7 @@ def _run_checkpoint(
 
 
 def _is_state(name: str) -> bool:
-    """Return True if a file may be a checkpoint by its name."""
+    """Return True if the name of a file may be that of a checkpoint."""
     parts = name.split("/")
     is_hidden = any(part.startswith(".") for part in parts)
     base = parts[-1].lower()
@@ -732,9 +733,9 @@ def _is_below(name: str, taken: set[str]) -> bool:
 
 
 def _holders(layouts: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Return each folder with the layout of each folder below it.
+    """Return pairs of a folder and the layout of an inner folder.
 
-    A folder with the same layout as a folder below it only looks like a checkpoint.
+    If a folder and an inner folder have the same layout, only the inner folder is a checkpoint.
     """
     holders = set()
     for name, layout in layouts.items():

@@ -1,4 +1,4 @@
-"""``checkpoint-<step>`` folders of the Trainer of Transformers: one rank, many, or sharded.
+"""Reader of ``checkpoint-<step>`` folders of the Trainer of Transformers.
 
 Source: ``transformers.trainer`` 5.23 and ``accelerate.utils.fsdp_utils``.
 """
@@ -46,7 +46,7 @@ _SCALER = "scaler.pt"
 _ARGUMENTS = "training_args.bin"
 _OF_OPTIMIZER = ("learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
 _NO_LENGTH = (1 << 63) - 1
-"""Epochs of a run whose data have no length: ``sys.maxsize``."""
+"""Number of epochs of a run with data without a length: ``sys.maxsize``."""
 _ALONE = "rng_state.pth"
 _RANDOM = r"rng_state(?:_(\d{1,7}))?\.pth"
 _VERSION = "5.23"
@@ -57,17 +57,17 @@ KEYS = {
     *("save_steps", "stateful_callbacks", "total_flos", "train_batch_size", "trial_name"),
     "trial_params",
 }
-"""Keys that its loader accepts; it raises at any other key."""
+"""Keys that the loader of Transformers accepts; it raises for any other key."""
 CONTROL = "TrainerControl"
-"""Callback whose state each save of Transformers looks up."""
+"""Callback whose state each save of Transformers requires."""
 NUMBERS = {"total_flos": 0.0, "train_batch_size": None}
-"""Numbers that Transformers computes with, each with its default; None: it has no default."""
-# Transformers loads the schedule and the optimizer together or not at all.
+"""Numbers that Transformers computes with, with their defaults; None for a number without one."""
+# Transformers loads the schedule and the optimizer together, or neither.
 _BOTH = "the optimizer's state and the schedule"
 
 
 def is_trainer(listing: DirectoryListing) -> bool:
-    """Return True if a folder is of this Trainer, even without its state file."""
+    """Return True if this Trainer wrote a folder, even if the state file is missing."""
     names = listing.sizes
     companion_files = {"training_args.bin", _SCHEDULE, *OPTIMIZERS} & set(names)
     return STATE in names or (
@@ -134,7 +134,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
-    """Return the arguments of the run as data, None if they cannot be read."""
+    """Return the arguments of the run as data; None if they cannot be read."""
     try:
         arguments = open_archive(folder, listing, _ARGUMENTS).value
     except Unreadable:
@@ -143,7 +143,7 @@ def _arguments(folder: Folder, listing: DirectoryListing) -> PickledCall | None:
 
 
 def _planned(arguments: PickledCall | None) -> dict[str, Any]:
-    """Return the arguments of the run that make its optimizer, as far as they are known."""
+    """Return the known arguments of the run that configure its optimizer."""
     return {name: arguments.get(name) for name in _OF_OPTIMIZER} if arguments else {}
 
 
@@ -154,13 +154,14 @@ def _processes(arguments: PickledCall | None) -> int | None:
 
 
 def _leftover(listing: DirectoryListing, world: int | None) -> tuple[dict[str, str], int | None]:
-    """Return the random states of other runs with the reasons, and the number of ranks.
+    """Return the random states of other runs, with reasons, and the number of ranks.
 
-    A run of one process writes one file without a number, a larger run one for each rank.
+    A run of one process writes one file without a number. A larger run writes one numbered file per
+    rank.
 
     Args:
         listing: Files of the checkpoint.
-        world: Number of ranks that other files name; None if none does.
+        world: Number of ranks according to other files; None if unknown.
     """
     numbered = _numbered(listing)
     is_alone = _ALONE in listing.sizes
@@ -185,13 +186,13 @@ def _without(listing: DirectoryListing, names: Collection[str]) -> DirectoryList
 
 
 def _numbered(listing: DirectoryListing) -> dict[int, str]:
-    """Return the random states whose names have the number of a rank."""
+    """Return the random states with a rank number in the name, by rank."""
     matches = ((re.fullmatch(_RANDOM, file), file) for file in listing.sizes)
     return {int(match[1]): file for match, file in matches if match and match[1]}
 
 
 def _in_doubt(listing: DirectoryListing, world: int | None) -> list[Problem]:
-    """Return the doubt about the number of ranks, if the random states of two runs are whole."""
+    """Return the problem of an unknown number of ranks: two runs have complete random states."""
     numbered = _numbered(listing)
     if world or not numbered or _ALONE not in listing.sizes:
         return []
@@ -204,7 +205,7 @@ def _in_doubt(listing: DirectoryListing, world: int | None) -> list[Problem]:
 
 
 def _not_imported(listing: DirectoryListing, tag: str) -> tuple[str, ...]:
-    """Return reasons why our own Trainer does not import what Transformers resumes."""
+    """Return reasons why our Trainer does not import a checkpoint that Transformers resumes."""
     names = [file for file in listing.sizes if tag and file.startswith(tag)]
     problems = []
     if any("mp_rank_01" in name or "expert" in name for name in names):
@@ -229,7 +230,7 @@ def _state(folder: Folder, listing: DirectoryListing) -> tuple[dict[str, Any], l
 
 
 def _refusal(state: dict[str, Any]) -> str:
-    """Return why Transformers raises at a state; empty if it takes the state."""
+    """Return the reason why Transformers rejects a state; empty if it accepts the state."""
     if whole(state.get("global_step")) is None:
         return "it has no `global_step`"
     for name, default in NUMBERS.items():
@@ -243,9 +244,9 @@ def _refusal(state: dict[str, Any]) -> str:
 
 
 def _without_control(state: dict[str, Any]) -> str:
-    """Return why Transformers raises at its next save; empty if it does not.
+    """Return the reason why the next save of Transformers raises; empty if it does not raise.
 
-    Its save looks the control up by name: ``self.state.stateful_callbacks["TrainerControl"]``.
+    A save looks up the control by name: ``self.state.stateful_callbacks["TrainerControl"]``.
     """
     callbacks = state.get("stateful_callbacks")
     if isinstance(callbacks, dict) and CONTROL in callbacks:
@@ -254,7 +255,7 @@ def _without_control(state: dict[str, Any]) -> str:
 
 
 def _batch_size(state: dict[str, Any]) -> list[Problem]:
-    """Return a problem if the batch size is 0; ``_refusal`` refuses what is not a number."""
+    """Return a problem if the batch size is 0; ``_refusal`` refuses a value that is no number."""
     if decimal(state["train_batch_size"]):
         return []
     problem_text = "its `train_batch_size` is 0, which Transformers warns about"
@@ -262,13 +263,13 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
 
 
 def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
-    """Return the problem of a best checkpoint that is missing or of another step."""
+    """Return the problem of a best checkpoint that is missing, or belongs to another step."""
     best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
     if not isinstance(best, str):
         return []
     base = best.replace("\\", "/").rstrip("/").rpartition("/")[2]
     if step is None:
-        # Versions before 4.51 name the folder alone.
+        # Versions before 4.51 store only the name of the folder.
         if is_beside(folder.url, best, base):
             return []
         problem_text = f"its best checkpoint `{best[:80]}` exists neither there nor beside this one"
@@ -286,12 +287,12 @@ def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
 def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
     """Return True if a run's checkpoint exists at its recorded path or beside another one.
 
-    For a URL that is not on this machine the result is always True.
+    For a URL on another machine, the result is always True.
 
     Args:
         url: URL of the other checkpoint.
         checkpoint_name: Recorded path.
-        name: Name of its folder.
+        name: Name of the folder of the other checkpoint.
     """
     if protocol_of(url) != "file":
         return True
@@ -302,7 +303,7 @@ def is_beside(url: str, checkpoint_name: str, name: str) -> bool:
 
 
 def _is_full(path: Path) -> bool:
-    """Return True for a folder with anything in it."""
+    """Return True for a folder that is not empty."""
     try:
         return path.is_dir() and any(path.iterdir())
     except OSError:
@@ -324,7 +325,7 @@ def _schedule(
     except Unreadable as error:
         is_fatal = listing.is_there(_SCHEDULE)
         return None, [Problem(_SCHEDULE, str(error), _BOTH, is_fatal=is_fatal)]
-    # Engines and checkpoints sharded by name count groups in another way.
+    # Engines and checkpoints that are sharded by name count groups differently.
     saved_optimizer = optimizer.optimizer if optimizer.is_in_one else None
     count_problems = check_update_count(_SCHEDULE, archive.value, saved_optimizer, OPTIMIZERS[0])
     rate = decimal(_planned(arguments).get("learning_rate"))
@@ -342,7 +343,7 @@ def _behind(
     step: int | None,
     versions: Mapping[str, str],
 ) -> list[Problem]:
-    # Versions before 5 save no scaler; an engine has its own.
+    # Versions before 5 save no scaler. A DeepSpeed engine has its own scaler.
     is_old = versions.get("transformers", "").startswith("4.")
     may_skip = is_old or _SCALER in listing.sizes or model.engine is not None
     return behind(optimizer.optimizer, step, may_skip=may_skip)
@@ -355,9 +356,9 @@ def _skipped(
     step: int | None,
     schedule: Schedule | None,
 ) -> int:
-    """Return the updates that a scaler of fp16 skipped: the lag of scheduler and optimizer.
+    """Return the number of updates that a scaler of fp16 skipped.
 
-    An update that overflows changes neither the optimizer nor the scheduler.
+    The scheduler and the optimizer lag by this number, because a skipped update changes neither.
     """
     if schedule is None or schedule.step is None or step is None:
         return 0
@@ -379,7 +380,7 @@ def _named_step(folder: Folder) -> int | None:
 def _disagreements(
     folder: Folder, step: int | None, schedule: int | None, optimizer: Optimizer | None
 ) -> list[Problem]:
-    """Return the problem of files of different steps; skipped updates are already included."""
+    """Return the problem of files of different steps; skipped updates are already subtracted."""
     steps_by_source = {
         "the folder's name": _named_step(folder),
         STATE: step,
@@ -396,7 +397,7 @@ def _disagreements(
 
 
 def _data(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the position in the data, which the Trainer computes from the step."""
+    """Return the data position, which the Trainer computes from the step."""
     batch = whole(state.get("train_batch_size"))
     tokens = whole(state.get("num_input_tokens_seen"))
     epoch, step = decimal(state.get("epoch")), whole(state.get("global_step"))
@@ -405,9 +406,9 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
-    """Return the reason why the loader cannot restore the position in the data.
+    """Return the problem that the loader cannot restore the data position.
 
-    A stream has no length: the Trainer skips its batches as if it were in its first pass.
+    A stream has no length, so the Trainer skips its batches as in a first pass.
     """
     epoch = decimal(state.get("epoch"))
     problems = []
@@ -433,7 +434,7 @@ def _versions(folder: Folder, listing: DirectoryListing, model: StateHalf) -> di
 
 
 def _config(folder: Folder, listing: DirectoryListing, model: StateHalf) -> list[Problem]:
-    """Return the problems of the configuration, which may be missing."""
+    """Return the problems of the configuration; the file may be missing."""
     if _CONFIG not in listing.sizes:
         return []
     try:

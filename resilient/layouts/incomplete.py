@@ -1,4 +1,7 @@
-"""Incomplete checkpoints: staging folders, and saves that a crash or a signal cut short (pure)."""
+"""Detection of incomplete checkpoints: staging folders, and interrupted saves.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _OF_TRAINER = re.compile(r"checkpoint-\d{1,12}")
 _OF_ANY = re.compile(
     rf"(?i){_STEP}[-_=.]?\d.*|weights-\d{{1,12}}|(?:pytorch_model_fsdp|optimizer)_\d{{1,4}}"
 )
-"""Names of checkpoints, and of the folders of slices within a checkpoint."""
+"""Names of checkpoints, and of folders of slices inside a checkpoint."""
 _STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"
 _RANDOM = re.compile(r"rng_state(?:_\d{1,7})?\.pth")
 _ENGINE = re.compile(r"global_step\d{1,12}/.*")
@@ -40,14 +43,14 @@ _PARTS = {
     "random states": _RANDOM,
     _STATE: re.compile(re.escape(_STATE)),
 }
-"""The parts of a save of the Trainer of Transformers, in the order in which it writes them."""
+"""Parts of a save of the Trainer of Transformers, in write order."""
 _MISSING = ("it is missing", "it contains no weights", "no random states are saved")
 
 
 def saved_name(url: str) -> str:
-    """Return the final name that a staging folder would get after its save; empty for others.
+    """Return the final name of a staging folder; empty for any other folder.
 
-    ``tmp-checkpoint-18`` of Transformers 4.36 to 4.38 would become ``checkpoint-18``.
+    For example, Transformers 4.36 to 4.38 would rename ``tmp-checkpoint-18`` to ``checkpoint-18``.
 
     Args:
         url: URL or name of the folder.
@@ -70,7 +73,7 @@ def is_cut_short(url: str, listing: DirectoryListing) -> bool:
 def is_empty(url: str, listing: DirectoryListing) -> bool:
     """Return True for an empty folder with the name of a tool's checkpoint.
 
-    A store of objects has no empty folders, so only a folder of this machine can be one.
+    An object store has no empty folders, so only a folder on this machine can be empty.
     """
     base = url.rstrip("/").rpartition("/")[2]
     is_nothing = not listing.sizes and not listing.outside and not listing.is_file
@@ -81,10 +84,10 @@ def is_empty(url: str, listing: DirectoryListing) -> bool:
 def unfinished(
     url: str, listing: DirectoryListing, problems: Iterable[Problem]
 ) -> tuple[Problem, ...]:
-    """Return the problems of a checkpoint; an unfinished save comes first.
+    """Return the problems of a checkpoint, with an unfinished save first.
 
-    A repair cannot restore the missing parts of such a save, so the remedy of every problem is an
-    earlier checkpoint.
+    A repair cannot restore the missing parts of an unfinished save. The remedy for every problem is
+    therefore an earlier checkpoint.
 
     Args:
         url: URL of the folder.
@@ -118,7 +121,7 @@ _INCOMPLETE = "it is an incomplete checkpoint"
 
 
 def _reason(url: str, listing: DirectoryListing) -> tuple[str, str]:
-    """Return the place and the reason of an incomplete checkpoint; empty texts for others."""
+    """Return the place and the reason of an incomplete checkpoint; empty texts for any other."""
     if SENTINEL in listing.sizes:
         return SENTINEL, f"{_INCOMPLETE}: its save was never finished"
     if listing.is_file:
@@ -141,7 +144,7 @@ def pointers(
     file_names: Iterable[str],
     problem_text: str,
 ) -> Iterator[Problem]:
-    """Yield the problems of a checkpoint in which Git LFS left pointers in place of files.
+    """Yield the problems of a checkpoint that has Git LFS pointers in place of files.
 
     Args:
         url: URL of the checkpoint.

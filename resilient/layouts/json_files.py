@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 JSON_BYTES_MAX = 32 << 20
 HEADER_BYTES_MAX = 32 << 20
-"""The library accepts 100 MB; a header of 100,000 tensors has 12 MB."""
+"""Largest header. The library accepts 100 MB, and a header of 100,000 tensors has 12 MB."""
 _META = "__metadata__"
 _POINTER = b"version https://git-lfs"
 """First bytes of a Git LFS pointer: docs/spec.md of Git LFS."""
 POINTER = "it is a pointer of Git LFS, not the file: run `git lfs pull` there"
 _POINTER_BYTES_MAX = 1024
 _SAFE_DTYPES = frozenset(ITEM_BITS) - {"C32", "C128"}
-"""The dtypes of safetensors 0.8; the library refuses a file with any other name."""
+"""Dtypes of safetensors 0.8; the library refuses a file with any other dtype."""
 _NUMBER_MAX = 1 << 62
-_DECIMAL_MAX = 1e300  # the operation count of a large run exceeds any step count
+_DECIMAL_MAX = 1e300  # a large run's count of operations exceeds any step count
 
 
 def read_json(folder: Folder, listing: DirectoryListing, name: str) -> dict[str, Any]:
     """Return a JSON object.
 
     Raises:
-        Unreadable: The file is missing, no object, too large or too deep.
+        Unreadable: The file is missing, too large or too deep, or is no JSON object.
         StoreError: The file could not be read.
     """
     if name not in listing.sizes:
@@ -56,7 +56,7 @@ def require_no_pointer(folder: Folder, name: str) -> None:
 
 
 def pointers_in(folder: Folder, listing: DirectoryListing) -> list[str]:
-    """Return the files that Git LFS has not fetched; only files of a pointer's size are read.
+    """Return the files that Git LFS has not fetched; reads only files of a pointer's size.
 
     Raises:
         StoreError: The folder could not be read.
@@ -70,7 +70,7 @@ def pointers_in(folder: Folder, listing: DirectoryListing) -> list[str]:
 
 
 def read_text(folder: Folder, listing: DirectoryListing, name: str) -> str:
-    """Return the first line of a small text file; empty if missing or a Git LFS pointer."""
+    """Return the first line of a small text file; empty for a missing file or a Git LFS pointer."""
     if name not in listing.sizes:
         return ""
     data = folder.read(name, 0, 256)
@@ -80,7 +80,7 @@ def read_text(folder: Folder, listing: DirectoryListing, name: str) -> str:
 
 
 def whole(value: Any) -> int | None:
-    """Return a count, such as steps; None for a value that cannot be one."""
+    """Return a value that is a valid count, such as steps; None for any other value."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _NUMBER_MAX:
         value = int(value)
     return value if type(value) is int and 0 <= value < _NUMBER_MAX else None
@@ -97,11 +97,12 @@ def _parsed(data: bytes, problem_text: str) -> dict[str, Any]:
     if not data.strip():
         raise Unreadable(f"{problem_text} is empty")
     try:
-        # ``json`` detects the encoding of bytes, but the tools themselves read UTF-8 without a BOM.
+        # Decode explicitly: ``json`` would detect an encoding, but the tools accept only UTF-8
+        # without a BOM.
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_doubles)
         check_depth(value)
         if b"\\ud" in data.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is no text
+            json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate is not text
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"{problem_text} is not complete JSON ({str(error)[:120]})") from error
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Checkpoints of Lightning's Trainer: one file, or a sharded folder with an unsharded file.
+"""Reader of Lightning's checkpoints: one file, or a sharded folder with an unsharded file.
 
 Source: ``lightning.pytorch.trainer.connectors.checkpoint_connector`` and
 ``lightning.pytorch.strategies.fsdp`` 2.6. Lightning saves no random states in either form.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 REST = "meta.pt"
-"""File of a sharded checkpoint with its unsharded state."""
+"""File with the unsharded state of a sharded checkpoint."""
 _VERSION = "pytorch-lightning_version"
 _TITLE = "Trainer of Lightning"
 _RESUME = "trainer.fit(model, ckpt_path='{path}')"
@@ -42,12 +42,12 @@ _PLACE = "the place in the data"
 
 
 def is_run(value: Any) -> bool:
-    """Return True if Lightning's Trainer wrote the content of a torch file."""
+    """Return True if Lightning's Trainer wrote a torch file."""
     return isinstance(value, dict) and _VERSION in value
 
 
 def is_sharded(listing: DirectoryListing) -> bool:
-    """Return True if a folder is of Lightning with sharded state."""
+    """Return True if a folder is a sharded checkpoint of Lightning."""
     has_slices = INDEX in listing.sizes or any(file.endswith(".distcp") for file in listing.sizes)
     return REST in listing.sizes and has_slices
 
@@ -69,7 +69,7 @@ def read_run(archive: Archive) -> Contents:
     ]
     tensors = list(weights)
     for number, state in enumerate(states):
-        # Several optimizers get their number as a prefix.
+        # If there are several optimizers, each name gets the optimizer's number as a prefix.
         optimizer_states = state if len(states) == 1 else {number: state}
         tensors += tensors_in(archive, optimizer_states, OPTIMIZER)
     progress = _progress(archive, optimizers[0] if optimizers else None, tuple(tensors))
@@ -81,7 +81,7 @@ def read_run(archive: Archive) -> Contents:
         problems.append(_fatal(archive.name, "an optimizer's state in it is invalid"))
     is_begun = bool(whole(value.get("global_step")))
     if value.get("optimizer_states") == [] and is_begun:
-        # The loader pairs optimizers with states, and an optimizer without one restarts silently.
+        # The loader pairs optimizers with states. An optimizer without a state silently restarts.
         problem_text = "its `optimizer_states` is empty, but it has made steps"
         problems.append(
             Problem(archive.name, problem_text, "the optimizer's state", cure=Remedy.COPY)
@@ -125,7 +125,7 @@ def read_sharded(folder: Folder, listing: DirectoryListing) -> Contents:
 def _progress(
     archive: Archive, optimizer: Optimizer | None, tensors: tuple[Tensor, ...]
 ) -> Contents:
-    """Return the contents without weights and optimizers, which may be in other files."""
+    """Return the contents except weights and optimizers, which may be in other files."""
     value = archive.value
     schedules = _list(value.get("lr_schedulers"))
     schedule = next(
@@ -163,7 +163,7 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     if "lr_schedulers" not in archive.value:
         return [_fatal(archive.name, "it has no `lr_schedulers`, which its loader needs")]
     for schedule in schedules:
-        # Lightning gives each state to its scheduler, of any class, as it is.
+        # Lightning passes each state unchanged to its scheduler, which may have any class.
         is_known = schedule_of(schedule, archive) is not None or begins_anew(schedule)
         if not is_known and not is_own_schedule(schedule):
             return [_fatal(archive.name, "the state of a schedule in it is invalid")]
@@ -171,18 +171,18 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     groups = [group for state in states for group in _list(_at(state, "param_groups"))]
     has_schedule = any(_at(group, "initial_lr") is not None for group in groups)
     if any(begins_anew(schedule) or (not schedule and has_schedule) for schedule in schedules):
-        # torch takes the existing values, and leaves the others as they are at step 0.
+        # torch loads only the existing values, and keeps all other values of step 0.
         problem_text = "the state of a schedule in it has no `last_epoch`"
         return [Problem(archive.name, problem_text, "the schedule", cure=Remedy.COPY)]
     if not schedules and has_schedule:
-        # The loader pairs schedulers with states, and a scheduler without one restarts silently.
+        # The loader pairs schedulers with states. A scheduler without a state silently restarts.
         problem_text = "the optimizer had a schedule, but the file has none"
         return [Problem(archive.name, problem_text, "the schedule", cure=Remedy.COPY)]
     return []
 
 
 def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
-    """Return problems of the position in the data that the loops store, and of their step."""
+    """Return problems of the data position and of the step in the loops' state."""
     value = archive.value
     loop = _at(value.get("loops"), "fit_loop")
     if not isinstance(loop, dict):
@@ -194,7 +194,7 @@ def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
                 cure=Remedy.COPY,
             )
         ]
-    # The loader silently leaves values that it does not find at zero.
+    # The loader silently uses zero for missing values.
     problems = [
         Problem(archive.name, f"its loops have no `{name}`", loses, cure=Remedy.COPY)
         for name, loses in _LOOPS.items()

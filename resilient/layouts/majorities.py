@@ -1,7 +1,8 @@
-"""Weights that the configuration, the optimizer, an index or another step contradict (pure).
+"""Detection of weights that other files of a checkpoint contradict.
 
-Up to four sources give the shape and the dtype of a weight. The file that most others contradict
-counts as damaged.
+Up to four sources state the shape and the dtype of a weight: the configuration, the optimizer, an
+index, and another step. A file that most other sources contradict counts as damaged. All functions
+are pure.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ if TYPE_CHECKING:
     from resilient.layouts.model import Contents, Tensor
 
 _FIRST_MOMENTS = (".exp_avg", ".momentum_buffer", ".square_avg")
-"""State that is stored once per parameter, in its shape and dtype."""
+"""State with the shape and dtype of its parameter."""
 _FLAT = "rank "
 _FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _WIDTHS_OF_ONE = (1, 2, 3, 4)
-"""Multiples of the model's width along an axis of a layer: projections stack it."""
+"""Multiples of the model's width along an axis of a layer, because projections are stacked."""
 _VOTES = 2
 PRECISION = "the precision of the weights"
 _MOMENT_PRECISION = "the precision of the optimizer's moments"
@@ -36,7 +37,7 @@ class Witnesses:
     Attributes:
         config: Configuration of the model.
         index: Bytes of all weights according to their index; None without one.
-        beside: Weights of another step, by name.
+        beside: Weights of another step beside the checkpoint, by name.
         is_older: Whether that step is older.
         beside_name: Name of that step.
     """
@@ -101,7 +102,7 @@ def odd_weight(tensors: Sequence[Tensor], references: Witnesses) -> Problem | No
 def _votes(
     weight: Tensor, shape: tuple[int, ...], references: Witnesses, *, is_lacking: bool
 ) -> dict[str, bool | None]:
-    """Return for each source: the other shape (True), this shape (False), or neither (None)."""
+    """Return each source's vote: the other shape (True), this shape (False), or neither (None)."""
     neighbour_weight = references.beside.get(weight.name)
     return {
         "the optimizer": True if is_lacking else None,
@@ -115,7 +116,7 @@ def _votes(
 def _by_config(
     own: tuple[int, ...], other: tuple[int, ...], config: Mapping[str, Any]
 ) -> bool | None:
-    """Return True if a configuration has the other shape's axis, False for the weight's own."""
+    """Return True if a configuration states the axis of the other shape, False for this shape."""
     if not _differs_in_one_axis(own, other):
         return None
     own_extent, other_extent = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
@@ -130,7 +131,7 @@ def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:
 
 
 def _is_total(recorded: int | None, total: int, weight: Tensor, shape: tuple[int, ...]) -> bool:
-    """Return True if an index counts the bytes of the other shape instead of this one."""
+    """Return True if the total of an index fits the other shape instead of this shape."""
     if recorded is None or recorded == total:
         return False
     elements = 1
@@ -140,9 +141,9 @@ def _is_total(recorded: int | None, total: int, weight: Tensor, shape: tuple[int
 
 
 def odd_names(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
-    """Yield the weights that this checkpoint or the step before has alone.
+    """Yield problems of weights that only this checkpoint or only another step has.
 
-    A run loses no weight, but it may add weights. Other files may have other names, for example
+    A run never removes weights, but may add weights. Other files may use other names, for example
     for tied weights.
 
     Args:
@@ -171,10 +172,10 @@ def odd_names(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Prob
 
 
 def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
-    """Yield weights whose dtype most files contradict, or a configuration with a wrong dtype.
+    """Yield problems of weights, or of a configuration, with a dtype that most files contradict.
 
-    Weights of a narrower dtype were rounded. Weights of a wider dtype are a copy, and a resume
-    casts them; :func:`wider_copies` returns these weights.
+    Weights of a narrower dtype were rounded. Weights of a wider dtype lost nothing, because a
+    resume casts them. :func:`wider_copies` returns these weights.
 
     Args:
         tensors: Tensors of the checkpoint.
@@ -199,7 +200,7 @@ def odd_dtypes(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pro
 
 
 def wider_copies(tensors: Sequence[Tensor], references: Witnesses) -> list[tuple[Tensor, str]]:
-    """Return the weights of a wider dtype than most files say, each with the dtype they say.
+    """Return weights of a wider dtype than most files state, with the stated dtype.
 
     Args:
         tensors: Tensors of the checkpoint.
@@ -215,7 +216,7 @@ def wider_copies(tensors: Sequence[Tensor], references: Witnesses) -> list[tuple
 def _outliers(
     tensors: Sequence[Tensor], references: Witnesses
 ) -> list[tuple[Tensor, dict[str, str]]]:
-    """Return the weights whose dtype most files contradict, with the dtype that each file says."""
+    """Return the weights whose dtype most files contradict, with the dtype from each file."""
     weights, moment_dtypes = _float_weights(tensors), _moment_dtypes(tensors)
     is_trained = len(_moments(tensors)) >= len(weights)
     outliers = []
@@ -239,7 +240,7 @@ def _outliers(
 
 
 def _odd_config(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Problem]:
-    """Yield the problem of a configuration with another dtype than weights and optimizer."""
+    """Yield the problem of a configuration whose dtype differs from weights and optimizer."""
     weights, moment_dtypes = _float_weights(tensors), _moment_dtypes(tensors)
     dtypes, stated_dtype = {weight.dtype for weight in weights}, _stated_dtype(references.config)
     if (
@@ -260,8 +261,8 @@ def _odd_config(tensors: Sequence[Tensor], references: Witnesses) -> Iterator[Pr
 def odd_moments(contents: Contents, references: Witnesses) -> Iterator[Problem]:
     """Yield the problem of 16-bit moments beside wider weights.
 
-    torch's Adam keeps moments in the dtype of their weights, also when it loads a state. Other
-    optimizers may keep their moments in fewer bits, so only groups of torch's Adam are checked.
+    torch's Adam keeps moments in the dtype of their weights, even after a load. Other optimizers
+    may keep their moments in fewer bits, so only groups of torch's Adam are checked.
 
     Args:
         contents: Contents of the checkpoint.
@@ -306,7 +307,7 @@ def _dtype_text(config: Mapping[str, Any]) -> Any:
 
 
 def _stated_dtype(config: Mapping[str, Any]) -> str | None:
-    """Return the dtype in a configuration, by its name in safetensors."""
+    """Return the dtype in a configuration as a safetensors name."""
     text = _dtype_text(config)
     return _FLOATS.get(text.removeprefix("torch.")) if isinstance(text, str) else None
 

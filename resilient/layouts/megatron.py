@@ -1,7 +1,7 @@
-"""``iter_<n>`` folders of Megatron-Core's distributed checkpoints, and their parent folder.
+"""Reader of Megatron-Core's distributed checkpoints: ``iter_<n>`` folders and their parent.
 
 Source: ``megatron.core.dist_checkpointing`` and ``megatron.training.checkpointing``. The tensors
-are a distributed checkpoint of torch. State that is common to all ranks is in one torch file.
+form a distributed checkpoint of torch. One torch file has the state that is common to all ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_iteration(listing: DirectoryListing, prefix: str = "") -> bool:
 
 
 def is_megatron(listing: DirectoryListing) -> bool:
-    """Return True if a folder is an iteration of Megatron, or the parent with their tracker."""
+    """Return True if a folder is an iteration of Megatron, or the parent with the tracker."""
     return is_iteration(listing) or bool(TRACKER in listing.sizes and _inside(listing))
 
 
@@ -130,7 +130,7 @@ def _read(folder: Folder, listing: DirectoryListing, prefix: str) -> Contents:
 def _config(
     folder: Folder, listing: DirectoryListing, prefix: str, problems: list[Problem]
 ) -> dict[str, Any]:
-    """Return the format description; without this file Megatron assumes another format."""
+    """Return the format description; without this file, Megatron assumes another format."""
     name = f"{prefix}{CONFIG}"
     try:
         config = read_json(folder, listing, name)
@@ -189,7 +189,7 @@ def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer
 
 
 def _groups(value: Any, depth: int = 0) -> list[dict[Any, Any]]:
-    """Return the parameter groups, which are one or two dictionaries deep."""
+    """Return the parameter groups, which are nested in one or two dictionaries."""
     if not isinstance(value, dict) or depth > 2:  # noqa: PLR2004 - see above
         return []
     groups = value.get("param_groups")

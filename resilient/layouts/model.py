@@ -1,4 +1,4 @@
-"""Contents of a checkpoint of another tool: tensors, state in numbers, problems, resumability."""
+"""Data model of another tool's checkpoint: tensors, training state, problems, resumability."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ ITEM_BITS: Mapping[str, int] = {
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
-"""Bits per element, by the dtype names of safetensors, which name every dtype here."""
+"""Bits per element by dtype; all readers use the dtype names of safetensors."""
 
 
 class Unreadable(Exception):
-    """A file does not have the expected format; the message gives the reason."""
+    """Error for a file without the expected format; the message has the reason."""
 
 
 class StorageFormat(Enum):
@@ -39,24 +39,24 @@ class StorageFormat(Enum):
     BYTES = "bytes"
     """The elements themselves."""
     MEMBER = "member"
-    """The local header of a zip member, which gives the start of its content."""
+    """The local header of a zip member; the header determines the start of the content."""
     ARCHIVE = "archive"
-    """A whole torch file whose value is this piece."""
+    """A torch file that contains only this piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Location of a box of a tensor, which a reader resolves when needed.
+    """Location of a box of a tensor; a reader resolves it before a read.
 
     Attributes:
         region: The box within the whole tensor.
         file: Name of the file.
         start: Offset in the file at which the data of ``form`` begins, in bytes.
-        size_bytes: Largest length, without headers.
+        size_bytes: Maximum length in bytes, without headers.
         form: Format at ``start``.
         first: Index of the box's first element in the stored data.
-        strides: Elements between neighbours along each axis; None: row-major.
-        is_swapped: Whether its numbers are big-endian.
+        strides: Elements between neighbours along each axis; None for row-major order.
+        is_swapped: Whether the numbers are big-endian.
     """
 
     region: Region
@@ -71,15 +71,15 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Whole tensor, as it was before its split over files and ranks.
+    """A whole tensor, whose pieces may be in the files of several ranks.
 
     Attributes:
-        name: Name that its tool uses; for optimizers ``state.0.exp_avg``.
+        name: Name in the tool's own form, for example ``state.0.exp_avg`` in an optimizer.
         part: :data:`MODEL`, :data:`OPTIMIZER` or :data:`OTHER`.
         dtype: A name of :data:`ITEM_BITS`, or its tool's name for an unknown dtype.
         shape: Elements per axis.
-        files: Files that have its bytes.
-        pieces: Boxes that cover the tensor; empty if its tool stores it in another form.
+        files: Files that contain bytes of the tensor.
+        pieces: Boxes that cover the tensor; empty for an unknown storage form.
     """
 
     name: str
@@ -101,18 +101,18 @@ class Tensor:
 
 
 class Remedy(Enum):
-    """Remedies for a problem."""
+    """Remedy for a problem."""
 
     REPAIR = "repair"
     """A repair; its plan lists what it can restore."""
     COPY = "copy"
-    """Another copy of the checkpoint: no other file has the lost data."""
+    """Another copy of the checkpoint, because no other file has the lost data."""
     EARLIER = "earlier"
-    """An earlier step: the checkpoint was saved in this state."""
+    """An earlier step, because the checkpoint was saved with this problem."""
     UNKEPT = "unkept"
-    """None: its tool, or its script, never saved it."""
+    """None, because the tool or the script never saves this state."""
     NEEDLESS = "needless"
-    """None is needed: no resume reads it."""
+    """None needed, because no resume reads the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,13 @@ class Problem:
     """Missing, broken or contradictory content of a checkpoint.
 
     Attributes:
-        place: The file, or the folder itself.
+        place: File with the problem, or the folder itself.
         what: Description of the problem.
         loses: State that a resume would lose; empty if it loses nothing.
         is_fatal: Whether the problem prevents a resume.
         help: Command that helps, with ``{path}`` in place of the checkpoint's path.
         cure: Remedy, if ``help`` names no command.
-        tensor: Name of the only damaged tensor; empty if the problem is of another kind.
+        tensor: Name of the damaged tensor, if the problem concerns only one tensor; else empty.
     """
 
     place: str
@@ -149,12 +149,12 @@ class Optimizer:
 
     Attributes:
         step: Number of updates, None if unknown.
-        states: Parameters with a state.
-        params: Parameters in its groups.
-        groups: Parameter groups.
+        states: Number of parameters with a state.
+        params: Number of parameters in the groups.
+        groups: Number of parameter groups.
         rates: Learning rate of each group.
         slots: Names of the state per parameter, for example ``exp_avg``.
-        options: Options of each group by name: numbers, booleans and tuples of numbers; empty if
+        options: Options of each group by name, as numbers, booleans and tuples of numbers; empty if
             unknown.
     """
 
@@ -173,7 +173,7 @@ class Schedule:
 
     Attributes:
         step: Last step; None for a scheduler that counts evaluations.
-        rates: Learning rates that it set.
+        rates: Learning rates that the scheduler set.
         evaluations: Number of evaluations, for a scheduler that watches a metric.
     """
 
@@ -200,14 +200,14 @@ class Contents:
     """Contents of one checkpoint of another tool.
 
     Attributes:
-        layout: Short name of the layout, for programs.
-        title: Name for people.
-        resume: Call of its own tool that resumes it, with ``{path}`` in place of its path.
+        layout: Machine-readable name of the layout.
+        title: Human-readable name of the layout.
+        resume: Call of the tool that resumes the checkpoint, with ``{path}`` in place of its path.
         step: Number of optimizer steps.
-        epoch: Passes over the data, with the fraction of the current one.
-        world: Number of ranks that wrote it, None if unknown.
+        epoch: Number of passes over the data, including the fraction of the current pass.
+        world: Number of ranks that wrote the checkpoint; None if unknown.
         data: Position in the data, in the tool's own terms.
-        versions: Versions of software and formats that it names.
+        versions: Versions of software and formats in the checkpoint.
         facts: Other facts to display.
         problems: Missing, broken or contradictory content.
         not_imported: Reasons why our Trainer does not import the checkpoint although its tool
@@ -247,7 +247,7 @@ class Resumability:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """State that a resume loses."""
+        """The state that a resume loses."""
         return self.why if self.answer == "partly" else ()
 
     def line(self) -> str:

@@ -1,4 +1,4 @@
-"""Other steps of the same run beside a checkpoint on this machine."""
+"""Search for other steps of a run beside a checkpoint on this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOSES = "the model's configuration"
 def steps_beside(url: str) -> list[tuple[int, Path]]:
     """Return the folders of other steps beside a checkpoint, each with its distance in steps.
 
-    The distance of an older step is negative; the nearest comes first.
+    The distance of an older step is negative. The nearest step comes first.
 
     Args:
         url: URL of the checkpoint; the result is empty if it is not on this machine.
@@ -65,7 +65,7 @@ def older_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
 
 
 def weights_beside(url: str) -> tuple[dict[str, Tensor], int]:
-    """Return the weights of the nearest other step by name, and its distance; empty without one.
+    """Return the weights of the nearest other step by name, and its distance in steps.
 
     Args:
         url: URL of the checkpoint.
@@ -88,7 +88,7 @@ def nearest_steps(url: str) -> Iterator[tuple[Folder, DirectoryListing]]:
 
 
 def lost_config(url: str, listing: DirectoryListing) -> list[Problem]:
-    """Return the loss of a configuration that the folder or another step shows.
+    """Return the problem of a lost configuration, if the folder or another step shows the loss.
 
     Args:
         url: URL of the checkpoint of the Trainer of Transformers.

@@ -1,8 +1,8 @@
-"""Names in pickles: rebuilt data, effects of unpickling, and torch's rules for loading a file.
+"""Names in pickles: data that they rebuild, effects of unpickling, and torch's safe loading.
 
-A pickle may name any importable object and call it. A few names only rebuild data, and are resolved
-here without torch or NumPy. Some names are known to run commands. The effect of all other names is
-unknown without their code.
+A pickle may name and call any importable object. A few names only rebuild data, which this module
+does without torch or NumPy. Some names are known to run commands. The effect of any other name is
+unknown.
 
 Source: ``torch._weights_only_unpickler._get_allowed_globals`` of torch 2.13.
 """
@@ -41,7 +41,7 @@ _BY_STORAGE = {
 _NUMPY_SCALARS = {
     "f8": "<d", "f4": "<f", "i8": "<q", "i4": "<i", "u8": "<Q", "u4": "<I", "b1": "<?",
 }  # fmt: skip
-# Harmless names: they rebuild data and do nothing else.
+# Harmless names, which only rebuild data.
 _DATA_MODULES = {
     *("torch", "torch._utils", "torch._tensor", "torch.nn.parameter", "torch.serialization"),
     *("torch.storage", "torch.torch_version", "collections", "numpy", "numpy.dtypes"),
@@ -80,7 +80,7 @@ def is_data(name: PickledGlobal) -> bool:
 
 
 def rebuild(call: PickledCall) -> Any:
-    """Return the value of a call in a pickle if its name is known, else the call."""
+    """Return the value of a call in a pickle; for an unknown name, return the call itself."""
     if call.name == "persistent":
         return _stored(call.args)
     if not isinstance(call.args, tuple):
@@ -90,7 +90,7 @@ def rebuild(call: PickledCall) -> Any:
 
 
 def dtype_of(value: Any) -> str:
-    """Return the safetensors name of a torch dtype, or its torch name."""
+    """Return the safetensors name of a torch dtype, else its torch name."""
     if isinstance(value, PickledGlobal) and value.module == "torch":
         return _BY_TORCH.get(value.name, value.name)
     return "?"
@@ -236,7 +236,7 @@ _REBUILDS = {
     },
     "torch.nn.parameter": {"Parameter"},
     "torch.serialization": {"_get_layout"},
-    # Not its `_load_from_bytes`, which unpickles bytes that are not seen here.
+    # Without `_load_from_bytes`, which unpickles bytes that this scan does not see.
     "torch.storage": {"TypedStorage", "UntypedStorage"},
 }  # fmt: skip
 _TORCH_TYPES = ("Storage",)
@@ -324,7 +324,7 @@ _BUILTINS = ("builtins", "__builtin__")
 
 
 def effect_of(name: PickledGlobal) -> Effect:
-    """Return the possible effect of unpickling a name; a dot in a name can reach anything."""
+    """Return the possible effect of unpickling a name; a name with a dot can have any effect."""
     module, attribute = name.module, name.name
     if "." not in attribute and _rebuilds(module, attribute):
         return Effect.REBUILDS
@@ -332,7 +332,7 @@ def effect_of(name: PickledGlobal) -> Effect:
         return Effect.RUNS
     if (module, attribute) in _LIBRARY_TUPLES:
         return Effect.LIBRARY
-    # Users may paste a name from the output, so it must be an identifier.
+    # The output must be an identifier, because users may paste it.
     if module in _LIBRARIES and attribute.isidentifier() and attribute.lstrip("_")[:1].isupper():
         return Effect.LIBRARY
     return Effect.UNKNOWN
@@ -369,9 +369,9 @@ _REFUSED = {
 
 
 def how_to_load(names: Iterable[PickledGlobal]) -> tuple[str, str]:
-    """Return the call that loads a file, and the names at which the safe call stops; empty if none.
+    """Return the call that loads a file, and the names that the safe call rejects.
 
-    Unknown code, or code that is known to run commands, gets the safe call.
+    For unknown code, and for code that runs commands, the result is the safe call.
 
     Args:
         names: Globals that the pickle would import.

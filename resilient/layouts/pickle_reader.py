@@ -1,13 +1,13 @@
-"""Decoder of pickles as data, which interprets the opcodes but imports and calls nothing.
+"""Decoder of pickles as data: it interprets the opcodes, but imports and calls nothing.
 
-A call in a pickle becomes a value that describes it (:class:`PickledCall`). A few names that only
-rebuild data (tensors, ordered dicts, sizes) can be resolved by the caller. All other calls keep
+A call in a pickle becomes a value that describes the call (:class:`PickledCall`). The caller can
+resolve a few names that only rebuild data, such as tensors and ordered dicts. All other calls keep
 their name, which shows the kind and the effects of a file. Source of the opcodes: ``pickletools``
 of the standard library, which also decodes their arguments.
 
 The bytes, the opcodes and the keys of dicts are bounded, because hashing nested tuples can take
-unbounded time. Values that the pickle shares are shared here too, so memory grows only with the
-opcodes. A walk over a value must be bounded too (:func:`leaves`).
+unbounded time. The result shares the same values as the pickle, so memory grows only with the
+opcodes. A walk over a value must have bounds too (:func:`leaves`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PickledGlobal:
 
 
 class Unordered(list[Any]):
-    """Elements of a set, in arbitrary order."""
+    """Elements of a set, without an order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,11 +88,11 @@ class TensorRef:
 
 
 BYTES_MAX = 64 << 20
-"""A pickle beside tensors has some kilobytes; an index of 100,000 tensors some 20 MB."""
+"""Largest pickle. A pickle beside tensors has some KB, an index of 100,000 tensors 20 MB."""
 OPCODES_MAX = 4_000_000
 LEAVES_MAX = 1_000_000
 DEPTH_MAX = 64
-_KEY_INT_MAX = 1 << 60  # beyond it all multiples of 2^61-1 share one hash
+_KEY_INT_MAX = 1 << 60  # beyond this size, all multiples of 2^61-1 have one hash
 _MARK = object()
 
 
@@ -110,7 +110,7 @@ def read_pickle(
     """Return the content of a pickle as data.
 
     Args:
-        source: The pickle, or a stream at the start of a pickle, which is left at the end of the
+        source: The pickle, or a stream at the start of a pickle; the stream ends up after the
             pickle.
         rebuild: Function that turns a call with a known name into a value.
 
@@ -128,10 +128,10 @@ def read_pickle(
 def read_names(stream: io.BytesIO) -> tuple[frozenset[PickledGlobal], str]:
     """Return the globals of one pickle, and the reason if it cannot be read to its end.
 
-    Globals before the break are included, because unpickling would have called them.
+    The result includes globals before the damage, because unpickling would have called them.
 
     Args:
-        stream: Stream at the start of the pickle, which is left at the end of the pickle.
+        stream: Stream at the start of the pickle; it ends up after the pickle.
     """
     machine = _Machine(lambda call: call)
     try:
@@ -149,7 +149,7 @@ def _walk(machine: _Machine, stream: io.BytesIO) -> None:
     """
     try:
         with warnings.catch_warnings():
-            # Invalid escapes in a text of a damaged file need no warning.
+            # Suppress warnings about invalid escapes in a damaged file.
             warnings.simplefilter("ignore", DeprecationWarning)
             for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
                 if count >= OPCODES_MAX:
@@ -208,7 +208,7 @@ class _Machine:
         self._rebuild = rebuild
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Interpret one opcode, as far as it concerns data."""
+        """Interpret one opcode."""
         if opcode in _PUSHES:
             self.stack.append(argument)
         elif opcode in _CONSTANTS:
@@ -351,7 +351,7 @@ class _Machine:
 
 
 def _hashable_key(key: Any) -> Any:
-    """Return a key that hashes in bounded time: plain values, and flat tuples of them."""
+    """Return a key that hashes in bounded time: a plain value, or a flat tuple of plain values."""
     if isinstance(key, tuple):
         if len(key) > DEPTH_MAX or not all(_is_plain(element) for element in key):
             raise Unreadable("a tuple as a key with values that are not plain")

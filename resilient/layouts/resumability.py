@@ -1,10 +1,10 @@
-"""Resumability of another tool's checkpoint, with the losses of a resume.
+"""Assessment whether training can resume from another tool's checkpoint, and with which losses.
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
 (:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`.
-This function is the only such check. The callers of this function are the Trainer's import, the
-agent's restart policy, ``ckpt import``, ``ckpt inspect``, ``ckpt verify`` and ``ckpt repair``.
-:func:`remedy` gives the fix for each problem.
+All callers use this one check: the Trainer's import, the agent's restart policy, and the commands
+``ckpt import``, ``inspect``, ``verify`` and ``repair``. :func:`remedy` returns the fix for each
+problem.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REPAIR = "resilient ckpt repair {path}"
 _IMPORTED = "hf-trainer"
 _NAMED_MAX = 4
 _TRAINED = ("optimizer", "schedule", "weights", "agreement")
-"""Words in losses that change the trained result; a run recovers from other losses by itself."""
+"""Words in losses that change the result of the training; a run recovers from other losses."""
 
 
 class RepairOutcome(Enum):
@@ -45,7 +45,7 @@ class RepairOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alternatives:
-    """Other ways to continue a run than from the checkpoint as it is.
+    """Alternatives to a resume from the unrepaired checkpoint.
 
     Attributes:
         sibling: Path of another resumable checkpoint of the run; empty without one.
@@ -94,7 +94,7 @@ def filled(command: str, path: str) -> str:
 
 
 def _resume(contents: Contents) -> str:
-    """Return the command that resumes: ours if the Trainer imports the checkpoint."""
+    """Return the resume command of this library if it imports the checkpoint, else the tool's."""
     is_ours = contents.layout == _IMPORTED and not contents.not_imported
     return OURS if is_ours else contents.resume
 
@@ -102,7 +102,7 @@ def _resume(contents: Contents) -> str:
 def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     """Return the best command for a checkpoint that is not resumable; empty without one.
 
-    A lossless repair is better than another step, another step is better than a lossy repair.
+    A lossless repair is better than another step. Another step is better than a lossy repair.
     """
     if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
@@ -142,7 +142,7 @@ _FIXES = {
 def is_costly(problems: Iterable[Problem]) -> bool:
     """Return True if a resume stops, or loses a state that the tool saves.
 
-    A state that the tool never saves is not damage of the checkpoint.
+    A state that the tool never saves does not count as damage.
     """
     return any(
         problem.is_fatal or (problem.loses and problem.cure is not Remedy.UNKEPT)
@@ -152,7 +152,7 @@ def is_costly(problems: Iterable[Problem]) -> bool:
 
 
 def remedy(problem: Problem, path: str, others: Alternatives | None = None) -> str:
-    """Return the remedy: a command, or a sentence that begins with ``none``.
+    """Return the remedy: a command, or a text that begins with ``none``.
 
     Args:
         problem: The problem.
@@ -163,6 +163,6 @@ def remedy(problem: Problem, path: str, others: Alternatives | None = None) -> s
     if problem.cure is Remedy.EARLIER and others.sibling and not problem.help:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     fix = problem.help or _FIXES[problem.cure]
-    # Without another copy this repair would only say that it has nothing to do.
+    # Without another copy, this repair would have nothing to do.
     is_vain = fix == REPAIR and others.repair is RepairOutcome.NONE
     return filled(_FIXES[Remedy.COPY] if is_vain else fix, path)

@@ -1,12 +1,12 @@
-"""Security scan of a checkpoint: content that can harm a process or user that loads or lists it.
+"""Security scan of a checkpoint for content that can harm a process or a user.
 
 The scan only reads files, runs no code and follows no links. The scan looks for pickles that call
 code, links and names that lead out of the folder, and archives that expand hugely. The scan also
-finds headers and documents unfit for a library, code that comes with a model, and text that
-controls a terminal.
+finds invalid headers and documents, code that comes with a model, and text that controls a
+terminal.
 
-Control characters move the cursor of a terminal and change its title. Direction marks make a text
-read differently. The scan checks the texts that readers display: names of tensors and files, a
+Control characters move the cursor of a terminal and change its title. Direction marks change how a
+text is displayed. The scan checks the texts that readers display: names of tensors and files, a
 Trainer's state and a configuration. The words of a tokenizer may have any characters.
 """
 
@@ -66,7 +66,7 @@ def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> 
 def _texts(folder: Folder, listing: DirectoryListing, name: str) -> Iterable[str]:
     base = name.rpartition("/")[2]
     texts: Iterable[str] = ()
-    # Another reader reports the file as unreadable.
+    # Another check reports the unreadable file.
     with suppress(Unreadable):
         if base.endswith(SAFE):
             tensors, meta = read_header(folder, listing, name)
@@ -119,11 +119,11 @@ class Risk(StrEnum):
     """Severity of a finding."""
 
     DANGER = "danger"
-    """Loading it the usual way runs code, or reads or writes elsewhere."""
+    """The usual load runs code, or accesses files outside of the checkpoint."""
     WARNING = "warning"
-    """The effect of loading it is unknown, or it breaks readers."""
+    """The effect of a load is unknown, or the content breaks readers."""
     NOTE = "note"
-    """It needs classes of a library, or code that the user must allow."""
+    """A load needs classes of a library, or code that the user must allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +144,9 @@ class ScanFinding:
 
 
 def scan(folder: Folder, listing: DirectoryListing) -> list[ScanFinding]:
-    """Return the harmful content of a folder, the worst first.
+    """Return the harmful content of a folder, with the worst content first.
 
-    Crash: reads only; memory is bounded by the largest pickle that is read whole (64 MiB).
+    Crash: reads only. Memory is bounded by the largest accepted pickle (64 MiB).
 
     Raises:
         StoreError: The folder could not be read.
@@ -299,7 +299,7 @@ def _archive(folder: Folder, name: str, size_bytes: int, start: int = 0) -> Iter
                 try:
                     yield from _member(opened, name, member)
                 except _BROKEN as error:
-                    # The broken member may hide others behind it.
+                    # A broken member may hide later members.
                     error_text = error_text or str(error)
     except _BROKEN as error:
         error_text = str(error)
@@ -334,10 +334,10 @@ def _member(opened: zipfile.ZipFile, name: str, info: zipfile.ZipInfo) -> Iterat
         head = file.read(_HEAD_BYTES)
         if not is_pickle and not head.startswith(_PICKLE_MAGIC):
             return
-        # Never read more than the bound, for any size in the directory.
+        # Never read more than the bound, whatever size the directory states.
         data = head + file.read(BYTES_MAX - len(head))
     findings = list(_pickles(name, data, is_whole=len(data) < BYTES_MAX))
-    # Tensors may begin like a pickle by chance, but then name nothing.
+    # Tensor bytes may look like a pickle by chance, but a pickle without names is harmless.
     yield from (finding for finding in findings if is_pickle or finding.risk is Risk.DANGER)
 
 

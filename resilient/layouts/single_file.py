@@ -1,7 +1,7 @@
-"""Checkpoints in one file: weights, a script's own state, a whole module or TorchScript.
+"""Reader of checkpoints in one file: weights, a script's state, a module or TorchScript.
 
-Loading a pickled module runs the code that its pickle names, and a TorchScript program is code.
-Both kinds are read as data here, and their weights are plain tensors.
+A load of a pickled module runs the code that the pickle names. A TorchScript program is code. This
+module reads both kinds as data, and their weights as plain tensors.
 
 Source: ``torch.nn.Module.__getstate__`` and ``torch/csrc/jit/serialization``.
 """
@@ -62,7 +62,7 @@ def is_program(archive: Archive) -> bool:
 
 
 def read_module(archive: Archive) -> Contents:
-    """Return the contents of a module or a program: weights from which no training resumes.
+    """Return the contents of a module or a program, whose weights cannot resume a training.
 
     Raises:
         Unreadable: The value exceeds the bounds.
@@ -127,7 +127,7 @@ def _fields(module: Any) -> list[tuple[Any, Any]]:
     if not isinstance(state, dict):
         return []
     if not is_module(module):
-        # A program stores all of its attributes side by side.
+        # A program stores all attributes in one dictionary.
         return list(state.items()) if module.kind.startswith(_PROGRAM) else []
     parts = (state[name] for name in (_PARAMETERS, _BUFFERS, _MODULES))
     return [pair for part in parts if isinstance(part, dict) for pair in part.items()]
@@ -168,7 +168,7 @@ def read_safetensors(folder: Folder, listing: DirectoryListing, name: str) -> Co
 
 
 def read_state(archive: Archive, layout: str, title: str) -> Contents:
-    """Return the contents of a script's own dictionary, identified by type, else by name.
+    """Return the contents of a script's own dictionary; the type or the name identifies a value.
 
     Raises:
         Unreadable: The value exceeds the bounds.
@@ -238,7 +238,7 @@ def read_model_folder(folder: Folder, listing: DirectoryListing) -> Contents:
 
 
 def _tensors(archive: Archive) -> tuple[Tensor, ...]:
-    """Return the tensors, with those of optimizers identified by their key."""
+    """Return the tensors; the key identifies tensors of optimizers."""
     tensors = archive.tensors(MODEL)
     for key, value in _modules(archive):
         tensors += tensors_of(archive, value, f"{key}.")
@@ -277,7 +277,7 @@ def _optimizer(fields: dict[Any, Any], archive: Archive) -> Optimizer | None:
 
 
 def _states(fields: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-    """Yield the optimizer states: the value itself, its fields, and elements of lists in them."""
+    """Yield optimizer states: the value, its fields, and elements of lists in its fields."""
     for value in (fields, *fields.values()):
         for state in value[:_LISTED_MAX] if isinstance(value, list) else (value,):
             if optimizer_of(state, None) is not None:

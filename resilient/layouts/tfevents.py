@@ -1,8 +1,9 @@
-"""Reader for TensorBoard event files: frames, their checksums, and the scalars in them.
+"""Reader for scalars in TensorBoard event files, with a check of the frames' checksums.
 
-Source: ``tensorflow/core/lib/io/record_writer`` for the frames (a length, its checksum, the bytes,
-their checksum; CRC-32C, rotated and shifted). ``event.proto``, ``summary.proto`` and
-``tensor.proto`` define their content. No TensorBoard or protobuf library is needed.
+A frame has a length, its checksum, the bytes, and their checksum. Source:
+``tensorflow/core/lib/io/record_writer``. The checksum is CRC-32C, rotated and shifted.
+``event.proto``, ``summary.proto`` and ``tensor.proto`` define the content of a frame. No
+TensorBoard or protobuf library is needed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 FILE = re.compile(r"(?:.*/)?events\.out\.tfevents\.[^/]*")
 FILE_BYTES_MAX = 64 << 20
-"""Largest part of a file that is read; it holds a million numbers."""
+"""Largest part of a file that is read; this part has room for a million numbers."""
 _RECORD_BYTES_MAX = 16 << 10
-"""A scalar has about 40 bytes; a larger record holds a text, a picture or a histogram."""
+"""Largest parsed record. A scalar needs about 40 bytes; a larger record is a text or image."""
 _SCALARS_MAX = 1 << 20
 _TAG_CHARACTERS_MAX = 200
 _VALUES_MAX = 256
@@ -39,7 +40,7 @@ _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _DTYPE, _CONTENT, _FLOATS, _DOUBLES = 1, 4, 5, 6
 _FLOAT, _DOUBLE = 1, 2
 _DIGITS_MAX = 9
-"""Digits that always identify a number of single precision."""
+"""Number of decimal digits that identify every single-precision number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,9 @@ class Scalar:
     """One logged number.
 
     Attributes:
-        step: Step, as the writer counts.
+        step: Step in the writer's count.
         tag: Name of the number.
-        value: The number; for single precision the shortest equal decimal.
+        value: The number; a single-precision number is converted to the shortest equal decimal.
     """
 
     step: int
@@ -64,8 +65,8 @@ class Scalars:
     Attributes:
         began: Time of the first record, in seconds since 1970.
         found: Its numbers, in file order.
-        broken: Description of the damage; empty for a whole file. A file that was cut at its end,
-            as by a killed process, counts as whole.
+        broken: Description of the damage; empty for a whole file. A file that is cut at its end
+            counts as whole, because a killed process leaves such a file.
     """
 
     began: float
@@ -133,7 +134,7 @@ _TABLE = _table()
 
 
 def _records(window: RangeReader) -> Iterator[tuple[bytes, str]]:
-    """Yield each record with its damage; an empty record if it is too large for a scalar."""
+    """Yield each record with its damage; a record that is too large for a scalar is empty."""
     while len(head := window.read(_HEAD_BYTES)) == _HEAD_BYTES:
         length, expected = struct.unpack("<QI", head)
         if masked_sum(head[:8]) != expected:
@@ -196,7 +197,7 @@ def _parse_value(data: bytes) -> tuple[str, float] | None:
 
 
 def _tensor_number(data: bytes) -> float | None:
-    """Return the number of a one-element tensor, None for any other."""
+    """Return the number of a one-element tensor; None for any other tensor."""
     dtype, content = 0, b""
     for field, wire, value in _fields(data):
         if (field, wire) == (_DTYPE, _VARINT) and isinstance(value, int):

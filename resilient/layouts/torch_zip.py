@@ -1,8 +1,9 @@
-"""``torch.save`` files, read by ranges: a zip of one pickle and the bytes of tensors.
+"""Reader of ``torch.save`` files: a zip of one pickle and of the bytes of tensors.
 
 Source of the layout: ``torch.serialization`` and ``caffe2/serialize``. All members are stored
-uncompressed. The reader refuses a compressed member, because torch never writes one, and a few
-bytes could expand beyond any memory. Files of torch before 1.6 are consecutive bare pickles.
+uncompressed. torch never writes a compressed member, and a few compressed bytes could expand beyond
+any memory. The reader therefore refuses compressed members. Files of torch before 1.6 are sequences
+of pickles.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from resilient.storage.folder import DirectoryListing, Folder
 
 READ_MAX = 16 << 20
-"""Largest single read; the directory of a zip with 100,000 members has 10 MB."""
+"""Largest single read. The directory of a zip with 100,000 members has 10 MB."""
 _AHEAD_BYTES = 64 << 10
 
 
@@ -78,15 +79,15 @@ class RangeReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         """Return the next ``size`` bytes, or all that are left; at most 16 MiB.
 
-        ``zipfile`` requests the remaining bytes of a member again. ``zipfile`` reads a directory at
-        once, so a larger directory counts as truncated.
+        ``zipfile`` requests the remaining bytes of a member with further calls. But ``zipfile``
+        reads a directory in one call, so a larger directory counts as truncated.
         """
         remaining_bytes = max(0, self._size - self._at)
         size = min(remaining_bytes if size < 0 else size, remaining_bytes, READ_MAX)
         if not self._at >= self._block_start or self._at + size > self._block_start + len(
             self._block
         ):
-            # Zips are read from the end backwards, so the bytes near the end are read at once.
+            # ``zipfile`` reads a zip from its end, so one read fetches all bytes near the end.
             begin = (
                 self._at if remaining_bytes > _AHEAD_BYTES else max(0, self._size - _AHEAD_BYTES)
             )
@@ -152,7 +153,7 @@ class Archive:
         return tensors_in(self, self.value, part)
 
     def pieces(self, tensor: TensorRef) -> tuple[Piece, ...]:
-        """Return the location of a tensor's bytes, in one piece; empty if they are elsewhere."""
+        """Return the location of a tensor's bytes as one piece; empty if not in this file."""
         place = self.members.get(f"data/{tensor.storage.key}") if tensor.storage else None
         if place is None:
             return ()
@@ -179,7 +180,7 @@ class Archive:
         return self._element(value) if isinstance(value, TensorRef) else None
 
     def head(self, tensor: TensorRef, count: int) -> bytes:
-        """Return the first bytes of a tensor; empty if its bytes are elsewhere.
+        """Return the first bytes of a tensor; empty if its bytes are not in this file.
 
         Raises:
             StoreError: The file could not be read.
@@ -194,7 +195,7 @@ class Archive:
         return self.folder.read(self.name, start + at, count)
 
     def _element(self, tensor: TensorRef) -> float | int | None:
-        """Return the element of a one-element tensor, None with more or with bytes elsewhere."""
+        """Return the element of a one-element tensor; None if it is larger or not in this file."""
         if tensor.dtype not in _NUMBERS or any(extent != 1 for extent in tensor.shape):
             return None
         item_bytes = ITEM_BITS[tensor.dtype] // 8
@@ -239,8 +240,8 @@ def open_archive(
 ) -> Archive:
     """Return the content of a torch file, or of a part of a file that is one.
 
-    Reads the directory of the zip and the pickle, and verifies the pickle's checksum. Reads no
-    tensor data.
+    The function reads the directory of the zip and the pickle, and verifies the pickle's checksum.
+    It reads no tensor data.
 
     Args:
         folder: Folder of the file.
@@ -302,14 +303,14 @@ def _member(folder: Folder, name: str, start: int, info: zipfile.ZipInfo) -> byt
         raise Unreadable(f"`{info.filename}` in it has {info.file_size} bytes")
     at = data_start(folder, name, start + info.header_offset)
     data = folder.read(name, at, info.file_size)
-    # torch can switch checksums off; the field is zero then.
+    # If checksums are disabled in torch, the field is zero.
     if len(data) != info.file_size or (info.CRC and zlib.crc32(data) != info.CRC):
         raise Unreadable(f"the checksum of `{info.filename}` in it is wrong")
     return data
 
 
 def data_start(folder: Folder, name: str, header_at: int) -> int:
-    """Return the offset of the bytes of a zip member, for which its local header is decisive."""
+    """Return the offset of the content of a zip member, computed from its local header."""
     head = folder.read(name, header_at, _LOCAL_HEADER.size)
     if len(head) != _LOCAL_HEADER.size or not head.startswith(_LOCAL_MAGIC):
         raise Unreadable("a member of the zip is not where its directory says")
@@ -339,7 +340,7 @@ def _legacy(folder: Folder, name: str, start: int, size_bytes: int, error: Excep
 
 
 def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]]:
-    """Return the location of each storage: after their keys in order, each after its length."""
+    """Return the location of each storage: all follow their keys, each after its length."""
     sizes: dict[str, int] = {}
     for _, leaf in leaves(value):
         storage = leaf.storage if isinstance(leaf, TensorRef) else leaf
@@ -348,7 +349,7 @@ def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]
     members = {}
     for key in keys if isinstance(keys, list) else []:
         if not isinstance(key, str) or key not in sizes:
-            break  # the positions of all that follows are unknown
+            break  # the positions of all later storages are unknown
         members[f"data/{key}"] = (at + _LEGACY_LENGTH_BYTES, sizes[key])
         at += _LEGACY_LENGTH_BYTES + sizes[key]
     return members
@@ -357,8 +358,8 @@ def _legacy_members(value: Any, keys: Any, at: int) -> dict[str, tuple[int, int]
 def resolve_pieces(folder: Folder, listing: DirectoryListing, piece: Piece, dtype: str) -> Piece:
     """Return a piece with its ``start`` moved to the bytes of its elements.
 
-    Reads the header of a zip member, and for a slice of a distributed checkpoint also its
-    directory. Reads nothing if the elements begin at ``start``.
+    The function reads the header of a zip member. For a slice of a distributed checkpoint, it also
+    reads the directory. If the elements begin at ``start``, the function reads nothing.
 
     Args:
         folder: Folder of the file.

@@ -1,4 +1,4 @@
-"""``step-<n>`` folders of torchtitan: a distributed checkpoint with its own tensor names.
+"""Reader of ``step-<n>`` folders of torchtitan: distributed checkpoints with own tensor names.
 
 Source: ``torchtitan.components.checkpoint``. The names of the weights have no prefix. Other state
 has the prefixes ``optimizer.``, ``lr_scheduler.``, ``dataloader.`` and ``train_state.``. Random
@@ -119,7 +119,7 @@ def _disagreements(
     problem_text = "they name different steps: " + ", ".join(
         f"{a} of {b}" for a, b in steps.items()
     )
-    # A repair can fix a wrong name alone.
+    # A repair can fix a wrong folder name if all other sources agree.
     is_mixed = len({number for number in (step, last, optimizer and optimizer.step) if number}) > 1
     cure = Remedy.COPY if is_mixed else Remedy.REPAIR
     return [Problem(".", problem_text, "the agreement of its files", cure=cure)]

@@ -1,6 +1,6 @@
-"""Optimizer, scheduler and random state, as torch and its trainers store them.
+"""Readers for optimizer, scheduler and random state in the form of torch and its trainers.
 
-Random states are checked by the rules of their generators: ``random.setstate``,
+The check of random states follows the rules of their generators. ``random.setstate``,
 ``numpy.random.set_state`` and ``torch.random.set_rng_state`` raise an error for any other form.
 """
 
@@ -32,10 +32,10 @@ _CPU_WORDS = 624
 _CPU_HEAD = struct.Struct("<QiiQ")
 """Seed, number of words left, flag of seeding, index of the next word."""
 OF_DEVICES = "the random state of CUDA"
-"""A loss that affects dropout on a GPU; CPUs do not use this state."""
+"""A loss that affects only dropout on a GPU."""
 _DEVICE_KEYS = ("cuda", "torch_cuda_manual_seed")
 _DEVICE_BYTES = ((16,), (8,))
-"""Seed and offset, or the seed alone."""
+"""Lengths of a state: seed and offset, or only the seed."""
 _OLDER_BYTES = 816
 """GPU state of torch before 2.1: 800 unused bytes, the seed and the offset."""
 OLDER = "its state of CUDA has 816 bytes, as written by torch before 2.1: torch from 2.1 rejects it"
@@ -43,7 +43,7 @@ OLDER_HELP = "none: every copy has the same state, and only torch before 2.1 acc
 
 
 def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
-    """Return the reason why a generator refuses a state in a file; empty if all are accepted.
+    """Return the reason why a generator rejects a state in a file; empty if it accepts all states.
 
     Args:
         value: Content of the file.
@@ -58,12 +58,12 @@ def check_rng_state(value: dict[Any, Any], kinds: dict[str, str]) -> str:
 
 
 def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str:
-    """Return the reason why torch's generator refuses the values of a state; empty if it accepts.
+    """Return the reason why torch's generator rejects the values of a state; empty without one.
 
     Source: ``at::mt19937::is_valid``, and ``CPUGeneratorImplStateLegacy`` of ATen for the layout.
 
     Args:
-        value: Content of the file; :func:`check_rng_state` finds no problem in it.
+        value: Content of the file, already accepted by :func:`check_rng_state`.
         kinds: Generator of each key.
         archive: Archive that reads the bytes.
 
@@ -85,9 +85,9 @@ def unset(value: dict[Any, Any], kinds: dict[str, str], archive: Archive) -> str
 
 
 def check_rng_devices(states: Mapping[str, Any], *, is_alone: bool) -> Iterator[tuple[str, str]]:
-    """Yield each file with lost or invalid states of CUDA, and the reason.
+    """Yield each file with lost or invalid CUDA states, and the reason.
 
-    The tools log such a state and continue.
+    The tools only log such a state, and continue.
 
     Args:
         states: Content of each file.
@@ -152,7 +152,7 @@ def _is_numpy(state: Any) -> bool:
 
 
 def _shape(array: Any) -> Any:
-    """Return the shape of an array, None if it is stored in another form."""
+    """Return the shape of an array; None for another form."""
     if isinstance(array, list | tuple):
         return (len(array),)
     state = array.state if isinstance(array, PickledCall) else None
@@ -168,19 +168,19 @@ _OWNERS = {"python": "Python", "numpy": "NumPy", "cpu": "torch"}
 
 _Found = TypeVar("_Found")
 RANKS_OPENED_MAX = 32
-"""Files of random states that are opened; for the others only the name counts."""
+"""Largest number of opened files of random states; of further files only the name is used."""
 _RANKS_MAX = 1 << 20
 _GAPS_MAX = 8
 """Largest number of ranks without a state that are named."""
 _NUMBERED_LEAST = 2
-"""Least number of ranks for which a Trainer numbers their files."""
+"""Minimum number of ranks for which a Trainer numbers its files."""
 _REPAIR = "resilient ckpt repair {path}"
 _GROUPS_MAX = 4096
 _ROW_MAX = 4
 _BY_METRIC = {"best", "num_bad_epochs", "patience"}
 """Keys of schedulers that count evaluations: ReduceLROnPlateau, and GreedyLR of Transformers."""
 _OF_TORCH = {"base_lrs", "_last_lr", "_step_count", "_schedulers"}
-"""Keys of torch's schedulers; each but ChainedScheduler also has `last_epoch`."""
+"""Keys of torch's schedulers. All but ChainedScheduler also have `last_epoch`."""
 _KINDS = {
     "python": "python", "random_state": "python", "numpy": "numpy", "numpy_random_seed": "numpy",
     "cpu": "cpu", "torch": "cpu", "torch_manual_seed": "cpu", "cuda": "cuda",
@@ -200,7 +200,7 @@ def required(value: _Found | None, noun: str) -> _Found:
 
 
 def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
-    """Return the summary of ``{state, param_groups}``, None for any other value."""
+    """Return the summary of ``{state, param_groups}``; None for any other value."""
     state, groups = _field(value, "state"), _field(value, "param_groups")
     if not isinstance(state, dict) or not isinstance(groups, list):
         return None
@@ -282,7 +282,7 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
 
 
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
-    """Return the position of torch's ChainedScheduler, which has no own position."""
+    """Return the position of torch's ChainedScheduler, taken from its inner schedulers."""
     inner = _list(_field(value, "_schedulers"))
     schedules = [schedule_of(schedule, archive) for schedule in inner]
     if not schedules or schedules[0] is None or None in schedules:
@@ -291,10 +291,10 @@ def _chained(value: Any, archive: Archive | None) -> Schedule | None:
 
 
 def is_own_schedule(value: Any) -> bool:
-    """Return True for a state that only a scheduler class of the script can interpret.
+    """Return True for a state that only a scheduler class of the script can load.
 
-    Tools pass such a state to the class unchanged. A state of a torch scheduler, an optimizer or a
-    generator in its place is damage.
+    Tools pass such a state to the class unchanged. The state of a torch scheduler, an optimizer or
+    a generator in this place is damage.
     """
     if not isinstance(value, dict) or optimizer_of(value, None) is not None:
         return False
@@ -306,7 +306,7 @@ def is_own_schedule(value: Any) -> bool:
 
 
 def begins_anew(value: Any) -> bool:
-    """Return True for a state from which torch's schedulers silently start over."""
+    """Return True for a state with which torch's schedulers silently restart."""
     return isinstance(value, dict) and "last_epoch" not in value and "base_lrs" in value
 
 
@@ -324,11 +324,11 @@ def read_random(
     Args:
         folder: Folder of the checkpoint.
         listing: Its files.
-        pattern: Pattern of the file names. Its group is the rank; a name without a number is that
-            of rank 0.
-        world: Least number of ranks, if known from elsewhere.
-        stops: Whether the tool is the Trainer of Transformers. It stops at a broken file but not at
-            a missing one, and numbers the files of two ranks or more.
+        pattern: Pattern of the file names; its group is the rank. A name without a number belongs
+            to rank 0.
+        world: Minimum number of ranks, if other files state it.
+        stops: Whether the tool is the Trainer of Transformers. The Trainer fails at a broken file,
+            but ignores a missing file. It numbers the files of two or more ranks.
         device: Device of the optimizer, if known.
     """
     kinds: dict[int, str] = {}
@@ -358,7 +358,7 @@ def read_random(
 
 
 def _device_problems(values: dict[str, Any], device: str, *, is_alone: bool) -> list[Problem]:
-    """Return the problems of lost CUDA states; if all are lost, only for an optimizer on a GPU."""
+    """Return the problems of lost CUDA states; all may be missing if the run used no GPU."""
     whole_ones = {name: value for name, value in values.items() if isinstance(value, dict)}
     if device.startswith("cuda") and not any(map(has_devices, whole_ones.values())):
         problem_text = f"no random states of CUDA are saved, but the optimizer was on {device}"
@@ -381,7 +381,7 @@ def _is_numbered(pattern: str, names: Iterable[str]) -> bool:
 def _opened(
     folder: Folder, listing: DirectoryListing, name: str, names: tuple[str, ...]
 ) -> tuple[Any, str]:
-    """Return the content of a file of random states, and the reason why it is invalid, if it is."""
+    """Return the content of a file of random states, and the reason if it is invalid."""
     try:
         archive = open_archive(folder, listing, name)
     except Unreadable as error:

@@ -1,8 +1,8 @@
-"""Model weights in one file or in shards, as safetensors or as torch saves them.
+"""Reader of model weights in one file or in shards, as safetensors or torch files.
 
-An index of shards is checked against the shards. ``transformers.trainer_utils`` loads each file
-that the index names, whole and in the order of file names (``load_sharded_checkpoint``). If two
-files have the same tensor, the tensor of the last file is used.
+The reader checks an index of shards against the shards. ``load_sharded_checkpoint`` of
+``transformers.trainer_utils`` loads each file that the index names, in the order of file names. If
+two files have the same tensor, the tensor of the last file is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAP = "its `weight_map`"
 
 
 def shards_in(names: Iterable[str], prefix: str) -> dict[str, list[str]]:
-    """Return the files that look like shards, by the index that would name them."""
+    """Return the files with names of shards, grouped by the name of their index."""
     shards: dict[str, list[str]] = {}
     for name in sorted(names):
         match = SHARD.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
@@ -44,7 +44,7 @@ def unnamed(index: str, count: int) -> Problem:
 
 
 def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
-    """Return the problem of the first tensor that is in two files."""
+    """Return the problem of the first tensor that exists in two files."""
     first_of_name: dict[str, Tensor] = {}
     for tensor in tensors:
         first_tensor = first_of_name.setdefault(tensor.name, tensor)
@@ -60,13 +60,13 @@ def doubled(tensors: Sequence[Tensor]) -> list[Problem]:
 def contradictions(
     index: str, document: Mapping[str, Any], prefix: str, tensors: Sequence[Tensor]
 ) -> list[Problem]:
-    """Return contradictions between an index and its shards; no resume stops at them.
+    """Return contradictions between an index and its shards that do not prevent a resume.
 
     Args:
         index: Name of the index.
         document: Content of the index.
-        prefix: Its folder, with a ``/`` at its end.
-        tensors: Tensors of all its shards.
+        prefix: Folder of the index, with a ``/`` at its end.
+        tensors: Tensors of all shards.
     """
     mapped = document["weight_map"]
     unmapped_names = [tensor.name for tensor in tensors if tensor.name not in mapped]
@@ -115,12 +115,12 @@ def read_file(
 def read_weights(
     folder: Folder, listing: DirectoryListing, prefix: str = ""
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
-    """Return the tensors of a model in files named as by Transformers, and their problems.
+    """Return the tensors of a model with file names of Transformers, and their problems.
 
     Args:
         folder: Folder of the files.
         listing: Its files.
-        prefix: Folder of the model in it, with a ``/`` at its end.
+        prefix: Folder of the model inside ``folder``, with a ``/`` at its end.
     """
     index = next(
         (prefix + candidate for candidate in _INDEXES if prefix + candidate in listing.sizes), ""
@@ -180,5 +180,5 @@ def read_all(
 
 
 def without(problems: Sequence[Problem], loses: str) -> list[Problem]:
-    """Return the problems as losses: training can continue with a new part."""
+    """Return the problems as losses, for a part that a tool can initialize again."""
     return [Problem(problem.place, problem.what, loses) for problem in problems]

@@ -1,12 +1,12 @@
 """Cache of captured parts, which skips flattening if only values changed.
 
-The step cache captures the state at each step, and usually only numbers change. Three methods save
-time. First, the cache walks plain ``torch.nn.Module`` trees without hooks, which is faster than
-their own ``state_dict()``. Second, change detectors compare the objects of the last capture one by
-one, without a new ``state_dict()`` call. Third, all other states are compared with the last capture
-by every key, container kind and tensor (storage, offset, shape, strides, dtype). If all are equal,
-the capture returns the same :class:`CachedTensors` object, and results derived from this object
-stay valid. Any other state is flattened again, so the cache affects only time.
+The step cache captures the state at each step, and usually only the values of tensors change. Three
+methods save time. First, the cache walks plain ``torch.nn.Module`` trees without hooks, which is
+faster than their own ``state_dict()``. Second, change detectors compare the objects of the last
+capture one by one, without a new ``state_dict()`` call. Third, the cache compares all other states
+with the last capture: keys, container kinds, and tensors (storage, offset, shape, strides, dtype).
+If nothing differs, the capture returns the same :class:`CachedTensors` object, and results derived
+from this object stay valid. Any other state is flattened again, so the cache affects only time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ASKED = frozenset({"state_dict", "_save_to_state_dict"})
 
 
 def fast_state_dict(stateful: Any) -> Mapping[str, Any]:
-    """Return the result of ``stateful.state_dict()``; tensors of a module may not be detached.
+    """Return the result of ``stateful.state_dict()``, possibly with tensors that are not detached.
 
     Crash: nothing was stored.
     """
@@ -66,11 +66,11 @@ def has_default_state_dict(kind: type[torch.nn.Module]) -> bool:
 
 
 def _gather(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bool:
-    """Add the state of a module by name; return False if a module inside has its own way."""
-    # Copy of Module.state_dict of torch 2.13, for a class that overrides nothing of it.
+    """Add the state of a module by name; return False if a module inside customizes its state."""
+    # Copy of Module.state_dict of torch 2.13, for classes that do not override it.
     attributes = vars(module)
     if (
-        # A traced module stores its members where only its own way finds them.
+        # A traced module stores its members elsewhere, for its own `state_dict`.
         "_parameters" not in attributes
         or not has_default_state_dict(type(module))
         or not ASKED.isdisjoint(attributes)
@@ -80,7 +80,8 @@ def _gather(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bo
         return False
     for name, parameter in attributes["_parameters"].items():
         if isinstance(parameter, torch.nn.Parameter) and not _is_known(parameter):
-            # torch's own way detaches a parameter of a foreign class, and the result is plain.
+            # torch's `state_dict` detaches a parameter of an unknown class, and returns a plain
+            # tensor.
             return False
         if parameter is not None:
             tensors[prefix + name] = parameter
@@ -96,18 +97,18 @@ def _gather(module: torch.nn.Module, prefix: str, tensors: dict[str, Any]) -> bo
 
 
 def _is_known(parameter: torch.nn.Parameter) -> bool:
-    # torch's sharded tensors have a local part.
+    # Sharded tensors of torch have a local part.
     return type(parameter) in PLAIN or hasattr(parameter, "to_local")
 
 
-# Hook attributes of a module that torch calls.
+# Attributes with the hooks that torch calls in `state_dict`.
 _WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
 _HELD = ("_parameters", "_buffers", "_modules")
 _PASSING = "_non_persistent_buffers_set"
 _DICTS = frozenset({dict, OrderedDict})
-# Generators whose states are numbers in a tree.
+# Generators whose states are plain numbers in a tree.
 _NUMBERS = ("python", "numpy")
-# Those of NumPy and torch; devices have more.
+# The random state of one process without devices has these tensors: NumPy's and torch's.
 _RANDOM_TENSORS = 2
 
 
@@ -115,16 +116,16 @@ class ChangeDetector(Protocol):
     """Record of the last state of one stateful, to detect changes.
 
     Attributes:
-        is_by_value: Whether the numbers are compared, and not only the tensors' memory.
+        is_by_value: Whether the detector compares numbers, and not only the identity of tensors.
     """
 
     is_by_value: bool
 
     def is_same(self) -> bool:
-        """Return whether the same objects have the same keys, except for ``rest``."""
+        """Return whether the state has the same keys and objects as before, except for ``rest``."""
 
     def rest(self) -> dict[str, Any] | None:
-        """Return the state besides ``state``, requested again; None if there is none."""
+        """Return the state that ``is_same`` does not cover, requested again; None without one."""
 
 
 class ModuleChangeDetector:
@@ -145,7 +146,7 @@ class ModuleChangeDetector:
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
-        """Return whether no module, parameter or buffer was added, removed or replaced."""
+        """Return whether all modules, parameters and buffers are the same objects as before."""
         owns = self._owns
         return (
             _are([*map(vars, self._modules)], owns)
@@ -179,7 +180,7 @@ class OptimizerChangeDetector:
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
-        """Return whether no parameter and no tensor of the state was added, removed or replaced."""
+        """Return whether all parameters and tensors of the state are the same objects as before."""
         named_optimizer = self._named_optimizer
         state = named_optimizer.optimizer.state
         return (
@@ -191,12 +192,12 @@ class OptimizerChangeDetector:
         )
 
     def rest(self) -> dict[str, Any]:
-        """Return the groups, because changes of their numbers are not visible otherwise."""
+        """Return the parameter groups, whose numbers ``is_same`` does not compare."""
         return {"param_groups": self._named_optimizer.groups()}
 
 
 class RngChangeDetector:
-    """Change detector of this process's random generators, if no device has one.
+    """Change detector of this process's random generators, for processes without device generators.
 
     torch's generator changes at nearly every step. Its state is a tensor, which the detector copies
     in place.
@@ -227,7 +228,7 @@ class RngChangeDetector:
         return True
 
     def rest(self) -> None:
-        """Return None: there is no other state."""
+        """Return None, because there is no other state."""
 
 
 class _Content:
@@ -254,7 +255,7 @@ class _Content:
 def make_change_detector(
     stateful: Any, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> ChangeDetector | None:
-    """Return a change detector for a stateful, if changes are visible without a new request.
+    """Return a change detector for a stateful; None if only ``state_dict()`` shows changes.
 
     Crash: nothing was stored.
 
@@ -278,7 +279,7 @@ def make_change_detector(
 
 
 def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return a module and all modules inside, each once; none if one stores them in its own way."""
+    """Return a module and all inner modules, each once; empty if one customizes its state."""
     modules: dict[int, torch.nn.Module] = {}
     pending_modules = [module]
     while pending_modules:
@@ -298,14 +299,14 @@ def _values(dicts: Iterable[dict[str, Any]]) -> list[Any]:
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    """Return whether two states of generators are the same numbers."""
+    """Return whether two states of generators are equal."""
     if isinstance(left, dict):
         return [*left] == [*right] and all(map(_are_equal, left.values(), right.values()))
     return np.array_equal(left, right) if isinstance(left, np.ndarray) else bool(left == right)
 
 
 def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Return whether these are the identical objects."""
+    """Return whether two sequences have the identical objects."""
     return len(objects) == len(others) and all(map(is_, objects, others))
 
 
@@ -380,14 +381,14 @@ class CaptureCache:
         self._looks[part] = _Look(stateful, detector, constant, cached_tensors)
 
     def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
-        """Return the result of ``flatten_part`` if only numbers changed; None if unsure."""
+        """Return the result of ``flatten_part`` if certainly only numbers changed, else None."""
         look = self._looks.get(part)
         if look is None or look.stateful is not stateful:
             return None
         if not look.glance.is_same() or not self._is_still_there(part, look):
             del self._looks[part]
             if not look.has_proved:
-                # The comparison costs time, too.
+                # Exclude the part from later comparisons, because a comparison costs time too.
                 self._restless.add(part)
             return None
         look.has_proved = True
@@ -440,10 +441,10 @@ class _Look:
 
     Attributes:
         stateful: The object that was captured.
-        glance: Change detector of its state.
-        constant: Its state without ``glance.rest``.
+        glance: Change detector of the state.
+        constant: The state without ``glance.rest``.
         tensors: Tensors in the constant.
-        has_proved: Whether it was unchanged since.
+        has_proved: Whether a later capture found the state unchanged.
     """
 
     stateful: Any
@@ -463,8 +464,8 @@ class _Known:
 
     Attributes:
         tensors: Tensors by name.
-        live: Training's objects of the tensors, as the last walk saw them.
-        constants: Constant in the tree for each group of tensors that the walk saw.
+        live: Tensor objects of the training at the last walk.
+        constants: Constant of the tree for each group of tensors in the walk.
     """
 
     live: Sequence[torch.Tensor]
@@ -479,23 +480,24 @@ class _Known:
         self._dtypes = [*map(_dtype, self._tensors_seen)]
 
     def is_like(self, walk: _Walk) -> bool:
-        """Return whether the walk saw the same memory in the same places, in the same view."""
+        """Return whether the walk found the same views of the same memory in the same places."""
         return walk.places == self._places and self._is_memory_of(walk.seen)
 
     def is_still_there(self) -> bool:
-        """Return whether the tensors of the last walk are still the same memory."""
+        """Return whether the tensors of the last walk still have the same memory."""
         return self._is_memory_of(self.live)
 
     def _is_memory_of(self, live: Sequence[torch.Tensor]) -> bool:
         if [*map(_dtype, live)] != self._dtypes:
             return False
         try:
-            # The same storage, offset, shape and strides, and neither conjugated nor negated.
+            # `is_set_to` compares storage, offset, shape, strides, and the conjugate and negative
+            # bits.
             is_same = all(map(torch.Tensor.is_set_to, live, self._tensors_seen))
-            # Both tensors must share one counter of changes.
+            # Both tensors must share one change counter.
             return is_same and [*map(_changes, live)] == [*map(_changes, self._tensors_seen)]
         except RuntimeError:
-            # A tensor has no storage, or counts no changes.
+            # A tensor has no storage or no change counter.
             return False
 
 
@@ -507,12 +509,12 @@ class _Walk:
     """Walk through a value like ``flatten``, without the names of tensors.
 
     Args:
-        constants: Constants of the tree, in order, as far as known: one for each tensor, or each
-            dict of only tensors.
+        constants: Known constants of the tree, in order: one for each tensor, or for each dict of
+            only tensors.
 
     Attributes:
         seen: The tensors, in order.
-        places: Their places: kind and keys of each container, and the key of each non-plain value.
+        places: Kind and keys of each container, and the key of each non-plain value.
     """
 
     def __init__(self, constants: Iterable[Any]) -> None:
@@ -538,7 +540,7 @@ class _Walk:
     def _mapping(self, kind: type, value: Mapping[Any, Any]) -> Any:
         self.places.append((kind, *value))
         if not _WORDS.issuperset(map(type, value)) or "$" in "".join(value):
-            # A key may look like a tag.
+            # A key with `$` looks like a tag.
             raise _Unlike
         if _TENSORS.issuperset(map(type, value.values())):
             self.seen += value.values()
@@ -557,7 +559,7 @@ class _Walk:
 
 
 def _constants(tree: Any) -> Iterator[Any]:
-    """Yield the constants of a tree in walk order: they change only if the tensors do."""
+    """Yield the constants of a tree in walk order; a constant changes only with its tensors."""
     if isinstance(tree, dict):
         if "$tensor" in tree or ("$tuple" not in tree and _is_all_tensors(_tree_values(tree))):
             yield tree
@@ -577,7 +579,7 @@ def _names(constant: Any) -> list[str]:
 
 
 def _tree_values(tree: dict[str, Any]) -> Sequence[Any]:
-    """Return a tree's values for the values of a dict."""
+    """Return the values of a tree that represents a dict."""
     return [node for _, node in tree["$odict"]] if "$odict" in tree else [*tree.values()]
 
 

@@ -1,9 +1,9 @@
 """Differences between a checkpoint and live objects that torch's load would not report.
 
-torch loads the state of another scheduler class, narrows weights to another dtype, and leaves out
-saved parts without an object. The run then continues with unintended numbers. A resume therefore
-compares checkpoint and objects before anything is loaded. The resume reports each difference, and
-refuses a difference that makes the intended result impossible.
+torch loads the state of another scheduler class, and narrows weights to another dtype. torch also
+ignores saved parts without a live object. The run then continues with unintended values. A resume
+therefore compares the checkpoint with the live objects before the load. The resume reports each
+difference, and refuses a difference that makes the intended result impossible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from resilient.state_dict.snapshot import Part
 
 SETUP = "objects"
-"""Field of a manifest's ``config`` that describes optimizers and schedulers as they were made."""
+"""Field of a manifest's ``config`` that describes optimizers and schedulers at their creation."""
 
 ALL = "all"
 _SHOWN_MAX = 3
@@ -49,7 +49,7 @@ _RECORDED = {
     ),
     "resilient.train.schedules.factory.RateLR": "resilient.train.schedules.deepspeed.RateLR",
 }
-"""Names in checkpoints of our own classes that have moved since."""
+"""Earlier names of our own classes, which old checkpoints contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StateChange:
         part: Part, as ``resume_changes`` names it.
         text: Both values and the consequence.
         is_refused: Whether the run may continue only if ``resume_changes`` has the part.
-        is_fresh: Whether the part starts fresh if the difference is allowed.
+        is_fresh: Whether the part starts from its initial state if the difference is allowed.
     """
 
     part: str
@@ -78,7 +78,7 @@ class StateChanged(Event):
     changes: tuple[StateChange, ...]
 
     def message(self) -> str:
-        """Name each part with both values and the consequence, one per line."""
+        """Return the message: one line per part, with both values and the consequence."""
         text = (f"\n  {change.part}: {change.text}" for change in self.changes)
         return f"objects differ from those of {self.checkpoint}:{''.join(text)}"
 
@@ -99,7 +99,7 @@ class ChangePolicy:
         allowed: Names of parts that may differ, or ``all``.
         compares_options: Function from the saved configuration to whether options of optimizers and
             schedulers are compared.
-        lost: Function from the names of all saved parts to those without an object.
+        lost: Function that returns the saved parts without a live object, from all saved names.
         hint: Instruction for a refusal, with ``{names}`` for the list of parts.
         prefix: Prefix of a part's name in ``allowed`` and in the hint.
     """
@@ -122,8 +122,7 @@ class ResumeCheck:
         setup: Setup of this run, from :func:`setup_of`.
         policy: Differences that are allowed.
         emit: Receiver of the event.
-        examine: Function that is called first with the saved configuration, and may refuse the
-            resume.
+        examine: Function that gets the saved configuration first and may refuse the resume.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class ResumeCheck:
     def fresh_parts(
         self, manifest: Manifest, trees: Mapping[str, Any], parts: Mapping[str, Part]
     ) -> frozenset[str]:
-        """Return the parts that are not loaded, because the user allowed a difference.
+        """Return the parts that the resume does not load, because the user allowed a difference.
 
         Args:
             manifest: Manifest of the checkpoint.
@@ -185,10 +184,10 @@ class ResumeCheck:
 
 
 def setup_of(parts: Mapping[str, Part]) -> dict[str, Any]:
-    """Describe optimizers and schedulers as they were created. Call it before anything is loaded.
+    """Describe optimizers and schedulers at their creation. Call this function before the load.
 
     Returns:
-        By part: ``class``, and the ``options`` that are numbers, texts, or lists of them.
+        By part: ``class``, and ``options``: numbers, texts, and lists of numbers or texts.
     """
     setup: dict[str, Any] = {}
     for name, part in parts.items():
@@ -224,14 +223,14 @@ def _optimizer_setup(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     options: dict[str, Any] = {"groups": len(optimizer.param_groups)}
     for number, group in enumerate(optimizer.param_groups):
         for key, value in _options(group).items():
-            # Most groups have the optimizer's options, so repeated values are left out.
+            # Most groups have the optimizer's options, so the description omits repeated values.
             if number == 0 or options.get(key) != value:
                 options[f"{key} of group {number}" if number else key] = value
     return {"class": class_of(optimizer), "options": options}
 
 
 def _options(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the values that are numbers, texts, or lists of them."""
+    """Return the values that are numbers, texts, or lists of numbers or texts."""
     options: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str) or key.startswith("_") or key in _COUNTERS or key == "params":
@@ -292,9 +291,9 @@ def _added_groups(
     trees: Mapping[str, Any],
     parts: Mapping[str, Part],
 ) -> Iterator[StateChange]:
-    """Let optimizers add the groups that training had added after it created the optimizer.
+    """Add the groups to optimizers that the saved training had added after their creation.
 
-    An optimizer that this run creates with other groups than the saving run is compared by names.
+    If this run creates an optimizer with other groups than the saving run, names are compared.
     """
     for name in [part for part in trees if part in saved and part in current]:
         stateful: Any = parts[name].stateful
@@ -311,7 +310,7 @@ def _added_groups(
 def _scheduler_changes(
     trees: Mapping[str, Any], parts: Mapping[str, Part], known_names: Collection[str]
 ) -> Iterator[StateChange]:
-    """Find schedulers with other groups, and schedulers whose keys show another class."""
+    """Find schedulers with other groups, and saved keys of another scheduler class."""
     for name, tree in trees.items():
         scheduler = scheduler_in(parts[name].stateful)
         if scheduler is None or not isinstance(tree, dict):
@@ -332,7 +331,7 @@ def _scheduler_changes(
 
 
 def _rate_changes(name: str, tree: Mapping[str, Any], scheduler: Any) -> Iterator[StateChange]:
-    """Find schedulers with another number of groups: torch would leave groups without a rate."""
+    """Find schedulers with another number of groups, for which torch would leave out a rate."""
     saved_rates, live_rates = tree.get("base_lrs"), getattr(scheduler, "base_lrs", None)
     if (
         isinstance(saved_rates, list)
@@ -353,13 +352,13 @@ def _listed(names: Iterable[str]) -> str:
 def refused_changes(
     saved: Mapping[str, Part], live: Mapping[str, Part], policy: ChangePolicy
 ) -> tuple[StateChange, ...]:
-    """Return the differences for which a resume would refuse state that is not stored yet.
+    """Return the differences for which a resume would refuse a state that is about to be stored.
 
     Schedulers are compared by their keys, and modules by their dtypes and the tied tensors of the
     saved side.
 
     Args:
-        saved: Parts that are about to be stored.
+        saved: Parts to store.
         live: Objects of this run, by the names of their parts.
         policy: Differences that are allowed.
     """
@@ -434,7 +433,8 @@ def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     try:
         return torch.promote_types(wide, narrow) == wide
     except RuntimeError:
-        # torch does not promote float8 dtypes. Each of them fits in bfloat16 and wider dtypes.
+        # torch does not promote float8 dtypes. Every float8 dtype fits in bfloat16 and wider
+        # dtypes.
         return wide.is_floating_point and wide.itemsize > narrow.itemsize
 
 
@@ -444,7 +444,7 @@ def _tie_changes(
     current: Mapping[str, str],
     entries: Mapping[str, TensorEntry],
 ) -> Iterator[StateChange]:
-    """Find tied weights that are separate here, and separate weights that are tied here."""
+    """Find tied weights that are separate in this run, and the reverse."""
     for paths in _tied_keys(saved, current):
         if len({current[path] for path in paths}) > 1:
             text = f"{_listed(paths)} were one tied tensor, and are separate here"
@@ -462,7 +462,7 @@ def _tie_changes(
 
 
 def _tied_keys(names: Mapping[str, str], others: Mapping[str, str]) -> list[list[str]]:
-    """Return the keys that share a tensor, without keys that the other side lacks."""
+    """Return the keys that share a tensor, without keys that only one side has."""
     groups: dict[str, list[str]] = defaultdict(list)
     for path, tensor in names.items():
         if path in others:

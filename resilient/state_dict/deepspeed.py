@@ -1,14 +1,14 @@
-"""DeepSpeed engine as parts: its ZeRO partitions by parameter name, in torch's vocabulary.
+"""Parts of a DeepSpeed engine: ZeRO partitions by parameter name, in the form of torch's state.
 
-Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector, and cut this
-vector into equal partitions at any element. ``param._hp_mapping`` has a rank's range of a
+Source: DeepSpeed 0.19.8. ZeRO 1 and 2 join the parameters of a group into one vector. A partition
+of this vector may begin inside a parameter. ``param._hp_mapping`` has a rank's range of a
 parameter. ZeRO 3 cuts each parameter into equal partitions. ``optimizer.grad_position`` has the
-start of each partition. Without ZeRO, half-precision training keeps whole copies in full precision.
-In every case the full-precision weights are the saved state, from which the model's own weights are
-rounded.
+start of each partition. Without ZeRO, half-precision training keeps whole full-precision copies of
+the weights. In every case the saved state has the full-precision weights. A load rounds the model's
+own weights from them.
 
-A rank's partitions are runs of elements of named tensors and are written in place. Nothing is
-gathered, and padding of a partition is not stored. A checkpoint of any ZeRO stage is therefore
+A rank's partitions are runs of elements of named tensors. A save writes these runs directly,
+without a gather and without the padding of a partition. A checkpoint of any ZeRO stage is therefore
 layout-independent. DDP, FSDP and single processes can load such a checkpoint, and DeepSpeed can
 load their checkpoints. ``tests/process/test_zero_resharding.py`` verifies this property.
 """
@@ -74,7 +74,7 @@ def stage_of(engine: Any) -> int:
 
 
 def inner_optimizer(engine: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside DeepSpeed's optimizer, which makes the steps."""
+    """Return the optimizer inside DeepSpeed's optimizer; the inner optimizer makes the steps."""
     return engine.basic_optimizer  # type: ignore[no-any-return]  # DeepSpeed is untyped
 
 
@@ -110,7 +110,7 @@ Names = dict[int, str]
 
 
 def _bare(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
-    """Find parameters that are trained without copies (ZeRO 0 in fp32)."""
+    """Find parameters without full-precision copies (ZeRO 0 in fp32)."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
     return (
@@ -221,8 +221,8 @@ def refresh(engine: Any) -> None:
 
 
 def _refresh_slices(optimizer: Any) -> None:
-    # Same order as the end of DeepSpeed's step: free the gathered parameters, round, then gather
-    # the small parameters that stay whole.
+    # Use the order of DeepSpeed's step: free the gathered parameters, round, then gather the small
+    # parameters that stay whole.
     optimizer.parameter_offload.partition_all_parameters()
     for number in range(len(optimizer.fp16_groups)):
         optimizer._reassign_or_swap_out_partitioned_parameters(number)  # noqa: SLF001
@@ -276,7 +276,7 @@ class ZeroModel:
         for name, value in live.items():
             if torch.is_tensor(value):
                 _fill(value, state_dict[name])
-        # Modules load their non-tensor state themselves.
+        # Modules load their own non-tensor state.
         plain_values = {
             name: state_dict[name] for name, tensor in live.items() if not torch.is_tensor(tensor)
         }
@@ -286,7 +286,7 @@ class ZeroModel:
 
 
 def _frozen(value: Any) -> Any:
-    """Return a value that no optimizer trains; it may still be a partitioned parameter."""
+    """Return a value that no optimizer trains, whole or as a partition of a parameter."""
     if not torch.is_tensor(value) or not hasattr(value, "ds_tensor"):
         return value.detach() if torch.is_tensor(value) else value
     tensor: Any = value
@@ -296,7 +296,7 @@ def _frozen(value: Any) -> Any:
 
 @torch.no_grad()
 def _fill(live: torch.Tensor, saved: torch.Tensor) -> None:
-    """Copy a loaded tensor to its place, unless it was loaded in place."""
+    """Copy a loaded tensor to its live memory, unless the load already filled this memory."""
     if tuple(live.shape) != tuple(saved.shape):
         raise RuntimeError(
             f"shape {tuple(saved.shape)} was saved, but the shape is {tuple(live.shape)} here"
@@ -336,7 +336,7 @@ class ZeroOptimizer:
         return inner_optimizer(self._engine)
 
     def _look(self) -> None:
-        """Find all locations, again if groups were added or extended."""
+        """Find all locations; search again if groups were added or extended."""
         sizes = group_sizes(self.optimizer)
         if sizes != self._sizes:
             self._homes, self._sizes = parameter_locations(self._engine), sizes
@@ -420,7 +420,7 @@ class ZeroOptimizer:
         for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: value for name, value in saved_group.items() if name != "params"})
         self._arriving = {}
-        # Reset DeepSpeed's cached places in the state.
+        # Reset DeepSpeed's cached references into the state.
         if hasattr(self._engine.optimizer, "_hp_optimizer_states_linked"):
             self._engine.optimizer._hp_optimizer_states_linked = False  # noqa: SLF001
         for name, count in state_dict.get("engine", {}).items():
@@ -444,7 +444,7 @@ class ZeroOptimizer:
         return names
 
     def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
-        """Return the memory of one kind of state, for all parameters of ``home.flat``."""
+        """Return the memory of one kind of state for all parameters in ``home.flat``."""
         parameter_state = self.optimizer.state.get(home.flat, {})
         if kind in parameter_state:
             return parameter_state[kind]  # type: ignore[no-any-return]  # torch leaves it untyped
@@ -463,7 +463,7 @@ class ZeroOptimizer:
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
                 room = self._room(locations[0], kind)
                 if len(having) < len(locations):
-                    room.zero_()  # ZeRO's own value for parameters without a gradient so far
+                    room.zero_()  # ZeRO uses zeros for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):
                     _fill(home.part_of(room), value)
                 flat_state[kind] = room
@@ -482,7 +482,8 @@ def _part(home: ParameterLocation, kind: str, value: Any) -> Any:
     if value.shape == home.flat.shape and kind != "step":
         return home.part_of(value)
     if value.numel() == 1:
-        # Return a copy: an optimizer with a step counter for each parameter increments each copy.
+        # Return a copy, because an optimizer with one step counter per parameter increments each
+        # counter.
         return value.detach().clone()
     raise UnsavableState(
         f"the optimizer keeps `{kind}` of shape {tuple(value.shape)} for {home.flat.numel()} "

@@ -3,11 +3,11 @@
 Plain JSON values are stored unchanged. Every other value is an object with one key that begins with
 ``$``, such as ``{"$tensor": name}``, ``{"$tuple": [...]}`` or ``{"$float": "nan"}``. docs/format.md
 lists these objects. A dict whose keys are not plain strings becomes ``{"$dict": [[key, value]]}``.
-A value of another type is an error that names its path, at save time rather than at resume.
+For a value of another type, the save raises an error with the path of the value.
 
 Objects in an optimizer's state become values that need no pickle. Low-rank optimizers have a
-projector per parameter, and low-bit optimizers have tensors made of other tensors. Only the classes
-named here are converted and rebuilt. The save rejects an object of another class.
+projector per parameter, and low-bit optimizers have tensors made of other tensors. This module
+converts and rebuilds only the classes that it names. The save rejects an object of another class.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-"""Tensor types that are whole on the rank that has them."""
+"""Tensor types without sharding: each rank has the whole tensor."""
 
-# A leaf, such as an array of NumPy, takes up to four more levels of JSON.
+# A leaf value, such as an array of NumPy, needs up to four more levels of JSON.
 _DEPTH_MAX = DEPTH_MAX - 4
 _LEVELS: dict[type, int] = {
     list: 1,
@@ -45,7 +45,7 @@ _LEVELS: dict[type, int] = {
     Counter: 3,
 }
 _SHOWN_MAX = 120
-# A few less than a manifest accepts, to leave room for a suffix that makes the name unique.
+# The limit of a manifest, less the length of a suffix that makes the name unique.
 _PATH_LENGTH_MAX = 4000
 _RESERVED = "__metadata__"
 _META = "allocate it first: module.to_empty(device=...), then load or set its values"
@@ -55,7 +55,7 @@ _QUANTIZED = (
 
 _NESTED = frozenset({list, dict})
 PLAIN_VALUES = frozenset({type(None), bool, int, str})
-"""Types of values that stand for themselves."""
+"""Types of values that JSON represents directly."""
 
 _DTYPE_WORDS = {
     str(value).removeprefix("torch."): value
@@ -89,7 +89,7 @@ def flatten(
 
 
 class _Flattener:
-    """Single walk through a value that collects tensors by name and by memory."""
+    """Walk through one value, which collects tensors by name and by memory."""
 
     def __init__(self, kinds: set[tuple[str, type]] | None) -> None:
         self.tensors: Tensors = {}
@@ -117,7 +117,7 @@ class _Flattener:
         )
 
     def _within(self, levels: int, path: str, write: Callable[..., Any], value: Any) -> Any:
-        """Write a value that takes some levels of JSON, if a reader accepts that depth."""
+        """Write a value that needs some levels of JSON; raise if a reader rejects that depth."""
         if self._kinds is not None:
             self._kinds.add((path, type(value)))
         self._depth += levels
@@ -147,7 +147,7 @@ class _Flattener:
         ]
 
     def sequence(self, value: Any, path: str) -> list[Any]:
-        # The state of Python's random numbers alone has 625 of them.
+        # Convert such tuples fast: the state of Python's generator has 625 integers.
         if PLAIN_VALUES.issuperset(map(type, value)):
             return list(value)
         return [
@@ -214,10 +214,10 @@ def _too_deep(path: str) -> UnsavableState:
 
 
 def _require_name(path: str) -> None:
-    """Raise if a path cannot name a tensor in a file.
+    """Raise if a path is not a valid name of a tensor in a file.
 
     Raises:
-        UnsavableState: It is too long, or a safetensors file keeps the name for itself.
+        UnsavableState: The path is too long, or safetensors reserves the name.
     """
     if len(path) > _PATH_LENGTH_MAX:
         raise UnsavableState(
@@ -235,17 +235,17 @@ def _require_name(path: str) -> None:
 
 
 def _address_of(local: torch.Tensor) -> int:
-    """Return the address at which a tensor would begin; it may have no element here."""
+    """Return the start address of a tensor, which may have no element on this rank."""
     start = int(local.storage_offset()) * local.element_size()
     return local.untyped_storage().data_ptr() + start
 
 
 def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors at the same address are the same memory in the same view."""
+    """Return whether two tensors at the same address are the same view of the same memory."""
     if (left.dtype, left.device, left.shape) != (right.dtype, right.device, right.shape):
         return False
     if (left.is_conj(), left.is_neg()) != (right.is_conj(), right.is_neg()):
-        # The same bytes mean other numbers.
+        # The same bytes represent other numbers.
         return False
     strides = (local_of(side, "").stride() for side in (left, right))
     return left.stride() == right.stride() and len(set(strides)) == 1
@@ -259,7 +259,7 @@ def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
     """
     if type(value) in PLAIN:
         return value
-    # Only sharded training pays for the import of torch's part about it.
+    # Import inside the function, because only sharded training needs the slow import of DTensor.
     from resilient.state_dict.sharding import check_placements, is_sharded, local_memory
 
     if not is_sharded(value):
@@ -274,7 +274,7 @@ def local_of(value: torch.Tensor, path: str) -> torch.Tensor:
 
 
 def _set(flattener: _Flattener, value: set[Any] | frozenset[Any], path: str) -> Any:
-    # Sorted by their text, so that equal sets give equal bytes in every process.
+    # Sort elements by their text, so that equal sets give equal bytes in every process.
     return {"$" + type(value).__name__: flattener.sequence(sorted(value, key=repr), path)}
 
 
@@ -322,15 +322,15 @@ def unflatten(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
         tensor: Function that returns a tensor by name; it may return the same object again.
 
     Raises:
-        IntegrityError: The tree does not fit the grammar, for example because of an unknown tag. In
-            that case ``tensor`` was not called.
+        IntegrityError: The tree is invalid, for example because of an unknown tag. In that case
+            ``tensor`` was not called.
     """
     tensors_of(tree)
     return _build(tree, tensor)
 
 
 def _build(tree: Any, tensor: Callable[[str], torch.Tensor]) -> Any:
-    # A log history has a hundred thousand dicts of numbers: these stay unchanged.
+    # Keep dicts of plain values unchanged, because a log history may have 100,000 of them.
     if isinstance(tree, list):
         return [_build(child, tensor) for child in tree] if _is_nested(tree) else tree
     if not isinstance(tree, dict):
@@ -402,14 +402,14 @@ OBJECTS = {
     "apollo_torch.svd_projector.GaLoreProjector",
     "galore_torch.galore_projector.GaLoreProjector",
 }
-"""Classes that are fully described by their attributes."""
+"""Classes whose attributes are their whole state."""
 
 TENSORS = {
     "torchao.optim.subclass_4bit.OptimState4bit",
     "torchao.optim.subclass_8bit.OptimState8bit",
     "torchao.optim.subclass_fp8.OptimStateFp8",
 }
-"""Tensors made of tensors, by the protocol ``__tensor_flatten__``, ``__tensor_unflatten__``."""
+"""Tensor classes with the methods ``__tensor_flatten__`` and ``__tensor_unflatten__``."""
 
 
 def flatten_objects(value: Any) -> Any:

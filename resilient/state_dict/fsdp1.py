@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel (FSDP1) as parts: flat parameters by name, as DTensors.
+"""Parts of FullyShardedDataParallel (FSDP1): flat parameters by name, as DTensors.
 
 FSDP1 flattens parameters into one vector per wrapped module. The ``state_dict()`` of the module and
 of the optimizer therefore have no values per parameter. ``torch.distributed.checkpoint.state_dict``
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _deprecated_inside() -> Iterator[None]:
-    """Return a context in which torch may call what torch itself has deprecated."""
+    """Return a context without warnings about torch's own deprecated functions."""
     with warnings.catch_warnings():
         for message in (
             "`_get_pg_default_device` will be deprecated",
@@ -87,7 +87,8 @@ class Fsdp1Optimizer:
         with _deprecated_inside():
             optimizer_state = get_optimizer_state_dict(self._model, self._optimizer)
         if was_empty:
-            # torch made an empty step to create state; that step must not count.
+            # torch made an empty step to create state. Reset the counter, because that step must
+            # not count.
             self._optimizer.state.clear()
         return {**optimizer_state, "state": {}} if was_empty else dict(optimizer_state)
 
@@ -136,7 +137,7 @@ class Fsdp1Optimizer:
     def _load_with_state(self, state: dict[str, Any], groups: list[dict[str, Any]]) -> None:
         """Load state by parameter name, and the options of groups in the optimizer's order.
 
-        torch refuses a second group without parameters, so it gets the groups that have some.
+        torch rejects more than one group without parameters, so torch gets only the other groups.
         """
         live = self._optimizer.param_groups
         self._optimizer.param_groups = [group for group in live if group["params"]]
@@ -155,7 +156,7 @@ class Fsdp1Optimizer:
 def _merged(
     live: list[dict[str, Any]], loaded: list[dict[str, Any]], saved: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return loaded groups in the order of the live ones, with saved options in empty groups."""
+    """Return loaded groups in the order of the live groups, with saved options in empty groups."""
     loaded_groups = iter(loaded)
     merged_groups = []
     for group, options in zip(live, saved, strict=True):

@@ -1,4 +1,4 @@
-"""Copies of tensors into host memory: at once or during training, each exactly once.
+"""Copies of tensors into host memory, immediately or during training.
 
 Copies from CUDA devices go into page-locked memory, on a separate stream.
 """
@@ -21,7 +21,7 @@ from resilient.errors import SaveFailed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# torch's notes on autograd describe the counter.
+# torch's documentation of autograd describes the counter.
 _version = attrgetter("_version")
 
 
@@ -41,7 +41,7 @@ class TensorCopy:
 
 
 class HostCopyBatch:
-    """Copies within host memory that are made together, and again after ``renew``.
+    """Batch of copies within host memory; ``renew`` prepares the batch for the next save.
 
     Args:
         copies: Copies to make. A change of a source after construction is detected.
@@ -58,11 +58,11 @@ class HostCopyBatch:
         self.renew()
 
     def renew(self) -> None:
-        """Reset the batch; only later changes of the sources count."""
+        """Reset the batch, so that only later changes of the sources count."""
         self._changes = [*map(self._count, self._sources)]
         addresses = [*map(torch.Tensor.data_ptr, self._sources)]
         if addresses != self._addresses:
-            # A storage may get other memory.
+            # A storage may have got other memory.
             self._bytes, self._addresses = None, addresses
 
     def make(self, *, modestly: bool = False) -> None:
@@ -77,7 +77,7 @@ class HostCopyBatch:
         if self._bytes is None:
             self._bytes = [*map(_bytes_of, self._targets, self._sources)]
         if all(self._bytes):
-            # Bytes to bytes: each copy is one memcpy without the interpreter's lock.
+            # A byte copy is one memcpy that releases the interpreter lock.
             deque(starmap(np.copyto, self._bytes), maxlen=0)
             return
         for pair, source, target in zip(self._bytes, self._sources, self._targets, strict=True):
@@ -96,7 +96,7 @@ class HostCopyBatch:
 
 
 def _bytes_of(target: torch.Tensor, source: torch.Tensor) -> tuple[Any, ...]:
-    """Return the bytes of target and source, if a byte copy suffices; else nothing."""
+    """Return the bytes of target and source if a byte copy suffices, else an empty tuple."""
     if not source.numel() or source.device.type != "cpu" or not source.is_contiguous():
         return ()
     if source.is_conj() or source.is_neg():
@@ -123,7 +123,7 @@ def copy_all(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -
 
     Args:
         sources: Tensors on any device, with any strides.
-        targets: Host memory, one target like each source.
+        targets: Host memory, one target per source.
     """
     if sources and all(tensor.is_cpu for tensor in sources):
         torch._foreach_copy_(list(targets), list(sources))
@@ -143,18 +143,18 @@ class PendingCopy(Protocol):
 
 
 class DeferredCopies:
-    """Copies of memory that training does not change for a while, made by the first free thread.
+    """Copies of memory that training does not change for a while, made in the background.
 
     A background thread makes the copies one by one. When the training thread needs the copies, it
     makes the remaining ones and waits for the copy in progress.
 
-    A copy whose source changed meanwhile is worthless. torch counts changes in place, and
-    ``require_unchanged`` checks the counters. The counters reveal nearly every loop that breaks its
-    promise. They do not count a change through ``.data``, or a change in progress. Therefore the
-    code that changes the sources must check last.
+    A copy is invalid if its source changed meanwhile. torch counts in-place changes, and
+    ``require_unchanged`` checks the counters. The counters do not include a change through
+    ``.data`` or a change in progress. Therefore the code that changes the sources must call
+    ``require_unchanged`` directly before the change.
 
     Args:
-        work: Copies that are not started, or that a device makes by itself.
+        work: Copies that are not started, or that a device makes asynchronously.
     """
 
     def __init__(self, work: Sequence[PendingCopy] = ()) -> None:
@@ -171,7 +171,7 @@ class DeferredCopies:
         return self._missing
 
     def make(self, *, modestly: bool = False) -> None:
-        """Make the copies that no thread has started, and return once all are made.
+        """Make the copies that no thread has started, and wait for all others.
 
         An error of a copy is kept for ``require_unchanged``.
 
@@ -183,7 +183,7 @@ class DeferredCopies:
         self._whole.wait()
 
     def forget(self) -> None:
-        """Release the sources, which training may replace; no check follows."""
+        """Release the sources, which training may replace. Do not check afterwards."""
         self._work = []
 
     def require_unchanged(self) -> None:
@@ -207,7 +207,7 @@ class DeferredCopies:
             )
 
     def _make_next(self, *, modestly: bool) -> bool:
-        """Make one copy; return False if none is left to start."""
+        """Make one copy; return False if all copies have started."""
         try:
             batch = self._pending.popleft()
         except IndexError:
@@ -233,7 +233,7 @@ _PORTABLE = 1
 
 
 class DeviceCopies:
-    """Copies that one CUDA device makes by itself; they start at construction.
+    """Copies that one CUDA device makes asynchronously from the construction on.
 
     The copies run after all work that training has already queued on the device. Training may
     continue to read the sources. Before it changes the sources, training waits for ``make``.
@@ -266,7 +266,7 @@ class DeviceCopies:
 
 
 def lock_pages(memory: memoryview) -> int:
-    """Lock pages of memory, so that a device can copy to it asynchronously; return the address.
+    """Page-lock memory, so that a device can copy to it asynchronously; return the address.
 
     Returns:
         0 if the driver refused; copies then block the thread that requests them.

@@ -1,22 +1,20 @@
-"""Load of verified bytes into live state, in place, from any world size and any layout.
+"""Load of verified bytes into live state, from any world size and any layout.
 
-A plain tensor is read whole. If a tensor is sharded over the live ranks, a rank reads only its own
-boxes, directly into the memory of its shard. No rank therefore ever has the whole tensor, for any
-stored layout. Live tensors are filled after all ranks have verified their reads.
+A rank reads a plain tensor as a whole. If a tensor is sharded over the live ranks, a rank reads
+only its own boxes, directly into its shard. Therefore no rank needs memory for the whole tensor.
+The load fills live tensors after all ranks have verified their reads.
 
 With ``in_place``, bytes are read directly into live tensors and verified there. Separate buffers
-would take twice the memory, and most of a load's time would go to page faults. During an in-place
-read, live tensors contain unverified bytes. If the checkpoint is damaged, live tensors afterwards
-contain a mixture of old, new and damaged values. This mixture is harmless under three conditions.
-Only tensors that meet all three conditions are read in place:
+would need twice the memory, and page faults would take most of the time. During an in-place read,
+live tensors contain unverified bytes. If the checkpoint is damaged, live tensors afterwards contain
+a mixture of old, new and damaged values. This mixture is harmless under three conditions. Only
+tensors that meet all three conditions are read in place:
 
-1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part
-   takes its state as a whole. Such parts are modules with a strict ``load_state_dict``, and
-   optimizers, which replace their state. So a load of an older checkpoint overwrites all bytes of
-   the damaged one.
-2. If the checkpoint is intact, the tensor is loaded from it. Every tensor of the part has its name,
-   dtype and shape there, and the checkpoint has no other tensor of this part. Mismatches are found
-   before any memory is changed.
+1. The next load overwrites the whole tensor. Every checkpoint must have the part, and the part must
+   replace its whole state. Such parts are modules with a strict ``load_state_dict``, and
+   optimizers. A load of an older checkpoint then overwrites all bytes of the damaged checkpoint.
+2. An intact checkpoint loads the tensor. The checkpoint has exactly the tensors of the part, with
+   equal names, dtypes and shapes. The check comes before the first change of memory.
 3. No two of the tensors share memory.
 
 If an in-place read finds no intact checkpoint, training must not continue. ``Checkpointer.resume``
@@ -70,7 +68,7 @@ Berths = dict[str, torch.Tensor]
 def in_place_targets(parts: Mapping[str, Part]) -> dict[str, Berths]:
     """Return by part name the live tensors that may be filled before the part is loaded.
 
-    Parts whose tensors may not be read in place are left out, and are loaded as usual.
+    The result omits parts whose tensors may not be read in place; these parts are loaded as usual.
 
     Crash: reads only.
 
@@ -108,7 +106,7 @@ def matching_targets(targets: Mapping[str, Berths], manifest: Manifest) -> Berth
 
 
 def _live(name: str, part: Part) -> Berths | None:
-    """Return all tensors of a part, tied ones once; None if it must not be filled in place."""
+    """Return all tensors of a part, tied tensors once; None if an in-place read is not allowed."""
     if part.optional or part.document or part.scope != "replicated":
         return None
     state = _whole_state(part.stateful)
@@ -128,7 +126,7 @@ def _live(name: str, part: Part) -> Berths | None:
 
 
 def _whole_state(stateful: Any) -> Any:
-    """Return the state of an object that takes its state as a whole, with its own tensors."""
+    """Return the state of an object whose load replaces its whole state."""
     if isinstance(stateful, NamedOptimizer):
         return stateful.state_dict()
     kind = type(stateful)
@@ -175,7 +173,7 @@ def _spans(targets: Mapping[str, Berths]) -> Iterable[tuple[int, int, str]]:
 
 
 IN_PLACE_BYTES_MIN = 64 << 10
-"""A smaller tensor is copied: a separate read for it would cost more."""
+"""Minimum size of a tensor for an in-place read; a separate read of a smaller tensor is slower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,16 +187,16 @@ class LoadTarget:
 class LoadPlan:
     """Live tensors to fill, by their stored names.
 
-    The live tensors come from a part's state. A part without state before the load, such as an
-    optimizer before its first step, has a method ``like(path)`` instead. ``like`` returns a tensor
-    with the layout of the future tensor at ``path`` of the part, or None. If the result is a
+    The live tensors come from a part's state. A part may have no state before the load, such as an
+    optimizer before its first step. Such a part has a method ``like(path)``. ``like`` returns a
+    tensor with the layout of the future tensor at ``path`` of the part, or None. If the result is a
     FlatShard, the load fills it directly.
 
     Args:
-        parts: Parts to load into; the constructor calls their ``state_dict``, so all ranks must
+        parts: Parts to load into. The constructor calls their ``state_dict``, so all ranks must
             construct a plan.
-        in_place: Whether ``places`` returns live memory. During a read it then contains unverified
-            bytes; after a failed read it contains no saved state.
+        in_place: Whether ``places`` returns live memory. Live memory contains unverified bytes
+            during a read, and no saved state after a failed read.
     """
 
     def __init__(self, parts: Mapping[str, Part], *, in_place: bool = False) -> None:
@@ -206,7 +204,7 @@ class LoadPlan:
         self._targets = in_place_targets(parts) if in_place else {}
         self._filled_targets: Berths = {}
         self._live: dict[str, torch.Tensor] = {}
-        # Without a process group no tensor can be sharded over ranks.
+        # Without a process group, no tensor is sharded over ranks.
         self._together = dist.is_available() and dist.is_initialized()
         if not self._together:
             return
@@ -235,7 +233,7 @@ class LoadPlan:
     def places(self, manifest: Manifest) -> PlacesByFile:
         """Return the live memory that large tensors of a checkpoint are read into.
 
-        Until the next call, ``vessel`` returns the live tensors of matching parts.
+        Until the next call, ``vessel`` returns the live tensors of the matching parts.
         """
         self._filled_targets = matching_targets(self._targets, manifest)
         targets: dict[str, list[ReadTarget]] = defaultdict(list)
@@ -252,7 +250,7 @@ class LoadPlan:
         }
 
     def vessel(self, entry: TensorEntry) -> LoadTarget | None:
-        """Return the target of a stored tensor; None if it is read whole.
+        """Return the target of a stored tensor; None for a tensor that is read as a whole.
 
         The target is the live tensor itself. If the live tensor does not exist yet or has another
         dtype, the target is a new tensor with the same layout.
@@ -297,7 +295,7 @@ def _may_be_sharded(part: Part) -> bool:
 
 
 def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
-    """Return the files in which regions overlap, which our writers never produce."""
+    """Return the files with overlapping regions, which only a foreign writer can produce."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for entry in manifest.tensors:
         for region in entry.regions:
@@ -313,7 +311,7 @@ def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
 def _boxes_of(tensor: torch.Tensor) -> tuple[LocalShard, ...]:
     if type(tensor) in PLAIN:
         return (LocalShard(whole(tensor.shape), tensor.detach()),)
-    # Only sharded training pays for the import of torch's part about it.
+    # Import inside the function, because only sharded training needs the slow import of DTensor.
     from resilient.state_dict.sharding import local_shards
 
     return local_shards(tensor)
@@ -328,8 +326,8 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
     """Return the parts that the checkpoint does not have for this rank.
 
     Raises:
-        IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Without this error,
-            the part would silently start from its initial state.
+        IncompatibleCheckpoint: A missing part is neither optional nor per-rank. Without the error,
+            this part would silently start from its initial state.
     """
     stored_names = {entry.name for entry in manifest.parts}
     absent_names = tuple(
@@ -385,8 +383,8 @@ def load(
 ) -> tuple[str, ...]:
     """Load the state of every part of the checkpoint, in the order of ``parts``.
 
-    A part may have a method ``check_saved(state_dict)``. This method is called for every part
-    before the first part is loaded, with zero tensors that need no memory.
+    A part may have a method ``check_saved(state_dict)``. The load calls this method of every part
+    before it loads the first part. The method gets tensors of zeros that need no memory.
 
     Crash: only this process's memory changed.
 
@@ -395,7 +393,7 @@ def load(
         files: Verified content by file name, with all bytes of the parts that ``landing`` needs.
         parts: Parts to load into; parts that the checkpoint lacks are not changed.
         rank: Rank whose copies of per-rank parts are loaded.
-        landing: Load plan of sharded tensors; by default computed from ``parts``.
+        landing: Load plan of sharded tensors; computed from ``parts`` by default.
         check: Comparison of the saved state with the live objects before the first load.
 
     Returns:
@@ -432,7 +430,7 @@ def load(
 
 
 def _outline(entries: Mapping[str, TensorEntry], name: str) -> torch.Tensor:
-    """Return a tensor of zeros with the dtype and shape of a stored one, over one element."""
+    """Return a zero tensor with a stored dtype and shape, in memory for one element."""
     if name not in entries:
         raise IntegrityError(
             f"a checkpoint's state names `{name}`, which the checkpoint does not hold"
@@ -456,7 +454,7 @@ def _name_part_in_errors(name: str, manifest: Manifest) -> Iterator[None]:
 
 
 class _Reader:
-    """Tensors by name, each made once, so that tied tensors stay one object."""
+    """Reader that creates each tensor once, so that tied tensors stay one object."""
 
     def __init__(
         self,
@@ -505,10 +503,10 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
 
 
 def _view_in_place(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor | None:
-    """Return a tensor over the memory that its bytes were read into; None if not possible.
+    """Return a tensor that uses the memory of its file; None if not possible.
 
-    The memory must have torch's alignment. The fastest way to sum numbers may depend on the
-    alignment, and so may the last bits of the sum.
+    The memory must have torch's alignment. torch may choose another kernel for another alignment,
+    which can change the last bits of a sum.
     """
     stored_region = entry.regions[0] if len(entry.regions) == 1 else None
     if stored_region is None or stored_region.size_bytes < _LYING_BYTES_MIN:
@@ -523,7 +521,7 @@ def _view_in_place(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Te
 def _fill(box: LocalShard, entry: TensorEntry, files: Mapping[str, Content]) -> None:
     """Copy a box of a stored tensor into memory, from any stored regions.
 
-    Bytes that were read into this very memory are already there.
+    Bytes that were read directly into this memory are not copied.
 
     Args:
         box: Box on any device, with any strides, of the stored dtype.
@@ -548,7 +546,7 @@ def _strided(words: np.ndarray[Any, Any], stored: StoredRegion, part: Region) ->
 def _copy_words(target: torch.Tensor, words: Any) -> None:
     """Copy bits into a tensor whose elements are as wide as the words."""
     host = target if target.device.type == "cpu" else torch.empty_like(target, device="cpu")
-    # NumPy lacks some dtypes of torch; integers of the same width carry any of them.
+    # NumPy lacks some dtypes of torch, so the copy uses integers of the same width.
     np.copyto(host.view(_TORCH_WORDS[words.itemsize]).numpy(), words)
     if host is not target:
         target.copy_(host)

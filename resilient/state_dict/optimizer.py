@@ -1,18 +1,18 @@
 """Optimizer state by parameter name, and optimizers that step pieces of parameters (ZeRO 1).
 
 ``torch.optim`` numbers parameters by their order in the groups. After a reordering of layers, each
-layer would get the moments of another layer. With names, a mere reordering is harmless, and any
-other change is an error.
+layer would get the moments of another layer. With names, a reordering is harmless, and any other
+change is an error.
 
-torch loads any state into any optimizer. The first step then ends in a ``KeyError``, or uses
-moments with another meaning. Therefore state of another kind of optimizer is rejected. The group
-options and the state of each parameter identify the kind. Options that change between torch
-releases are ignored here.
+torch loads any state into any optimizer. The first step then raises a ``KeyError``, or uses moments
+with another meaning. Therefore a load rejects the state of another kind of optimizer. The group
+options and the state of each parameter identify the kind. This check ignores options that change
+between torch releases.
 
-On each rank, an optimizer of pieces has one contiguous run of elements of each parameter, which may
-be empty. The optimizer updates this run in pieces. The states of one run's pieces are concatenated
-and written in place. The checkpoint is layout-independent. Replicas, FSDP and single processes can
-load the checkpoint, and such an optimizer can load their checkpoints.
+On each rank, an optimizer of pieces has one contiguous run of elements of each parameter. The run
+may be empty. The optimizer updates this run in pieces. A save concatenates the states of one run's
+pieces. The checkpoint is layout-independent. Replicas, FSDP and single processes can load the
+checkpoint, and such an optimizer can load their checkpoints.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 _SAYS_NOTHING = frozenset(
     {
         *("params", "param_names", "lr", "weight_decay", "initial_lr"),
-        # Options of the computation, and options that only some releases or packages have.
+        # Options that select the kernel, and options that only some releases or packages have.
         *("foreach", "fused", "capturable", "differentiable", "maximize"),
         *("amsgrad", "bias_correction", "decoupled_weight_decay", "step"),
-        # Values that torch's schedules add to a group.
+        # Values that schedulers of torch add to a group.
         *("max_lr", "min_lr", "swa_lr", "base_momentum", "initial_momentum"),
         *("max_momentum", "min_momentum"),
     }
@@ -57,7 +57,7 @@ _KEPT = {
     "Rprop": frozenset({"prev", "step_size"}),
     "SparseAdam": _TWO_MOMENTS,
 }
-"""State that torch's own optimizers need for the next step, once they made a step."""
+"""State that each optimizer of torch needs after its first step."""
 
 
 def require_compatible_optimizer(
@@ -67,7 +67,7 @@ def require_compatible_optimizer(
 
     Args:
         optimizer: Optimizer that would load the state.
-        saved: ``state`` by parameter and ``param_groups``; only its names are inspected.
+        saved: ``state`` by parameter and ``param_groups``; the function inspects only names.
 
     Raises:
         ValueError: The state belongs to another kind of optimizer.
@@ -86,7 +86,7 @@ def require_compatible_optimizer(
             f"has {_listed(own_options)}; create the optimizer that was saved"
         )
     needed_keys = _KEPT.get(name) if type(optimizer).__module__.startswith("torch.optim.") else None
-    # The user may keep other values in the state, under keys that name no parameter.
+    # The user may store other values in the state, under keys that are not names of parameters.
     members = {member for group in saved["param_groups"] for member in group["params"]}
     for parameter, parameter_state in saved["state"].items():
         if (
@@ -154,7 +154,8 @@ class NamedOptimizer:
         """
         groups = self._optimizer.param_groups
         members = [parameter for group in groups for parameter in group["params"]]
-        # Called at every save, so a model is searched only after its optimizer changed.
+        # Every save calls this method, so it searches the model only after a change of the
+        # optimizer.
         if len(members) == len(self._parameters) and all(map(is_, members, self._parameters)):
             return
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
@@ -223,7 +224,7 @@ class NamedOptimizer:
         return self._names
 
     def is_asked_plainly(self) -> bool:
-        """Return whether the state has the form of ``torch.optim``, with state of parameters only.
+        """Return whether the optimizer uses torch's ``state_dict``, with state of parameters only.
 
         Raises:
             ConfigError: The optimizer has a parameter that the model does not have.
@@ -245,7 +246,7 @@ class NamedOptimizer:
         ]
 
     def _read_plain_state(self) -> dict[str, Any]:
-        """Return the state of a plain optimizer, in less time."""
+        """Return the state of a plain optimizer, faster than ``state_dict()``."""
         names = self._names_by_id
         state = {
             names[id(parameter)]: _taken_apart(value)
@@ -254,7 +255,7 @@ class NamedOptimizer:
         return {"state": state, "param_groups": self.groups()}
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return the parameter that has the same layout as the state at ``path``.
+        """Return the parameter with the same layout as the state at ``path``.
 
         The state itself may not exist yet before the first step.
 
@@ -265,13 +266,13 @@ class NamedOptimizer:
             self._name()
         place, _, name_and_kind = path.partition("/")
         name, _, kind = name_and_kind.partition("/")
-        # torch keeps the number of steps whole, for any layout of the other state.
+        # torch never shards the step counter, even if the other state is sharded.
         if place != "state" or kind == "step":
             return None
         return self._tensors[name] if name in self._tensors else self._of_model().get(name)
 
     def _of_model(self) -> dict[str, torch.Tensor]:
-        """Return the model's parameters by escaped name; a load may add their group."""
+        """Return the model's parameters by escaped name, including parameters that a load adds."""
         if not self._model_tensors:
             self._model_tensors = {
                 escape(name): parameter for name, parameter in self._model.named_parameters()
@@ -298,7 +299,7 @@ class NamedOptimizer:
         return matched_groups([group["params"] for group in own_groups], saved, own_groups)
 
     def _added_groups(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the saved groups that a load adds; torch appends a group to the others."""
+        """Return the saved groups that a load adds; an added group comes last in torch."""
         added_groups = saved[len(self._optimizer.param_groups) :] if self.adds_groups else []
         names = [name for group in added_groups for name in group["params"]]
         is_known = self._of_model().keys() >= set(map(escape, names))
@@ -306,7 +307,7 @@ class NamedOptimizer:
         return [dict(group) for group in added_groups] if is_known and is_new else []
 
     def _add_groups(self, saved: Mapping[str, Any]) -> None:
-        """Add the groups that training had added, and let their parameters train again."""
+        """Add the groups that the saved training had added, and enable their gradients."""
         for group in self._added_groups(saved["param_groups"]):
             tensors = [self._of_model()[escape(name)] for name in group["params"]]
             trained = set(group["params"]) & saved["state"].keys() or set(group["params"])
@@ -329,7 +330,7 @@ class NamedOptimizer:
         self._name()
         saved_groups = self._matched(state_dict["param_groups"])
         self._add_groups(state_dict)
-        # torch gives a parameter that is twice in a group the number of its last place.
+        # If a parameter is twice in a group, torch numbers it by its last place.
         numbers = {name: number for number, name in enumerate(self._names)}
         own_groups = self._optimizer.state_dict()["param_groups"]
         groups = [
@@ -364,9 +365,10 @@ class NamedOptimizer:
 
 
 def _moved(state: Any, live: Any, device: torch.device) -> Any:
-    """Return optimizer state on its previous device, or else on that of its parameters.
+    """Return optimizer state on its previous device, or else on the device of its parameters.
 
-    torch moves only the state of parameters. Numbers in tensors stay on the CPU, as its steps do.
+    torch moves only the state of parameters. Scalar tensors stay on the CPU, as torch's step
+    counters do.
     """
     if isinstance(state, dict):
         live_state = live if isinstance(live, dict) else {}
@@ -379,11 +381,11 @@ def _moved(state: Any, live: Any, device: torch.device) -> Any:
 
 
 def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
-    """Return a saved value in the place of a loaded one.
+    """Return the saved value if torch's cast changed it, else the loaded value.
 
-    torch casts tensors of numbers and truth values to the dtype of their parameter, and garbles
-    text. Its own optimizers keep floating-point state in that dtype. Another optimizer may keep
-    wider state, for example the parameter in full precision.
+    At a load, torch casts tensors to the dtype of their parameter, and destroys text. torch's own
+    optimizers keep floating-point state in that dtype. Another optimizer may keep wider state, for
+    example the parameter in full precision.
 
     Args:
         saved: Value before the load.
@@ -407,7 +409,7 @@ def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
 
 
 def _taken_apart(state: Any) -> Any:
-    """Return the state of one parameter, or the value in its place, in a savable form."""
+    """Return the state of one parameter, or any other value of the state, in a savable form."""
     if not isinstance(state, dict):
         return flatten_objects(state)
     return {
@@ -467,7 +469,7 @@ def require_same_names(
     Args:
         saved: Names of saved parameters.
         current: Names of own parameters.
-        partial: Whether some may be missing, as before a first step.
+        partial: Whether saved names may be missing, as before a first step.
 
     Raises:
         ValueError: The names differ.
@@ -482,11 +484,11 @@ def matched_groups(
     saved: Sequence[Mapping[str, Any]],
     current: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Return the saved group of each own group, matched by the names of its parameters.
+    """Return the saved group of each own group, matched by parameter names.
 
-    Parameters may be grouped in another way if the groups have equal options. A group without
-    parameters gets the options of a saved group without parameters, preferably the one at its own
-    position. If the checkpoint has none, the group keeps its own options.
+    The grouping may differ if the groups have equal options. A group without parameters gets the
+    options of a saved group without parameters, preferably of the group at its own position. If the
+    checkpoint has none, the group keeps its own options.
 
     Args:
         names: Names of the parameters of each own group.
@@ -494,7 +496,7 @@ def matched_groups(
         current: Options of each own group.
 
     Raises:
-        ValueError: Parameters were grouped in another way, with different options.
+        ValueError: The grouping differs, and the groups have different options.
     """
     matched: list[dict[str, Any] | None] = [
         _group_of(list(own_names), saved) if own_names else None for own_names in names
@@ -511,7 +513,7 @@ def matched_groups(
 
 
 def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the saved group of some parameters, or the options that several groups share.
+    """Return the saved group of some parameters, or the common options of several groups.
 
     Raises:
         ValueError: The parameters are in several groups with different options.
@@ -534,7 +536,7 @@ def _group_of(names: list[str], saved: Sequence[Mapping[str, Any]]) -> dict[str,
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Compare two option values: tensors and arrays by dtype and value, NaN equals NaN."""
+    """Return whether two option values are equal; NaN equals NaN."""
     if isinstance(left, torch.Tensor | np.ndarray):
         is_alike = type(left) is type(right) and (left.dtype, left.shape) == (
             right.dtype,
@@ -554,7 +556,7 @@ _COUNT = "step"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterSlice:
-    """Elements of one parameter that this rank steps.
+    """Elements of one parameter that this rank's optimizer updates.
 
     Attributes:
         name: Name of the parameter in the model.
@@ -563,8 +565,8 @@ class ParameterSlice:
         start: First element.
         memory: The elements, a view of the parameter; may be empty.
         pieces: The optimizer's tensors: consecutive views of ``memory``, at least one.
-        is_whole: Whether one rank alone has the whole parameter.
-        homes: One number per element for each kind of state; created on request.
+        is_whole: Whether the parameter is not split over ranks.
+        homes: Memory with one number per element, for each kind of state; allocated on request.
     """
 
     name: str
@@ -577,7 +579,7 @@ class ParameterSlice:
     homes: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """Return memory with the layout of ``memory`` as a part in the parameter's shape."""
+        """Return memory with the layout of ``memory`` as a tensor of the parameter's shape."""
         if self.is_whole:
             return memory.detach().view(self.shape)
         return FlatShard(self.shape, self.start, memory.detach())
@@ -691,7 +693,7 @@ class ShardedOptimizer:
         return names
 
     def _part(self, run: ParameterSlice, kind: str) -> Any:
-        """Return one kind of state of a parameter; afterwards it is in one run of memory."""
+        """Return one kind of state of a parameter, and move this state into contiguous memory."""
         values = [self.optimizer.state[piece].get(kind) for piece in run.pieces]
         first = values[0]
         if not torch.is_tensor(first):

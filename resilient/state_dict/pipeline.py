@@ -1,4 +1,4 @@
-"""Pipeline model as parts: this rank's stages, under the names of the whole model.
+"""Parts of a pipeline model: this rank's stages, under the names of the whole model.
 
 Each rank has the names and shapes of all tensors of the model, and has the values only for its
 stages. A checkpoint of a pipeline is therefore layout-independent. Single processes, DDP, FSDP and
@@ -40,15 +40,15 @@ class RemoteTensor:
 
 
 def remote_tensor(shape: Iterable[int], dtype: torch.dtype) -> FlatShard:
-    """Return a tensor without any element on this rank."""
+    """Return a tensor that has no element on this rank."""
     return FlatShard(tuple(shape), 0, torch.empty(0, dtype=dtype))
 
 
 def _own_part(tensor: torch.Tensor, *, writes: bool) -> torch.Tensor:
-    """Return the part of a tensor of this rank's stage that this rank writes.
+    """Return this rank's share of a tensor of its stage.
 
-    A tensor of a mesh is written by its placements. Any other tensor is equal on all ranks of the
-    stage, and one of them writes it.
+    The placements of a mesh tensor define the share of each rank. Any other tensor is equal on all
+    ranks of the stage, and only one of these ranks writes the tensor.
     """
     if type(tensor) not in PLAIN:
         return tensor.detach()
@@ -63,7 +63,7 @@ class PipelineModel:
     Args:
         model: Whole model; parameters of other stages are on the meta device.
         writes: Whether this rank writes the tensors that are equal on all ranks of its stage.
-        but: Names of those tensors that another stage writes.
+        but: Names of such tensors that another stage writes.
     """
 
     def __init__(self, model: nn.Module, *, writes: bool, but: Collection[str] = ()) -> None:
@@ -90,7 +90,7 @@ class PipelineModel:
         return _own_part(value, writes=self._writes and name not in self._but)
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return a tensor with the layout of the tensor at ``path``; None if it is read whole.
+        """Return a tensor with the layout of the tensor at ``path``; None for a tensor read whole.
 
         Args:
             path: Path inside the part, a name.
@@ -130,9 +130,9 @@ class PipelineModel:
 class PipelineOptimizer:
     """Stateful over an optimizer of this rank's parameters, keyed by parameter name.
 
-    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. An
-    optimizer over all parameters is reduced to the parameters of this rank, with the same number of
-    groups. A group that is added later is reduced at the next save.
+    Its state has the form of :class:`~resilient.state_dict.optimizer.NamedOptimizer`'s. The
+    constructor removes the parameters of other ranks from the optimizer, and keeps the number of
+    groups. The next save does the same for a group that is added later.
 
     Args:
         model: Whole model; parameters of other stages are on the meta device.
@@ -165,7 +165,7 @@ class PipelineOptimizer:
         """Name the groups that were added, and reduce them to the parameters of this rank.
 
         Raises:
-            ConfigError: They have a parameter that the model does not have.
+            ConfigError: A group has a parameter that the model does not have.
         """
         groups = self._optimizer.param_groups[len(self._groups) :]
         if not groups:
@@ -204,7 +204,7 @@ class PipelineOptimizer:
         return self._optimizer
 
     def steady(self) -> Iterator[torch.Tensor]:
-        """Yield the memory that only a step changes."""
+        """Yield the memory that only a step of the optimizer changes."""
         self._adopt()
         for group in self._optimizer.param_groups:
             yield from group["params"]
@@ -242,7 +242,7 @@ class PipelineOptimizer:
         return {**plain, "state": state, "param_groups": groups}
 
     def like(self, path: str) -> torch.Tensor | None:
-        """Return a tensor with the layout of the state at ``path``; None if it is read whole.
+        """Return a tensor with the layout of the state at ``path``; None for a state read whole.
 
         Args:
             path: Path inside the part, ``state/<parameter>/<name>``.
@@ -306,7 +306,7 @@ def _absent(outline: RemoteTensor) -> FlatShard:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested dicts and lists with ``change`` applied to every tensor or outline."""
+    """Apply ``change`` to every tensor or outline in nested dicts and lists."""
     if isinstance(value, torch.Tensor | RemoteTensor):
         return change(value)
     if isinstance(value, dict):

@@ -1,10 +1,10 @@
 """Save plan: assignment of regions to ranks and files, and their layout in the files.
 
-A large share of a rank becomes several files. Several files are written and read at once, and a
-lost file costs less to repair. The cuts are between regions, so the regions are the same as in one
-file. Only a region larger than the maximum file size is split. A plan is computed once and reused
-for saves of the same structure. Trees are encoded as JSON, and cached constants are not encoded
-again.
+A large share of a rank becomes several files. Several files can be written and read concurrently,
+and the repair of a lost file is cheaper. The cuts are between regions, so the regions are the same
+as in one file. Only a region larger than the maximum file size is split. A plan is computed once
+and reused for saves of the same structure. The planner encodes trees as JSON, and reuses the JSON
+of cached constants.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SPLIT_BYTES_MIN = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its data: name, safetensors dtype name, global shape."""
+    """Name, safetensors dtype and global shape of a tensor."""
 
     name: str
     dtype: str
@@ -61,8 +61,8 @@ Partition = tuple[tuple[tuple[TensorSpec, Region], ...], ...]
 def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
     """Assign every element to one rank, with bytes split evenly over the ranks.
 
-    The concatenated tensors are cut into ``ranks`` equal pieces. A tensor at a cut is split between
-    two rows. A small tensor is not split, and belongs to the rank that has its middle.
+    The concatenated tensors are cut into ``ranks`` equal pieces. A large tensor at a cut is split
+    between two rows. A small tensor at a cut belongs to the rank that has its middle.
 
     Args:
         specs: Tensors, the same on every rank, in the same order.
@@ -80,7 +80,7 @@ def partition(specs: Sequence[TensorSpec], ranks: int) -> Partition:
 
 
 def _pieces(spec: TensorSpec, begin: int, cuts: Sequence[float]) -> list[tuple[int, Region]]:
-    """Return (rank, region) for one tensor whose bytes begin at ``begin`` on the line."""
+    """Return (rank, region) of one tensor whose bytes begin at ``begin`` in the concatenation."""
     ranks = len(cuts) - 1
     if spec.size_bytes < _SPLIT_BYTES_MIN or not spec.shape:
         middle = begin + spec.size_bytes / 2
@@ -124,11 +124,11 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[WriteItem]:
-    """Return this rank's writes, so that all ranks together write every element once.
+    """Return this rank's writes; all ranks together write every element once.
 
-    Tensors on the same ranks are split evenly over these ranks. Plain tensors are split over all
-    ranks, and shards of a mesh with a replicated dimension over their replicas. A shard that no
-    other rank has is written by its own rank.
+    Tensors on the same ranks are split evenly over these ranks. All ranks have plain tensors. In a
+    mesh with a replicated dimension, the replicas have the same shards. Any other shard is written
+    by its own rank.
 
     Args:
         tensors: Tensors by name; the same names on every rank, in the same order.
@@ -139,14 +139,15 @@ def write_items(tensors: Mapping[str, torch.Tensor], world: World) -> list[Write
     for name, tensor in tensors.items():
         spec = spec_of(name, tensor)
         if not spec.size_bytes:
-            # No rank has an element of it; the tensor exists all the same.
+            # The tensor has no element, but must be stored too.
             empty_tensor = torch.empty(spec.shape, dtype=tensor.dtype)
             groups[all_ranks].append(WriteItem(spec, whole(spec.shape), empty_tensor))
             continue
         if type(tensor) in PLAIN:
             groups[all_ranks].append(WriteItem(spec, whole(spec.shape), tensor))
             continue
-        # Only sharded training pays for the import of torch's part about it.
+        # Import inside the function, because only sharded training needs the slow import of
+        # DTensor.
         from resilient.state_dict.sharding import holders, local_shards
 
         for box in local_shards(tensor):
@@ -172,20 +173,20 @@ def _split(pieces: list[WriteItem], ranks: int, rank: int) -> list[WriteItem]:
 def split_item(piece: WriteItem, count: int) -> list[WriteItem]:
     """Cut a piece between its rows into ``count`` pieces of nearly equal bytes.
 
-    A small piece, or a piece with fewer rows, is cut into fewer pieces.
+    A small piece and a piece with few rows are cut into fewer pieces.
     """
     return [part for number in range(count) for part in _split([piece], count, number)]
 
 
 def _narrow(piece: WriteItem, part: Region) -> WriteItem:
-    """Return a part of a piece; ``part`` is in the piece's own coordinates."""
+    """Return a part of a piece; ``part`` has coordinates within the piece."""
     data = box_of(piece.data, part)
     offsets = tuple(map(sum, zip(piece.region.offsets, part.offsets, strict=True)))
     return WriteItem(piece.spec, Region(offsets, part.lengths), data)
 
 
 def box_of(data: torch.Tensor, region: Region) -> torch.Tensor:
-    """Return a box of a tensor, in the tensor's own coordinates; shares its memory."""
+    """Return a box of a tensor as a view; the box has coordinates within the tensor."""
     if not region.size or region.is_whole(data.shape):
         return data
     for axis, (offset, length) in enumerate(zip(region.offsets, region.lengths, strict=True)):
@@ -198,7 +199,7 @@ FILE_BYTES_MAX = 256 << 20
 FILE_BYTES_MIN = 16 << 20
 """Minimum size of a cut file, because each file costs the store its own requests."""
 FILES_MIN = 4
-"""Minimum number of files of a large enough share."""
+"""Minimum number of files of a large share."""
 
 
 def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
@@ -216,7 +217,7 @@ def split_into_files(share: list[WriteItem]) -> list[list[WriteItem]]:
     goal_bytes, filled_bytes = left_bytes / files, 0
     for piece in pieces:
         if bundles[-1] and filled_bytes + piece.size_bytes / 2 > goal_bytes:
-            # The remaining bytes are divided again, so a large piece moves all later cuts.
+            # Divide the remaining bytes again, because a large piece moves all later cuts.
             left_bytes -= filled_bytes
             goal_bytes, filled_bytes = left_bytes / max(files - len(bundles), 1), 0
             bundles.append([])
@@ -236,17 +237,17 @@ def _files_for(size_bytes: int, files_min: int) -> int:
     return max(full_file_count, min(files_min, size_bytes // FILE_BYTES_MIN), 1)
 
 
-# Depth of a cached constant: all parts, an optimizer's state, a parameter's state.
+# Maximum depth of a cached constant: parts, an optimizer's state, a parameter's state.
 _CONSTANT_DEPTH = 3
 _EDGE = " " * INDENT
 _INTS = frozenset({int})
-# Types whose equal values have equal JSON.
+# Types for which equal values have equal JSON.
 _EXACT = frozenset({type(None), bool, int, str})
 _WORDS = {None: "null", True: "true", False: "false"}
 
 
 DIGITS_MAX = 4300
-"""Python parses no longer integer from JSON, unless its limit was raised."""
+"""Maximum number of digits of an integer that Python parses by default."""
 _INT_END = 10**DIGITS_MAX
 
 
@@ -283,7 +284,7 @@ def require_readable_numbers(tree: Any, path: str = "") -> None:
 
 
 def document_to_json(tree: Any) -> str:
-    """Return a tree as a document for people.
+    """Return a tree as an indented document for people.
 
     Raises:
         UnsavableState: An integer has more digits than can be read.
@@ -299,7 +300,7 @@ def _document_of(tree: Any) -> str:
     if type(tree) is not dict or not tree:
         return _dumped(tree) + "\n"
     fields = {name: value for name, value in tree.items() if isinstance(value, JsonRows)}
-    # As json.dumps puts it together, which is slow where it indents.
+    # Same format as json.dumps, which is slow with an indent.
     lines = [f"{_EDGE}{_quoted(key)}: {_value_text(tree[key])}" for key in sorted(tree)]
     text = "{\n" + ",\n".join(lines) + "\n}"
     for name, rows in fields.items():
@@ -308,7 +309,7 @@ def _document_of(tree: Any) -> str:
 
 
 def is_same_json(left: Any, right: Any) -> bool:
-    """Return whether two trees are the same JSON, in the same order."""
+    """Return whether two trees have the same JSON, with keys in the same order."""
     kind = type(left)
     if left is right or kind is not type(right):
         return left is right
@@ -343,7 +344,7 @@ def _has_constants(tree: Any, depth: int) -> bool:
 
 
 def _value_text(value: Any) -> str:
-    """Return the value of a field as spelled in a document."""
+    """Return the JSON text of a field in a document."""
     kind = type(value)
     if kind is str:
         return _quoted(value)
@@ -353,7 +354,7 @@ def _value_text(value: Any) -> str:
         return _WORDS[value]
     if isinstance(value, JsonRows):
         return "[]"
-    # No text in JSON spans lines.
+    # A JSON string never contains a line break.
     return _dumped(value).replace("\n", "\n" + _EDGE)
 
 
@@ -370,7 +371,7 @@ _Shapes = tuple[tuple[str, "torch.dtype", "torch.Size"], ...]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PlannedFile:
-    """A file with a layout and without bytes.
+    """Layout of a file whose bytes are not written yet.
 
     Attributes:
         name: File name inside the checkpoint's folder.
@@ -403,10 +404,10 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """A PlannedFile without its sources.
+    """Plan of a file without references to tensors.
 
     Attributes:
-        boxes: Tensor and box of each entry; None means the whole tensor.
+        boxes: Tensor and box of each entry; None stands for the whole tensor.
     """
 
     name: str
@@ -424,7 +425,7 @@ class _Plan:
         return cls(draft.name, draft.layout, draft.entries, tuple(picks))
 
     def saying(self, text: str) -> _Plan:
-        """Return the plan with other values in the header, which may move all tensors alike.
+        """Return the plan with other values in the header, which may shift all tensors.
 
         Args:
             text: JSON of the values of a per-rank part.
@@ -451,10 +452,10 @@ class _Plan:
 class SavePlanner:
     """Cache of a part's file layout, for the next save of the same structure.
 
-    The files of a part depend only on the names, types and shapes of its tensors. Tensors that are
-    sharded over ranks are planned again at each save. The header of a per-rank part also contains
-    its other values. The plan keeps no tensors. For ``CachedTensors`` it returns the same file
-    objects again.
+    The files of a part depend only on the names, types and shapes of its tensors. The planner plans
+    tensors that are sharded over ranks again at each save. The header of a per-rank part also
+    contains its other values. The plan keeps no tensors. For ``CachedTensors`` it returns the same
+    file objects again.
     """
 
     def __init__(self) -> None:
@@ -561,6 +562,6 @@ def _lay_out(
 
 
 def _key_in_file(part: str, spec: TensorSpec, region: Region) -> str:
-    """Return the tensor's name inside its own part, with the region if it is only a piece."""
+    """Return the tensor's name inside its part, with the region if the entry is only a piece."""
     path = spec.name.removeprefix(f"{part}/")
     return path if region.is_whole(spec.shape) else f"{path}@{region}"

@@ -1,4 +1,4 @@
-"""Random state as a part: python, numpy, torch, and CUDA if it is in use."""
+"""Random state as a part: Python, NumPy, torch, and CUDA if the process uses CUDA."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 class RandomState:
     """The global random generators of this process as one Stateful.
 
-    CUDA's state is read only when CUDA is in use, so a CPU run never starts it.
+    The state of CUDA is read only if CUDA is initialized, so a CPU run never initializes CUDA.
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``python``, ``numpy``, ``cpu`` and, with CUDA in use, ``cuda`` by device."""
+        """Return ``python``, ``numpy``, ``cpu``, and ``cuda`` by device if CUDA is initialized."""
         state: dict[str, Any] = {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - users draw from it

@@ -1,8 +1,8 @@
-"""Check that a load accepts the state of a save, once per structure of a part.
+"""Check that a load would accept the state of a save, once per structure of a part.
 
-The tree of a part is written as JSON, read again and compared with the live state. Then the part
-is tested as at a resume. An optimizer is tested by its groups, a scheduler by a load into a copy,
-and a module by its keys. No tensor is copied, and the live objects stay unchanged.
+The tree of a part is written as JSON, read again and compared with the live state. Then the check
+imitates a resume: it compares the groups of an optimizer and the keys of a module, and loads a
+scheduler's state into a copy. No tensor is copied, and the live objects stay unchanged.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 _SAFE = "Nothing of this save was stored; the live state and older checkpoints are unchanged"
 _ENTRIES_MAX = 64
-"""Entries of a container whose keys are checked one by one."""
+"""Largest number of entries of a container whose keys are checked one by one."""
 _INDEX = re.compile(r"/\d{3,}(?=/|$)")
-"""Position in a long list: the structure of a list that grows is known after its first entries."""
+"""Stand-in for later positions of a list, because the first entries show the structure."""
 
 
 class RoundTripCheck:
-    """Flattener of parts that checks each new structure of a part against the loader."""
+    """Flattener of parts that tests each new structure of a part with the loader."""
 
     def __init__(self) -> None:
         self._seen_types: dict[str, set[tuple[str, type]]] = {}
@@ -74,13 +74,13 @@ class RoundTripCheck:
 
 
 def _crowded(kinds: set[tuple[str, type]]) -> set[str]:
-    """Return the paths of containers with so many entries that their keys are data."""
+    """Return the paths of containers with too many entries, whose keys count as data."""
     parents = Counter(path.rpartition("/")[0] for path, _ in kinds)
     return {path for path, entries in parents.items() if entries > _ENTRIES_MAX}
 
 
 def _folded(path: str, crowded: set[str]) -> str:
-    """Return a path with one name for all keys of a crowded container, and for long positions."""
+    """Return a path with one placeholder for keys of crowded containers and for late positions."""
     names = path.split("/")
     for at in range(1, len(names)):
         if "/".join(names[:at]) in crowded:
@@ -114,9 +114,9 @@ def _refusal(path: str, why: str) -> UnsavableState:
 
 
 def _difference(live: Any, loaded: Any, path: str) -> str:
-    """Return the path of the first value that would not come back equal; empty without one.
+    """Return the path of the first value that a load would change; empty without one.
 
-    Tensors are compared by dtype and shape. A parameter comes back as a tensor.
+    Tensors are compared by dtype and shape. A load returns a parameter as a plain tensor.
     """
     if isinstance(live, torch.Tensor | JsonRows):
         return "" if isinstance(live, JsonRows) or _is_tensor_alike(live, loaded) else path
@@ -133,7 +133,7 @@ def _difference(live: Any, loaded: Any, path: str) -> str:
 
 
 def _kind_of(value: Any) -> Any:
-    """Return the type of a value; of a scalar of numpy its dtype, which several types share."""
+    """Return the type of a value; for a NumPy scalar its dtype, because several types share it."""
     return value.dtype if isinstance(value, np.generic) else type(value)
 
 
@@ -147,7 +147,7 @@ def _difference_of_dicts(live: Mapping[Any, Any], loaded: Mapping[Any, Any], pat
         return path
     for key, loaded_key in zip(live, loaded, strict=True):
         inner = f"{path}/{escape(str(key))}"
-        # Tensors are found by identity: a key that is one names nothing after a load.
+        # Tensors hash by identity, so no lookup finds a key that is a loaded tensor.
         if isinstance(key, torch.Tensor) or _difference(key, loaded_key, inner):
             return inner
         if differs := _difference(live[key], loaded[loaded_key], inner):
@@ -168,7 +168,7 @@ def _is_equal(live: Any, loaded: Any) -> bool:
 
 
 def _require_taken(part: str, stateful: Any, state: Any) -> None:
-    """Raise if a part refuses the state at a resume, as far as it can be asked without a load."""
+    """Raise if a part would refuse the state at a resume, tested without a load."""
     try:
         if hasattr(stateful, "check_saved"):
             stateful.check_saved(state)
@@ -199,7 +199,7 @@ def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) 
 
 
 def _is_of_torch(scheduler: Any) -> bool:
-    """Return whether torch loads a scheduler and all schedulers inside it.
+    """Return whether a scheduler and all schedulers inside it use torch's own load.
 
     The load of another class may change objects that a copy shares with the live scheduler.
     """
@@ -227,7 +227,7 @@ def _copy_of_callable(function: Any) -> Any:
 
 
 def _require_known_keys(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Raise if a module saves keys that its load does not know."""
+    """Raise if a module saves keys that its own load rejects."""
     keys: set[str] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
         if _has_own_load(module):

@@ -1,16 +1,17 @@
-"""Local regions of sharded tensors, FlatShard, and torch dtypes by their safetensors names.
+"""Local regions of sharded tensors, and the tensor class :class:`FlatShard`.
 
 Source of the arithmetic: ``torch.distributed.tensor`` (2.13). Placements are applied from the first
-mesh dimension to the last. ``Shard`` cuts the rest of an axis as ``torch.chunk`` does, so the last
+mesh dimension to the last. ``Shard`` cuts the remaining axis as ``torch.chunk`` does, so the last
 ranks may have fewer elements or none. ``_StridedShard`` (FSDP over a tensor-parallel model) first
 cuts the axis into ``split_factor`` pieces and takes the same chunk of each piece. A rank may
 therefore have several runs of an axis. ``tests/property/test_placement.py`` compares this
 arithmetic with torch.
 
-A :class:`FlatShard` is cut between any two elements, as in ZeRO, and only one rank has it.
+A :class:`FlatShard` is a run of elements that only one rank has. As in ZeRO, the run may begin at
+any element.
 
-``torch.distributed.tensor`` is imported inside the functions. This import takes longer than the
-import of this library, and most runs have no such tensor.
+The functions import ``torch.distributed.tensor`` when needed. This import takes longer than the
+import of this library, and most runs have no sharded tensor.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def read_targets(entry: TensorEntry, boxes: Iterable[LocalShard]) -> list[tuple[
         boxes: Wanted boxes, in host memory.
 
     Returns:
-        Nothing if some bytes must be read elsewhere and copied.
+        An empty list if some bytes must be read into other memory and copied.
     """
     targets = []
     for box in boxes:
@@ -84,7 +85,7 @@ def _bytes_of(data: torch.Tensor) -> memoryview:
 
 
 class FlatShard(torch.Tensor):
-    """A global tensor of which only this rank has one run of elements, laid out row-major.
+    """A global tensor of which this rank has one run of elements in row-major order.
 
     A FlatShard has the shape and dtype of the whole tensor. It can be saved and loaded, but not
     used in computations.
@@ -103,7 +104,7 @@ class FlatShard(torch.Tensor):
         make: Any = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - torch documents it so
         shard = make(cls, torch.Size(shape), dtype=memory.dtype, device=memory.device)
         shard.start = start
-        # A tied parameter is identified by its address, so an empty run needs its own address, too.
+        # A tied parameter is identified by its address, so an empty run needs its own address too.
         shard.memory = memory if memory.numel() else memory.new_empty(1)[:0]
         return shard  # type: ignore[no-any-return]
 
@@ -111,7 +112,7 @@ class FlatShard(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it so, and types another one
         cls, func: Any, types: Any, args: Any, kwargs: Any = None
     ) -> Any:
-        """Detach, or make a tensor of the same layout; every other operation is refused."""
+        """Detach, or create a tensor of the same layout; refuse every other operation."""
         shard, packet = args[0], func.overloadpacket
         if packet is torch.ops.aten.detach:
             new_shard = cls(shard.shape, shard.start, shard.memory)
@@ -206,7 +207,7 @@ def _flat_boxes(tensor: FlatShard) -> tuple[LocalShard, ...]:
 
 
 def _placed(runs: Runs) -> list[tuple[int, int, int]]:
-    """Return (first, how many, place in local memory) of each run."""
+    """Return (first index, length, position in local memory) of each run."""
     place, placed_runs = 0, []
     for first, count in runs:
         placed_runs.append((first, count, place))
@@ -250,7 +251,7 @@ def axis_runs(
 
 
 def _chunks(runs: Runs, pieces: int, ranks: int, rank: int) -> Runs:
-    """Cut ``runs`` into ``pieces``, each over ``ranks``, and join the chunks of ``rank``."""
+    """Cut ``runs`` into ``pieces``, and join the chunks of ``rank`` from all pieces."""
     length = sum(count for _, count in runs)
     own_runs: Runs = []
     for piece in range(pieces):
@@ -271,7 +272,7 @@ def _chunk(length: int, ranks: int, rank: int) -> tuple[int, int]:
 
 
 def _cut(runs: Runs, begin: int, end: int) -> Runs:
-    """Return the positions from ``begin`` to ``end`` of runs that are laid end to end."""
+    """Return the positions from ``begin`` to ``end`` of concatenated runs."""
     cut_runs: Runs = []
     place = 0
     for start, count in runs:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Stateful(Protocol):
-    """The two methods that all saved objects need; modules and optimizers have them."""
+    """Protocol of saved objects, such as modules and optimizers."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state as nested dicts, lists, tensors and plain values."""
@@ -34,10 +34,10 @@ class Part:
 
     Attributes:
         stateful: Object whose state is saved and loaded.
-        scope: ``replicated`` if every rank has the same value, which the ranks write once, in
-            shares. ``rank`` if each rank has its own value.
-        document: Name of the part's own JSON file for people to read; such a part has no tensors.
-            Empty puts the part into ``state.json``.
+        scope: ``replicated`` if every rank has the same value; each rank then writes a share of it.
+            ``rank`` if each rank has its own value.
+        document: Name of the part's own human-readable JSON file; such a part has no tensors. If
+            empty, ``state.json`` contains the part.
         optional: Whether a checkpoint without the part can be resumed; any other part is required.
         rows: Field of the document whose list ``load_state_dict`` gets as
             :class:`~resilient.format.state_json.JsonRows`; ``state_dict`` may return it too.
@@ -93,7 +93,8 @@ def capture(
 
     Raises:
         UnsavableState: A value needs pickle, or a document has a tensor.
-        ConfigError: A part's name is not a valid file name, or two parts share a name or file.
+        ConfigError: The name of a part is not a valid file name, or two parts have the same name or
+            file.
     """
     _require_apart(parts)
     flatten_part = _flatten_part if taker is None else taker.flatten_part
@@ -106,7 +107,7 @@ def _require_apart(parts: Mapping[str, Part]) -> None:
     """Raise if two parts would be stored under one name, or in one document.
 
     Raises:
-        ConfigError: Names both.
+        ConfigError: The message names both parts.
     """
     documents: dict[str, str] = {MANIFEST: "the manifest", STATE_DOCUMENT: "the other parts"}
     for name, part in parts.items():

@@ -1,7 +1,7 @@
-"""Staging of a snapshot into host buffers: buffer pool, copies at once and deferred copies.
+"""Staging of a snapshot into host buffers, with immediate and deferred copies.
 
 Tensors that only an optimizer step changes can be copied later, during training. Buffers and plans
-are kept between saves, because the first use of fresh pages costs several times the copy.
+stay allocated between saves, because the first use of fresh pages costs several times the copy.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from resilient.state_dict.planner import PlannedFile
     from resilient.state_dict.snapshot import FlattenedPart, Part, Snapshot
 
-# A smaller tensor is copied faster than it is tracked. Some models also clamp a small parameter in
-# a
-# forward pass.
+# The copy of a smaller tensor is faster than its tracking. Some models also clamp a small parameter
+# in a forward pass.
 _LATER_BYTES_MIN = 64 << 10
 _KINDS = frozenset(PLAIN)
 _DICTS = frozenset({dict})
@@ -53,9 +52,10 @@ _values_of = methodcaller("values")
 def stable_storages(parts: Mapping[str, Part]) -> frozenset[int]:
     """Return the addresses of storages that only an optimizer's step changes.
 
-    These are the parameters of the optimizers among the parts, and the optimizers' state. A forward
-    pass may change all other memory: buffers such as BatchNorm's, random state, and parameters
-    without a saved optimizer. A part can have a method ``steady()`` that yields its stable tensors.
+    Stable storages contain the parameters and the state of the optimizers among the parts. A
+    forward pass may change all other memory, such as buffers of BatchNorm, random state, and
+    parameters without a saved optimizer. A part can have a method ``steady()`` that yields its
+    stable tensors.
     """
     return _addresses(tensor for part in parts.values() for tensor in _steady(part.stateful))
 
@@ -78,8 +78,7 @@ def state_memory(parts: Mapping[str, Part]) -> frozenset[int]:
 class StableStorageCache:
     """Cache of the stable storages while optimizers keep their memory.
 
-    A search through all optimizer state at each step would take as long as copying a part of this
-    state.
+    A search through all optimizer state at each step would be slow.
     """
 
     def __init__(self) -> None:
@@ -100,7 +99,7 @@ class StableStorageCache:
         layout = [_layout_of(part.stateful, tensors) for part, tensors in pairs]
         if None in layout or layout != self._layout:
             self._storages = stable_storages(parts), state_memory(parts)
-            # An object's id identifies the object only while it lives.
+            # The id of an object is unique only during the lifetime of the object.
             self._layout, self._alive = layout, [tensors for _, tensors in pairs]
         return self._storages
 
@@ -108,7 +107,7 @@ class StableStorageCache:
 def is_deferrable(
     source: torch.Tensor, steady: Collection[int], small: Collection[int] = frozenset()
 ) -> bool:
-    """Return whether to copy a tensor later, while training continues.
+    """Return whether a tensor is copied later, while training continues.
 
     Args:
         source: Tensor to copy.
@@ -124,8 +123,8 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
     if _KINDS.issuperset(map(type, distinct)) and not any(
         map(torch.Tensor.storage_offset, distinct)
     ):
-        # Each tensor begins at the start of its storage; asking a tensor for its storage takes
-        # longer.
+        # Such a tensor begins at the start of its storage, and `data_ptr()` is faster than
+        # `untyped_storage()`.
         return frozenset(map(torch.Tensor.data_ptr, distinct))
     return frozenset(map(address_of, distinct))
 
@@ -138,7 +137,7 @@ def _steady(stateful: Any) -> Iterable[torch.Tensor]:
 
 
 def _says_itself(stateful: Any) -> bool:
-    # A method of that name on a user's module or optimizer has another meaning.
+    # A method `steady` of a user's module or optimizer has another meaning.
     is_torchs = isinstance(stateful, torch.nn.Module | torch.optim.Optimizer)
     return not is_torchs and callable(getattr(type(stateful), "steady", None))
 
@@ -170,7 +169,7 @@ def address_of(tensor: torch.Tensor) -> int:
     """Return the address of the storage of a tensor on this rank; 0 if it has none."""
     if type(tensor) in PLAIN:
         return tensor.untyped_storage().data_ptr()
-    # Only sharded training pays for the import of torch's part about it.
+    # Import inside the function, because only sharded training needs the slow import of DTensor.
     from resilient.state_dict.sharding import is_sharded, local_memory
 
     return local_memory(tensor).untyped_storage().data_ptr() if is_sharded(tensor) else 0
@@ -186,7 +185,7 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     states = [*optimizer.state.values()]
-    # Mostly one dict per parameter; torch saves and restores other values as well.
+    # The state is usually one dict per parameter, but torch also saves other values.
     dicts = states if _DICTS.issuperset(map(type, states)) else [*map(_dict_of, states)]
     values = [*chain.from_iterable(map(_values_of, dicts))]
     if _KINDS.issuperset(map(type, values)):
@@ -205,9 +204,9 @@ class StagedSnapshot:
     Attributes:
         files: Files, complete after ``rest`` is made.
         parts: Parts whose documents are among the files.
-        rest: Copies that are not made yet.
-        streamed: Files that do not fit in memory; the live state must not change until they are
-            persisted.
+        rest: Deferred copies.
+        streamed: Files that do not fit in memory. The live state must not change until these files
+            are persisted.
     """
 
     files: tuple[StagedFile, ...]
@@ -231,8 +230,8 @@ def stage(
     """Copy this rank's share of a snapshot into host memory.
 
     After this function returns, the live state may change, except for storages in ``steady``. These
-    storages may change after ``rest`` of the result is made. At most one StagedSnapshot of an arena
-    may be in use.
+    storages may change after the copies in ``rest`` of the result are made. At most one
+    StagedSnapshot of an arena may be in use.
 
     If the files do not fit in the arena, nothing is copied and the files are streamed.
 
@@ -242,7 +241,7 @@ def stage(
     Args:
         snapshot: State of this rank; tensors on any device, with any strides.
         world: Identity of this rank; a replicated part is split evenly over its size.
-        arena: Buffers to use, with the layouts of earlier stagings.
+        arena: Buffers, with the layouts of earlier stagings.
         steady: Addresses of storages that do not change until ``rest`` is made.
         small: Addresses in ``steady`` whose tensors are left to ``rest`` at any size.
 
@@ -399,7 +398,7 @@ class CopySchedule:
 
 
 def _together(copies: Iterable[TensorCopy]) -> Iterator[list[TensorCopy]]:
-    """Yield copies in batches of small ones, which are cheaper to track and to share."""
+    """Yield copies, with small copies joined into batches, which are cheaper to track."""
     batch: list[TensorCopy] = []
     size_bytes = 0
     for copy in copies:
@@ -425,11 +424,11 @@ class CopyScheduleCache:
         steady: Collection[int],
         small: Collection[int] = frozenset(),
     ) -> CopySchedule:
-        """Return the copies of a file, of which no earlier copy may be in progress.
+        """Return the copies of a file; all earlier copies of this file must have ended.
 
         Args:
             file: File to stage.
-            into: Targets of its sources; the same memory until ``forget`` is called.
+            into: Targets of the sources; the same memory until ``forget`` is called.
             steady: Addresses of storages that do not change for a while.
             small: Addresses in ``steady`` whose tensors wait at any size.
         """
@@ -451,10 +450,10 @@ def has_idle_core(ranks: int, cores: float) -> bool:
     """Return whether copies can run during training on an idle core.
 
     Args:
-        ranks: Number of ranks of this host that compute with as many threads as this one.
-        cores: Number of cores that they may use.
+        ranks: Number of ranks of this host; each rank computes with as many threads as this rank.
+        cores: Number of cores that these ranks may use.
     """
-    # Work on a device leaves the host's cores free, and a device copies by itself.
+    # Work on a device leaves the host's cores idle, and a device copies asynchronously.
     has_device = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     return has_device or ranks * torch.get_num_threads() < cores
 
@@ -463,10 +462,10 @@ class StagingBuffers:
     """Host buffers by the name of the staged file.
 
     Args:
-        allocate: Function that returns at least the requested bytes for a file of this name. It
-            returns the memory of the last call if possible; private memory by default.
-        streams: Predicate of files' names and lengths: true if the files do not fit; by default
-            always false.
+        allocate: Function that returns at least the requested bytes for a file of this name, if
+            possible the memory of the last call. The default allocates private memory.
+        streams: Predicate on the names and lengths of files, true if the files do not fit. The
+            default is always false.
 
     Attributes:
         drafts: Last layouts of the staged files.
@@ -545,7 +544,7 @@ class StagingBuffers:
         self._buffers.clear()
 
     def _forget(self, name: str) -> None:
-        """Drop everything that points into the memory of a file."""
+        """Drop all references to the memory of a file."""
         self._targets.pop(name, None)
         self.splits.forget(name)
         self._unlock(name)

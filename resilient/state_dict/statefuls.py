@@ -1,8 +1,8 @@
 """Conversion of user objects to parts: modules, optimizers, other statefuls, plain values.
 
-Wrappers are ignored. A model inside DDP or ``torch.compile`` is saved under its own names.
-Optimizer state is saved under the names of its parameters. Metrics and log entries are converted to
-plain numbers.
+The conversion removes wrappers: a model inside DDP or ``torch.compile`` is saved under its own
+names. Optimizer state is saved under the names of its parameters. Metrics and log entries are
+converted to plain numbers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 RNG = "rng_state"
-# Suffix of a rank's own part in a checkpoint, see resilient.format.keys.rank_part.
+# Suffix of a per-rank part in a checkpoint, see resilient.format.keys.rank_part.
 _WITHOUT_RANK = re.compile(r"_\d+$")
 
 
@@ -46,7 +46,7 @@ class PlainValue:
         return {"value": self.value}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the value; a dict or list in place, so that all references see the change.
+        """Restore the value. A dict or list is changed in place, for all references to it.
 
         Raises:
             ValueError: The saved value is of another kind.
@@ -106,7 +106,7 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """Return the user's module inside DDP, DataParallel, DeepSpeed and ``torch.compile``."""
+    """Return the user's module inside wrappers: DDP, DataParallel, DeepSpeed, ``torch.compile``."""
     while True:
         if isinstance(model, DataParallel | DistributedDataParallel) or _is_engine(model):
             model = cast("nn.Module", model.module)
@@ -118,13 +118,13 @@ def bare(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class TrackedObjects:
-    """All objects that one loop saves, as parts.
+    """All objects that one training loop saves, as parts.
 
     Attributes:
         parts: Parts by name, in the order of loading.
         values: Plain values among the parts.
         strategy: Parallelism of the models, as named in a manifest.
-        replicas: DDP models, whose saved buffers are those of their rank 0.
+        replicas: DDP models, whose buffers are saved from rank 0.
     """
 
     parts: dict[str, Part]
@@ -149,7 +149,7 @@ class TrackedObjects:
                 dist.broadcast(buffer, group=group, group_src=0)
 
     def left_out(self, stored_names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names in a checkpoint that match none of these parts."""
+        """Return the names in a checkpoint that match no part."""
         rank_names = {RNG} | {name for name, part in self.parts.items() if part.scope == "rank"}
         rank_names |= {f"{name}_buffers" for name in self.parts}
         unmatched_names = (name for name in stored_names if name not in self.parts)
@@ -167,7 +167,7 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
         tracked: Modules, optimizers, objects with ``state_dict`` and ``load_state_dict``,
             ``torch.Generator``, plain values, or a ``Part`` around one of these.
         ranks: Number of ranks that train together.
-        rng: Whether the global random state is a part, too.
+        rng: Whether the global random state is also a part.
 
     Raises:
         ConfigError: An object has no known state, an optimizer's model is missing, a name is
@@ -186,7 +186,7 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
     if rng:
         if RNG in parts:
             raise ConfigError(f"`{RNG}` is reserved for the random state: choose another name")
-        # Last, so that no load draws from the restored generators.
+        # Load the random state last, so that no other load draws from the restored generators.
         parts[RNG] = Part(RandomState(), "rank")
     values = {
         n: part.stateful for n, part in parts.items() if isinstance(part.stateful, PlainValue)
@@ -196,10 +196,10 @@ def collect_parts(tracked: Mapping[str, Any], ranks: int, *, rng: bool) -> Track
 
 
 def _require_together(tracked: Mapping[str, Any], ranks: int) -> None:
-    """Raise if several ranks would save independently trained models as one model.
+    """Raise if the ranks would save independently trained models as one model.
 
-    A replicated object is written once, split over the ranks. Different models would be mixed into
-    a model that never existed.
+    The ranks write a replicated object once, in shares. The shares of different models would form a
+    model that never existed.
     """
     if ranks == 1 or dist.is_initialized():
         return
@@ -221,7 +221,7 @@ def unwrap(value: Any) -> Any:
 
 
 def _is_looked_through(value: Any) -> bool:
-    """Return whether something other than the object's own ``state_dict`` is saved."""
+    """Return whether a save ignores the object's own ``state_dict``."""
     return isinstance(value, nn.Module | Optimizer) or _is_a(value, "DeepSpeedOptimizer")
 
 
@@ -255,7 +255,7 @@ def _stateful(name: str, value: Any) -> Part:
 
 
 def _can_be_inside(value: Any) -> bool:
-    """Return whether a dict can contain the value: a tensor, an array, a tuple, bytes."""
+    """Return whether a value can be saved inside a dict: a tensor, an array, a tuple or bytes."""
     try:
         flatten("value", value)
     except UnsavableState:
@@ -265,7 +265,7 @@ def _can_be_inside(value: Any) -> bool:
 
 def _model(name: str, model: nn.Module) -> Part:
     if _is_engine(model):
-        # Only training with DeepSpeed pays for this import.
+        # Import inside the function, because only training with DeepSpeed needs this module.
         from resilient.state_dict.deepspeed import ZeroModel
 
         return Part(ZeroModel(model))
@@ -276,7 +276,7 @@ def _model(name: str, model: nn.Module) -> Part:
             hint=f"pass the first result of deepspeed.initialize: {name}=engine",
         )
     if _is_flat(model):
-        # Only a model with FSDP1 pays for the import of torch's FSDP1 modules.
+        # Import inside the function, because only a model with FSDP1 needs torch's FSDP1 modules.
         from resilient.state_dict.fsdp1 import Fsdp1Model
 
         return Part(Fsdp1Model(model))
@@ -309,7 +309,7 @@ def _plain_optimizer(name: str, optimizer: Optimizer, models: Mapping[str, nn.Mo
         n: m for n, m in models.items() if members & {id(parameter) for parameter in m.parameters()}
     }
     if not members and len(models) == 1:
-        # Only groups without parameters: parameters may be added later.
+        # All groups may be empty at first, because parameters may be added later.
         owners = dict(models)
     if not owners:
         raise ConfigError(
@@ -334,12 +334,12 @@ def _is_engine(model: nn.Module) -> bool:
 
 
 def _is_a(value: object, name: str) -> bool:
-    """Return whether an object is of a class, without importing the class."""
+    """Return whether an object has a class of this name, without an import of the class."""
     return name in {cls.__name__ for cls in type(value).__mro__}
 
 
 def _is_flat(model: nn.Module) -> bool:
-    """Return whether FSDP1 has parameters of the model."""
+    """Return whether FSDP1 has flattened parameters of the model."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.fsdp import FullyShardedDataParallel
@@ -348,7 +348,7 @@ def _is_flat(model: nn.Module) -> bool:
 
 
 def _replica(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DDP around a model, if it keeps buffers equal."""
+    """Return the DDP wrapper of a model, if DDP keeps buffers equal."""
     inner: Any = model._modules.get("_orig_mod", model)  # noqa: SLF001 - asking dynamo would load it
     is_kept = isinstance(inner, DistributedDataParallel) and inner.broadcast_buffers
     return inner if is_kept else None
@@ -397,7 +397,8 @@ _PLAIN = frozenset({type(None), bool, int, float, str})
 def plain_value(value: Any) -> Any:
     """Return a logged value with NumPy numbers and one-element tensors as Python numbers.
 
-    Dicts, lists and tuples are converted inside. All other values stay as they are.
+    The conversion includes the contents of dicts, lists and tuples. All other values stay
+    unchanged.
     """
     if type(value) in _PLAIN:
         return value
@@ -414,7 +415,7 @@ def plain_value(value: Any) -> Any:
 def plain_numbers(value: Any) -> Any:
     """Return dicts, lists and tuples with NumPy numbers and one-element tensors as numbers.
 
-    All other values, and the kinds of containers, stay as they are.
+    All other values and the types of containers stay unchanged.
     """
     if type(value) is dict:
         return {name: plain_numbers(item) for name, item in value.items()}
@@ -427,7 +428,7 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a log as plain values.
 
     Raises:
-        UnsavableState: An entry is neither a number nor text, nor a dict or list of them.
+        UnsavableState: An entry is not a number, a text, or a dict or list of numbers and texts.
     """
     plain = {name: plain_value(value) for name, value in logs.items()}
     for name, value in plain.items():
@@ -443,7 +444,7 @@ def plain_log(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _elements(value: Any) -> int:
-    """Return the number of elements of an array, a tensor or a NumPy number; 0 of others."""
+    """Return the number of elements of an array, a tensor or a NumPy number, else 0."""
     if not callable(getattr(value, "item", None)):
         return 0
     count = getattr(value, "numel", None)
@@ -452,7 +453,7 @@ def _elements(value: Any) -> int:
 
 
 def _first_not_plain(value: Any) -> Any:
-    """Return the first value inside that is not plain, None if there is none."""
+    """Return the first value inside that is not plain; None without one."""
     if isinstance(value, dict):
         items = [*value.values(), *(name for name in value if type(name) is not str)]
         return next(

@@ -1,4 +1,4 @@
-"""Activation checkpointing: layers recompute their activations in the backward pass."""
+"""Activation checkpointing, which recomputes the activations of layers in the backward pass."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def recompute(
 ) -> None:
     """Make the layers of ``model`` recompute their activations, in place.
 
-    If the model has a method for this, it is called (``activation_checkpointing_enable`` of
-    Transformers, or ``gradient_checkpointing_enable``). In other models the layers are the modules
-    of ``layer_classes``, or else the items of the outermost ``ModuleList`` and ``Sequential``.
-    Parameter names and the saved state stay the same.
+    With ``layer_classes``, the layers are the modules of these classes. Otherwise the function
+    calls the model's own method ``activation_checkpointing_enable`` or
+    ``gradient_checkpointing_enable``. If the model has neither method, the layers are the items of
+    the outermost ``ModuleList`` and ``Sequential``. Parameter names and the saved state stay the
+    same.
 
     Raises:
         ConfigError: The model has no such layers.
@@ -84,13 +85,14 @@ def recompute(
             "ModuleList, or give the model a method gradient_checkpointing_enable",
         )
     for layer in layers[:: settings.every_n_layers]:
-        # Hooks of the layer stay outside: FSDP gathers the layer once for the forward pass.
+        # The hooks of the layer stay outside the recomputed function, so FSDP gathers the layer
+        # once for the forward pass.
         layer.forward = _recomputed(layer.forward, settings)
     setattr(model, _MARK, True)
 
 
 def _enable_in_model(model: nn.Module, settings: ActivationCheckpointing) -> bool:
-    """Return whether the model itself supports it, and has enabled it."""
+    """Enable checkpointing by the model's own method; return False if the model has none."""
     options = dict(settings.options)
     if hasattr(model, "activation_checkpointing_enable"):
         cast("Any", model).activation_checkpointing_enable(
@@ -111,7 +113,7 @@ def _enable_in_model(model: nn.Module, settings: ActivationCheckpointing) -> boo
 
 
 def layers_of(model: nn.Module, layer_classes: Collection[str] = ()) -> Sequence[nn.Module]:
-    """Return the repeated modules of a model, in its order, without modules inside others."""
+    """Return the repeated modules of a model, in model order, without nested repeated modules."""
     from torch import nn
 
     if layer_classes:
@@ -148,7 +150,7 @@ def _recomputed(
         if not is_grad_enabled():
             return forward(*inputs, **kwargs)
         if settings.options["use_reentrant"] and kwargs:
-            # torch passes on only positional arguments there.
+            # torch passes only positional arguments to a reentrant checkpoint.
             return saving(partial(forward, **kwargs), *inputs)
         with _waiting_room(offload=settings.offload):
             return saving(forward, *inputs, **kwargs)

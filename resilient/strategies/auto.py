@@ -1,4 +1,7 @@
-"""Automatic choice of a parallelism strategy for a model and its machines, with reasons (pure)."""
+"""Automatic choice of a parallelism strategy for a model and its machines, with reasons.
+
+All functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,11 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Fraction of a device's memory for activations, gathered layers and libraries.
+# Fraction of a device's memory that is reserved for activations, gathered layers and libraries.
 ROOM_FOR_THE_REST = 0.3
-# A pipeline idles at the ends of each step. With this many micro-batches per stage the idle time is
-# small. A pipeline is chosen only if it sends at most 1/SAVED_TIMES of the bytes that FSDP sends.
+# A pipeline idles at the ends of each step. With this number of micro-batches per stage, the idle
+# time is small. A pipeline is chosen only if it sends at most 1/SAVED_TIMES of the bytes that FSDP
+# sends.
 MICRO_BATCHES_PER_STAGE = 4
 SAVED_TIMES = 4
 _GIB = 1 << 30
@@ -26,9 +30,9 @@ class ModelFacts:
     Attributes:
         numbers: Number of parameters.
         number_bytes: Bytes of a parameter with its gradient and its optimizer state.
-        weight_bytes: Bytes of a parameter as it is sent.
+        weight_bytes: Bytes of a parameter in a transfer between ranks.
         layer_numbers: Number of parameters of the largest layer.
-        layers: Number of layers in a row, between which the model could be cut.
+        layers: Number of consecutive layers; the model can be cut between two of them.
         between_bytes: Bytes that one layer passes to the next in a micro-batch; 0 if unknown.
         is_cut_by_plan: Whether the model has a tensor-parallel plan (``tp_plan``).
     """
@@ -53,7 +57,7 @@ class MachineFacts:
 
     Attributes:
         ranks: Number of training ranks.
-        ranks_per_host: Number of ranks per host, which communicate fast.
+        ranks_per_host: Number of ranks per host; ranks of one host communicate fast.
         device_bytes: Memory of a rank.
         micro_batches: Micro-batches of a step (``gradient_accumulation_steps``).
     """
@@ -76,11 +80,11 @@ class MachineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ParallelismChoice:
-    """Chosen parallelism, as arguments.
+    """Chosen parallelism, as arguments of the trainer.
 
     Attributes:
         arguments: ``parallelism`` and its related arguments.
-        reasons: One sentence each, in the order of the decisions.
+        reasons: Reasons in the order of the decisions, one sentence each.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -90,13 +94,13 @@ class ParallelismChoice:
 def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
     """Choose the least parallelism of ``model`` that memory allows.
 
-    Replicas send gradients once per step. Shards send weights fast within a host, and slowly over
-    all hosts. Layers are cut over ranks only if a layer does not fit on a rank. Models are cut into
-    stages only if stages send far fewer bytes than shards.
+    Replicas send gradients once per step. Shards also send weights, which is fast within a host and
+    slow between hosts. Layers are cut over ranks only if a layer does not fit on a rank. A model is
+    cut into stages only if stages send far fewer bytes than shards.
 
     Raises:
-        ConfigError: The model does not fit on all ranks together; the message has the number of
-            ranks that would suffice.
+        ConfigError: The model does not fit on all ranks together. The message has the sufficient
+            number of ranks.
     """
     need, room = model.state_bytes, machine.room_bytes
     text = (
@@ -127,7 +131,7 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
 def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks per layer, so that a gathered layer fits in memory."""
     spare = machine.device_bytes - machine.room_bytes
-    # Gathered weights and their gradients, of this layer and the layer that is prefetched.
+    # The gathered weights and gradients of this layer and of the prefetched layer.
     layer = 4.0 * model.layer_numbers * model.weight_bytes
     if layer <= spare or machine.ranks == 1:
         return 1
@@ -159,7 +163,8 @@ def _over_groups(
 def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks of a host in a pipeline; 1 for no pipeline."""
     room, count = machine.room_bytes, machine.micro_batches
-    # The first and last stages also have embeddings and head, so half as much again is required.
+    # The first stage also has the embeddings and the last stage the head, so each stage is counted
+    # 1.5 times.
     sizes = [
         size
         for size in _divisors(machine.ranks_per_host)
@@ -185,7 +190,7 @@ def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int
 
 
 def _sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
-    """Return FSDP's traffic of a step: weights for each pass, gradients once."""
+    """Return the bytes that FSDP sends in a step: weights for each pass, and gradients once."""
     return (2.0 * micro_batches + 1) * model.numbers * model.weight_bytes
 
 

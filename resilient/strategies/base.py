@@ -1,10 +1,10 @@
 """Strategy protocol, the single-device strategy, and shared helpers.
 
-Replicated values stay equal on all ranks, because the buffers of rank 0 are used everywhere.
-Process groups of some ranks get the timeout of the group of all ranks. Without an explicit timeout,
-torch ignores ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo.
-torch exposes the timeout of a group only under names that begin with an underscore. Ranks that
-share a model use the same fp16 loss scale, so either all of these ranks skip a step or none does.
+Replicated values stay equal on all ranks, because every rank uses the buffers of rank 0. A process
+group of some ranks gets the timeout of the default group. Without an explicit timeout, torch
+ignores ``ddp_timeout`` and uses its default: 10 minutes under NCCL and 30 minutes under gloo. torch
+exposes the timeout of a group only under names that begin with an underscore. Ranks that share a
+model use the same fp16 loss scale, so all of these ranks skip the same steps.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class OptimizerStepper(Protocol):
-    """Backward pass and optimizer step of a training: precision, scaling, clipping."""
+    """Backward pass and optimizer step, with precision, loss scaling and clipping."""
 
     scaler: Any
-    """Scaler of the loss, which is saved, or None."""
+    """Loss scaler, whose state is saved; None without one."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context for a forward pass."""
@@ -44,7 +44,7 @@ class OptimizerStepper(Protocol):
     def clip(
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Clip gradients and return their total norm before (a scalar tensor).
+        """Clip gradients and return their total norm before clipping, a scalar tensor.
 
         If a stepper clips only in ``step``, it fills the tensor there.
         """

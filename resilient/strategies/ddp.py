@@ -1,4 +1,4 @@
-"""DDP: one replica per rank, gradients averaged by torch's DistributedDataParallel."""
+"""DDP strategy: torch's DistributedDataParallel averages the gradients of one replica per rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from resilient.state_dict.snapshot import Part
     from resilient.strategies.base import BoundModel, OptimizerStepper
 
-# torch 2.13 has a new name, and the old name warns.
+# torch 2.13 renamed this function, and the old name emits a warning.
 _SYNC = "forward_sync_buffers"
 if _SYNC not in signature(DistributedDataParallel).parameters:
     _SYNC = "broadcast_buffers"
@@ -35,7 +35,7 @@ class FixedBuckets(DistributedDataParallel):
     DDP lays out its buckets again after the first step of a process, in the order in which
     gradients were ready. An all-reduce over a ring adds ranks in an order that depends on the place
     in the bucket. With three ranks or more, the first step after a resume would therefore differ in
-    the last bits from an uninterrupted run. Here the layout is final from the start, in reverse
+    the last bits from an uninterrupted run. This class fixes the layout from the start, in reverse
     order of registration. ``tests/process/test_ddp.py`` verifies this property.
     """
 
@@ -92,7 +92,7 @@ class DdpStrategy:
             static_graph=self.static_graph,
             **{_SYNC: self.broadcast_buffers},  # type: ignore[arg-type]
         )
-        # Otherwise DDP keeps its first layout.
+        # With all other options, DDP itself keeps its first layout.
         if self.static_graph or not self.find_unused_parameters:
             wrapped.fix_buckets()
         numbers = sum(
@@ -116,7 +116,7 @@ class DdpStrategy:
         return replace(bound, parts={**bound.parts, **cast("FixedBuckets", model).parts})
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the module inside."""
+        """Return the module inside DDP."""
         return cast("nn.Module", model.module)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""ZeRO by DeepSpeed's engine, which reduces, clips and steps in place of the loop."""
+"""ZeRO strategy: DeepSpeed's engine reduces and clips gradients, and steps the optimizer."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
     from resilient.strategies.base import OptimizerStepper
 
-# A model belongs to its engine permanently; a second training continues with the same engine.
+# A model belongs to its engine permanently, so a second training uses the same engine.
 _engines: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class DeepSpeedStrategy:
-    """A DeepSpeed engine over all ranks, of any ZeRO stage; rank 0's model is partitioned.
+    """Strategy with a DeepSpeed engine of any ZeRO stage, which partitions the model of rank 0.
 
     Attributes:
         device: Device of this rank.
@@ -87,7 +87,10 @@ class DeepSpeedStrategy:
 
     @property
     def _clips_by_itself(self) -> bool:
-        """True if the engine is a thin one, which reports no norm of its clipping."""
+        """True if the strategy clips gradients itself.
+
+        An engine without ZeRO and half precision does not report its gradient norm.
+        """
         half = any(self.config.get(section, {}).get("enabled") for section in ("bf16", "fp16"))
         return stage_in(self.config) == 0 and not half
 
@@ -122,10 +125,10 @@ class EngineUpdates:
 
     Args:
         engine: DeepSpeed's engine.
-        plain: Stepper that clips for an engine that does not.
+        plain: Stepper that clips if the engine does not clip.
     """
 
-    scaler = None  # fp16's loss scale is the engine's, and saved with the optimizer
+    scaler = None  # The engine owns the loss scale of fp16.
 
     def __init__(self, engine: Any, plain: OptimizerStepper) -> None:
         self._engine = engine
@@ -162,7 +165,7 @@ class EngineUpdates:
 
 
 def gathered(parameter: Any) -> torch.Tensor:
-    """Return the whole of a parameter that ZeRO 3 has partitioned, on the CPU. Collective."""
+    """Return a parameter that ZeRO 3 has partitioned as a whole tensor on the CPU. Collective."""
     with import_module("deepspeed").zero.GatheredParameters([parameter]):
         return parameter.detach().cpu().clone()  # type: ignore[no-any-return]
 
@@ -174,7 +177,8 @@ def refusing_config() -> Iterator[None]:
     Raises:
         ConfigError: The message names each rejected key.
     """
-    # It is a ValueError, and so are other errors; DeepSpeed's own Exception is just as unspecific.
+    # Catch these exact classes: their base classes, ValueError and Exception, would hide other
+    # errors.
     invalid = import_module("pydantic").ValidationError
     config_error = import_module("deepspeed.runtime.config").DeepSpeedConfigError
     try:

@@ -1,18 +1,18 @@
-"""DeepSpeed config: "auto" values, key checks and schedules (pure).
+"""DeepSpeed config: "auto" values, key checks and schedules.
 
-DeepSpeed ignores an unknown key at the top level, so a misspelt key silently has no effect. Here a
-key that resembles a known name is rejected. Any other unknown key is kept. Inside
-``zero_optimization`` both DeepSpeed and this module know every key.
+DeepSpeed ignores an unknown key at the top level, so a misspelt key silently has no effect. This
+module rejects an unknown key that resembles a known key, and keeps any other unknown key. Inside
+``zero_optimization``, every unknown key is an error.
 
 ``"auto"`` is allowed for the same keys and has the same value as in Transformers
-(integrations/deepspeed.py, 5.23). Here missing values are filled as well. Values that contradict
-the run's arguments are rejected. One error shows both values of each contradiction. The Trainer
-creates the optimizer. An ``optimizer`` block with the same optimizer is accepted, and any other
-block is rejected. If a ``scheduler`` block names a schedule, the Trainer follows this schedule.
+(integrations/deepspeed.py, 5.23). This module also fills missing values, and rejects values that
+contradict the run's arguments. One error shows both values of each contradiction. The Trainer
+creates the optimizer, so this module rejects an ``optimizer`` block with another optimizer. If a
+``scheduler`` block names a schedule, the Trainer follows this schedule.
 
 The rate of ``WarmupLR`` rises and then stays constant. The rate of ``WarmupDecayLR`` rises and then
-falls to 0. With ``w`` iterations of warm-up out of ``n``, iteration ``i`` has the rate ``low +
-(high - low) f(i)``:
+falls to 0. Let ``w`` be the number of warm-up iterations and ``n`` the number of all iterations.
+Iteration ``i`` has the rate ``low + (high - low) f(i)``:
 
     f(i) = log(i + 1) / log(w)      warm-up, warmup_type "log", which is DeepSpeed's default
     f(i) = i / w                    warm-up, warmup_type "linear"
@@ -39,7 +39,7 @@ from resilient.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# Top-level keys that DeepSpeed 0.19 reads, some only to reject them.
+# Top-level keys that DeepSpeed 0.19 reads. DeepSpeed reads some of them only to reject them.
 TOP = frozenset(
     {
         *("activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16"),
@@ -59,7 +59,7 @@ TOP = frozenset(
         *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
     }
 )
-# Keys with two names: alone, and with the stage as a prefix.
+# Keys that DeepSpeed accepts with and without the stage as a prefix.
 _OF_STAGE_3 = (
     *("allgather_sequential", "gather_16bit_weights_on_model_save", "max_live_parameters"),
     *("max_reuse_distance", "model_persistence_threshold", "module_granularity_threshold"),
@@ -83,7 +83,8 @@ ZERO = frozenset(
         *("zero_quantized_weights", "zeropp_loco_param"),
     }
 )
-# A key of a user's own tool is no misspelling; `gradient_cliping` has a similarity of 0.97.
+# A key of the user's own tool is not a misspelling. The misspelling `gradient_cliping` has a
+# similarity of 0.97.
 _ALIKE = 0.8
 
 
@@ -101,7 +102,8 @@ def find_misspelt_keys(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"zero_optimization.{name} is not a key of it{hint}"
 
 
-# DeepSpeed's name -> our names that may accompany it; "linear" is the default.
+# Schedule of DeepSpeed -> values of `lr_scheduler_type` that agree with it; "linear" is the
+# default.
 _KINDS = {"WarmupLR": ("linear", "constant_with_warmup"), "WarmupDecayLR": ("linear",)}
 _TYPES = ("log", "linear")
 _STEPS = 1000  # DeepSpeed's default length of a warm-up
@@ -127,7 +129,7 @@ class Warmup:
     is_log: bool
 
     def rate(self, step: int, base: float) -> float:
-        """Return the rate after ``step`` updates, of a group whose first rate was ``base``."""
+        """Return the rate of a group after ``step`` updates; ``base`` is its first rate."""
         high = base if self.high is None else self.high
         return self.low if step < 1 else self.low + (high - self.low) * self._factor(step - 1)
 
@@ -241,7 +243,7 @@ _OPTIMIZER = {
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
 }
-# The only value of each key that fits our training, and the reason.
+# The only accepted value of each key, and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "zero_optimization.offload_optimizer.device": (
         ("cpu", "none"),
@@ -305,14 +307,14 @@ def complete(config: Mapping[str, Any], inputs: DeepSpeedInputs) -> Config:
     full_config.pop("optimizer", None)
     full_config.setdefault("steps_per_print", 100)
     full_config.setdefault("wall_clock_breakdown", False)
-    # The loop's optimizer is torch's; DeepSpeed would require its own CPU optimizer.
+    # The training loop uses an optimizer of torch; DeepSpeed would require its own CPU optimizer.
     full_config["zero_force_ds_cpu_optimizer"] = False
     full_config["zero_allow_untested_optimizer"] = True
     return full_config
 
 
 def stage_in(config: Mapping[str, Any]) -> int:
-    """Return the ZeRO stage that a config asks for."""
+    """Return the ZeRO stage that a config requests."""
     return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
@@ -328,7 +330,8 @@ def _fill(config: Config, inputs: DeepSpeedInputs) -> Iterator[str]:
         yield from _match(config, key, values[argument], _says(argument, values[argument]))
     yield from _fill_optimizer(config, values)
     if "scheduler" in config:
-        # Removed here: the loop steps the schedule (resilient.train.schedules.factory).
+        # Remove the schedule, because the training loop steps it
+        # (resilient.train.schedules.factory).
         yield from contradictions(config.pop("scheduler"), values)
     _fill_zero(config, inputs.hidden_size)
 
@@ -345,7 +348,7 @@ def _fill_optimizer(config: Config, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fill_zero(config: Config, hidden_size: int) -> None:
-    """Size the "auto" buckets by the model's width, as Transformers does, or leave DeepSpeed's."""
+    """Size the "auto" buckets by the model's width, as Transformers does, if the width is known."""
     squared = hidden_size * hidden_size
     sizes = {
         "reduce_bucket_size": squared,

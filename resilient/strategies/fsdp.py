@@ -1,4 +1,4 @@
-"""FSDP2: torch's fully sharded data parallelism over parameters, gradients and moments."""
+"""FSDP2 strategy: torch shards parameters, gradients and optimizer state over the ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FsdpStrategy:
-    """FSDP2; rank 0's model is sharded.
+    """FSDP2 strategy, which shards the model of rank 0.
 
     Each module of a class in ``layer_classes`` is gathered and freed as one unit. Each module with
     at least ``min_num_params`` parameters outside inner units is also a unit. All other parameters
@@ -91,7 +91,8 @@ class FsdpStrategy:
         fully_shard(
             module,
             mesh=mesh,
-            # None: all but the root, whose parameters the backward pass needs at once.
+            # With None, torch frees every module but the root, because the backward pass starts
+            # there.
             reshard_after_forward=None if options.reshard_after_forward else False,
             mp_policy=MixedPrecisionPolicy(
                 param_dtype=dtype_of(options.dtypes.param),
@@ -110,7 +111,8 @@ class FsdpStrategy:
                 module.set_modules_to_forward_prefetch([next_module])
         if self.options.backward_prefetch == "no_prefetch":
             for module in cast("Sequence[FSDPModule]", modules):
-                # The module itself is already gathered; an empty list would mean torch's default.
+                # Prefetch the module itself, which is already gathered; an empty list selects
+                # torch's default.
                 module.set_modules_to_backward_prefetch([module])
 
     def bind(self, model: nn.Module, optimizer: Optimizer, updates: OptimizerStepper) -> BoundModel:
@@ -145,7 +147,7 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
     """Return the mesh that a model is sharded over: all ranks, or (replicas, ranks of each).
 
     Raises:
-        ConfigError: The ranks cannot be divided so.
+        ConfigError: The ranks cannot be divided in this way.
     """
     ranks = dist.get_world_size()
     size = options.shard_size
@@ -165,7 +167,7 @@ def data_mesh(device: torch.device, options: FsdpOptions) -> DeviceMesh:
 
 
 def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
-    """Return the modules inside ``model`` to shard one by one, inner ones first.
+    """Return the modules inside ``model`` that are sharded one by one, inner modules first.
 
     Raises:
         ConfigError: Modules were requested but there are none.
@@ -174,7 +176,7 @@ def units_of(model: nn.Module, options: FsdpOptions) -> list[nn.Module]:
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     sharded_ids: set[int] = set()
     units = []
-    for module in reversed(list(model.modules())):  # inner modules come after outer ones
+    for module in reversed(list(model.modules())):  # `modules()` yields outer modules first
         sizes_by_id = {
             id(parameter): parameter.numel()
             for parameter in module.parameters()
@@ -216,7 +218,7 @@ def _classes_in(model: nn.Module, options: FsdpOptions) -> set[str]:
 
 
 def _is_alone(module: nn.Module, uses: Counter[int]) -> bool:
-    """Return whether no parameter of ``module`` is tied outside: sharding would untie it."""
+    """Return whether ``module`` shares no parameter with other modules; sharding would untie it."""
     inside = Counter(
         id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False)
     )
@@ -234,7 +236,7 @@ def refuse_scalars(model: nn.Module) -> None:
 
 
 def _require_sharded(model: nn.Module) -> None:
-    """Raise if a parameter is not sharded: never train plain replicas unnoticed."""
+    """Raise if a parameter is not sharded, because its replicas would diverge without an error."""
     from torch.distributed.tensor import DTensor
 
     plain = [

@@ -1,4 +1,4 @@
-"""FSDP1: torch's fully sharded data parallelism with one flat vector per gathered module."""
+"""FSDP1 strategy: torch shards one flat vector of parameters per gathered module."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ _PREFETCH = {
     "backward_post": BackwardPrefetch.BACKWARD_POST,
     "no_prefetch": None,
 }
-# torch keeps batch norms in full precision, as it should, and warns about it.
+# torch correctly keeps batch norms in full precision, but emits a warning.
 _NORMS_STAY_WHOLE = "Both mixed precision and an auto_wrap_policy were specified"
 
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1Strategy:
-    """FSDP1; rank 0's model is sharded, in the units of ``FsdpStrategy``.
+    """FSDP1 strategy, which shards the model of rank 0 in the units of ``FsdpStrategy``.
 
-    The process groups are those of the mesh: the ranks that share the model, and with hybrid
-    sharding the ranks with the same shard.
+    The mesh has a process group of the ranks that share the model. With hybrid sharding, the mesh
+    also has a group of the ranks with the same shard.
 
     Attributes:
         device: Device of this rank, also FSDP1's ``device_id``.
@@ -73,9 +73,9 @@ class Fsdp1Strategy:
         """Shard the model in place and return it; optimizers are built after this. Collective.
 
         Raises:
-            ConfigError: The model lacks a class of ``layer_classes``, or a parameter is a scalar.
-                Also if a vector mixes trained and frozen parameters, or the number of ranks does
-                not fit the mesh.
+            ConfigError: The model lacks a class of ``layer_classes``, a parameter is a scalar, a
+                vector mixes trained and frozen parameters, or the number of ranks does not fit the
+                mesh.
         """
         if find_redirect(model) is not None:
             return model
@@ -154,7 +154,7 @@ class Fsdp1Strategy:
         return BoundModel(model, FlatUpdates(updates, wrapper), parts)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Return the model itself: its calls go through the wrapper."""
+        """Return the model itself, whose calls are redirected to the wrapper."""
         return model
 
     @contextmanager
@@ -172,7 +172,10 @@ class Fsdp1Strategy:
 
 
 class _Scaler(ShardedGradScaler):
-    """torch's scaler, also for fused optimizers: they need a scalar, and it gives them a vector."""
+    """torch's sharded scaler, which also supports fused optimizers.
+
+    A fused optimizer needs a scalar overflow flag, but torch's scaler returns a vector.
+    """
 
     def _unscale_grads_(
         self,
@@ -185,7 +188,7 @@ class _Scaler(ShardedGradScaler):
 
 
 class FlatUpdates:
-    """Optimizer steps over flat shards, of which each rank has its own.
+    """Optimizer steps of each rank over its own flat shards.
 
     Args:
         plain: Stepper of a single process.
@@ -212,9 +215,10 @@ class FlatUpdates:
     def clip(
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+        """Clip gradients to ``max_norm`` and return their total norm before clipping.
 
-        The norm is that of all shards. ``max_norm`` 0 measures and does not clip. Collective.
+        The norm is a scalar tensor and covers all shards. ``max_norm`` 0 measures without clipping.
+        Collective.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)

@@ -1,4 +1,4 @@
-"""FSDP options: ``fsdp`` and ``fsdp_config``, with old and new names (pure)."""
+"""FSDP options from ``fsdp`` and ``fsdp_config``, with old and new names."""
 
 from __future__ import annotations
 
@@ -57,18 +57,22 @@ class FsdpOptions:
     Attributes:
         version: 2 (``fully_shard``) or 1 (``FullyShardedDataParallel``).
         layer_classes: Names of module classes to gather and free one by one.
-        min_num_params: Gather a module with at least so many parameters by itself; 0: none.
-        wrap: Whether such modules are required; the model's ``_no_split_modules`` count.
-        reshard_after_forward: Free gathered parameters between forward and backward.
+        min_num_params: Minimum number of parameters of a module that is gathered by itself; 0
+            disables the rule.
+        wrap: Whether modules to gather are required; ``_no_split_modules`` of the model also names
+            such modules.
+        reshard_after_forward: Whether gathered parameters are freed between forward and backward.
         shard_size: Number of ranks that share one copy of the model; 0: all ranks.
         hybrid: Whether the ranks of a host share one copy of the model.
         cpu_offload: Whether shards and their gradients are in host memory.
-        forward_prefetch: Gather the next module before the forward pass of this one.
-        backward_prefetch: Gather the next module before or after the gradients of this one.
+        forward_prefetch: Whether the next module is gathered before the forward pass of a module.
+        backward_prefetch: Whether the next module is gathered before or after the gradients of a
+            module.
         dtypes: Precision.
-        activation_checkpointing: Recompute activations in the backward pass.
-        use_orig_params: Optimizers see the model's own parameters (FSDP1; FSDP2 always).
-        limit_all_gathers: FSDP1 does not gather ahead of the computation.
+        activation_checkpointing: Whether the backward pass recomputes activations.
+        use_orig_params: Whether optimizers get the model's own parameters (FSDP1; always true in
+            FSDP2).
+        limit_all_gathers: Whether FSDP1 limits gathers ahead of the computation.
     """
 
     version: int = 2
@@ -98,8 +102,8 @@ def read_fsdp(
         arguments: Values of separate arguments, under the names of :class:`FsdpOptions`.
 
     Raises:
-        ConfigError: A word, key or value is unknown, they contradict each other, or FSDP does not
-            support them.
+        ConfigError: A word, key or value is unknown or not supported by FSDP, or two of them
+            contradict each other.
     """
     values = {**arguments, **_words(fsdp), **_config(_read(config))}
     if values.pop("one_dtype", False) and values.get("version") == 1:
@@ -275,7 +279,7 @@ def _precision(name: str, value: Any) -> dict[str, Any]:
 
 
 def _asks_nothing(*accepted: str, why: str) -> Callable[[str, Any], dict[str, Any]]:
-    """Return a reader of a key without effect here; it rejects other values."""
+    """Return a parser of a key without effect, which accepts only the given values."""
 
     def read(name: str, value: Any) -> dict[str, Any]:
         if str(value).lower() not in accepted:

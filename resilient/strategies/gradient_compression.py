@@ -81,7 +81,7 @@ def check_compression(compression: Compression) -> None:
 def compress(
     model: DistributedDataParallel, compression: Compression, layout: str
 ) -> dict[str, Part]:
-    """Make DDP send gradients through a hook, and return the state of the hook as parts.
+    """Install a communication hook in DDP, and return the state of the hook as parts.
 
     Args:
         model: Model before its first backward pass.
@@ -134,7 +134,7 @@ class PowerSGDState:
         self._layout = layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; factors by the number of their bucket."""
+        """Return the state, with the low-rank factors by bucket number."""
         state = self._state
         return {
             "layout": self._layout,
@@ -145,7 +145,7 @@ class PowerSGDState:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the state; without the factors if the bucket layout has changed."""
+        """Load the state, without the factors if the bucket layout has changed."""
         state = self._state
         state.iter = state_dict["iteration"]
         state.rng.set_state(state_dict["random"])
@@ -167,7 +167,7 @@ class ErrorFeedback:
         self._layout = layout
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the errors by the number of the bucket."""
+        """Return the errors by bucket number."""
         return {"layout": self._layout, "errors": _by_text(self._state.error_dict)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

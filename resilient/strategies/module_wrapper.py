@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 
 
 class Named(NamedTuple):
-    """A name of a parameter; a tied parameter has several.
+    """One name of a parameter; a tied parameter has several names.
 
     Attributes:
         name: Name in the module.
-        number: ``id`` of the parameter, which another object may have since.
+        number: ``id`` of the parameter; another object may get this id after the parameter is
+            freed.
         numbers: Number of elements, on all ranks together.
         is_trained: Whether the parameter requires a gradient.
-        held: The parameter, as long as it exists.
+        held: Weak reference to the parameter.
     """
 
     name: str
@@ -37,7 +38,7 @@ class Named(NamedTuple):
 
 
 class ForwardRedirect:
-    """Redirected call of a module, which calls the wrapper; the wrapper then calls the module.
+    """Callable that redirects calls of a module to its wrapper, which then calls the module.
 
     Args:
         module: Inner module; its calls are redirected from now on.
@@ -54,7 +55,7 @@ class ForwardRedirect:
         self._is_inside = False
         wrapper.register_forward_pre_hook(self._enter)
         wrapper.register_forward_hook(self._leave, always_call=True)
-        # torch looks this up for each call before hooks and forward; `Module.compile` sets it too.
+        # torch calls this attribute before hooks and `forward`; `Module.compile` also sets it.
         module._compiled_call_impl = self  # noqa: SLF001
 
     @property
@@ -98,7 +99,7 @@ def stateful_of(model: nn.Module) -> Stateful:
     detour = find_redirect(model)
     if detour is None:
         return model
-    # Only FSDP1 pays for the import of torch's part about it.
+    # Import torch's FSDP1 modules only for a model with FSDP1, because the import is slow.
     from resilient.state_dict.fsdp1 import Fsdp1Model
 
     return cast("Stateful", Fsdp1Model(detour.wrapper))

@@ -1,4 +1,4 @@
-"""Mesh sizes and pipeline options: replicas, shards, tensor parallelism, stages (pure)."""
+"""Mesh sizes and pipeline options: replicas, shards, tensor parallelism and stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEDULES = {
     "interleaved1f1b": True,
     "interleavedzerobubble": True,
 }
-# These split the backward pass: gradients of the inputs first, gradients of the weights later.
+# These schedules compute the gradients of the inputs first, and the gradients of the weights later.
 SPLIT_BACKWARD = ("interleavedzerobubble",)
 
 
@@ -177,13 +177,14 @@ _KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class MeshSizes:
-    """Number of ranks in each dimension of the mesh; neighbours compute together.
+    """Number of ranks in each dimension of the mesh; neighbouring ranks share layers.
 
     Attributes:
-        replicate: Groups that each have a copy of the model.
-        shard: Groups of ranks that share one copy.
-        tensor: Ranks that share each layer.
-        pipeline: Ranks, or groups of ``tensor`` ranks, with the stages of one pipeline.
+        replicate: Number of groups that each have a copy of the model.
+        shard: Number of groups of ranks that share one copy.
+        tensor: Number of ranks that share each layer.
+        pipeline: Number of ranks, or of groups of ``tensor`` ranks, with the stages of one
+            pipeline.
     """
 
     replicate: int
@@ -239,7 +240,7 @@ def tensor_size(config: Mapping[str, Any] | None) -> int:
 
 
 def model_parallel_size(config: Mapping[str, Any] | None) -> int:
-    """Return how many neighbouring ranks train on the same samples."""
+    """Return the number of neighbouring ranks that train on the same samples."""
     return tensor_size(config) * pipeline_size(config)
 
 

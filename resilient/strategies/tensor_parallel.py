@@ -1,4 +1,4 @@
-"""Tensor parallelism: layers cut over ranks by DTensor plans, alone, replicated or sharded."""
+"""Tensor parallelism: DTensor plans cut layers over ranks, alone or with replicas or shards."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class Replicated(ParallelStyle):
-    """A module that every rank computes whole, on tensors that all ranks have."""
+    """Style of a module that every rank computes as a whole, on replicated tensors."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh, None, _spread, _gather)
@@ -61,7 +61,7 @@ def _gather(_: nn.Module, outputs: Any, __: DeviceMesh) -> Any:
     return outputs.to_local() if isinstance(outputs, DTensor) else outputs
 
 
-# Transformers' names for the ways to cut a linear layer or an embedding.
+# Names that Transformers uses for the cuts of a linear layer or an embedding.
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
@@ -77,15 +77,15 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 class TensorParallelStrategy:
     """Layers shared by groups of neighbouring ranks, with DDP or FSDP2 over the groups.
 
-    Ranks of one group train on the same samples. Replicas over groups are FSDP2's with shards of
-    one rank. FSDP2 then reduces gradients as DDP does, and the placements give each rank's share
-    for a checkpoint.
+    Ranks of one group train on the same samples. Without FSDP options, the groups are replicas:
+    FSDP2 with shards of one rank. FSDP2 then reduces gradients as DDP does. The placements define
+    each rank's share of a checkpoint.
 
     Attributes:
         device: Device of this rank.
         sizes: Sizes of the mesh.
         plan: Names of modules, ``*`` for one part of a name, and their style (``STYLES``).
-        options: FSDP2 options over groups; None: groups are replicas.
+        options: FSDP2 options over groups; None if the groups are replicas.
     """
 
     device: torch.device
@@ -154,10 +154,10 @@ def cut_layers(
     """Cut layers in place over a mesh of one dimension. Collective.
 
     Args:
-        model: Whole model, whose names the plan has.
+        model: Whole model; the plan refers to its module names.
         plan: Plan as in :class:`TensorParallelStrategy`.
         mesh: Mesh of the ranks that share the layers.
-        parameter_ids: Names of the modules of this rank; other modules are not changed.
+        parameter_ids: Names of the modules of this rank. Other modules stay unchanged.
 
     Raises:
         ConfigError: As for :func:`whole_plan`.

@@ -1,1 +1,1 @@
-"""Canonical reduction: equal bits at any world size, by one fixed tree of micro-batches."""
+"""Canonical reduction: one fixed tree of micro-batches gives equal bits at any world size."""

@@ -1,4 +1,4 @@
-"""Checks for canonical reduction: modules that mix micro-batches, and the host's arithmetic.
+"""Checks for canonical reduction: modules with state between micro-batches, host arithmetic.
 
 In the forward pass, some modules change a buffer (running statistics, vectors of spectral norm) or
 a parameter (a codebook, weights of a teacher). Such a module carries state from one micro-batch to
@@ -6,9 +6,9 @@ the next micro-batch of the same rank. The order of micro-batches on a rank depe
 ranks.
 
 The digest of a fixed computation identifies a host's arithmetic. Two hosts with the same digest
-compute equal bits in these operations. Hosts with other processors, libraries or numbers of threads
-usually have other digests. Matrix products have several shapes, because libraries choose their
-kernels by shape.
+compute equal bits in these operations. Hosts with different processors, libraries or numbers of
+threads usually have different digests. The computation has matrix products of several shapes,
+because libraries choose kernels by shape.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _mixes(name: str, module: nn.Module, why: str, hint: str = _INSTEAD) -> Conf
 
 @dataclass(frozen=True, slots=True)
 class ImmutabilityCheck:
-    """Buffers and parameters of a model, which must not change in any forward pass.
+    """Check that no forward pass changes the buffers and parameters of a model.
 
     Attributes:
         seen: Identity and change count of each tensor, by name.
@@ -117,7 +117,7 @@ def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
-    """Reject a model with changed buffers or parameters, by their names.
+    """Reject a model whose forward pass changed the named buffers or parameters.
 
     Raises:
         ConfigError: At least one name is given; the message has the module of the first name.
@@ -132,7 +132,7 @@ def refuse_changed(model: nn.Module, changed: Sequence[str]) -> None:
 
 
 def _changes(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place; torch does not count in inference mode."""
+    """Return the count of in-place changes of a tensor; torch does not count in inference mode."""
     return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - torch has no other
 
 
@@ -152,7 +152,7 @@ def digest_of(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def checksum_of(tensor: torch.Tensor) -> int:
-    """Return a number that nearly any change of a tensor's bits changes, computed on its device."""
+    """Return a checksum of a tensor's bits, computed on the tensor's device."""
     dense = tensor.detach().contiguous().reshape(-1)
     if dense.is_complex():
         dense = torch.view_as_real(dense).reshape(-1)

@@ -49,7 +49,7 @@ class DtypeGroup:
 
 
 class GradientReducer:
-    """Reduction of the gradients of this rank's micro-batches with those of other ranks.
+    """Reduction of gradients over the micro-batches of all ranks.
 
     Args:
         parameters: Trained parameters, the same list on every rank.
@@ -114,7 +114,7 @@ class GradientReducer:
             parameter.grad = None
 
     def finish(self) -> float:
-        """Leave the mean gradient on every parameter; return the mean loss. Collective.
+        """Store the mean gradient in every parameter, and return the mean loss. Collective.
 
         A parameter that no micro-batch used has no gradient.
         """
@@ -161,7 +161,7 @@ class GradientReducer:
         raise IndexError(number)
 
     def _scale_alone(self, gradients: Gradients) -> None:
-        """Convert sums to means if no other rank took part."""
+        """Convert sums to means if this is the only rank."""
         present_gradients = [gradient for gradient in gradients if gradient is not None]
         if self.ranks == 1 and present_gradients:
             torch._foreach_mul_(present_gradients, 1 / self.plan.leaves)

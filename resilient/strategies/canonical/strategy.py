@@ -1,4 +1,4 @@
-"""Replicas whose gradients are summed in one fixed tree over the micro-batches of a step."""
+"""Strategy of replicas, which sum gradients in one fixed tree over the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CanonicalStrategy:
-    """Strategy with equal bits at any world size; replicas start as copies of rank 0.
+    """Strategy that gives equal bits at any world size; replicas start as copies of rank 0.
 
     Attributes:
         device: Device of this rank's replica.
@@ -83,7 +83,7 @@ class CanonicalStrategy:
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002 - the seam
-        """Return an empty context: gradients are reduced after the passes of a step."""
+        """Return an empty context, because gradients are reduced after the passes of a step."""
         return nullcontext()
 
     def align(self, model: nn.Module) -> None:

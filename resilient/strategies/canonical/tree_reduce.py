@@ -1,10 +1,11 @@
 """Fixed-order tree reduction over ranks.
 
-The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers an
-aligned run of leaves: ``2**k`` of them from a multiple of ``2**k`` on, cut off at the last leaf.
-Floating-point addition is commutative but not associative. If only the two halves of a node are
-added, the bits are therefore the same for any division over ranks. A rank computes a contiguous run
-of leaves, and sends the sums of the shortest list of nodes that covers the run.
+The leaves of a binary tree are the micro-batches of a step, numbered from 0. A node covers a run of
+``2**k`` leaves that starts at a multiple of ``2**k``. The last leaf of the step may cut this run
+short. Floating-point addition is commutative but not associative. Every addition therefore joins
+the two halves of one node, so the bits are the same for any division over ranks. A rank computes a
+contiguous run of leaves. The rank sends the sums of the shortest list of nodes that covers this
+run.
 
 Parameters are cut into blocks of fixed size and concatenated. One rank sums a block, computes its
 norm and steps it as a whole, at any world size. No kernel therefore sees a tensor whose length
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 T = TypeVar("T")
-# Maximum number of divisions of the leaves that a plan considers.
+# Maximum number of divisions of the leaves that a plan examines.
 _WAYS_MAX = 20_000
 
 
@@ -58,7 +59,7 @@ def parent(left: Node, right: Node, leaves: int) -> Node | None:
 
 
 class TreeAccumulator(Generic[T]):
-    """Accumulator that joins values of nodes as they arrive, from left to right.
+    """Accumulator that joins the values of arriving nodes, from left to right.
 
     Args:
         leaves: Number of leaves of the tree.
@@ -144,12 +145,12 @@ def plan_for(leaves: int, ranks: int) -> ReductionPlan:
 
 
 def _counts(leaves: int, ranks: int) -> list[int]:
-    """Return how many leaves each rank has: the same, or one more for some of them."""
+    """Return the number of leaves of each rank; some ranks have one leaf more than others."""
     base_count, extra_leaves = divmod(leaves, ranks)
     if not extra_leaves or not base_count or ranks * (extra_leaves + 1) > _WAYS_MAX:
         return [base_count + (rank < extra_leaves) for rank in range(ranks)]
-    # cheapest[given]: fewest nodes of the ranks so far, if `given` of them have one leaf more,
-    # and who does.
+    # cheapest[given]: fewest nodes of the ranks so far, if `given` of these ranks have one leaf
+    # more. The second value identifies these ranks.
     cheapest: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, ())}
     for rank in range(ranks):
         best_by_extra: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -169,7 +170,7 @@ def _counts(leaves: int, ranks: int) -> list[int]:
 
 
 WINDOW_BYTES = 32 << 20
-# torch 2.13 has a new name, and the old name warns.
+# torch 2.13 renamed this function, and the old name emits a warning.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
@@ -285,7 +286,7 @@ class TreeReduce:
         ]
 
     def _buffer(self, name: str, elements: int) -> torch.Tensor:
-        """Return memory that is kept between steps: fresh pages cost more than the exchange."""
+        """Return memory that is kept between steps, because fresh pages are slow."""
         room = self._buffers.get(name)
         if room is None or room.numel() < elements:
             room = self._buffers[name] = torch.empty(
@@ -299,8 +300,8 @@ def add_gradients(
 ) -> list[torch.Tensor | None]:
     """Return the sums of two lists of gradients, in the memory of either.
 
-    A missing gradient counts as zeros, as if it came from another rank. The addition of zero turns
-    -0.0 of the other gradient into +0.0.
+    A missing gradient counts as zeros, as if it came from another rank. The addition of zero
+    converts -0.0 in the other gradient to +0.0.
     """
     pairs = [
         (left_tensor, right_tensor)
@@ -329,7 +330,7 @@ def _has(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
 def _zero_added(
     left_tensors: Iterable[torch.Tensor | None], right_tensors: Iterable[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
-    """Return ``left_tensors``, with zero added where there is nothing of ``right_tensors``."""
+    """Return ``left_tensors``, with zero added where ``right_tensors`` has no gradient."""
     return [
         left_tensor.add_(0.0) if left_tensor is not None and right_tensor is None else left_tensor
         for left_tensor, right_tensor in zip(left_tensors, right_tensors, strict=True)
@@ -337,7 +338,7 @@ def _zero_added(
 
 
 BLOCK = 16_384
-"""Elements of a block: so few that torch assigns the block to one thread, without a cut."""
+"""Elements of a block, few enough for torch to process the block in one thread."""
 
 
 class TensorSlice(NamedTuple):

@@ -7,8 +7,8 @@ A sharded optimizer steps only this rank's span of the parameters. Each rank kee
 state of its span, in blocks of fixed size. A block is stepped as one tensor at any world size, so
 each kernel sees the same lengths for any number of ranks.
 
-Source: Rajbhandari and others, ZeRO: Memory Optimizations Toward Training Trillion Parameter
-Models (2020), section 5.1: the state of the optimizer is partitioned, parameters are not.
+Source: Rajbhandari and others, ZeRO: Memory Optimizations Toward Training Trillion Parameter Models
+(2020), section 5.1. ZeRO 1 partitions the optimizer state, but not the parameters.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class ReplicaUpdates:
     def clip(
         self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], max_norm: float
     ) -> torch.Tensor:
-        """Clip gradients to ``max_norm`` and return their total norm before (a scalar tensor).
+        """Clip gradients to ``max_norm`` and return their total norm before clipping.
 
-        ``max_norm`` 0 measures and does not clip. Collective.
+        The norm is a scalar tensor. ``max_norm`` 0 measures without clipping. Collective.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -80,7 +80,7 @@ class ReplicaUpdates:
         return norm
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; return False if fp16 gradients overflowed and it was skipped."""
+        """Step the optimizer; return False if the step was skipped after an fp16 overflow."""
         return self._inner.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
@@ -106,7 +106,7 @@ class ReplicaUpdates:
     def _norms(
         self, gradients: Sequence[tuple[int, tuple[int, torch.Tensor | None]]]
     ) -> torch.Tensor:
-        """Return the norms of blocks: of (parameter's number, (first element, gradients))."""
+        """Return the norms of blocks, given as (parameter number, (first element, gradients))."""
         norms = torch.zeros(self._places[-1], dtype=self._dtype, device=self._parameters[0].device)
         blocks: list[torch.Tensor] = []
         places: list[int] = []
@@ -123,7 +123,7 @@ class ReplicaUpdates:
 
 
 class ShardUpdates(ReplicaUpdates):
-    """Steps of this rank's runs of the mean gradient, which are then sent to the other ranks.
+    """Optimizer steps of this rank's runs; each rank sends its updated parameters to all ranks.
 
     Args:
         inner: Stepper of a single process.
@@ -174,7 +174,7 @@ _OF = "piece_of"
 def cut_optimizer(
     model: nn.Module, optimizer: Optimizer, reducer: GradientReducer
 ) -> dict[int, ParameterSlice]:
-    """Replace an optimizer's parameters by this rank's pieces of them.
+    """Replace an optimizer's parameters by this rank's pieces of these parameters.
 
     If an earlier training of this process has cut a parameter, the parameter keeps its pieces.
 
@@ -238,7 +238,7 @@ def _cut_state(optimizer: Optimizer, parameter: nn.Parameter, run: ParameterSlic
 def _whole(
     parameters: Sequence[nn.Parameter],
 ) -> tuple[list[nn.Parameter], dict[int, list[nn.Parameter]]]:
-    """Return the parameters of a group, and the pieces of those that were cut before."""
+    """Return the parameters of a group, and the pieces of parameters that were cut earlier."""
     pieces_by_owner: dict[int, list[nn.Parameter]] = {}
     owners: dict[int, nn.Parameter] = {}
     for parameter in parameters:

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: a model cut into consecutive stages, each on its own ranks."""
+"""Pipeline parallelism: a model is cut into consecutive stages, each on its own ranks."""

@@ -41,7 +41,7 @@ _ANSWERS_MAX = 64
 
 
 class StageComplete(BaseException):
-    """Signal that a stage has ended in a pass; not an ``Exception``, so no error handler stops it.
+    """Signal that ends the pass of a stage; a ``BaseException``, so no error handler catches it.
 
     Attributes:
         tensor: Tensor for the next stage.
@@ -63,7 +63,7 @@ def is_fake(value: Any) -> bool:
 
 
 def likeness(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that computes shapes, and takes no memory."""
+    """Return a copy of a module that computes only shapes and needs no memory."""
     memo: dict[int, Any] = {}
     with _mode():
         for parameter in [*module.parameters(), *module.buffers()]:
@@ -76,8 +76,8 @@ def likeness(module: nn.Module) -> nn.Module:
             )
     duplicate = copy.deepcopy(module, memo)
     for inner in duplicate.modules():
-        # A wrapper of a forward pass (activation checkpointing) knows the original, and hooks need
-        # values.
+        # A wrapped forward pass (activation checkpointing) refers to the original module, and hooks
+        # need real values.
         inner.__dict__.pop("forward", None)
         inner._forward_hooks.clear()  # noqa: SLF001 - torch removes them by handle alone
         inner._forward_pre_hooks.clear()  # noqa: SLF001
@@ -100,7 +100,7 @@ class _Stub(nn.Module):
 
 
 class EarlierStageStub(_Stub):
-    """A module of an earlier stage: returns tensors with the right shapes."""
+    """Stand-in for a module of an earlier stage, which returns fake tensors of the right shapes."""
 
     def __init__(self, name: str, alike: nn.Module) -> None:
         super().__init__(name, alike)
@@ -121,11 +121,11 @@ class EarlierStageStub(_Stub):
 
 
 class StageEntry(_Stub):
-    """First module of this stage: computes with the tensor of the previous stage."""
+    """First module of this stage, which computes with the tensor of the previous stage."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
-        # Registered in the tree, so that code that shards the tree finds it.
+        # Register the module in the tree, so that FSDP shards the module too.
         self.module = module
         self.waiting: torch.Tensor | None = None
 
@@ -157,13 +157,13 @@ class StageExit(_Stub):
         """End the pass with the first tensor.
 
         Raises:
-            StageComplete: Always, unless there is no such tensor.
+            StageComplete: Always, unless the first argument is not a tensor.
         """
         raise StageComplete(_first(inputs, kwargs, self._name_in_model))
 
 
 class LaterStageStub(_Stub):
-    """A module of a later stage that begins no stage: a pass never reaches it."""
+    """Stand-in for a module of a later stage that begins no stage; no pass reaches it."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Reject the model.
@@ -347,14 +347,14 @@ class StageShapes:
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Preserve the random generators: planning shapes must not change the training."""
+    """Preserve the random generators, because planning shapes must not change the training."""
     cuda: Any = torch.cuda  # partly untyped
     devices = [cuda.current_device()] if cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
-# Never called, but descended into: their contents are cut.
+# Containers are never called; the split uses their contents.
 _LISTS = (nn.ModuleList, nn.ModuleDict)
 
 
@@ -364,7 +364,7 @@ class StageSplit(NamedTuple):
     Attributes:
         entries: Names of the modules that begin the stages after the first.
         units: Name of a module -> the stage that has all of its contents. All units together have
-            every parameter and every saved buffer, except buffers registered beside them.
+            every parameter and every saved buffer, except buffers that are registered beside units.
     """
 
     entries: tuple[str, ...]
@@ -379,11 +379,11 @@ class StageSplit(NamedTuple):
 def split_model(
     model: nn.Module, options: PipelineOptions, layer_classes: Collection[str] = ()
 ) -> StageSplit:
-    """Split ``model``: at the given points, at the model's own points, or evenly.
+    """Split ``model`` at the given points, at the model's own points, or evenly.
 
     A model defines its own points by a method ``pp_split_points(stages)``, which returns names.
-    Otherwise its layers (those of ``layer_classes``, or the items of its outermost lists) are
-    divided evenly.
+    Otherwise the layers are divided evenly. Layers are the modules of ``layer_classes``, or the
+    items of the outermost lists.
 
     Raises:
         ConfigError: The model cannot be cut in this way.
@@ -451,7 +451,7 @@ def _places(model: nn.Module, entries: Sequence[str]) -> dict[str, int]:
     """Return the stage of each module with own parameters or buffers.
 
     Raises:
-        ConfigError: A parameter is beside modules of which some belong to other stages.
+        ConfigError: A parameter is beside modules of several stages.
     """
     begins = {name: stage for stage, name in enumerate(entries, 1)}
     places, stage = {}, 0
@@ -476,7 +476,7 @@ def _saved_buffers(module: nn.Module) -> list[str]:
 
 
 def _refuse_ties(model: nn.Module, places: dict[str, int]) -> None:
-    """Raise if a parameter is used in two stages: each would train its own copy."""
+    """Raise if two stages use one parameter, because each stage would train its own copy."""
     stages_of: dict[int, set[int]] = defaultdict(set)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         stages_of[id(parameter)].add(places[name.rpartition(".")[0]])

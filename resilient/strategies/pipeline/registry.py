@@ -1,4 +1,4 @@
-"""Registry of the pipelines of user models, without an import of torch's pipeline part."""
+"""Registry of the pipelines of user models, which does not import torch's pipeline package."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def pipeline_of(model: nn.Module) -> PipelinedModel | None:
 
 def remember(model: nn.Module, pipelined: PipelinedModel) -> None:
     """Record the pipeline of a model permanently."""
-    # Not as an attribute: it would become a module inside the model.
+    # Do not store the pipeline as an attribute, because it would become a submodule of the model.
     model.__dict__[_MARK] = pipelined

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from resilient.strategies.pipeline.partition import Shapes, StageEntry, StageShapes
 
     Run = Callable[[nn.Module], Any]
-    """Calls a model with one micro-batch; what it returns is the loss in training."""
+    """Function that calls a model with one micro-batch; in training, the result is the loss."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +80,7 @@ class PipelineRank:
 
 
 class StageRandom:
-    """Random stream of a stage's passes; a Stateful that each rank saves for itself.
+    """Random stream of a stage's passes, a per-rank Stateful.
 
     Ranks of one pipeline share all other random numbers, so that they make equal batches of the
     same samples. The layers of each rank draw from its own stream.
@@ -98,7 +98,7 @@ class StageRandom:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """Draw from this stream inside the context; the process's generators stay unchanged."""
+        """Draw from this stream inside the context, not from the process's generators."""
         with self._swapped(self._states):
             try:
                 yield
@@ -145,7 +145,7 @@ _CLASSES: dict[str, Any] = {
 
 
 def class_for(options: PipelineOptions, count: int) -> Any:
-    """Return the schedule class, or its simpler variant if too few micro-batches are left."""
+    """Return the schedule class, or a simpler class if there are too few micro-batches."""
     if micro_batches_fit(options, count):
         return _CLASSES[options.schedule]
     return ScheduleLoopedBFS if SCHEDULES[options.schedule] else ScheduleGPipe
@@ -174,7 +174,8 @@ def make_schedule(
             number,
             options.stages,
             device,
-            # Given explicitly, because torch would compute it and draw random numbers.
+            # Pass the shapes explicitly, because torch would otherwise compute them and draw random
+            # numbers.
             input_args=_like(shapes[number - 1]) if number else torch.empty(1, device="meta"),
             output_args=_like(shapes[number])
             if number < len(shapes)
@@ -222,7 +223,8 @@ class Stage(nn.Module):
         self.number = number
         self.shapes: Shapes = ()
         self.runs: Sequence[Run] = ()
-        # Keep both out of the registered modules, or parameters of other stages would be found.
+        # Do not register these modules, because the stage would then own parameters of other
+        # stages.
         self.__dict__["_entry"] = entry
         self.__dict__["_whole"] = whole
 
@@ -344,7 +346,7 @@ class PipelinedModel(nn.Module):
 
     def part(self) -> Part:
         """Return the part that is saved and loaded."""
-        # Every stage has the tensors outside modules, and the first stage writes them.
+        # Every stage has the tensors outside units. Only the first stage writes these tensors.
         excluded_names = self.beside if self.place.number else ()
         return Part(PipelineModel(self.whole, writes=self.place.writes, but=excluded_names))
 
@@ -402,7 +404,7 @@ class PipelinedModel(nn.Module):
         return tree_unflatten(shapes, outline[1])
 
     def passes(self, runs: Sequence[Run], batches: Sequence[Any]) -> list[torch.Tensor]:
-        """Run the passes of a step; gradients are added on this rank. Collective.
+        """Run the passes of a step, and accumulate gradients on this rank. Collective.
 
         Micro-batches of unequal shapes, here or in another pipeline, run one by one.
 
@@ -413,7 +415,7 @@ class PipelinedModel(nn.Module):
         Returns:
             The loss of each micro-batch, on every rank of the pipeline.
         """
-        # Each step begins the same whether or not the previous step was saved.
+        # A save must not change the start of the next step.
         self.align()
         with self.random.drawing():
             shapes = [self._shapes(*pair) for pair in zip(runs, batches, strict=True)]

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: alone, over tensor-parallel groups, replicated or under FSDP2."""
+"""Pipeline strategy: alone, over tensor-parallel groups, with replicas, or with FSDP2."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class PipelineStrategy:
     """Pipeline of neighbouring ranks with a model's stages, for the micro-batches of a step.
 
     The ranks of one pipeline train on the same samples. Ranks at the same position in different
-    pipelines have the same stages. Their replication, sharding or ``tensor_plan`` works as without
-    a pipeline, for the stage alone.
+    pipelines have the same stages. These ranks replicate, shard or cut their stage as they would a
+    whole model.
 
     Attributes:
         device: Device of this rank.
@@ -44,7 +44,7 @@ class PipelineStrategy:
         options: Options of the pipeline.
         layer_classes: Classes of the layers to divide.
         tensor_plan: Plan of cut layers (``TensorParallelStrategy``).
-        fsdp: FSDP2 options over pipelines; None: they are replicas.
+        fsdp: FSDP2 options over pipelines; None if the pipelines are replicas.
     """
 
     device: torch.device
@@ -85,7 +85,7 @@ class PipelineStrategy:
         return pipelined
 
     def _meet(self) -> tuple[PipelineRank, DeviceMesh | None]:
-        """Return where this rank is, and the mesh of its stage's ranks if they are several."""
+        """Return the place of this rank, and the mesh of its stage's ranks if there are several."""
         sizes, rank = self.sizes, dist.get_rank()
         ranks = torch.arange(dist.get_world_size()).view(sizes.data, sizes.pipeline, sizes.tensor)
         pipelines = ranks.transpose(1, 2).reshape(-1, sizes.pipeline).tolist()
@@ -96,7 +96,7 @@ class PipelineStrategy:
         if len(peers[number]) == 1:
             return PipelineRank(self.device, number, tuple(own_ranks), group, (rank,), None), None
         peers_group = group_among(peers)
-        # Each stage has a mesh of its own, and all ranks make all of them.
+        # Each stage has its own mesh, and all ranks create all meshes.
         meshes = [
             DeviceMesh(
                 self.device.type,
@@ -113,7 +113,7 @@ class PipelineStrategy:
     def _spread(
         self, model: nn.Module, cut: StageSplit, stages: Mapping[int, Stage], mesh: DeviceMesh
     ) -> None:
-        """Spread what this rank holds over the ranks that have the same stages."""
+        """Replicate or shard this rank's stages over the ranks with the same stages."""
         from resilient.strategies.fsdp import FsdpStrategy
         from resilient.strategies.fsdp_options import FsdpOptions
         from resilient.strategies.tensor_parallel import cut_layers
@@ -162,7 +162,7 @@ class PipelineStrategy:
 
 
 def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
-    """Free the memory of other ranks' parameters; names and shapes stay."""
+    """Free the memory of other ranks' parameters, but keep names and shapes."""
     meta_by_id: dict[int, Any] = {}
     for name, stage in cut.units.items():
         if stage in own_units:
@@ -222,5 +222,5 @@ class StagedUpdates:
         return self._inner.step(optimizer)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Free the gradients of the step that was made."""
+        """Free the gradients of the last step."""
         self._inner.zero_grad(optimizer)
