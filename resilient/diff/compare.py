@@ -57,7 +57,7 @@ class DifferenceMeter:
         self._max_abs = 0.0
         self._max_ulp: int | None = 0 if before == after and is_float(before) else None
         self._squares = [0.0, 0.0]
-        self._apart = self._dot = 0.0
+        self._squared_distance = self._dot = 0.0
         self._nans = [0, 0]
         self._infinite = [0, 0]
         self._is_whole = before == after and not is_float(before) and not before.startswith("C")
@@ -98,7 +98,11 @@ class DifferenceMeter:
             cosine = max(-1.0, min(1.0, self._dot / math.sqrt(self._squares[0]) / after_norm))
             cosine = 1.0 if not self._changed_count else cosine
         relative = (
-            math.sqrt(self._apart) / before_norm if before_norm else None if self._apart else 0.0
+            math.sqrt(self._squared_distance) / before_norm
+            if before_norm
+            else None
+            if self._squared_distance
+            else 0.0
         )
         return Measures(
             self._elements,
@@ -117,10 +121,10 @@ class DifferenceMeter:
             self._nans[number] += int(np.isnan(side).sum())
             self._infinite[number] += int(np.isinf(side).sum())
 
-    def _add_distances(self, apart: NDArray[np.float64]) -> None:
-        self._apart += float(apart @ apart)
-        if apart.size and not self._is_whole:
-            self._max_abs = max(self._max_abs, float(np.abs(apart).max()))
+    def _add_distances(self, differences: NDArray[np.float64]) -> None:
+        self._squared_distance += float(differences @ differences)
+        if differences.size and not self._is_whole:
+            self._max_abs = max(self._max_abs, float(np.abs(differences).max()))
 
     def _gap(
         self,
@@ -129,7 +133,7 @@ class DifferenceMeter:
         after: NDArray[np.uint8],
         numbers: NDArray[np.bool_] | None,
     ) -> int:
-        """Return the largest distance of the results of ``read``, over elements that are numbers."""
+        """Return the largest distance of the results of ``read`` for elements that are numbers."""
         before_values, after_values = (read(side, self._dtypes[0]) for side in (before, after))
         return (
             gap(before_values, after_values)
@@ -149,7 +153,7 @@ _MISSING = object()
 _Reading = tuple["_Block", Future[NDArray[np.uint8]], Future[NDArray[np.uint8]]]
 
 
-def nobody(done: int, of: int) -> None:
+def ignore_progress(done: int, of: int) -> None:
     """Ignore progress."""
 
 
@@ -158,7 +162,7 @@ def compare(
     after: CheckpointView,
     *,
     is_selected: Callable[[str], bool] = lambda _: True,
-    on_progress: Callable[[int, int], None] = nobody,
+    on_progress: Callable[[int, int], None] = ignore_progress,
 ) -> Comparison:
     """Compare two checkpoints.
 

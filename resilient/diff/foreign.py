@@ -65,11 +65,11 @@ def place_of(path: str) -> tuple[str, str]:
 def to_plain(value: Any, archive: Archive | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the plain values of a pickle with their paths."""
     for path, leaf in plain_leaves(_plain(value, archive, [LEAVES_MAX])):
-        if is_shown(path):
+        if is_field(path):
             yield path, leaf
 
 
-def is_shown(path: str) -> bool:
+def is_field(path: str) -> bool:
     """Return True if a value is a field; private attributes are not fields."""
     return bool(path) and (not path.startswith("_") or path in _KEPT)
 
@@ -118,11 +118,11 @@ _DOCUMENTS = re.compile(
 )
 """Files that are compared as fields, or that only point to others."""
 _CUT = re.compile(r"(?:^|\.)(?:dp_world_size|mp_world_size|ds_config|param_shapes)(?:\.|$)")
-_OF_A_RANK = re.compile(r"optim_states\.pt$|rank_0*[1-9]\d*_")
+_RANK_FILE = re.compile(r"optim_states\.pt$|rank_0*[1-9]\d*_")
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
+class ComparedContent:
     """Content of a view that a comparison does not compare by digest.
 
     Attributes:
@@ -141,7 +141,10 @@ class Understood:
 
 
 def opaque_in(
-    folder: Folder, listing: DirectoryListing, tensors: Iterable[Tensor], understood: Understood
+    folder: Folder,
+    listing: DirectoryListing,
+    tensors: Iterable[Tensor],
+    compared_content: ComparedContent,
 ) -> tuple[dict[str, Opaque], list[str]]:
     """Return the digests of opaque content by place, and notes on what could not be read.
 
@@ -149,16 +152,16 @@ def opaque_in(
         folder: Folder of the checkpoint.
         listing: Its files.
         tensors: Tensors that are compared as tensors.
-        understood: Other content that is compared.
+        compared_content: Other content that is compared.
 
     Raises:
         StoreError: A file could not be read.
     """
-    reader = _OpaqueReader(folder, listing, tensors, understood)
+    reader = _OpaqueReader(folder, listing, tensors, compared_content)
     opaque_values: dict[str, Opaque] = {}
     for name in sorted(listing.sizes):
-        label = "" if listing.is_file else _label(name, understood.prefix)
-        is_cut = bool(understood.prefix or label != name) and bool(_OF_A_RANK.search(name))
+        label = "" if listing.is_file else _label(name, compared_content.prefix)
+        is_cut = bool(compared_content.prefix or label != name) and bool(_RANK_FILE.search(name))
         for path, digest in reader.of_file(name):
             place = f"{label}: {path}" if label and path else label or path or "the file"
             opaque_values[place] = Opaque(digest, is_cut or bool(_CUT.search(path)))
@@ -178,9 +181,9 @@ class _OpaqueReader:
         folder: Folder,
         listing: DirectoryListing,
         tensors: Iterable[Tensor],
-        understood: Understood,
+        compared_content: ComparedContent,
     ) -> None:
-        self._folder, self._listing, self._known_digests = folder, listing, understood
+        self._folder, self._listing, self._compared_content = folder, listing, compared_content
         self._digests = Digests(folder, listing)
         self._places = {(piece.file, piece.start) for tensor in tensors for piece in tensor.pieces}
         self.notes: list[str] = []
@@ -195,7 +198,7 @@ class _OpaqueReader:
 
     def _read_file(self, name: str) -> Iterator[tuple[str, bytes]]:
         home, _, base = name.rpartition("/")
-        index = self._known_digests.indexes.get(f"{home}/" if home else "")
+        index = self._compared_content.indexes.get(f"{home}/" if home else "")
         if _DOCUMENTS.fullmatch(base) or (index and base.endswith(SLICES)):
             return
         if index and base == INDEX:
@@ -206,7 +209,7 @@ class _OpaqueReader:
             yield "__metadata__", self._digests.of_value(meta)
         elif (archive := self._archive(name)) is not None:
             yield from self._unread(
-                archive, archive.value, "", self._known_digests.fields.get(name)
+                archive, archive.value, "", self._compared_content.fields.get(name)
             )
         else:
             yield "", self._digests.of_file(name)
@@ -232,7 +235,7 @@ class _OpaqueReader:
                 pass
             else:
                 yield from self._unread(
-                    archive, archive.value, name, self._known_digests.fields.get(name)
+                    archive, archive.value, name, self._compared_content.fields.get(name)
                 )
                 return
         parts = [self._digests.of_range(part.file, part.start, part.size_bytes) for part in slices]
@@ -241,7 +244,7 @@ class _OpaqueReader:
     def _unread(
         self, archive: Archive, value: Any, path: str, is_reported: Callable[[str], bool] | None
     ) -> Iterator[tuple[str, bytes]]:
-        value = _without(value, self._known_digests.names.get(archive.name, frozenset()))
+        value = _without(value, self._compared_content.names.get(archive.name, frozenset()))
         walk = _Walk(archive, self._digests, self._places, is_reported or (lambda _: False))
         yield from walk.of(value, path, 0)
 
@@ -271,13 +274,13 @@ class _Walk:
                 yield f"{path}()", self._digest(call_parts)
             value = value.state
         parts = _parts(value) if depth <= DEPTH_MAX else ()
-        if parts and self._is_worth_a_walk(parts):
+        if parts and self._is_walked(parts):
             for key, child in parts:
                 yield from self.of(child, f"{path}.{key}" if path else key, depth + 1)
         elif not self._is_shown(value, path):
             yield path, self._digest(value)
 
-    def _is_worth_a_walk(self, parts: Sequence[tuple[str, Any]]) -> bool:
+    def _is_walked(self, parts: Sequence[tuple[str, Any]]) -> bool:
         """Return False for a plain list, which counts as one value."""
         return not all(key.isdecimal() and _is_plain(child) for key, child in parts)
 
@@ -385,7 +388,7 @@ class _ContentReader:
         single_files = self._listing.sizes if self._listing.is_file else ()
         is_reported: dict[str, Callable[[str], bool]] = {
             **dict.fromkeys(single_files, _is_field),
-            **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_shown),
+            **dict.fromkeys((_ARGUMENTS, *_SCHEDULES), is_field),
             **dict.fromkeys((*_OPTIMIZERS, *self._shares()), _is_group),
         }
         indexes = {}
@@ -395,8 +398,8 @@ class _ContentReader:
                 sample = sorted(indexes[prefix].values)[:VALUES_MAX]
                 is_reported |= dict.fromkeys(sample, _is_field)
         names = {**self._streams, _ARGUMENTS: frozenset(_OF_THE_PROCESS)}
-        understood = Understood(self._engine() or "", indexes, is_reported, names)
-        return opaque_in(self._folder, self._listing, tensors, understood)
+        compared_content = ComparedContent(self._engine() or "", indexes, is_reported, names)
+        return opaque_in(self._folder, self._listing, tensors, compared_content)
 
     def tensors(self) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
         """Return all whole tensors, and the order of the parameters if known."""
@@ -471,7 +474,7 @@ class _ContentReader:
             GROUPS: {},
             DATA: dict(self._contents.data),
         }
-        for path, value in self._loose():
+        for path, value in self._values_beside_tensors():
             section, name = place_of(path)
             if section:
                 fields[section][name] = value
@@ -485,7 +488,7 @@ class _ContentReader:
             return {}
         return {name: option for name, option in config.items() if name not in _OF_THE_PROCESS}
 
-    def _loose(self) -> Iterator[tuple[str, Any]]:
+    def _values_beside_tensors(self) -> Iterator[tuple[str, Any]]:
         """Yield values beside tensors by a path that names their owner."""
         for name in _OPTIMIZERS:
             yield from _groups(self._leaves(name))
@@ -590,11 +593,11 @@ def _groups(leaves: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_field(path: str) -> bool:
-    return is_shown(path) and bool(place_of(path)[0])
+    return is_field(path) and bool(place_of(path)[0])
 
 
 def _is_group(path: str) -> bool:
-    return is_shown(path) and "param_groups." in path and bool(place_of(path)[0])
+    return is_field(path) and "param_groups." in path and bool(place_of(path)[0])
 
 
 def _streams(

@@ -123,21 +123,21 @@ def _is_moved(contents: Contents) -> bool:
 
 def _zero_moments(folder: Folder, contents: Contents, moments: _Moments) -> Iterator[Problem]:
     """Yield the problems of moments that are zero after an update."""
-    zero = [owner for owner, slots in moments.items() if _is_idle(slots)]
+    zero = [owner for owner, slots in moments.items() if _are_all_zero(slots)]
     if len(zero) == len(moments):
         problem_text = (
             f"all moments of all {len(zero)} parameters are zero after {_updates(contents)} "
             "updates: the collected moments start again"
         )
-        place = _leading(moments[zero[0]]).place
+        place = _representative(moments[zero[0]]).place
         yield Problem(place, problem_text, _STATE, cure=Remedy.COPY)
         return
-    yield from _half_lost(contents, moments)
+    yield from _lost_moments_of_adam(contents, moments)
     if zero:
-        yield from _lone_zeros(folder, contents, moments, zero)
+        yield from _single_zero_moments(folder, contents, moments, zero)
 
 
-def _lone_zeros(
+def _single_zero_moments(
     folder: Folder, contents: Contents, moments: _Moments, zero: Sequence[str]
 ) -> Iterator[Problem]:
     """Yield the problem of single parameters whose moments are zero."""
@@ -155,10 +155,10 @@ def _lone_zeros(
         f"all moments of {names} are zero after {_updates(contents)} updates, but {follows}"
     )
     loses = _state_of(len(zero)) if is_lost else ""
-    yield Problem(_leading(moments[zero[0]]).place, problem_text, loses, cure=Remedy.COPY)
+    yield Problem(_representative(moments[zero[0]]).place, problem_text, loses, cure=Remedy.COPY)
 
 
-def _half_lost(contents: Contents, moments: _Moments) -> Iterator[Problem]:
+def _lost_moments_of_adam(contents: Contents, moments: _Moments) -> Iterator[Problem]:
     """Yield the problem of a zero moment of Adam beside a nonzero moment."""
     found = [
         (slots[lost], kept)
@@ -205,10 +205,15 @@ def _zero_weights(
     zero = [scan for scan in weights if scan.is_zero and scan.tensor.elements >= _ELEMENTS_MIN]
     if not zero:
         return
-    counts, owners = _shapes(contents), Counter(_leading(slots).shape for slots in moments.values())
-    idle = Counter(_leading(slots).shape for slots in moments.values() if _is_idle(slots))
+    counts, owners = (
+        _shapes(contents),
+        Counter(_representative(slots).shape for slots in moments.values()),
+    )
+    idle = Counter(
+        _representative(slots).shape for slots in moments.values() if _are_all_zero(slots)
+    )
     by_shape: dict[tuple[int, ...], list[ScannedTensor]] = defaultdict(list)
-    for scan in _alone(zero, contents.tensors):
+    for scan in _without_zero_roles(zero, contents.tensors):
         by_shape[scan.shape].append(scan)
     found = [
         scan
@@ -229,7 +234,9 @@ def _shapes(contents: Contents) -> Counter[tuple[int, ...]]:
     return Counter(tensor.shape for tensor in contents.tensors if tensor.part == MODEL)
 
 
-def _alone(zero: Sequence[ScannedTensor], tensors: Sequence[Tensor]) -> list[ScannedTensor]:
+def _without_zero_roles(
+    zero: Sequence[ScannedTensor], tensors: Sequence[Tensor]
+) -> list[ScannedTensor]:
     """Return the weights that are not zero in all layers, and weights outside of layers."""
     zero_names = {scan.name for scan in zero}
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -256,14 +263,16 @@ def _zero_runs(
     weights: Sequence[ScannedTensor],
 ) -> Iterator[Problem]:
     """Yield problems of weights with pages of zeros where the moments are not zero."""
-    suspects = [
+    candidates = [
         (scan, run)
         for scan in weights
         if (run := scan.counts.run) and not scan.is_zero and not scan.counts.hole
     ]
-    counts = _shapes(contents) if suspects else Counter()
-    for scan, (first, length) in suspects[:_NAMED_MAX]:
-        owners = [one for slots in moments.values() if (one := _leading(slots)).shape == scan.shape]
+    counts = _shapes(contents) if candidates else Counter()
+    for scan, (first, length) in candidates[:_NAMED_MAX]:
+        owners = [
+            one for slots in moments.values() if (one := _representative(slots)).shape == scan.shape
+        ]
         part = min(length, _RUN_MAX)
         if len(owners) >= counts[scan.shape] and all(
             _nonzero(folder, listing, owner.tensor, first, part) > part / 2 for owner in owners
@@ -287,11 +296,11 @@ def _nonzero(
     return int(np.count_nonzero(values(data, tensor.dtype)))
 
 
-def _is_idle(slots: Mapping[str, ScannedTensor]) -> bool:
+def _are_all_zero(slots: Mapping[str, ScannedTensor]) -> bool:
     """Return True if all moments of a parameter are zero."""
     return all(scan.is_zero for scan in slots.values())
 
 
-def _leading(slots: Mapping[str, ScannedTensor]) -> ScannedTensor:
+def _representative(slots: Mapping[str, ScannedTensor]) -> ScannedTensor:
     """Return the moment that represents all moments of a parameter."""
     return next(slots[slot] for slot in _SLOTS if slot in slots)

@@ -89,7 +89,7 @@ class AcceleratorCheckpointer(Checkpointer):
         _require_supported(self._accelerator)
         self._state_number = 0
         self._random_state = DeferredRandomState()
-        self._order = Order(self._accelerator)
+        self._order = EpochOrder(self._accelerator)
         self._hook_files = HookFiles(self._accelerator)
         self._known_objects = _identities(self._accelerator)
         accelerator_parts = {
@@ -260,7 +260,7 @@ def _has_length(loader: Any) -> bool:
     return True
 
 
-class Order:
+class EpochOrder:
     """Random state that determines the order of an epoch.
 
     Depending on its configuration, accelerate shuffles with the global streams, with a generator of

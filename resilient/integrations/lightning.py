@@ -34,7 +34,7 @@ from resilient.integrations.events import (
     EarlyStopKept,
 )
 from resilient.integrations.lightning_state import (
-    HeldGroups,
+    DeferredGroups,
     HookState,
     LoggedMetrics,
     TrainingChanges,
@@ -42,7 +42,7 @@ from resilient.integrations.lightning_state import (
 )
 from resilient.integrations.random_state import (
     DeferredRandomState,
-    RandomPoint,
+    RandomSnapshot,
     StateField,
     generators_of,
     set_generators,
@@ -114,7 +114,7 @@ class ResilientCheckpoint(Checkpoint):
         self._best_checkpoint: JudgedCheckpoint | None = None
         self._is_resumed_epoch = False
         self._seams: list[tuple[Any, str]] = []
-        self._groups: list[HeldGroups] = []
+        self._groups: list[DeferredGroups] = []
         self._changes: TrainingChanges | None = None
         self._checkpointer: Checkpointer | None = None
 
@@ -151,8 +151,8 @@ class ResilientCheckpoint(Checkpoint):
         The hooks ``on_fit_start`` of other callbacks do not see the loaded groups, because
         Lightning itself loads optimizers after these hooks. Lightning calls this hook last.
         """
-        for held_groups in self._groups:
-            held_groups.put_back()
+        for deferred_groups in self._groups:
+            deferred_groups.restore_loaded_groups()
         if self._changes is not None:
             self._changes.begin()
 
@@ -160,12 +160,12 @@ class ResilientCheckpoint(Checkpoint):
         self, trainer: Any, original: Callable[..., None], *hook_arguments: Any
     ) -> None:
         """Load everything before the first callback's ``on_fit_start``, as Lightning does."""
-        groups = [HeldGroups(optimizer) for optimizer in trainer.optimizers]
+        groups = [DeferredGroups(optimizer) for optimizer in trainer.optimizers]
         self._load(trainer)
         if self._checkpointer is not None and self._checkpointer.resumed is not None:
             self._groups = groups
-            for held_groups in groups:
-                held_groups.hold()
+            for deferred_groups in groups:
+                deferred_groups.hold()
         original(*hook_arguments)
 
     def _load(self, trainer: Any) -> None:
@@ -274,7 +274,7 @@ class ResilientCheckpoint(Checkpoint):
         previous_fetcher = loop._data_fetcher  # noqa: SLF001 - no public way
         if resume is not None and resume.is_within_epoch and previous_fetcher is None:
             self._order.iterated.restore_streams()
-        point = RandomPoint()
+        point = RandomSnapshot()
         point.note(None)
         original()
         if resume is not None:
@@ -393,8 +393,8 @@ class _EpochOrder:
     """
 
     def __init__(self) -> None:
-        self.iterated = RandomPoint()
-        self.fetched = RandomPoint()
+        self.iterated = RandomSnapshot()
+        self.fetched = RandomSnapshot()
         self.trainer: Any = None
         self._now: list[torch.Tensor] | None = None
 

@@ -176,7 +176,7 @@ class LoggedMetrics:
         return added
 
 
-class HeldGroups:
+class DeferredGroups:
     """Groups of an optimizer while the hooks ``on_fit_start`` run.
 
     Lightning loads optimizers after these hooks, so the hooks get the groups that the module
@@ -198,7 +198,7 @@ class HeldGroups:
         """Keep the loaded groups, and put the groups of the module into the optimizer."""
         self._loaded, self._optimizer.param_groups = self._optimizer.param_groups, self._made
 
-    def put_back(self) -> None:
+    def restore_loaded_groups(self) -> None:
         """Put the loaded groups into the optimizer, and keep groups of new parameters."""
         members = {id(parameter) for group in self._loaded for parameter in group["params"]}
         self._loaded += (

@@ -38,7 +38,7 @@ def generators_of(loaders: Iterable[Any]) -> list[torch.Generator]:
     return list(generators.values())
 
 
-class RandomPoint:
+class RandomSnapshot:
     """Random state at one moment: global streams, and generators of loaders.
 
     Attributes:

@@ -27,7 +27,7 @@ from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
 from resilient.format.keys import CheckpointId, parse_checkpoint
 from resilient.integrations.events import EarlyStopKept, StateNotKept
-from resilient.integrations.random_state import DeferredRandomState, RandomPoint, StateField
+from resilient.integrations.random_state import DeferredRandomState, RandomSnapshot, StateField
 from resilient.start_guard import STOCK_TRAINER, StartGuard
 from resilient.state_dict.snapshot import Part
 from resilient.state_dict.statefuls import plain_log, plain_numbers
@@ -89,7 +89,7 @@ class ResilientCallback(TrainerCallback):
         self._resume_reference: Any = None
         self._saved_step = 0
         self._callbacks = _StatefulCallbacks(trainer)
-        self._place = _Place()
+        self._place = _DataPosition()
         self._stopped_by = ""
         self._is_in_step = self._is_save_due = False
         self._prepared_model: Any = None
@@ -143,7 +143,7 @@ class ResilientCallback(TrainerCallback):
         self._checkpointer.guard = StartGuard(STOCK_TRAINER, places, requires_checkpoint=requires)
         step = self._checkpointer.resume("never" if self._resume_reference is False else None)
         self._saved_step = step or 0
-        self._tell_limits()
+        self._report_ignored_settings()
         if step is None:
             return 0, 0
         compare: Any = compare_trainer_and_checkpoint_args
@@ -153,7 +153,7 @@ class ResilientCallback(TrainerCallback):
         epoch, batches = self._place.found(trainer, step, updates)
         return epoch, 0 if trainer.args.ignore_data_skip else batches
 
-    def _tell_limits(self) -> None:
+    def _report_ignored_settings(self) -> None:
         """Report a setting for the trainer's own checkpoints that has no effect here."""
         if self._trainer.args.push_to_hub and self._checkpointer is not None:
             reason = "push_to_hub uploads the model only at the end"
@@ -462,7 +462,7 @@ class _StatefulCallbacks:
         return callbacks_by_name
 
 
-class _Place:
+class _DataPosition:
     """Position in the data, and the random state that determined the order of the epoch.
 
     Attributes:
@@ -476,7 +476,7 @@ class _Place:
         self._epoch = 0
         self._batches_per_epoch = 0
         self._at: dict[str, int] = {}
-        self._drawn_from = RandomPoint()
+        self._drawn_from = RandomSnapshot()
         self._loaded_state: dict[str, int] = {}
 
     def begin(self, state: Mapping[str, Any], *, is_resumed: bool) -> None:

@@ -282,10 +282,10 @@ class RepairCase:
         Raises:
             StoreError: A file could not be read.
         """
-        self.contents, self.problems = looked_through(self.draft)
+        self.contents, self.problems = read_and_verify(self.draft)
 
 
-def looked_through(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
+def read_and_verify(folder: Folder) -> tuple[Contents, tuple[Problem, ...]]:
     """Read every byte of a folder, and return its contents and its problems.
 
     Raises:

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from resilient.diff.other_steps import STALE
-from resilient.layout_repair.case import BLOCK_BYTES, FileSpan, looked_through, names_of
+from resilient.layout_repair.case import BLOCK_BYTES, FileSpan, names_of, read_and_verify
 from resilient.layouts.checksums import check_bytes
 from resilient.layouts.model import Unreadable
 from resilient.layouts.single_file import ALONE
@@ -41,18 +41,18 @@ def take_from_copies(case: RepairCase) -> None:
         if not case.steps and _is_whole(case, copy):
             return
         for _ in range(_ROUNDS_MAX):
-            if not _take(case, copy):
+            if not _take_from_copy(case, copy):
                 break
 
 
 def _is_whole(case: RepairCase, copy: Donor) -> bool:
-    return not case.problems and not _different(case, copy)
+    return not case.problems and not _differing_files(case, copy)
 
 
-def _take(case: RepairCase, copy: Donor) -> bool:
+def _take_from_copy(case: RepairCase, copy: Donor) -> bool:
     """Take the usable files of a copy; return True if it had any."""
-    differing_files = _different(case, copy)
-    _, donor_problems = looked_through(copy.folder)
+    differing_files = _differing_files(case, copy)
+    _, donor_problems = read_and_verify(copy.folder)
     problem_names = names_of(donor_problems)
     repairable_places = {
         problem.place
@@ -65,7 +65,7 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     is_general = (
         case.is_layout_known
         and "." in repairable_places
-        and _is_little(case, copy, differing_files)
+        and _is_small_change(case, copy, differing_files)
     )
     names: list[str] = []
     doubtful: list[str] = []
@@ -75,7 +75,7 @@ def _take(case: RepairCase, copy: Donor) -> bool:
         elif name not in case.listing.sizes or name in repairable_places or is_general:
             names.append(name)
         elif name in copy.listing.sizes and case.is_layout_known:
-            is_moved = _is_another(case, copy, name, differing_files)
+            is_moved = _is_swapped_in_copy(case, copy, name, differing_files)
             (names if is_moved else doubtful).append(name)
     for name in doubtful:
         case.refused[name] = f"it is intact here and in {copy.url}, {DIFFERENT}"
@@ -88,13 +88,13 @@ def _take(case: RepairCase, copy: Donor) -> bool:
     return True
 
 
-def _is_little(case: RepairCase, copy: Donor, different: list[str]) -> bool:
+def _is_small_change(case: RepairCase, copy: Donor, different: list[str]) -> bool:
     """Return True if only a few files differ between both places."""
     names = set(case.listing.sizes) | set(copy.listing.sizes)
     return len(different) < len(names) - len(different) or len(names) == 1
 
 
-def _is_another(case: RepairCase, copy: Donor, name: str, different: list[str]) -> bool:
+def _is_swapped_in_copy(case: RepairCase, copy: Donor, name: str, different: list[str]) -> bool:
     """Return True if a file equals another file of the copy, so that two files are swapped."""
     size_bytes = case.listing.sizes[name]
     return any(
@@ -115,7 +115,7 @@ def _replace(case: RepairCase, copy: Donor, name: str) -> None:
     case.draft.put(name, FileSpan(copy.folder, name, 0, copy.listing.sizes[name]))
 
 
-def _different(case: RepairCase, copy: Donor) -> list[str]:
+def _differing_files(case: RepairCase, copy: Donor) -> list[str]:
     """Return the files that differ between both places, or exist in one of them only."""
     own_sizes, donor_sizes = case.listing.sizes, copy.listing.sizes
     if len(donor_sizes) == 1 and copy.listing.is_file and not case.listing.is_file:
@@ -180,11 +180,11 @@ def drop_optional_files(case: RepairCase) -> None:
                 problem.place, problem.what if problem.what == OLDER else _OF_DEVICES
             )
     if case.contents.layout == "hf-trainer":
-        _take_arguments(case)
-        _leave_unread(case)
+        _copy_arguments(case)
+        _drop_unread_files(case)
         _leave_optimizer(case)
-        _leave_slices(case)
-        _leave_engine(case)
+        _drop_optimizer_slices(case)
+        _keep_only_model(case)
 
 
 def _is_kept(case: RepairCase, name: str) -> bool:
@@ -195,7 +195,7 @@ def _is_kept(case: RepairCase, name: str) -> bool:
     )
 
 
-def _leave_unread(case: RepairCase) -> None:
+def _drop_unread_files(case: RepairCase) -> None:
     """Remove broken files that no resume needs."""
     for name, (loss_text, follows) in _UNREAD.items():
         if name in case.broken() and name in case.listing.sizes:
@@ -204,7 +204,7 @@ def _leave_unread(case: RepairCase) -> None:
             case.done(name, "left out: it is damaged", "its tool continues without it")
 
 
-def _take_arguments(case: RepairCase) -> None:
+def _copy_arguments(case: RepairCase) -> None:
     """Copy the run's arguments from another step, if there is one; no resume reads them."""
     if _ARGUMENTS not in case.broken() or _ARGUMENTS not in case.listing.sizes:
         return
@@ -242,7 +242,7 @@ def _leave_optimizer(case: RepairCase) -> None:
     )
 
 
-def _leave_slices(case: RepairCase) -> None:
+def _drop_optimizer_slices(case: RepairCase) -> None:
     """Remove an FSDP optimizer with lost slices, so that training restarts from the weights."""
     places = [problem.place for problem in case.fatal()]
     folders = {match[0] for place in places if (match := _SLICED.match(place))}
@@ -252,7 +252,7 @@ def _leave_slices(case: RepairCase) -> None:
     _restart(case, [*names, _SCHEDULE], ", ".join(sorted(folders)), "its tool continues")
 
 
-def _leave_engine(case: RepairCase) -> None:
+def _keep_only_model(case: RepairCase) -> None:
     """Keep only the model if parts of a DeepSpeed engine are lost.
 
     DeepSpeed fails at such a folder, and a separate file has the weights.
@@ -282,7 +282,7 @@ def _restart(
             trial.drop(file)
     if name:
         trial.renamed(name)
-    _, problems = looked_through(trial)
+    _, problems = read_and_verify(trial)
     if any(problem.is_fatal and problem.what != ALONE for problem in problems):
         return
     case.draft.take(trial)

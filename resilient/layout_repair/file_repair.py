@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from resilient.diff.foreign_verify import NAMED_MAX, ZEROS
-from resilient.layout_repair.case import FileSpan, VirtualFolder, looked_through, size_of, sliced
+from resilient.layout_repair.case import FileSpan, VirtualFolder, read_and_verify, size_of, sliced
 from resilient.layout_repair.zip_repair import repaired_zip, scan_members
 from resilient.layouts.checksums import BEHIND
 from resilient.layouts.dcp import INDEX, SLICES, read_index
@@ -85,11 +85,11 @@ def _describe_change(case: RepairCase, name: str, pieces: tuple[Piece, ...]) -> 
 def _is_sound(case: RepairCase, name: str) -> bool:
     """Return True if a torch file has no structural damage; tensor data may be damaged."""
     marks = ("checksum", "directory", BEHIND, "not a complete zip")
-    is_told = any(
+    is_reported = any(
         problem.place == name and any(mark in problem.what for mark in marks)
         for problem in case.problems
     )
-    return not is_told and _opens(case.draft, name)
+    return not is_reported and _opens(case.draft, name)
 
 
 def _opens(draft: VirtualFolder, name: str) -> bool:
@@ -267,7 +267,7 @@ def swap_back(case: RepairCase) -> None:
         trial = case.draft.copy()
         trial.put(first_file, *case.draft.pieces(second_file))
         trial.put(second_file, *case.draft.pieces(first_file))
-        _, problems = looked_through(trial)
+        _, problems = read_and_verify(trial)
         if not {first_file, second_file} & {
             problem.place for problem in problems if problem.is_fatal
         }:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from resilient.layout_repair.case import AGREEMENT, looked_through
+from resilient.layout_repair.case import AGREEMENT, read_and_verify
 from resilient.layout_repair.zip_repair import dump, scan_members
 from resilient.layouts import deepspeed, deepspeed_universal
 from resilient.layouts.consistency import LOSES as RENAMED
@@ -55,7 +55,7 @@ def repair_index(case: RepairCase) -> None:
         is_single = f"{stem}{end}" in case.listing.sizes
         if not is_lost or is_single:
             continue
-        if refusal := _why_not(case, int(count), files):
+        if refusal := _index_obstacle(case, int(count), files):
             case.refused[index] = refusal
             continue
         try:
@@ -67,7 +67,7 @@ def repair_index(case: RepairCase) -> None:
         case.done(index, "written again", f"the headers of {len(files)} shards")
 
 
-def _why_not(case: RepairCase, count: int, file_by_number: Mapping[int, str]) -> str:
+def _index_obstacle(case: RepairCase, count: int, file_by_number: Mapping[int, str]) -> str:
     """Return the reason why an index of these shards would be wrong; empty without one."""
     missing_numbers = [number for number in range(1, count + 1) if number not in file_by_number]
     if missing_numbers:
@@ -130,7 +130,7 @@ def repair_latest(case: RepairCase) -> None:
         for tag in sorted(tags, key=_number, reverse=True):
             trial = case.draft.copy()
             trial.put(name, tag.encode())
-            _, problems = looked_through(trial)
+            _, problems = read_and_verify(trial)
             if not any(problem.is_fatal for problem in problems):
                 case.draft.take(trial)
                 case.done(name, f"names `{tag}` again", "the newest complete folder beside it")
@@ -182,7 +182,7 @@ def repair_documents(case: RepairCase) -> None:
                 continue
             trial = case.draft.copy()
             trial.put(name, donor.folder.read(name, 0, donor.listing.sizes[name]))
-            _, problems = looked_through(trial)
+            _, problems = read_and_verify(trial)
             if any(problem.place == name for problem in problems):
                 # the problem remains, for example because the other file also belongs to another
                 # model
@@ -212,14 +212,14 @@ def repair_name(case: RepairCase) -> None:
         return
     width = len(match[2]) if match[2].startswith("0") else 1
     name = f"{match[1]}{step:0{width}d}"
-    if refusal := _why_not_called(case, name, votes_by_step):
+    if refusal := _name_obstacle(case, name, votes_by_step):
         case.refused["."] = refusal
         return
     case.draft.renamed(name)
     case.done(".", f"named for step {step}, as {votes} of its files say", "its files")
 
 
-def _why_not_called(case: RepairCase, name: str, counted: Counter[int]) -> str:
+def _name_obstacle(case: RepairCase, name: str, counted: Counter[int]) -> str:
     """Return the reason against a folder name; empty without one.
 
     The Trainer's optimizer may have skipped steps, and Megatron's scheduler counts samples.

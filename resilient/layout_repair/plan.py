@@ -24,7 +24,7 @@ from resilient.layout_repair.case import (
     FileSpan,
     RepairCase,
     VirtualFolder,
-    looked_through,
+    read_and_verify,
 )
 from resilient.layout_repair.donors import DIFFERENT, take_from_copies
 from resilient.layout_repair.file_repair import is_saved_so, safetensors_pieces, salvage
@@ -146,14 +146,14 @@ def plan_layout_repair(
     """
     folder = open_folder(url, storage_options)
     draft = VirtualFolder(folder, folder.list())
-    contents, problems = looked_through(draft)
+    contents, problems = read_and_verify(draft)
     case = RepairCase(draft, contents, problems)
-    results = [_near(donor_url, storage_options) for donor_url in urls]
+    results = [_open_named_place(donor_url, storage_options) for donor_url in urls]
     found_donors = [donor for donor in results if isinstance(donor, Donor)]
     case.logs = tuple(log for donor in results if not isinstance(donor, Donor) for log in donor)
     case.copies = tuple(donor for donor in found_donors if _is_same_step(case, donor))
     steps = [donor for donor in found_donors if donor not in case.copies]
-    case.near = (*steps, *_beside(url))
+    case.near = (*steps, *_steps_beside_checkpoint(url))
     problems_before = case.problems
     _repair(case)
     if not case.is_layout_known and not case.steps:
@@ -181,13 +181,13 @@ def plan_layout_repair(
 
 def _repair(case: RepairCase) -> None:
     for repair in _REPAIRS:
-        if repair is not take_from_copies and _is_elsewhere(case):
+        if repair is not take_from_copies and _is_unrepairable(case):
             return
         if case.problems or repair is take_from_copies:
             repair(case)
 
 
-def _is_elsewhere(case: RepairCase) -> bool:
+def _is_unrepairable(case: RepairCase) -> bool:
     """Return True if no repair is possible: the save never ended, or Git LFS has the files.
 
     A repair would hide that such a folder never was a checkpoint.
@@ -223,7 +223,9 @@ def _is_damage(problem: Problem) -> bool:
     return bool(problem.loses) and (is_lost or is_saved_so(problem))
 
 
-def _near(url: str, storage_options: Mapping[str, Any] | None) -> Donor | list[MetricsLog]:
+def _open_named_place(
+    url: str, storage_options: Mapping[str, Any] | None
+) -> Donor | list[MetricsLog]:
     """Return the checkpoint or the logs at a place that the user named."""
     folder = open_folder(url, storage_options)
     listing = folder.list()
@@ -269,7 +271,7 @@ def _step(contents: Contents) -> int | None:
     return steps_by_votes[0] if steps_by_votes else None
 
 
-def _beside(url: str) -> Iterable[Donor]:
+def _steps_beside_checkpoint(url: str) -> Iterable[Donor]:
     """Return other steps beside a checkpoint, with the nearest step first."""
     if protocol_of(url) != "file":
         return ()

@@ -319,7 +319,7 @@ CONSEQUENCES = {
 
 
 @dataclass
-class _Known:
+class _RebuiltState:
     """A Trainer state under reconstruction, with the sources of its fields."""
 
     case: RepairCase
@@ -339,7 +339,7 @@ def repair_state(case: RepairCase) -> None:
     except Unreadable:
         state = {}
     if set(state) - KEYS:
-        state = _known_alone(case, state)
+        state = _with_known_keys(case, state)
     invalid_names = [name for name in NUMBERS if name in state and decimal(state[name]) is None]
     state = {name: value for name, value in state.items() if name not in invalid_names}
     step = step_of(case, without="state")
@@ -411,7 +411,7 @@ def _fields_of_run(case: RepairCase, lacking: list[str]) -> tuple[dict[str, Any]
     return {**new_fields, **fields}, sources
 
 
-def _known_alone(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
+def _with_known_keys(case: RepairCase, state: dict[str, Any]) -> dict[str, Any]:
     """Rewrite a state with accepted keys only, and correct a key with a flipped bit."""
     unknown_keys = sorted(set(state) - KEYS)
     corrected_keys = {
@@ -497,7 +497,7 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     states = _other_states(case)
     arguments = arguments_of(case.draft, case.listing)
     logs = [*case.logs, *logs_beside(case.draft.url)]
-    rebuilt_state = _Known(
+    rebuilt_state = _RebuiltState(
         case,
         {**_EMPTY, "global_step": step, "stateful_callbacks": {}},
         arguments=arguments,
@@ -514,16 +514,16 @@ def _rebuild(case: RepairCase, step: int | None, stale: dict[str, Any]) -> None:
     for state, source in reversed(run):
         rebuilt_state.state |= {key: state[key] for key in _OF_RUN if key in state}
         rebuilt_state.sources.append(source)
-    _tell_history(rebuilt_state, step, intact_fields, run)
-    _tell_place(rebuilt_state, step, intact_fields, run)
-    _tell_best(rebuilt_state, step, intact_fields, run)
-    _tell_counts(rebuilt_state, step, intact_fields, run)
+    _restore_history(rebuilt_state, step, intact_fields, run)
+    _restore_epoch(rebuilt_state, step, intact_fields, run)
+    _restore_best(rebuilt_state, step, intact_fields, run)
+    _restore_counts(rebuilt_state, step, intact_fields, run)
     if intact_fields:
         rebuilt_state.state |= {
             key: intact_fields[key] for key in intact_fields if key in KEYS and key != "log_history"
         }
         rebuilt_state.sources.append("its intact parts")
-    _tell_batch_size(rebuilt_state)
+    _restore_batch_size(rebuilt_state)
     for loss in rebuilt_state.lost:
         case.losses[loss] = CONSEQUENCES[loss]
     base_sources = "the folder's name, the schedule and the optimizer"
@@ -568,7 +568,9 @@ def _entries(state: dict[str, Any], step: int) -> list[dict[str, Any]]:
     return [entry for entry in entries if (whole(entry.get("step")) or 0) <= step]
 
 
-def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
+def _restore_history(
+    rebuilt_state: _RebuiltState, step: int, rest: dict[str, Any], states: _States
+) -> None:
     """Restore the longest history, with all digits if an exact source has them."""
     candidates = [
         (_entries(candidate, step), "") for candidate in (rest, *(state for state, _ in states))
@@ -588,7 +590,7 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states
         if not metrics_log.is_exact
     ]
     for rounded_entries, log in sorted(rounded, key=lambda pair: -_last(pair[0]))[:1]:
-        later_entries = [entry for entry in rounded_entries if _is_behind(entry, entries)]
+        later_entries = [entry for entry in rounded_entries if _follows(entry, entries)]
         if later_entries:
             entries = [*entries, *later_entries]
             sources.append(log.where)
@@ -603,7 +605,7 @@ def _tell_history(rebuilt_state: _Known, step: int, rest: dict[str, Any], states
         rebuilt_state.lost.append("history")
 
 
-def _is_behind(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
+def _follows(entry: dict[str, Any], entries: list[dict[str, Any]]) -> bool:
     """Return True if an entry has a later step than others, or another kind at the last step."""
     last = _last(entries)
     keys_at_last = {
@@ -621,7 +623,9 @@ def _last(entries: list[dict[str, Any]]) -> int:
     return max((whole(entry.get("step")) or 0 for entry in entries), default=0)
 
 
-def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
+def _restore_epoch(
+    rebuilt_state: _RebuiltState, step: int, rest: dict[str, Any], states: _States
+) -> None:
     logged = [
         entry for entry in rebuilt_state.state["log_history"] if whole(entry.get("step")) == step
     ]
@@ -632,19 +636,23 @@ def _tell_place(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: 
         for donor_state, _ in states
         if (whole_step := whole(donor_state.get("global_step")))
     ]
-    epochs_told = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
-    if epochs_told:
-        rebuilt_state.state["epoch"] = epochs_told[0]
+    known_epochs = [epoch for epoch in (*exact, *ratio, *epochs) if epoch is not None]
+    if known_epochs:
+        rebuilt_state.state["epoch"] = known_epochs[0]
     else:
         rebuilt_state.lost.append("epoch")
 
 
-def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
+def _restore_best(
+    rebuilt_state: _RebuiltState, step: int, rest: dict[str, Any], states: _States
+) -> None:
     """Restore the best result from another state, and the states of callbacks."""
     for candidate in (rest, *(state for state, _ in states)):
         best = whole(candidate.get("best_global_step"))
-        knew = (whole(candidate.get("global_step")) or 0) >= step
-        if (best is not None and best <= step and knew) or (candidate is rest and _BEST[0] in rest):
+        is_recent = (whole(candidate.get("global_step")) or 0) >= step
+        if (best is not None and best <= step and is_recent) or (
+            candidate is rest and _BEST[0] in rest
+        ):
             rebuilt_state.state |= {key: candidate.get(key) for key in _BEST}
             break
     else:
@@ -660,7 +668,7 @@ def _tell_best(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _
     rebuilt_state.state["stateful_callbacks"].setdefault(CONTROL, _control())
 
 
-def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
+def _best_logged(rebuilt_state: _RebuiltState) -> dict[str, Any]:
     """Return the best evaluation by the Trainer's rule; empty if an evaluation may be missing."""
     metric = rebuilt_state.arguments.get("metric_for_best_model")
     if "history" in rebuilt_state.lost or not isinstance(metric, str):
@@ -684,7 +692,9 @@ def _best_logged(rebuilt_state: _Known) -> dict[str, Any]:
     }
 
 
-def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], states: _States) -> None:
+def _restore_counts(
+    rebuilt_state: _RebuiltState, step: int, rest: dict[str, Any], states: _States
+) -> None:
     for key in _COUNTS:
         if key in rest or not states:
             continue
@@ -695,7 +705,7 @@ def _tell_counts(rebuilt_state: _Known, step: int, rest: dict[str, Any], states:
         rebuilt_state.lost.append("counts")
 
 
-def _tell_batch_size(rebuilt_state: _Known) -> None:
+def _restore_batch_size(rebuilt_state: _RebuiltState) -> None:
     """Set a missing batch size to 0, because the Trainer divides the value at a resume."""
     if not decimal(rebuilt_state.state["train_batch_size"]):
         rebuilt_state.state["train_batch_size"] = 0

@@ -45,26 +45,26 @@ class MetricsLog:
 
     Attributes:
         where: Path of the log files.
-        lives: Entries of each attempt, in the order of their start.
+        attempts: Entries of each attempt, in the order of their start.
         is_exact: Whether the numbers have all logged digits.
         broken: Description of the damage; empty for an intact log.
     """
 
     where: str
-    lives: tuple[tuple[Entry, ...], ...]
+    attempts: tuple[tuple[Entry, ...], ...]
     is_exact: bool
     broken: str = ""
 
     def until(self, step: int) -> list[Entry]:
         """Return the entries of this log that led to a step."""
-        entries = woven(self.lives, step)
+        entries = entries_until(self.attempts, step)
         # Omit the summary of a training, which is logged after the last save.
         return [entry for entry in entries if entry["step"] < step or _SUMMARY not in entry]
 
     def reach(self) -> int:
         """Return the last logged step."""
         return max(
-            (entry["step"] for attempt_entries in self.lives for entry in attempt_entries),
+            (entry["step"] for attempt_entries in self.attempts for entry in attempt_entries),
             default=0,
         )
 
@@ -121,7 +121,7 @@ def _read_tensorboard(
         return None
     points.sort(key=lambda pair: pair[0])
     attempts = tuple(
-        attempt_entries for _, entries in points for attempt_entries in _lives(entries)
+        attempt_entries for _, entries in points for attempt_entries in _rising_ranges(entries)
     )
     origin = f"{len(points)} event files of TensorBoard in {folder.url}"
     return MetricsLog(origin, attempts, is_exact=False, broken=problem)
@@ -162,12 +162,12 @@ def _read_lines(folder: Folder, listing: DirectoryListing, name: str) -> Metrics
     entries = tuple(
         attempt_entries
         for attempt in sorted(attempts)
-        for attempt_entries in _lives(attempts[attempt])
+        for attempt_entries in _rising_ranges(attempts[attempt])
     )
     return MetricsLog(origin, entries, is_exact=True, broken=problem)
 
 
-def _lives(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
+def _rising_ranges(entries: Sequence[Entry]) -> Iterator[tuple[Entry, ...]]:
     """Yield the ranges in which steps only rise; a decrease starts a new range."""
     begin = 0
     for at in range(1, len(entries) + 1):
@@ -200,7 +200,7 @@ def _line(text: str) -> tuple[int, Entry]:
     return whole(line.get("generation")) or 0, plain if is_entry else {}
 
 
-def woven(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
+def entries_until(attempts: Sequence[Sequence[Entry]], step: int) -> list[Entry]:
     """Return the entries that led to a step, from several attempts of a run.
 
     The last attempt that reached the step counts from its start. For steps before that start, the

@@ -225,13 +225,13 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
     optimizer = optimizer_half(
         folder, listing, model, "", is_begun=bool(schedule and schedule.step)
     )
-    schedule_problems += _counted(folder, listing, optimizer)
-    further_tensors, further_problems = _more(folder, listing, model)
+    schedule_problems += _group_count_problems(folder, listing, optimizer)
+    further_tensors, further_problems = _further_tensors(folder, listing, model)
     world = model.engine.world if model.engine else model.world
     rng, random_problems = read_random(folder, listing, _RANDOM, world=world)
     custom_tensors, place, custom_problems = _custom_object_tensors(folder, listing)
     ranks = world or (len(rng.ranks) if rng else None)
-    unplaced = [] if place else _unplaced(listing, ranks)
+    unplaced = [] if place else _data_position_problem(listing, ranks)
     numbers = optimizer.optimizer
     all_problems = [
         *model.problems,
@@ -255,11 +255,11 @@ def read_saved_state(folder: Folder, listing: DirectoryListing) -> Contents:
         data={"kept by the script itself": place} if place else {},
         versions=dict(model.engine.versions) if model.engine else {},
         facts=_facts(folder, listing, own=len(_numbers(listing, _OWN))),
-        problems=(*all_problems, *_scheduled(folder, listing, numbers, schedule)),
+        problems=(*all_problems, *_schedule_contradictions(folder, listing, numbers, schedule)),
     )
 
 
-def _more(
+def _further_tensors(
     folder: Folder, listing: DirectoryListing, model: StateHalf
 ) -> tuple[tuple[Tensor, ...], list[Problem]]:
     """Return the tensors of all models and optimizers but the first model and optimizer."""
@@ -299,7 +299,9 @@ def _schedules(
     return (schedules[0] if schedules else engine_schedule), problems
 
 
-def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) -> list[Problem]:
+def _group_count_problems(
+    folder: Folder, listing: DirectoryListing, optimizer: StateHalf
+) -> list[Problem]:
     """Return the problem if the first scheduler and the first optimizer have different groups."""
     try:
         value = open_archive(folder, listing, "scheduler.bin").value
@@ -312,7 +314,7 @@ def _counted(folder: Folder, listing: DirectoryListing, optimizer: StateHalf) ->
     ]
 
 
-def _scheduled(
+def _schedule_contradictions(
     folder: Folder,
     listing: DirectoryListing,
     optimizer: Optimizer | None,
@@ -368,7 +370,7 @@ def _custom_object_tensors(
     return tuple(tensors), ", ".join(place[:40] for place in places[:6]), problems
 
 
-def _unplaced(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
+def _data_position_problem(listing: DirectoryListing, ranks: int | None) -> list[Problem]:
     """Return the problem of the data position, which accelerate saves only for some loaders."""
     if _LOADER not in listing.sizes:
         return [Problem(".", "it does not contain a data position", _PLACE, cure=Remedy.UNKEPT)]

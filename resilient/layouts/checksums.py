@@ -55,10 +55,10 @@ def check_bytes(folder: Folder, listing: DirectoryListing) -> tuple[Problem, ...
             problems.append(Problem(name, problem_text, loses, is_fatal=is_fatal, cure=cure))
             if len(problems) >= _LOST_MAX:
                 return tuple(problems)
-    return (*problems, *_behind(folder, listing))
+    return (*problems, *_files_with_trailing_bytes(folder, listing))
 
 
-def _behind(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
+def _files_with_trailing_bytes(folder: Folder, listing: DirectoryListing) -> Iterator[Problem]:
     """Yield the slice files that have bytes after the last slice."""
     for name in listing.sizes:
         if name.rpartition("/")[2] != INDEX:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from resilient.layouts.torch_zip import Archive
 
 LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?:h|layers?|blocks?)\.(?P<number>\d{1,6})\.(?P<own>.*)")
-_ENOUGH = 3
+_LAYERS_MIN = 3
 """Minimum number of layers for this check, because two layers may be of different kinds."""
 LOSES = "a weight of a layer"
 
@@ -62,7 +62,7 @@ def _odd(layers: Mapping[int, Mapping[str, Tensor]]) -> Iterator[Problem]:
         if len(missing_names) != 1 or len(unique_names) != 1:
             continue
         (lacking_name,), (odd_name,) = missing_names, unique_names
-        layer_tensor, is_pair = layer[odd_name], len(layers) < _ENOUGH
+        layer_tensor, is_pair = layer[odd_name], len(layers) < _LAYERS_MIN
         if layer_tensor.shape != shapes[lacking_name] or (
             is_pair and not _is_bit_apart(lacking_name, odd_name)
         ):
@@ -126,9 +126,9 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
     step = whole(state.get("global_step"))
     problems = [
         Problem(place, problem, cure=Remedy.NEEDLESS)
-        for problem in _in_time(entries, step, decimal(state.get("epoch")))
+        for problem in _log_contradictions(entries, step, decimal(state.get("epoch")))
     ]
-    problems += _unplaced(place, state, entries)
+    problems += _epoch_problem(place, state, entries)
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
@@ -160,7 +160,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
         [entry for entry in history if isinstance(entry, dict)] if isinstance(history, list) else []
     )
     step, epoch = whole(state.get("global_step")), decimal(state.get("epoch"))
-    if step is None or (epoch is not None and not any(_in_time(entries, step, epoch))):
+    if step is None or (epoch is not None and not any(_log_contradictions(entries, step, epoch))):
         return None if step and epoch is not None and epoch <= 0 else epoch
     logged = {
         at: item
@@ -177,7 +177,7 @@ def epoch_of(state: Mapping[str, Any]) -> float | None:
     )
 
 
-def _unplaced(
+def _epoch_problem(
     place: str, state: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
 ) -> list[Problem]:
     """Return the problem of a missing or zero epoch after some steps, if no log has the epoch."""
@@ -189,7 +189,7 @@ def _unplaced(
     return [Problem(place, problem_text, "the place in the data", cure=Remedy.UNKEPT)]
 
 
-def _in_time(
+def _log_contradictions(
     entries: Sequence[Mapping[str, Any]], step: int | None, epoch: float | None
 ) -> Iterator[str]:
     """Yield problems of log entries beyond the step, and of an epoch that the log contradicts."""
@@ -422,9 +422,9 @@ def check_model_config(
         tensors: Tensors of the checkpoint.
     """
     model_tensors = [tensor for tensor in tensors if tensor.part == MODEL]
-    sayings = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
+    messages = (*_embedded(config, model_tensors), *_layered(config, model_tensors))
     consequence = "`from_pretrained` of this folder would create another model"
-    return [Problem(place, f"{message}: {consequence}") for message in sayings]
+    return [Problem(place, f"{message}: {consequence}") for message in messages]
 
 
 def _embedded(config: Mapping[str, Any], tensors: Sequence[Tensor]) -> Iterator[str]:
@@ -495,13 +495,13 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
     groups, state = value["param_groups"], value["state"]
     if not groups or not all(isinstance(group, dict) for group in groups):
         return [_fatal(place, "it has no parameter groups, and its tool fails without them")]
-    sayings = (
-        *_without(groups[:_GROUPS_MAX], state),
+    messages = (
+        *_missing_options(groups[:_GROUPS_MAX], state),
         *_foreign_states(groups, state),
-        *_strangers(groups, state),
+        *_unmatched_states(groups, state),
         *_not_finite(groups[:_GROUPS_MAX], archive),
     )
-    return [_fatal(place, message) for message in sayings]
+    return [_fatal(place, message) for message in messages]
 
 
 def check_optimizer(
@@ -545,7 +545,7 @@ def _is_emptied(value: Any, archive: Archive) -> bool:
     return "betas" in first or bool(archive.number(first.get("momentum")))
 
 
-def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+def _unmatched_states(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield problems of a parameter that occurs twice, and of a state without a parameter."""
     parameters = [
         parameter
@@ -580,7 +580,7 @@ def _strangers(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[
         )
 
 
-def _without(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
+def _missing_options(groups: list[dict[Any, Any]], state: dict[Any, Any]) -> Iterator[str]:
     """Yield the problem of the first option that a group lacks and torch does not default."""
     keys = [{key for key in group if isinstance(key, str)} for group in groups]
     is_adam = any(isinstance(value, dict) and "exp_avg_sq" in value for value in state.values())
@@ -660,14 +660,17 @@ def check_optimizer_fits(
         and not tensor.name.startswith(_FLAT)
     ]
     if not weights:
-        return tuple(_halved(moments))
-    problems = [*_unlike(moments), *_misshapen(weights, moments, is_lenient=is_lenient)]
+        return tuple(_missing_moments(moments))
+    problems = [
+        *_unequal_moments(moments),
+        *_moments_without_weight(weights, moments, is_lenient=is_lenient),
+    ]
     # An unreadable file of weights was already reported.
     problems = [problem for problem in problems if not (is_hurt and problem.loses)]
-    return (*problems[:1], *_halved(moments))
+    return (*problems[:1], *_missing_moments(moments))
 
 
-def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
+def _unequal_moments(moments: Sequence[Tensor]) -> Iterator[Problem]:
     """Yield problems of parameters whose moments have different shapes."""
     first: dict[str, Tensor] = {}
     for moment in moments:
@@ -682,7 +685,7 @@ def _unlike(moments: Sequence[Tensor]) -> Iterator[Problem]:
             yield Problem(_place(moment), problem_text, is_fatal=True)
 
 
-def _misshapen(
+def _moments_without_weight(
     weights: Sequence[Tensor], moments: Sequence[Tensor], *, is_lenient: bool
 ) -> Iterator[Problem]:
     """Yield problems of moments that match no weight, and of too many moments."""
@@ -708,7 +711,7 @@ def _misshapen(
         ]:
             # A position does not identify the weight of a moment.
             yield (
-                _beyond(counts, shapes, unmatched_tensors[0])
+                _surplus_moments(counts, shapes, unmatched_tensors[0])
                 if counts - shapes
                 else _lost_weights_problem(
                     weights, shapes, unmatched_tensors[0], is_lenient=is_lenient
@@ -716,7 +719,7 @@ def _misshapen(
             )
 
 
-def _beyond(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> Problem:
+def _surplus_moments(weights: Counter[_Shape], shapes: Counter[_Shape], odd: Tensor) -> Problem:
     """Return the problem if there are more moments than weights of one shape."""
     count = weights[odd.shape]
     of = (
@@ -760,7 +763,7 @@ def _lost_name(weights: Sequence[Tensor], shape: _Shape) -> str:
     return ""
 
 
-def _halved(moments: Sequence[Tensor]) -> list[Problem]:
+def _missing_moments(moments: Sequence[Tensor]) -> list[Problem]:
     """Return the problem of the first parameter with only one of the two moments of Adam."""
     tensors_by_base: dict[str, dict[str, Tensor]] = {}
     for moment in moments:

@@ -122,7 +122,7 @@ def read_index(
     pickled = read_pickle(folder.read(name, 0, BYTES_MAX), rebuild)
     value = pickled.value
     strange_names = sorted(
-        pickled_name.dotted for pickled_name in pickled.names if _is_strange(pickled_name)
+        pickled_name.dotted for pickled_name in pickled.names if _is_unknown_name(pickled_name)
     )
     if strange_names:
         raise Unreadable(f"it names `{strange_names[0][:80]}`, which torch does not have")
@@ -143,7 +143,7 @@ def read_index(
         frozenset(keys - {tensor.name for tensor in tensors}),
         version if isinstance(version, str) else "",
         _ranks(listing, prefix, slices),
-        (*problems, *_untiled(entries, prefix), *_orphans(listing, prefix, slices)),
+        (*problems, *_incomplete_tensors(entries, prefix), *_orphans(listing, prefix, slices)),
         _paths(value.get("planner_data")),
     )
 
@@ -160,7 +160,7 @@ def _paths(names: Any) -> dict[str, tuple[str | int, ...]]:
     }
 
 
-def _is_strange(name: PickledGlobal) -> bool:
+def _is_unknown_name(name: PickledGlobal) -> bool:
     """Return True if torch does not define a name in this module."""
     modules = _HOMES.get(name.name)
     if modules is not None:
@@ -294,7 +294,7 @@ def _slice(key: Any, info: Any, prefix: str) -> tuple[str, Slice]:
     return name, Slice(f"{prefix}{file}", start, length, offsets, is_plain)
 
 
-def _untiled(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
+def _incomplete_tensors(entries: Mapping[Any, Any], prefix: str) -> list[Problem]:
     """Return the problems of tensors whose pieces have another number of elements."""
     problems = []
     for key, entry in entries.items():

@@ -128,17 +128,17 @@ def disagreements(engine: Engine) -> list[Problem]:
     Raises:
         StoreError: A file could not be read.
     """
-    problems = _pointer(engine) or _steps_of_models(engine)
+    problems = _latest_problems(engine) or _steps_of_models(engine)
     for field in ("dp_world_size", "mp_world_size"):
-        problems += _odd_ones(field, _field_by_file(engine, field))
+        problems += _differing_files(field, _field_by_file(engine, field))
     versions = {model.name: _version(model) for model in engine.models}
-    problems += _odd_ones("ds_version", versions, loses=AGREEMENT)
+    problems += _differing_files("ds_version", versions, loses=AGREEMENT)
     cuts = {part.archive.name: part.cuts or None for part in engine.parts}
-    problems += _odd_ones("partition_count", cuts)
+    problems += _differing_files("partition_count", cuts)
     return [*problems, *_steps_of_parts(engine), *_copies(engine)]
 
 
-def _pointer(engine: Engine) -> list[Problem]:
+def _latest_problems(engine: Engine) -> list[Problem]:
     """Return the problem of ``latest`` in a Trainer's folder, which selects the tag to load."""
     if not engine.prefix or _trainer_step(engine) is None:
         return []
@@ -165,9 +165,9 @@ def _steps_of_models(engine: Engine) -> list[Problem]:
     step_by_file = _field_by_file(engine, "global_steps")
     steps = {value for value in step_by_file.values() if value is not None}
     if len(steps) > 1:
-        return _odd_ones("global_steps", step_by_file, _expected(engine))
+        return _differing_files("global_steps", step_by_file, _expected(engine))
     model_step, problems = next(iter(steps), None), []
-    for source, step in _claims(engine).items():
+    for source, step in _stated_steps(engine).items():
         if model_step is not None and step is not None and step != model_step:
             place = engine.models[0].name if len(step_by_file) == 1 else engine.prefix or "."
             problem_text = (
@@ -192,7 +192,7 @@ def _steps_of_parts(engine: Engine) -> list[Problem]:
     )
     right_step = models[0] if right_step is None and models else right_step
     if right_step is None or not steps:
-        return _odd_ones("step", steps)
+        return _differing_files("step", steps)
     is_mixed = len(set(steps.values())) > 1
     low = right_step - _skipped(engine)
     problems = []
@@ -246,7 +246,7 @@ def _is_blank(archive: Archive) -> bool:
     return True
 
 
-def _odd_ones(
+def _differing_files(
     field: str, values: Mapping[str, Any], right_value: Any = None, loses: str = ""
 ) -> list[Problem]:
     """Return the files whose value differs from the wanted or the most common value."""
@@ -283,14 +283,14 @@ def _value_text(value: Any) -> str:
     return ", ".join(map(str, value[:4])) if isinstance(value, tuple) else str(value)
 
 
-def _claims(engine: Engine) -> dict[str, int | None]:
+def _stated_steps(engine: Engine) -> dict[str, int | None]:
     """Return the steps that sources outside the engine's files state."""
     tag = engine.prefix.rstrip("/")
     return {_TRAINER: _trainer_step(engine), f"the tag `{tag}`": _named_step(tag)}
 
 
 def _expected(engine: Engine) -> int | None:
-    return next((claim for claim in _claims(engine).values() if claim is not None), None)
+    return next((claim for claim in _stated_steps(engine).values() if claim is not None), None)
 
 
 def _named_step(tag: str) -> int | None:
@@ -456,7 +456,7 @@ def shapes_in(value: Any) -> list[tuple[str, tuple[int, ...]]]:
 def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     names = _matching(engine.listing, engine.prefix, OPTIMIZER_STATES)
     if not names:
-        return _without_parts(engine, contents)
+        return _without_optimizer_files(engine, contents)
     present = {(int(name[1]), int(name[2])) for name in names.values()}
     world, rows = _sizes(engine)
     ranks = max(rank for rank, _ in present) + 1
@@ -497,7 +497,7 @@ def _with_optimizer(engine: Engine, contents: Contents) -> Contents:
     )
 
 
-def _without_parts(engine: Engine, contents: Contents) -> Contents:
+def _without_optimizer_files(engine: Engine, contents: Contents) -> Contents:
     """Return the contents of an engine that has no file of optimizer states.
 
     Without ZeRO, the model states contain the optimizer. With ZeRO, the model states contain the

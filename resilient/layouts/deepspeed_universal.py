@@ -63,7 +63,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     Raises:
         StoreError: A file could not be read.
     """
-    prefix = "" if _is_directly(listing) else _latest(folder, listing)
+    prefix = "" if _is_tag_folder(listing) else _latest(folder, listing)
     if prefix is None:
         latest = read_text(folder, listing, LATEST)[:80]
         problem_text = f"it names `{latest}`, which does not exist" if latest else "it names no tag"
@@ -86,8 +86,8 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
             *engine_problems,
             *piece_problems,
             *optimizer_problems,
-            *_lacking(prefix, pieces, shapes),
-            *_misshapen(tensors, shapes),
+            *_missing_parameters(prefix, pieces, shapes),
+            *_wrong_sizes(tensors, shapes),
             *_disagreements(prefix, engine, steps),
             Problem(
                 ".", "DeepSpeed keeps no random states", "the random state", cure=Remedy.UNKEPT
@@ -96,7 +96,7 @@ def read_universal(folder: Folder, listing: DirectoryListing) -> Contents:
     )
 
 
-def _is_directly(listing: DirectoryListing) -> bool:
+def _is_tag_folder(listing: DirectoryListing) -> bool:
     """Return True if a folder is the folder of a tag, and not a parent folder."""
     return any(_PIECE.fullmatch(file) for file in listing.sizes)
 
@@ -205,7 +205,7 @@ def _shapes(archive: Archive) -> dict[str, tuple[int, ...]]:
     return dict(shapes_in(value.get("param_shapes")))
 
 
-def _lacking(
+def _missing_parameters(
     prefix: str, pieces: Mapping[str, Mapping[str, str]], shapes: Mapping[str, Any]
 ) -> list[Problem]:
     """Return the problems of missing parameters, and of parameters with missing files."""
@@ -252,7 +252,9 @@ def _owner(tensor: Tensor) -> str:
     return tensor.name.removeprefix("state.").rpartition(".")[0]
 
 
-def _misshapen(tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]) -> list[Problem]:
+def _wrong_sizes(
+    tensors: tuple[Tensor, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> list[Problem]:
     """Return the problems of tensors whose size differs from their parameter."""
     problems = []
     for tensor in tensors:

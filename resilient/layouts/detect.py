@@ -93,7 +93,7 @@ def read_distributed(folder: Folder, listing: DirectoryListing) -> Contents:
         return torchtitan.read_step(folder, listing, index)
     roots = [root for root in ("optimizer.", "optim.") if _has(index, root)]
     optimizer = dcp.optimizer_at(folder, listing, index, roots[0]) if roots else None
-    missing_problems = _lacking(index, optimizer, resume)
+    missing_problems = _missing_state(index, optimizer, resume)
     return Contents(
         "dcp",
         _DCP_TITLE,
@@ -119,11 +119,11 @@ def _read_safe_slices(folder: Folder, listing: DirectoryListing) -> Contents:
         world=index.ranks,
         optimizer=optimizer,
         versions={"metadata": index.version} if index.version else {},
-        problems=(*index.problems, *_lacking(index, optimizer, dcp.RESUME)),
+        problems=(*index.problems, *_missing_state(index, optimizer, dcp.RESUME)),
     )
 
 
-def _lacking(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
+def _missing_state(index: dcp.Index, optimizer: Optimizer | None, load: str) -> list[Problem]:
     """Return the problems of training state that no name in the index refers to."""
     names = {tensor.name for tensor in index.tensors} | index.values
     problems = (
@@ -457,11 +457,13 @@ def checkpoints_of(listing: DirectoryListing) -> list[RunCheckpoint]:
         if layout != WEIGHTS:
             state_folders.add(name)
         paths = (f"{name}/{folder}" for folder in folders[name])
-        checkpoints.append(_run_checkpoint(name, layout, folders[name], _last(listing, paths)))
+        checkpoints.append(
+            _run_checkpoint(name, layout, folders[name], _last_write(listing, paths))
+        )
     for name, size_bytes in listing.sizes.items():
         if _is_state(name) and not _is_below(name, state_folders):
             checkpoints.append(
-                _run_checkpoint(name, FILE, {name: size_bytes}, _last(listing, [name]))
+                _run_checkpoint(name, FILE, {name: size_bytes}, _last_write(listing, [name]))
             )
     by_name = sorted(checkpoints, key=lambda checkpoint: checkpoint.name)
     return sorted(_with_repaired(by_name), key=lambda checkpoint: checkpoint.order, reverse=True)
@@ -474,7 +476,7 @@ def _with_repaired(checkpoints: list[RunCheckpoint]) -> list[RunCheckpoint]:
         replace(
             checkpoint,
             is_repaired=checkpoint.is_repaired
-            and bool(run_folders.intersection(_above(checkpoint.folder))),
+            and bool(run_folders.intersection(_parent_folders(checkpoint.folder))),
         )
         for checkpoint in checkpoints
     ]
@@ -493,7 +495,7 @@ def _repaired_file(checkpoint: RunCheckpoint, names: set[str]) -> bool:
     return last == _REPAIRED and f"{parent}/{checkpoint.base}".removeprefix("/") in names
 
 
-def _above(folder: str) -> list[str]:
+def _parent_folders(folder: str) -> list[str]:
     """Return the parent folders of a folder; the run's own folder has the empty name."""
     parts = folder.split("/") if folder else []
     return ["/".join(parts[:depth]) for depth in range(len(parts))]
@@ -665,7 +667,7 @@ def _best(folder: Folder, listing: DirectoryListing, beside: Iterable[RunCheckpo
     return best.replace("\\", "/").rstrip("/").rpartition("/")[2] if isinstance(best, str) else ""
 
 
-def _last(listing: DirectoryListing, names: Iterable[str]) -> float | None:
+def _last_write(listing: DirectoryListing, names: Iterable[str]) -> float | None:
     """Return the time of the last write of some files; None if unknown."""
     return max((listing.changed[name] for name in names if name in listing.changed), default=None)
 

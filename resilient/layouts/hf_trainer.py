@@ -89,7 +89,7 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
     schedule, schedule_problems = _schedule(folder, listing, model, optimizer, arguments)
     ranks = model.engine.world if model.engine else _processes(arguments) or model.world
     device = optimizer.device
-    leftover, ranks = _leftover(listing, ranks)
+    leftover, ranks = _leftovers_of_other_runs(listing, ranks)
     rng, random_problems = read_random(
         folder, _without(listing, leftover), _RANDOM, world=ranks, stops=True, device=device
     )
@@ -107,12 +107,12 @@ def read_trainer(folder: Folder, listing: DirectoryListing) -> Contents:
         *schedule_problems,
         *random_problems,
         *(Problem(name, text, cure=Remedy.NEEDLESS) for name, text in leftover.items()),
-        *_in_doubt(listing, ranks),
+        *_rank_count_doubt(listing, ranks),
         *_config(folder, listing, model),
         *check_learning_rates(None if model.engine else optimizer.optimizer, schedule),
         *_behind(listing, model, optimizer, step, versions),
         *_disagreements(folder, *numbers, optimizer.optimizer),
-        *_unplaced(arguments, state),
+        *_data_position_problem(arguments, state),
     ]
     return Contents(
         "hf-trainer",
@@ -153,7 +153,9 @@ def _processes(arguments: PickledCall | None) -> int | None:
     return whole(distributed.get("num_processes")) if isinstance(distributed, PickledCall) else None
 
 
-def _leftover(listing: DirectoryListing, world: int | None) -> tuple[dict[str, str], int | None]:
+def _leftovers_of_other_runs(
+    listing: DirectoryListing, world: int | None
+) -> tuple[dict[str, str], int | None]:
     """Return the random states of other runs, with reasons, and the number of ranks.
 
     A run of one process writes one file without a number. A larger run writes one numbered file per
@@ -191,7 +193,7 @@ def _numbered(listing: DirectoryListing) -> dict[int, str]:
     return {int(match[1]): file for match, file in matches if match and match[1]}
 
 
-def _in_doubt(listing: DirectoryListing, world: int | None) -> list[Problem]:
+def _rank_count_doubt(listing: DirectoryListing, world: int | None) -> list[Problem]:
     """Return the problem of an unknown number of ranks: two runs have complete random states."""
     numbered = _numbered(listing)
     if world or not numbered or _ALONE not in listing.sizes:
@@ -223,7 +225,7 @@ def _state(folder: Folder, listing: DirectoryListing) -> tuple[dict[str, Any], l
     if refusal := _refusal(state):
         return state, [Problem(STATE, refusal, is_fatal=True, help=_REBUILD)]
     return state, [
-        *_best_moved(folder, state),
+        *_best_checkpoint_problem(folder, state),
         *_batch_size(state),
         *check_trainer_state(STATE, state),
     ]
@@ -240,10 +242,10 @@ def _refusal(state: dict[str, Any]) -> str:
             return f"its `{name}` is not a number, but Transformers computes with it"
     if unknown_keys := sorted(set(state) - KEYS):
         return f"it has `{unknown_keys[0][:80]}`, which Transformers {_VERSION} rejects"
-    return _without_control(state)
+    return _missing_control_problem(state)
 
 
-def _without_control(state: dict[str, Any]) -> str:
+def _missing_control_problem(state: dict[str, Any]) -> str:
     """Return the reason why the next save of Transformers raises; empty if it does not raise.
 
     A save looks up the control by name: ``self.state.stateful_callbacks["TrainerControl"]``.
@@ -262,7 +264,7 @@ def _batch_size(state: dict[str, Any]) -> list[Problem]:
     return [Problem(STATE, problem_text, "the batch size that `auto_find_batch_size` had found")]
 
 
-def _best_moved(folder: Folder, state: dict[str, Any]) -> list[Problem]:
+def _best_checkpoint_problem(folder: Folder, state: dict[str, Any]) -> list[Problem]:
     """Return the problem of a best checkpoint that is missing, or belongs to another step."""
     best, step = state.get("best_model_checkpoint"), whole(state.get("best_global_step"))
     if not isinstance(best, str):
@@ -405,7 +407,7 @@ def _data(state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _unplaced(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
+def _data_position_problem(arguments: PickledCall | None, state: dict[str, Any]) -> list[Problem]:
     """Return the problem that the loader cannot restore the data position.
 
     A stream has no length, so the Trainer skips its batches as in a first pass.

@@ -147,7 +147,7 @@ def _progress(
         facts=_facts(value),
         problems=(
             *_schedule_lost(archive, schedules),
-            *_loops_lost(archive, step),
+            *_loop_problems(archive, step),
             *ahead(archive.name, optimizer, step),
             Problem(
                 archive.name,
@@ -181,7 +181,7 @@ def _schedule_lost(archive: Archive, schedules: list[Any]) -> list[Problem]:
     return []
 
 
-def _loops_lost(archive: Archive, step: int | None) -> list[Problem]:
+def _loop_problems(archive: Archive, step: int | None) -> list[Problem]:
     """Return problems of the data position and of the step in the loops' state."""
     value = archive.value
     loop = _at(value.get("loops"), "fit_loop")

@@ -122,8 +122,8 @@ def _by_config(
     own_extent, other_extent = next((a, b) for a, b in zip(own, other, strict=True) if a != b)
     sizes = {value for value in config.values() if type(value) is int and value > 1}
     widths = {times * size for size in sizes for times in _WIDTHS_OF_ONE}
-    is_mine, is_theirs = own_extent in widths, other_extent in widths
-    return None if is_mine == is_theirs else is_theirs
+    fits_own, fits_other = own_extent in widths, other_extent in widths
+    return None if fits_own == fits_other else fits_other
 
 
 def _differs_in_one_axis(own: tuple[int, ...], other: tuple[int, ...]) -> bool:

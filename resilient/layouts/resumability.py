@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from resilient.layouts.model import Contents, Problem
 
-OURS = "resilient train SCRIPT --resume {path}"
+LIBRARY_RESUME = "resilient train SCRIPT --resume {path}"
 REPAIR = "resilient ckpt repair {path}"
 _IMPORTED = "hf-trainer"
 _NAMED_MAX = 4
@@ -69,13 +69,15 @@ def assess_resumability(
     others = others or Alternatives()
     fatal = [problem for problem in contents.problems if problem.is_fatal]
     if fatal:
-        return Resumability("no", reasons(fatal), _way_out(fatal, path, others))
+        return Resumability("no", reasons(fatal), _best_command(fatal, path, others))
     lost_state = tuple(
         dict.fromkeys(problem.loses for problem in contents.problems if problem.loses)
     )
     command = filled(_resume(contents), path)
     if lost_state:
-        return Resumability("partly", lost_state, _better(lost_state, path, others) or command)
+        return Resumability(
+            "partly", lost_state, _better_command(lost_state, path, others) or command
+        )
     return Resumability("yes", (), command)
 
 
@@ -95,11 +97,11 @@ def filled(command: str, path: str) -> str:
 
 def _resume(contents: Contents) -> str:
     """Return the resume command of this library if it imports the checkpoint, else the tool's."""
-    is_ours = contents.layout == _IMPORTED and not contents.not_imported
-    return OURS if is_ours else contents.resume
+    is_importable = contents.layout == _IMPORTED and not contents.not_imported
+    return LIBRARY_RESUME if is_importable else contents.resume
 
 
-def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
+def _best_command(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     """Return the best command for a checkpoint that is not resumable; empty without one.
 
     A lossless repair is better than another step. Another step is better than a lossy repair.
@@ -109,8 +111,8 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     # A command that helps against one problem does not help against the others.
     helps = {problem.help for problem in fatal}
     help_text = helps.pop() if len(helps) == 1 else ""
-    is_vain = help_text == REPAIR and others.repair is not RepairOutcome.UNKNOWN
-    if help_text and not (is_vain and (others.sibling or others.repair is RepairOutcome.NONE)):
+    is_useless = help_text == REPAIR and others.repair is not RepairOutcome.UNKNOWN
+    if help_text and not (is_useless and (others.sibling or others.repair is RepairOutcome.NONE)):
         return filled(help_text, path)
     if others.sibling:
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
@@ -121,7 +123,7 @@ def _way_out(fatal: Sequence[Problem], path: str, others: Alternatives) -> str:
     return "" if is_saved_so or others.repair is RepairOutcome.NONE else filled(REPAIR, path)
 
 
-def _better(lost: Sequence[str], path: str, others: Alternatives) -> str:
+def _better_command(lost: Sequence[str], path: str, others: Alternatives) -> str:
     """Return a command that is better than a resume with a loss; empty without one."""
     if others.repair is RepairOutcome.LOSSLESS:
         return filled(REPAIR, path)
@@ -164,5 +166,5 @@ def remedy(problem: Problem, path: str, others: Alternatives | None = None) -> s
         return f"resilient ckpt inspect {shell_quote(others.sibling)}"
     fix = problem.help or _FIXES[problem.cure]
     # Without another copy, this repair would have nothing to do.
-    is_vain = fix == REPAIR and others.repair is RepairOutcome.NONE
-    return filled(_FIXES[Remedy.COPY] if is_vain else fix, path)
+    is_useless = fix == REPAIR and others.repair is RepairOutcome.NONE
+    return filled(_FIXES[Remedy.COPY] if is_useless else fix, path)

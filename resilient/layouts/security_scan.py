@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.layouts.pickle_reader import PickledGlobal
     from resilient.storage.folder import DirectoryListing, Folder
 
-_TALKING = ("Cc", "Cf", "Cs", "Zl", "Zp")
+_CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories: controls, direction marks and joiners, surrogates, line separators."""
 _DOCUMENTS = ("trainer_state.json", "config.json")
 _INDEX = ".index.json"
@@ -49,7 +49,7 @@ _DEPTH_MAX = 4
 
 def has_control_chars(text: str) -> bool:
     """Return True if a text has characters that control a terminal or disguise the text."""
-    return any(unicodedata.category(character) in _TALKING for character in text)
+    return any(unicodedata.category(character) in _CONTROL_CATEGORIES for character in text)
 
 
 def find_control_chars(folder: Folder, listing: DirectoryListing, name: str) -> tuple[str, int]:
@@ -105,8 +105,8 @@ _NPY_MAGIC = b"\x93NUMPY"
 _PICKLE_MAGIC = tuple(bytes((0x80, version)) for version in range(2, 6))
 _HEAD_BYTES = 64
 _MEMBERS_MAX = 200_000
-_SWELLS = 100
-_SWELLS_FROM_BYTES = 64 << 20
+_EXPANSION_MAX = 100
+_EXPANDED_BYTES_MIN = 64 << 20
 _NAMES_SHOWN = 5
 _SLICES_MAX = 100_000
 _BROKEN = (
@@ -322,7 +322,7 @@ def _members(name: str, members: list[zipfile.ZipInfo], size_bytes: int) -> Iter
             Risk.DANGER, name, problem_text, "two readers can see two different contents"
         )
     unpacked = sum(member.file_size for member in members)
-    if unpacked > max(_SWELLS * size_bytes, _SWELLS_FROM_BYTES):
+    if unpacked > max(_EXPANSION_MAX * size_bytes, _EXPANDED_BYTES_MIN):
         problem_text = f"{size_bytes} bytes that unpack to {unpacked}"
         yield ScanFinding(Risk.DANGER, name, problem_text, "unpacking it fills memory or disk")
 
@@ -361,7 +361,7 @@ def _pickles(name: str, data: bytes, *, is_whole: bool) -> Iterator[ScanFinding]
         yield ScanFinding(Risk.WARNING, name, problem_text, "the rest of the pickle is unknown")
 
 
-_SAID = {
+_CONSEQUENCES = {
     Effect.RUNS: (Risk.DANGER, "unpickling it runs code"),
     Effect.UNKNOWN: (Risk.WARNING, "unpickling it runs code that is unknown here"),
     Effect.LIBRARY: (Risk.NOTE, "reading it needs that library: weights_only=True rejects it"),
@@ -369,7 +369,7 @@ _SAID = {
 
 
 def _effects(name: str, names: set[PickledGlobal]) -> Iterator[ScanFinding]:
-    for effect, (risk, consequence) in _SAID.items():
+    for effect, (risk, consequence) in _CONSEQUENCES.items():
         names_of_effect = sorted(
             global_name.dotted for global_name in names if effect_of(global_name) is effect
         )

@@ -74,7 +74,7 @@ def read_step(folder: Folder, listing: DirectoryListing, index: Index) -> Conten
         problems=(
             *index.problems,
             *missing_problems,
-            *_unplaced(index, world),
+            *_loader_position_problems(index, world),
             *_disagreements(folder, step, last, optimizer),
             Problem(
                 ".", "torchtitan keeps no random states", "the random state", cure=Remedy.UNKEPT
@@ -89,7 +89,7 @@ def _assign_part(tensor: Tensor) -> Tensor:
     return replace(tensor, part=part)
 
 
-def _unplaced(index: Index, world: int | None) -> list[Problem]:
+def _loader_position_problems(index: Index, world: int | None) -> list[Problem]:
     """Return the loaders without a position in the data; each data-parallel rank has one."""
     ranks = {int(match[1]) for part in index.slices if (match := _RANK.fullmatch(part))}
     if not ranks:

@@ -102,9 +102,9 @@ def _is_known(parameter: torch.nn.Parameter) -> bool:
 
 
 # Attributes with the hooks that torch calls in `state_dict`.
-_WAYS = ("_state_dict_hooks", "_state_dict_pre_hooks")
-_HELD = ("_parameters", "_buffers", "_modules")
-_PASSING = "_non_persistent_buffers_set"
+_HOOK_ATTRIBUTES = ("_state_dict_hooks", "_state_dict_pre_hooks")
+_MEMBER_ATTRIBUTES = ("_parameters", "_buffers", "_modules")
+_NON_PERSISTENT = "_non_persistent_buffers_set"
 _DICTS = frozenset({dict, OrderedDict})
 # Generators whose states are plain numbers in a tree.
 _NUMBERS = ("python", "numpy")
@@ -141,21 +141,21 @@ class ModuleChangeDetector:
         self._modules = modules
         self._kinds = [*map(type, self._modules)]
         self._owns = [*map(vars, self._modules)]
-        self._dicts = _items_of_each(self._owns, *_HELD)
-        self._passing = [set(state[_PASSING]) for state in self._owns]
+        self._dicts = _items_of_each(self._owns, *_MEMBER_ATTRIBUTES)
+        self._passing = [set(state[_NON_PERSISTENT]) for state in self._owns]
         self._content = _Content(self._dicts)
 
     def is_same(self) -> bool:
         """Return whether all modules, parameters and buffers are the same objects as before."""
         owns = self._owns
         return (
-            _are([*map(vars, self._modules)], owns)
-            and _are([*map(type, self._modules)], self._kinds)
+            _are_identical([*map(vars, self._modules)], owns)
+            and _are_identical([*map(type, self._modules)], self._kinds)
             and all(map(has_default_state_dict, frozenset(self._kinds)))
-            and not any(_items_of_each(owns, *_WAYS))
+            and not any(_items_of_each(owns, *_HOOK_ATTRIBUTES))
             and not any(any(map(contains, owns, repeat(name))) for name in ASKED)
-            and _are(_items_of_each(owns, *_HELD), self._dicts)
-            and [*map(itemgetter(_PASSING), owns)] == self._passing
+            and _are_identical(_items_of_each(owns, *_MEMBER_ATTRIBUTES), self._dicts)
+            and [*map(itemgetter(_NON_PERSISTENT), owns)] == self._passing
             and self._content.is_in(self._dicts)
         )
 
@@ -184,10 +184,10 @@ class OptimizerChangeDetector:
         named_optimizer = self._named_optimizer
         state = named_optimizer.optimizer.state
         return (
-            named_optimizer.is_asked_plainly()
+            named_optimizer.uses_default_state_dict()
             and named_optimizer.names is self._names
-            and _are([*state], self._parameters)
-            and _are([*state.values()], self._dicts)
+            and _are_identical([*state], self._parameters)
+            and _are_identical([*state.values()], self._dicts)
             and self._content.is_in(self._dicts)
         )
 
@@ -248,7 +248,7 @@ class _Content:
         return (
             [*map(len, dicts)] == self._lengths
             and [*chain.from_iterable(dicts)] == self._keys
-            and _are(_values(dicts), self._values)
+            and _are_identical(_values(dicts), self._values)
         )
 
 
@@ -265,9 +265,9 @@ def make_change_detector(
         tensors: Tensors in that state, by name.
     """
     if isinstance(stateful, torch.nn.Module):
-        modules = _within(stateful) if is_plain_module(stateful) else []
+        modules = _inner_modules(stateful) if is_plain_module(stateful) else []
         return ModuleChangeDetector(modules) if modules else None
-    if type(stateful) is NamedOptimizer and stateful.is_asked_plainly():
+    if type(stateful) is NamedOptimizer and stateful.uses_default_state_dict():
         states = stateful.optimizer.state.values()
         is_all_tensors = all(type(state) is dict for state in states) and all(
             type(value) is torch.Tensor for state in states for value in state.values()
@@ -278,14 +278,14 @@ def make_change_detector(
     return RngChangeDetector(stateful, saved, cpu[0]) if is_random and cpu else None
 
 
-def _within(module: torch.nn.Module) -> list[torch.nn.Module]:
+def _inner_modules(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return a module and all inner modules, each once; empty if one customizes its state."""
     modules: dict[int, torch.nn.Module] = {}
     pending_modules = [module]
     while pending_modules:
         stateful = pending_modules.pop()
         attributes = vars(stateful)
-        if not _DICTS.issuperset(type(attributes[name]) for name in _HELD):
+        if not _DICTS.issuperset(type(attributes[name]) for name in _MEMBER_ATTRIBUTES):
             return []
         if id(stateful) not in modules:
             modules[id(stateful)] = stateful
@@ -305,7 +305,7 @@ def _are_equal(left: Any, right: Any) -> bool:
     return np.array_equal(left, right) if isinstance(left, np.ndarray) else bool(left == right)
 
 
-def _are(objects: Sequence[Any], others: Sequence[Any]) -> bool:
+def _are_identical(objects: Sequence[Any], others: Sequence[Any]) -> bool:
     """Return whether two sequences have the identical objects."""
     return len(objects) == len(others) and all(map(is_, objects, others))
 
@@ -344,10 +344,10 @@ class CaptureCache:
     """State structure of parts at their last capture. It keeps their memory alive."""
 
     def __init__(self) -> None:
-        self._records: dict[str, _Known] = {}
-        self._looks: dict[str, _Look] = {}
-        self._restless: set[str] = set()
-        self._strange: set[str] = set()
+        self._records: dict[str, _CachedPart] = {}
+        self._last_states: dict[str, _LastState] = {}
+        self._changing_parts: set[str] = set()
+        self._uncacheable_parts: set[str] = set()
 
     def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
         """Return the state of a stateful as a tree, and the tensors in it.
@@ -357,13 +357,15 @@ class CaptureCache:
         Raises:
             UnsavableState: As for ``flatten``.
         """
-        cached = self._at_a_glance(part, stateful)
+        cached = self._reuse_if_unchanged(part, stateful)
         if cached is not None:
             return cached
         state = fast_state_dict(stateful)
         tree, tensors = self.flatten(part, state)
         detector = (
-            make_change_detector(stateful, state, tensors) if part not in self._restless else None
+            make_change_detector(stateful, state, tensors)
+            if part not in self._changing_parts
+            else None
         )
         if detector is not None and (detector.is_by_value or isinstance(tensors, CachedTensors)):
             self._remember(part, stateful, detector, tree, tensors)
@@ -378,31 +380,31 @@ class CaptureCache:
             return
         cached_tensors = tensors if isinstance(tensors, CachedTensors) else CachedTensors(tensors)
         constant = CachedTree(tree if changing_state is None else tree["state"])
-        self._looks[part] = _Look(stateful, detector, constant, cached_tensors)
+        self._last_states[part] = _LastState(stateful, detector, constant, cached_tensors)
 
-    def _at_a_glance(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
+    def _reuse_if_unchanged(self, part: str, stateful: Any) -> tuple[Any, Tensors] | None:
         """Return the result of ``flatten_part`` if certainly only numbers changed, else None."""
-        look = self._looks.get(part)
+        look = self._last_states.get(part)
         if look is None or look.stateful is not stateful:
             return None
-        if not look.glance.is_same() or not self._is_still_there(part, look):
-            del self._looks[part]
-            if not look.has_proved:
+        if not look.glance.is_same() or not self._has_same_memory(part, look):
+            del self._last_states[part]
+            if not look.was_unchanged:
                 # Exclude the part from later comparisons, because a comparison costs time too.
-                self._restless.add(part)
+                self._changing_parts.add(part)
             return None
-        look.has_proved = True
+        look.was_unchanged = True
         changing_state = look.glance.rest()
         if changing_state is None:
             return look.constant, look.tensors
         tree, new_tensors = flatten(part, changing_state)
         return None if new_tensors else ({"state": look.constant, **tree}, look.tensors)
 
-    def _is_still_there(self, part: str, look: _Look) -> bool:
+    def _has_same_memory(self, part: str, look: _LastState) -> bool:
         record = self._records.get(part)
         if look.glance.is_by_value:
             return True
-        return record is not None and record.tensors is look.tensors and record.is_still_there()
+        return record is not None and record.tensors is look.tensors and record.has_same_memory()
 
     def flatten(self, part: str, value: Any) -> tuple[Any, Tensors]:
         """Return the result of :func:`~resilient.state_dict.flatten.flatten`.
@@ -415,28 +417,28 @@ class CaptureCache:
         Raises:
             UnsavableState: As for ``flatten``.
         """
-        if part in self._strange:
+        if part in self._uncacheable_parts:
             return flatten(part, value)
         record = self._records.pop(part, None)
         walk = _Walk(record.constants if record else ())
         try:
             tree = walk.visit(value)
-        except (_Unlike, RecursionError):
-            self._strange.add(part)
+        except (_NotCacheable, RecursionError):
+            self._uncacheable_parts.add(part)
             return flatten(part, value)
-        if record is None or not record.is_like(walk):
+        if record is None or not record.matches(walk):
             tree, tensors = flatten(part, value)
             if not tensors:
-                self._strange.add(part)
+                self._uncacheable_parts.add(part)
                 return tree, tensors
-            record = _Known(walk, tree, CachedTensors(tensors))
+            record = _CachedPart(walk, tree, CachedTensors(tensors))
         record.live = walk.seen
         self._records[part] = record
         return tree, record.tensors
 
 
 @dataclass(slots=True)
-class _Look:
+class _LastState:
     """Last state of a part.
 
     Attributes:
@@ -444,17 +446,17 @@ class _Look:
         glance: Change detector of the state.
         constant: The state without ``glance.rest``.
         tensors: Tensors in the constant.
-        has_proved: Whether a later capture found the state unchanged.
+        was_unchanged: Whether a later capture found the state unchanged.
     """
 
     stateful: Any
     glance: ChangeDetector
     constant: CachedTree
     tensors: CachedTensors
-    has_proved: bool = False
+    was_unchanged: bool = False
 
 
-class _Known:
+class _CachedPart:
     """One flattened part.
 
     Args:
@@ -479,11 +481,11 @@ class _Known:
         ]
         self._dtypes = [*map(_dtype, self._tensors_seen)]
 
-    def is_like(self, walk: _Walk) -> bool:
+    def matches(self, walk: _Walk) -> bool:
         """Return whether the walk found the same views of the same memory in the same places."""
         return walk.places == self._places and self._is_memory_of(walk.seen)
 
-    def is_still_there(self) -> bool:
+    def has_same_memory(self) -> bool:
         """Return whether the tensors of the last walk still have the same memory."""
         return self._is_memory_of(self.live)
 
@@ -501,7 +503,7 @@ class _Known:
             return False
 
 
-class _Unlike(Exception):
+class _NotCacheable(Exception):
     """The value contains something that is not cached."""
 
 
@@ -535,13 +537,13 @@ class _Walk:
             self.places.append((kind, len(value)))
             children = [self._child(index, item) for index, item in enumerate(value)]
             return children if kind is list else {"$tuple": children}
-        raise _Unlike
+        raise _NotCacheable
 
     def _mapping(self, kind: type, value: Mapping[Any, Any]) -> Any:
         self.places.append((kind, *value))
         if not _WORDS.issuperset(map(type, value)) or "$" in "".join(value):
             # A key with `$` looks like a tag.
-            raise _Unlike
+            raise _NotCacheable
         if _TENSORS.issuperset(map(type, value.values())):
             self.seen += value.values()
             self.places.append(_TENSORS)

@@ -109,7 +109,7 @@ def _refuse_model_parallel(engine: Any) -> None:
 Names = dict[int, str]
 
 
-def _bare(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+def _without_copies(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
     """Find parameters without full-precision copies (ZeRO 0 in fp32)."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return None
@@ -168,7 +168,7 @@ def _on_line(name: str, group: int, low: Any, flat: torch.Tensor) -> ParameterLo
     )
 
 
-def _sliced(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
+def _partitioned_separately(optimizer: Any, names: Names) -> Iterator[ParameterLocation] | None:
     """Find equal partitions of each parameter (ZeRO 3)."""
     if not hasattr(optimizer, "fp32_partitioned_groups_flat"):
         return None
@@ -199,8 +199,8 @@ def slice_of(parameter: Any, length: int) -> tuple[int, int]:
 
 
 _FINDERS: tuple[Callable[[Any, Names], Iterator[ParameterLocation] | None], ...] = (
-    _bare,
-    _sliced,
+    _without_copies,
+    _partitioned_separately,
     _partitioned,
     _copied,
 )
@@ -328,14 +328,14 @@ class ZeroOptimizer:
         self._by_path: dict[str, ParameterLocation] = {}
         self._sizes: list[int] = []
         self._arriving: dict[tuple[int, str], torch.Tensor] = {}
-        self._look()
+        self._find_locations()
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         """The inner optimizer, which makes the steps."""
         return inner_optimizer(self._engine)
 
-    def _look(self) -> None:
+    def _find_locations(self) -> None:
         """Find all locations; search again if groups were added or extended."""
         sizes = group_sizes(self.optimizer)
         if sizes != self._sizes:
@@ -350,7 +350,7 @@ class ZeroOptimizer:
                 parameter, nor one value per parameter.
             ConfigError: The optimizer got a group that the engine does not train.
         """
-        self._look()
+        self._find_locations()
         state = {
             home.name: {kind: _part(home, kind, value) for kind, value in parameter_state.items()}
             for home in self._homes
@@ -380,7 +380,7 @@ class ZeroOptimizer:
         home = self._by_path.get(name)
         if place != "state" or kind == "step" or home is None or home.is_whole:
             return None
-        return home.part_of(self._room(home, kind))
+        return home.part_of(self._state_memory(home, kind))
 
     def check_saved(self, state_dict: Mapping[str, Any]) -> None:
         """Check that ``load_state_dict`` accepts a saved state. Nothing is loaded.
@@ -391,7 +391,7 @@ class ZeroOptimizer:
             ConfigError: The optimizer got a group that is not trained here.
         """
         require_compatible_optimizer(self.optimizer, state_dict)
-        self._look()
+        self._find_locations()
         self._matched(state_dict)
 
     def _matched(self, state_dict: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -411,7 +411,7 @@ class ZeroOptimizer:
                 together have different numbers of steps.
             ConfigError: The optimizer got a group that the engine does not train.
         """
-        self._look()
+        self._find_locations()
         groups = self._matched(state_dict)
         state = state_dict["state"]
         by_flat = sorted(self._homes, key=lambda home: id(home.flat))
@@ -443,7 +443,7 @@ class ZeroOptimizer:
         require_all_named(self.optimizer, names)
         return names
 
-    def _room(self, home: ParameterLocation, kind: str) -> torch.Tensor:
+    def _state_memory(self, home: ParameterLocation, kind: str) -> torch.Tensor:
         """Return the memory of one kind of state for all parameters in ``home.flat``."""
         parameter_state = self.optimizer.state.get(home.flat, {})
         if kind in parameter_state:
@@ -461,7 +461,7 @@ class ZeroOptimizer:
             having = [home for home in locations if kind in saved_states.get(home.name, {})]
             values = [saved_states[home.name][kind] for home in having]
             if all(map(_is_elementwise, [kind] * len(having), having, values)):
-                room = self._room(locations[0], kind)
+                room = self._state_memory(locations[0], kind)
                 if len(having) < len(locations):
                     room.zero_()  # ZeRO uses zeros for parameters without a gradient so far
                 for home, value in zip(having, values, strict=True):

@@ -233,7 +233,7 @@ class LoadPlan:
     def places(self, manifest: Manifest) -> PlacesByFile:
         """Return the live memory that large tensors of a checkpoint are read into.
 
-        Until the next call, ``vessel`` returns the live tensors of the matching parts.
+        Until the next call, ``target_for`` returns the live tensors of the matching parts.
         """
         self._filled_targets = matching_targets(self._targets, manifest)
         targets: dict[str, list[ReadTarget]] = defaultdict(list)
@@ -242,14 +242,14 @@ class LoadPlan:
             if live is not None and live.nbytes >= IN_PLACE_BYTES_MIN:
                 for file, place in read_targets(entry, _boxes_of(live)):
                     targets[file].append(place)
-        tangled = _tangled(manifest, targets)
+        overlapping_files = _files_with_overlaps(manifest, targets)
         return {
             file: sorted(places, key=lambda place: place.start)
             for file, places in targets.items()
-            if file not in tangled
+            if file not in overlapping_files
         }
 
-    def vessel(self, entry: TensorEntry) -> LoadTarget | None:
+    def target_for(self, entry: TensorEntry) -> LoadTarget | None:
         """Return the target of a stored tensor; None for a tensor that is read as a whole.
 
         The target is the live tensor itself. If the live tensor does not exist yet or has another
@@ -294,7 +294,7 @@ def _may_be_sharded(part: Part) -> bool:
     return part.scope == "replicated" and not part.document
 
 
-def _tangled(manifest: Manifest, files: Collection[str]) -> set[str]:
+def _files_with_overlaps(manifest: Manifest, files: Collection[str]) -> set[str]:
     """Return the files with overlapping regions, which only a foreign writer can produce."""
     spans: dict[str, list[tuple[int, int]]] = {file: [] for file in files}
     for entry in manifest.tensors:
@@ -343,7 +343,7 @@ def absent_parts(manifest: Manifest, parts: Mapping[str, Part], rank: int) -> tu
     return absent_names
 
 
-_LYING_BYTES_MIN = 64 << 10
+_VIEW_BYTES_MIN = 64 << 10
 _WORDS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 _TORCH_WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -477,7 +477,7 @@ class _Reader:
         return self._tensors[name]
 
     def _make(self, entry: TensorEntry) -> torch.Tensor:
-        buffer = self._landing.vessel(entry)
+        buffer = self._landing.target_for(entry)
         if buffer is None:
             return assemble(entry, self._files)
         for box in buffer.boxes:
@@ -494,9 +494,9 @@ def assemble(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Tensor:
         entry: Manifest entry with the places of the regions.
         files: Verified content by file name.
     """
-    lying = _view_in_place(entry, files)
-    if lying is not None:
-        return lying
+    in_place_view = _view_in_place(entry, files)
+    if in_place_view is not None:
+        return in_place_view
     tensor = torch.empty(entry.shape, dtype=TORCH_DTYPES[entry.dtype])
     _fill(LocalShard(whole(entry.shape), tensor), entry, files)
     return tensor
@@ -509,7 +509,7 @@ def _view_in_place(entry: TensorEntry, files: Mapping[str, Content]) -> torch.Te
     which can change the last bits of a sum.
     """
     stored_region = entry.regions[0] if len(entry.regions) == 1 else None
-    if stored_region is None or stored_region.size_bytes < _LYING_BYTES_MIN:
+    if stored_region is None or stored_region.size_bytes < _VIEW_BYTES_MIN:
         return None
     view = view_of(files[stored_region.file], stored_region.start, stored_region.size_bytes)
     if view.readonly or not stored_region.region.is_whole(entry.shape):

@@ -183,7 +183,7 @@ class NamedOptimizer:
             UnsavableState: The optimizer stores state of its own under a parameter's name or a
                 number.
         """
-        if self.is_asked_plainly():
+        if self.uses_default_state_dict():
             return self._read_plain_state()
         self._require_no_numbers()
         plain = self._optimizer.state_dict()
@@ -191,7 +191,7 @@ class NamedOptimizer:
             {**group, "params": [self._names[number] for number in group["params"]]}
             for group in plain["param_groups"]
         ]
-        state = {self._key_of(key): _taken_apart(value) for key, value in plain["state"].items()}
+        state = {self._key_of(key): _to_savable(value) for key, value in plain["state"].items()}
         return {**plain, "state": state, "param_groups": groups}
 
     def _require_no_numbers(self) -> None:
@@ -223,7 +223,7 @@ class NamedOptimizer:
         """Names of the optimizer's parameters at the last ``state_dict`` call, in order."""
         return self._names
 
-    def is_asked_plainly(self) -> bool:
+    def uses_default_state_dict(self) -> bool:
         """Return whether the optimizer uses torch's ``state_dict``, with state of parameters only.
 
         Raises:
@@ -249,7 +249,7 @@ class NamedOptimizer:
         """Return the state of a plain optimizer, faster than ``state_dict()``."""
         names = self._names_by_id
         state = {
-            names[id(parameter)]: _taken_apart(value)
+            names[id(parameter)]: _to_savable(value)
             for parameter, value in self._optimizer.state.items()
         }
         return {"state": state, "param_groups": self.groups()}
@@ -338,7 +338,7 @@ class NamedOptimizer:
             for group, saved_group in zip(own_groups, saved_groups, strict=True)
         ]
         state = {
-            numbers.get(name, name): _put_together(value)
+            numbers.get(name, name): _from_savable(value)
             for name, value in state_dict["state"].items()
         }
         live = self._optimizer.state
@@ -408,7 +408,7 @@ def _uncast(saved: Any, loaded: Any, *, is_own: bool) -> Any:
     return loaded if isinstance(loaded, torch.Tensor) else saved
 
 
-def _taken_apart(state: Any) -> Any:
+def _to_savable(state: Any) -> Any:
     """Return the state of one parameter, or any other value of the state, in a savable form."""
     if not isinstance(state, dict):
         return flatten_objects(state)
@@ -418,7 +418,7 @@ def _taken_apart(state: Any) -> Any:
     }
 
 
-def _put_together(state: Any) -> Any:
+def _from_savable(state: Any) -> Any:
     restored_state = restore_objects(state)
     if restored_state is not state or not isinstance(state, dict):
         return restored_state
@@ -566,7 +566,7 @@ class ParameterSlice:
         memory: The elements, a view of the parameter; may be empty.
         pieces: The optimizer's tensors: consecutive views of ``memory``, at least one.
         is_whole: Whether the parameter is not split over ranks.
-        homes: Memory with one number per element, for each kind of state; allocated on request.
+        state_memory: Memory with one number per element, by kind of state; allocated on request.
     """
 
     name: str
@@ -576,7 +576,7 @@ class ParameterSlice:
     memory: torch.Tensor
     pieces: tuple[torch.nn.Parameter, ...]
     is_whole: bool
-    homes: dict[str, torch.Tensor] = field(default_factory=dict)
+    state_memory: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def part_of(self, memory: torch.Tensor) -> torch.Tensor:
         """Return memory with the layout of ``memory`` as a tensor of the parameter's shape."""
@@ -590,9 +590,9 @@ class ParameterSlice:
 
     def home(self, kind: str, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return memory for one kind of state of all pieces."""
-        if kind not in self.homes:
-            self.homes[kind] = torch.zeros_like(self.memory, dtype=dtype)
-        return self.homes[kind]
+        if kind not in self.state_memory:
+            self.state_memory[kind] = torch.zeros_like(self.memory, dtype=dtype)
+        return self.state_memory[kind]
 
 
 class ShardedOptimizer:
@@ -674,7 +674,7 @@ class ShardedOptimizer:
             for piece in run.pieces:
                 self.optimizer.state.pop(piece, None)
             for kind, value in saved_state.items():
-                self._take(run, kind, value)
+                self._load_piece_state(run, kind, value)
         for group, saved_group in zip(self.optimizer.param_groups, groups, strict=True):
             group.update({name: option for name, option in saved_group.items() if name != "params"})
 
@@ -707,9 +707,9 @@ class ShardedOptimizer:
                 path=f"{run.name}/{kind}",
                 hint="use an optimizer that keeps one number for each element, such as AdamW",
             )
-        home = run.homes.get(kind)
+        home = run.state_memory.get(kind)
         if home is None or home.dtype != first.dtype:
-            home = run.homes[kind] = torch.empty_like(run.memory, dtype=first.dtype)
+            home = run.state_memory[kind] = torch.empty_like(run.memory, dtype=first.dtype)
         for piece, value, place in zip(run.pieces, values, run.cut(home), strict=True):
             if value.data_ptr() != place.data_ptr():
                 place.copy_(value)
@@ -717,16 +717,16 @@ class ShardedOptimizer:
         return run.part_of(home)
 
     @torch.no_grad()
-    def _take(self, run: ParameterSlice, kind: str, value: Any) -> None:
+    def _load_piece_state(self, run: ParameterSlice, kind: str, value: Any) -> None:
         """Load one kind of saved state into the pieces of a run."""
         if not torch.is_tensor(value) or kind == _COUNT or tuple(value.shape) != run.shape:
             for piece in run.pieces:
                 own_value = value.clone() if torch.is_tensor(value) else value
                 self.optimizer.state[piece][kind] = own_value
             return
-        home = run.homes.get(kind)
+        home = run.state_memory.get(kind)
         if home is None or home.dtype != value.dtype:
-            home = run.homes[kind] = torch.empty_like(run.memory, dtype=value.dtype)
+            home = run.state_memory[kind] = torch.empty_like(run.memory, dtype=value.dtype)
         source = (
             value.memory
             if isinstance(value, FlatShard)

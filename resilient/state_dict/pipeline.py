@@ -159,9 +159,9 @@ class PipelineOptimizer:
         self._groups: list[list[str]] = []
         self._own_names: list[str] = []
         self._by_path: dict[str, torch.Tensor] = {}
-        self._adopt()
+        self._adopt_new_groups()
 
-    def _adopt(self) -> None:
+    def _adopt_new_groups(self) -> None:
         """Name the groups that were added, and reduce them to the parameters of this rank.
 
         Raises:
@@ -205,7 +205,7 @@ class PipelineOptimizer:
 
     def steady(self) -> Iterator[torch.Tensor]:
         """Yield the memory that only a step of the optimizer changes."""
-        self._adopt()
+        self._adopt_new_groups()
         for group in self._optimizer.param_groups:
             yield from group["params"]
         for state in self._optimizer.state.values():
@@ -217,7 +217,7 @@ class PipelineOptimizer:
         Raises:
             ConfigError: The optimizer got a parameter that the model does not have.
         """
-        self._adopt()
+        self._adopt_new_groups()
         plain = self._optimizer.state_dict()
         own_state = {
             self._own_names[number]: {
@@ -263,7 +263,7 @@ class PipelineOptimizer:
             ConfigError: The optimizer got a parameter that the model does not have.
         """
         require_compatible_optimizer(self._optimizer, state_dict)
-        self._adopt()
+        self._adopt_new_groups()
         self._matched(state_dict["param_groups"])
 
     def _matched(self, saved: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -281,7 +281,7 @@ class PipelineOptimizer:
             ValueError: The saved names are not the model's.
             ConfigError: The optimizer got a parameter that the model does not have.
         """
-        self._adopt()
+        self._adopt_new_groups()
         saved_groups = self._matched(state_dict["param_groups"])
         own_groups = self._optimizer.state_dict()["param_groups"]
         groups = [

@@ -64,8 +64,10 @@ class RoundTripCheck:
         unseen_kinds = kinds if seen_kinds is None else kinds - seen_kinds
         if seen_kinds is None or unseen_kinds:
             checked_paths = self._checked_types.get(part, set())
-            crowded = _crowded(kinds)
-            unseen_paths = {(_folded(path, crowded), kind) for path, kind in unseen_kinds}
+            crowded = _crowded_paths(kinds)
+            unseen_paths = {
+                (_with_placeholders(path, crowded), kind) for path, kind in unseen_kinds
+            }
             if seen_kinds is None or not unseen_paths <= checked_paths:
                 _require_loadable(part, stateful, state, tree, tensors)
             self._checked_types[part] = checked_paths | unseen_paths
@@ -73,13 +75,13 @@ class RoundTripCheck:
         return tree, tensors
 
 
-def _crowded(kinds: set[tuple[str, type]]) -> set[str]:
+def _crowded_paths(kinds: set[tuple[str, type]]) -> set[str]:
     """Return the paths of containers with too many entries, whose keys count as data."""
     parents = Counter(path.rpartition("/")[0] for path, _ in kinds)
     return {path for path, entries in parents.items() if entries > _ENTRIES_MAX}
 
 
-def _folded(path: str, crowded: set[str]) -> str:
+def _with_placeholders(path: str, crowded: set[str]) -> str:
     """Return a path with one placeholder for keys of crowded containers and for late positions."""
     names = path.split("/")
     for at in range(1, len(names)):
@@ -102,7 +104,7 @@ def _require_loadable(part: str, stateful: Any, state: Any, tree: Any, tensors: 
     differs = _difference(state, loaded_state, part)
     if differs:
         raise _refusal(differs, "would be loaded as another value or type")
-    _require_taken(part, stateful, loaded_state)
+    _require_accepted(part, stateful, loaded_state)
 
 
 def _refusal(path: str, why: str) -> UnsavableState:
@@ -167,14 +169,14 @@ def _is_equal(live: Any, loaded: Any) -> bool:
     return bool(live == loaded)
 
 
-def _require_taken(part: str, stateful: Any, state: Any) -> None:
+def _require_accepted(part: str, stateful: Any, state: Any) -> None:
     """Raise if a part would refuse the state at a resume, tested without a load."""
     try:
         if hasattr(stateful, "check_saved"):
             stateful.check_saved(state)
         scheduler = scheduler_in(stateful)
         if scheduler is not None:
-            _rehearse_schedule(stateful, scheduler, state)
+            _require_loadable_schedule(stateful, scheduler, state)
         if isinstance(stateful, nn.Module) and not is_plain_module(stateful):
             _require_known_keys(stateful, state)
     except UnsavableState:
@@ -187,7 +189,7 @@ def _require_taken(part: str, stateful: Any, state: Any) -> None:
         ) from error
 
 
-def _rehearse_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
+def _require_loadable_schedule(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
     """Load a state into a copy of a scheduler of torch."""
     if not _is_of_torch(scheduler):
         return

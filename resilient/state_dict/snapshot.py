@@ -50,7 +50,7 @@ class Part:
     rows: str = ""
 
 
-class TakesApart(Protocol):
+class PartFlattener(Protocol):
     """Custom conversion of a part's state."""
 
     def flatten_part(self, part: str, stateful: Any) -> tuple[Any, Tensors]:
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def capture(
-    step: int, parts: Mapping[str, Part], rank: int, taker: TakesApart | None = None
+    step: int, parts: Mapping[str, Part], rank: int, flattener: PartFlattener | None = None
 ) -> Snapshot:
     """Flatten the state of every part, without copying a tensor.
 
@@ -87,7 +87,7 @@ def capture(
         step: Step of the state.
         parts: Parts by name; names are file names without an ending.
         rank: This rank; its number becomes part of the name of a per-rank part.
-        taker: Conversion of the parts, for example
+        flattener: Conversion of the parts, for example
             :class:`~resilient.state_dict.capture_cache.CaptureCache`, which reuses earlier
             captures.
 
@@ -96,14 +96,14 @@ def capture(
         ConfigError: The name of a part is not a valid file name, or two parts have the same name or
             file.
     """
-    _require_apart(parts)
-    flatten_part = _flatten_part if taker is None else taker.flatten_part
+    _require_distinct_names(parts)
+    flatten_part = _flatten_part if flattener is None else flattener.flatten_part
     return Snapshot(
         step, tuple(_capture_part(name, part, rank, flatten_part) for name, part in parts.items())
     )
 
 
-def _require_apart(parts: Mapping[str, Part]) -> None:
+def _require_distinct_names(parts: Mapping[str, Part]) -> None:
     """Raise if two parts would be stored under one name, or in one document.
 
     Raises:

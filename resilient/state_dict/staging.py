@@ -130,13 +130,13 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> frozenset[int]:
 
 
 def _steady(stateful: Any) -> Iterable[torch.Tensor]:
-    if _says_itself(stateful):
+    if _has_steady_method(stateful):
         return stateful.steady()  # type: ignore[no-any-return]  # what a Stateful of anyone returns
     optimizer = _optimizer_of(stateful)
     return _tensors_of_optimizer(optimizer) if optimizer is not None else ()
 
 
-def _says_itself(stateful: Any) -> bool:
+def _has_steady_method(stateful: Any) -> bool:
     # A method `steady` of a user's module or optimizer has another meaning.
     is_torchs = isinstance(stateful, torch.nn.Module | torch.optim.Optimizer)
     return not is_torchs and callable(getattr(type(stateful), "steady", None))
@@ -149,7 +149,7 @@ def _layout_of(stateful: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any,
         stateful: Any stateful.
         tensors: Tensors of its current state.
     """
-    if _says_itself(stateful):
+    if _has_steady_method(stateful):
         return None
     optimizer = _optimizer_of(stateful)
     if optimizer is None:

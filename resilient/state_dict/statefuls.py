@@ -99,9 +99,9 @@ class RankLocalBuffers:
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for prefix, module in model.named_modules():
-        fleeting = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
+        non_persistent = module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
         for name, buffer in module.named_buffers(recurse=False):
-            if name not in fleeting and type(buffer) in (torch.Tensor, nn.Buffer):
+            if name not in non_persistent and type(buffer) in (torch.Tensor, nn.Buffer):
                 yield f"{prefix}.{name}".removeprefix("."), buffer
 
 
@@ -220,7 +220,7 @@ def unwrap(value: Any) -> Any:
     return value.stateful if isinstance(value, Part) else value
 
 
-def _is_looked_through(value: Any) -> bool:
+def _is_unwrapped(value: Any) -> bool:
     """Return whether a save ignores the object's own ``state_dict``."""
     return isinstance(value, nn.Module | Optimizer) or _is_a(value, "DeepSpeedOptimizer")
 
@@ -228,7 +228,7 @@ def _is_looked_through(value: Any) -> bool:
 def _part(name: str, value: Any, models: Mapping[str, nn.Module]) -> Part:
     if isinstance(value, Part):
         inner: Any = value.stateful
-        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):
+        if _is_unwrapped(inner) or not hasattr(inner, "state_dict"):
             inner = _part(name, inner, models).stateful
         return replace(value, stateful=inner)
     if isinstance(value, nn.Module):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-_OURS = ("every_n_layers", "offload")
-_TORCHS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "debug")
-_MARK = "_resilient_recomputes"
+_LIBRARY_OPTIONS = ("every_n_layers", "offload")
+_TORCH_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop", "debug")
+_RECOMPUTES_ATTRIBUTE = "_resilient_recomputes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def read_recomputing(options_given: Mapping[str, Any] | None) -> ActivationCheck
         ConfigError: A key is unknown or a value is not accepted.
     """
     options = dict(options_given or {})
-    names = (*_OURS, *_TORCHS)
+    names = (*_LIBRARY_OPTIONS, *_TORCH_OPTIONS)
     for name in options:
         if name not in names:
             similar_names = get_close_matches(name, names, n=1)
@@ -72,10 +72,10 @@ def recompute(
     Raises:
         ConfigError: The model has no such layers.
     """
-    if getattr(model, _MARK, False):
+    if getattr(model, _RECOMPUTES_ATTRIBUTE, False):
         return
     if not layer_classes and _enable_in_model(model, settings):
-        setattr(model, _MARK, True)
+        setattr(model, _RECOMPUTES_ATTRIBUTE, True)
         return
     layers = layers_of(model, layer_classes)
     if not layers:
@@ -88,7 +88,7 @@ def recompute(
         # The hooks of the layer stay outside the recomputed function, so FSDP gathers the layer
         # once for the forward pass.
         layer.forward = _recomputed(layer.forward, settings)
-    setattr(model, _MARK, True)
+    setattr(model, _RECOMPUTES_ATTRIBUTE, True)
 
 
 def _enable_in_model(model: nn.Module, settings: ActivationCheckpointing) -> bool:
@@ -143,7 +143,7 @@ def _recomputed(
     from torch import is_grad_enabled
     from torch.utils.checkpoint import checkpoint
 
-    saving: Any = partial(checkpoint, **settings.options)
+    checkpointed: Any = partial(checkpoint, **settings.options)
 
     @wraps(forward)
     def recomputed(*inputs: Any, **kwargs: Any) -> Any:
@@ -151,14 +151,14 @@ def _recomputed(
             return forward(*inputs, **kwargs)
         if settings.options["use_reentrant"] and kwargs:
             # torch passes only positional arguments to a reentrant checkpoint.
-            return saving(partial(forward, **kwargs), *inputs)
-        with _waiting_room(offload=settings.offload):
-            return saving(forward, *inputs, **kwargs)
+            return checkpointed(partial(forward, **kwargs), *inputs)
+        with _saved_tensors_context(offload=settings.offload):
+            return checkpointed(forward, *inputs, **kwargs)
 
     return recomputed
 
 
-def _waiting_room(*, offload: bool) -> AbstractContextManager[Any]:
+def _saved_tensors_context(*, offload: bool) -> AbstractContextManager[Any]:
     if not offload:
         return nullcontext()
     import torch

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # Fraction of a device's memory that is reserved for activations, gathered layers and libraries.
-ROOM_FOR_THE_REST = 0.3
+ACTIVATION_FRACTION = 0.3
 # A pipeline idles at the ends of each step. With this number of micro-batches per stage, the idle
-# time is small. A pipeline is chosen only if it sends at most 1/SAVED_TIMES of the bytes that FSDP
-# sends.
+# time is small. A pipeline is chosen only if it sends at most 1/TRAFFIC_RATIO_MIN of the bytes
+# that FSDP sends.
 MICRO_BATCHES_PER_STAGE = 4
-SAVED_TIMES = 4
+TRAFFIC_RATIO_MIN = 4
 _GIB = 1 << 30
 
 
@@ -31,19 +31,19 @@ class ModelFacts:
         numbers: Number of parameters.
         number_bytes: Bytes of a parameter with its gradient and its optimizer state.
         weight_bytes: Bytes of a parameter in a transfer between ranks.
-        layer_numbers: Number of parameters of the largest layer.
+        largest_layer_parameters: Number of parameters of the largest layer.
         layers: Number of consecutive layers; the model can be cut between two of them.
-        between_bytes: Bytes that one layer passes to the next in a micro-batch; 0 if unknown.
-        is_cut_by_plan: Whether the model has a tensor-parallel plan (``tp_plan``).
+        activation_bytes: Bytes that one layer passes to the next in a micro-batch; 0 if unknown.
+        has_tensor_parallel_plan: Whether the model has a tensor-parallel plan (``tp_plan``).
     """
 
     numbers: int
     number_bytes: float = 16.0
     weight_bytes: int = 4
-    layer_numbers: int = 0
+    largest_layer_parameters: int = 0
     layers: int = 0
-    between_bytes: int = 0
-    is_cut_by_plan: bool = False
+    activation_bytes: int = 0
+    has_tensor_parallel_plan: bool = False
 
     @property
     def state_bytes(self) -> float:
@@ -68,9 +68,9 @@ class MachineFacts:
     micro_batches: int = 1
 
     @property
-    def room_bytes(self) -> float:
+    def state_capacity_bytes(self) -> float:
         """Memory of a rank for the state."""
-        return self.device_bytes * (1 - ROOM_FOR_THE_REST)
+        return self.device_bytes * (1 - ACTIVATION_FRACTION)
 
     @property
     def hosts(self) -> int:
@@ -102,10 +102,10 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
         ConfigError: The model does not fit on all ranks together. The message has the sufficient
             number of ranks.
     """
-    need, room = model.state_bytes, machine.room_bytes
+    need, room = model.state_bytes, machine.state_capacity_bytes
     text = (
         f"parameters, gradients and optimizer take {_gib(need)}, and a rank has {_gib(room)} for "
-        f"them ({ROOM_FOR_THE_REST:.0%} of {_gib(machine.device_bytes)} is left for activations)"
+        f"them ({ACTIVATION_FRACTION:.0%} of {_gib(machine.device_bytes)} is left for activations)"
     )
     reasons = [text]
     tensor = _tensor_ranks(model, machine, reasons)
@@ -117,7 +117,7 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
             'TrainingArguments(fsdp="full_shard offload")',
         )
     if tensor > 1:
-        return _over_groups(model, machine, tensor, reasons)
+        return _replicate_or_shard_groups(model, machine, tensor, reasons)
     if need <= room:
         reasons.append("it fits on each rank: replicas send only gradients, once a step")
         return ParallelismChoice({"parallelism": "ddp"}, tuple(reasons))
@@ -130,16 +130,16 @@ def choose(model: ModelFacts, machine: MachineFacts) -> ParallelismChoice:
 
 def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks per layer, so that a gathered layer fits in memory."""
-    spare = machine.device_bytes - machine.room_bytes
+    spare = machine.device_bytes - machine.state_capacity_bytes
     # The gathered weights and gradients of this layer and of the prefetched layer.
-    layer = 4.0 * model.layer_numbers * model.weight_bytes
+    layer = 4.0 * model.largest_layer_parameters * model.weight_bytes
     if layer <= spare or machine.ranks == 1:
         return 1
     sizes = [size for size in _divisors(machine.ranks_per_host) if layer / size <= spare]
     text = f"its largest layer takes {_gib(layer)} while it is computed, and {_gib(spare)} are left"
     if not sizes:
         raise ConfigError(f"the model does not fit: {text}, on all ranks of a host as well")
-    if not model.is_cut_by_plan:
+    if not model.has_tensor_parallel_plan:
         raise ConfigError(
             f"{text}: it must be cut over {sizes[0]} ranks, and the model does not define how",
             hint='name its layers: parallelism_config={"tp_plan": {"layers.*.up": "colwise", ...}}',
@@ -148,12 +148,12 @@ def _tensor_ranks(model: ModelFacts, machine: MachineFacts, reasons: list[str]) 
     return sizes[0]
 
 
-def _over_groups(
+def _replicate_or_shard_groups(
     model: ModelFacts, machine: MachineFacts, tensor: int, reasons: list[str]
 ) -> ParallelismChoice:
     """Return replicas or shards over groups that share each layer."""
     mesh: dict[str, Any] = {"tp_size": tensor}
-    if model.state_bytes <= machine.room_bytes * tensor:
+    if model.state_bytes <= machine.state_capacity_bytes * tensor:
         reasons.append(f"{tensor} ranks together hold the whole model: groups of them are replicas")
         return ParallelismChoice({"parallelism": "ddp", "parallelism_config": mesh}, tuple(reasons))
     reasons.append("such groups hold a share of it each (FSDP)")
@@ -162,7 +162,7 @@ def _over_groups(
 
 def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int:
     """Return the number of ranks of a host in a pipeline; 1 for no pipeline."""
-    room, count = machine.room_bytes, machine.micro_batches
+    room, count = machine.state_capacity_bytes, machine.micro_batches
     # The first stage also has the embeddings and the last stage the head, so each stage is counted
     # 1.5 times.
     sizes = [
@@ -172,11 +172,11 @@ def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int
         and 1.5 * model.state_bytes / size <= room
         and count >= MICRO_BATCHES_PER_STAGE * size
     ]
-    if not sizes or not model.between_bytes:
+    if not sizes or not model.activation_bytes:
         return 1
-    sent_bytes = 2.0 * count * model.between_bytes
-    weights = _sent_by_shards(model, count)
-    if sent_bytes * SAVED_TIMES > weights:
+    sent_bytes = 2.0 * count * model.activation_bytes
+    weights = _bytes_sent_by_shards(model, count)
+    if sent_bytes * TRAFFIC_RATIO_MIN > weights:
         return 1
     reasons.append(
         f"in a step of {count} micro-batches shards would send {_gib(weights)} of weights and "
@@ -189,14 +189,14 @@ def _stages(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> int
     return sizes[0]
 
 
-def _sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
+def _bytes_sent_by_shards(model: ModelFacts, micro_batches: int) -> float:
     """Return the bytes that FSDP sends in a step: weights for each pass, and gradients once."""
     return (2.0 * micro_batches + 1) * model.numbers * model.weight_bytes
 
 
 def _shards(model: ModelFacts, machine: MachineFacts, reasons: list[str]) -> dict[str, Any]:
     is_several = machine.hosts > 1
-    if is_several and model.state_bytes <= machine.room_bytes * machine.ranks_per_host:
+    if is_several and model.state_bytes <= machine.state_capacity_bytes * machine.ranks_per_host:
         reasons.append(
             f"the {machine.ranks_per_host} ranks of a host hold the whole model: weights are sent "
             "inside hosts, gradients once a step between hosts"

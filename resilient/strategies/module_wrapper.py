@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from resilient.state_dict.snapshot import Stateful
 
 
-class Named(NamedTuple):
+class ParameterName(NamedTuple):
     """One name of a parameter; a tied parameter has several names.
 
     Attributes:
@@ -46,7 +46,9 @@ class ForwardRedirect:
         tensors: The module's parameters before it was wrapped.
     """
 
-    def __init__(self, module: nn.Module, wrapper: nn.Module, tensors: Sequence[Named]) -> None:
+    def __init__(
+        self, module: nn.Module, wrapper: nn.Module, tensors: Sequence[ParameterName]
+    ) -> None:
         self.wrapper = wrapper
         self.named = tensors
         self._compute: Callable[..., Any] = (
@@ -83,13 +85,15 @@ def find_redirect(module: nn.Module) -> ForwardRedirect | None:
     return call if isinstance(call, ForwardRedirect) else None
 
 
-def named_in(model: nn.Module) -> list[Named]:
+def named_in(model: nn.Module) -> list[ParameterName]:
     """Return the parameters of a model by their names without a wrapper."""
     detour = find_redirect(model)
     if detour is not None:
         return list(detour.named)
     return [
-        Named(name, id(parameter), parameter.numel(), parameter.requires_grad, ref(parameter))
+        ParameterName(
+            name, id(parameter), parameter.numel(), parameter.requires_grad, ref(parameter)
+        )
         for name, parameter in model.named_parameters(remove_duplicate=False)
     ]
 

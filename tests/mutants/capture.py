@@ -149,7 +149,7 @@ MUTANTS = [
     Mutant(
         "a replaced dict of a module is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "_are([*map(vars, self._modules)], owns)",
+        "_are_identical([*map(vars, self._modules)], owns)",
         "True",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "a changed class of a module is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and _are([*map(type, self._modules)], self._kinds)\n",
+        "            and _are_identical([*map(type, self._modules)], self._kinds)\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -173,7 +173,7 @@ MUTANTS = [
     Mutant(
         "a new state hook of a module is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and not any(_items_of_each(owns, *_WAYS))\n",
+        "            and not any(_items_of_each(owns, *_HOOK_ATTRIBUTES))\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "a changed set of persistent buffers is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and [*map(itemgetter(_PASSING), owns)] == self._passing\n",
+        "            and [*map(itemgetter(_NON_PERSISTENT), owns)] == self._passing\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -213,7 +213,7 @@ MUTANTS = [
     Mutant(
         "a replaced tensor of the same name is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and _are(_values(dicts), self._values)\n",
+        "            and _are_identical(_values(dicts), self._values)\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -221,7 +221,7 @@ MUTANTS = [
     Mutant(
         "a changed order of optimizer state is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and _are([*state], self._parameters)\n",
+        "            and _are_identical([*state], self._parameters)\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -229,7 +229,7 @@ MUTANTS = [
     Mutant(
         "a replaced dict of optimizer state is not noticed",
         "resilient/state_dict/capture_cache.py",
-        "            and _are([*state.values()], self._dicts)\n",
+        "            and _are_identical([*state.values()], self._dicts)\n",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",
@@ -253,7 +253,7 @@ MUTANTS = [
     Mutant(
         "a module with its own kind of dict is read directly",
         "resilient/state_dict/capture_cache.py",
-        "if not _DICTS.issuperset(type(attributes[name]) for name in _HELD):",
+        "if not _DICTS.issuperset(type(attributes[name]) for name in _MEMBER_ATTRIBUTES):",
         "if False:",
         "tests/unit/state_dict/test_odd_modules.py",
         promise="P6",
@@ -301,7 +301,7 @@ MUTANTS = [
     Mutant(
         "a tensor at another address is not noticed",
         "resilient/state_dict/capture_cache.py",
-        " and record.is_still_there()",
+        " and record.has_same_memory()",
         "",
         "tests/unit/state_dict/test_glances.py",
         promise="P6",

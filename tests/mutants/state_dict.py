@@ -37,10 +37,10 @@ MUTANTS = [
         "optimizer state is matched by position",
         "resilient/state_dict/optimizer.py",
         (
-            "numbers.get(name, name): _put_together(value)\n"
+            "numbers.get(name, name): _from_savable(value)\n"
             '            for name, value in state_dict["state"].items()'
         ),
-        'name: _put_together(value) for name, value in enumerate(state_dict["state"].values())',
+        'name: _from_savable(value) for name, value in enumerate(state_dict["state"].values())',
         "tests/unit/state_dict",
         promise="Field bugs",
     ),
@@ -261,14 +261,14 @@ MUTANTS = [
     Mutant(
         "a part that wraps a plain value has no state",
         "resilient/state_dict/statefuls.py",
-        '        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):\n',
-        "        if _is_looked_through(inner):\n",
+        '        if _is_unwrapped(inner) or not hasattr(inner, "state_dict"):\n',
+        "        if _is_unwrapped(inner):\n",
         "tests/unit/test_options.py -k any_name",
     ),
     Mutant(
         "optimizer state in a part is saved under numbers",
         "resilient/state_dict/statefuls.py",
-        '        if _is_looked_through(inner) or not hasattr(inner, "state_dict"):\n',
+        '        if _is_unwrapped(inner) or not hasattr(inner, "state_dict"):\n',
         '        if not hasattr(inner, "state_dict"):\n',
         "tests/unit/test_loop_misuse.py -k follow_names",
         promise="Field bugs",

@@ -118,7 +118,7 @@ class GradientReducer:
 
         A parameter that no micro-batch used has no gradient.
         """
-        partials, loss, used = self._meet()
+        partials, loss, used = self._exchange_partial_sums()
         gradients = partials[0] if self.ranks == 1 else self._reduce(partials, used)
         self._scale_alone(gradients)
         for parameter, gradient in zip(self.parameters, gradients, strict=True):
@@ -130,7 +130,7 @@ class GradientReducer:
 
         The parameters have no gradients afterwards. The next call overwrites the returned memory.
         """
-        partials, loss, used = self._meet()
+        partials, loss, used = self._exchange_partial_sums()
         if self.ranks == 1:
             self._scale_alone(partials[0])
             return loss, [None if partial is None else flat(partial) for partial in partials[0]]
@@ -143,7 +143,7 @@ class GradientReducer:
         ]
         return loss, own_gradients
 
-    def tell_own(self) -> None:
+    def send_own(self) -> None:
         """Send each rank's updated parameter elements to all other ranks. Collective."""
         for lane in self.lanes if self.ranks > 1 else ():
             full_parameters = lane.of([parameter.detach() for parameter in self.parameters])
@@ -166,7 +166,7 @@ class GradientReducer:
         if self.ranks == 1 and present_gradients:
             torch._foreach_mul_(present_gradients, 1 / self.plan.leaves)
 
-    def _meet(self) -> tuple[list[Gradients], float, list[bool]]:
+    def _exchange_partial_sums(self) -> tuple[list[Gradients], float, list[bool]]:
         """Return this rank's partial sums, the mean loss, and the used parameters.
 
         Collective. For each loss, one rank contributes the value and all others contribute 0. The

@@ -151,7 +151,7 @@ class ShardUpdates(ReplicaUpdates):
     def step(self, optimizer: Optimizer) -> bool:
         """Step this rank's pieces, and send them to the other ranks. Collective."""
         stepped = super().step(optimizer)
-        self.reducer.tell_own()
+        self.reducer.send_own()
         return stepped
 
     def _stepped(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:

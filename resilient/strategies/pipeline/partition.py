@@ -62,7 +62,7 @@ def is_fake(value: Any) -> bool:
     return tree_any(lambda leaf: isinstance(leaf, FakeTensor), value)
 
 
-def likeness(module: nn.Module) -> nn.Module:
+def shape_only_copy(module: nn.Module) -> nn.Module:
     """Return a copy of a module that computes only shapes and needs no memory."""
     memo: dict[int, Any] = {}
     with _mode():
@@ -260,7 +260,7 @@ class StageModules:
     def __init__(self, model: nn.Module, cut: StageSplit) -> None:
         self._model = model
         self._stage_cut = cut
-        self._alike = {name: likeness(model.get_submodule(name)) for name in cut.units}
+        self._alike = {name: shape_only_copy(model.get_submodule(name)) for name in cut.units}
 
     def stage(self, number: int) -> tuple[nn.Module, StageEntry | None]:
         """Return the tree of one stage, and its first module."""

@@ -188,7 +188,7 @@ def make_schedule(
     return class_for(options, count)(
         pipeline_stages if several else pipeline_stages[0],
         count,
-        loss_fn=_its_loss,
+        loss_fn=_output_as_loss,
         scale_grads=False,
     )
 
@@ -197,7 +197,7 @@ def _like(shape: tuple[tuple[int, ...], torch.dtype]) -> torch.Tensor:
     return torch.empty(shape[0], dtype=shape[1], device="meta", requires_grad=True)
 
 
-def _its_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _output_as_loss(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     """Return the output of the last stage, which is already the loss."""
     return output
 

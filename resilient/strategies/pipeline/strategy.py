@@ -71,12 +71,12 @@ class PipelineStrategy:
             return existing
         cut = split_model(model, self.options, self.layer_classes)
         broadcast([*model.parameters(), *model.buffers()])
-        place, mesh = self._meet()
+        place, mesh = self._create_groups()
         trees = StageModules(model, cut)
         plan = trees.planner()
         numbers = range(place.number, cut.stages, self.options.ranks)
         stages = {number: Stage(number, *trees.stage(number), model) for number in numbers}
-        _free_elsewhere(model, cut, set(numbers))
+        _free_remote_parameters(model, cut, set(numbers))
         if mesh is not None:
             self._spread(model, cut, stages, mesh)
         pipelined = PipelinedModel(model, stages, plan, self.options, place)
@@ -84,7 +84,7 @@ class PipelineStrategy:
         remember(model, pipelined)
         return pipelined
 
-    def _meet(self) -> tuple[PipelineRank, DeviceMesh | None]:
+    def _create_groups(self) -> tuple[PipelineRank, DeviceMesh | None]:
         """Return the place of this rank, and the mesh of its stage's ranks if there are several."""
         sizes, rank = self.sizes, dist.get_rank()
         ranks = torch.arange(dist.get_world_size()).view(sizes.data, sizes.pipeline, sizes.tensor)
@@ -161,7 +161,7 @@ class PipelineStrategy:
         cast("PipelinedModel", model).align()
 
 
-def _free_elsewhere(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
+def _free_remote_parameters(model: nn.Module, cut: StageSplit, own_units: set[int]) -> None:
     """Free the memory of other ranks' parameters, but keep names and shapes."""
     meta_by_id: dict[int, Any] = {}
     for name, stage in cut.units.items():

@@ -11,7 +11,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from resilient.layout_repair.plan import place_of, plan_layout_repair, write_repaired
-from resilient.layout_repair.training_logs import entries_of, woven
+from resilient.layout_repair.training_logs import entries_of, entries_until
 from resilient.layouts.model import Unreadable
 from resilient.layouts.tfevents import FILE_BYTES_MAX, masked_sum, read_scalars
 from resilient.storage.folder import open_folder
@@ -193,7 +193,7 @@ def life(*steps, by=0.0):
     ],
 )
 def test_of_several_lives_those_count_that_led_to_the_step(lives, step, expected):
-    assert [one["loss"] for one in woven(lives, step)] == expected
+    assert [one["loss"] for one in entries_until(lives, step)] == expected
 
 
 def test_a_life_that_went_back_is_two(run):

@@ -229,7 +229,7 @@ def test_state_of_what_is_no_parameter_and_state_that_is_no_dict_come_back():
 def test_an_optimizer_that_keeps_a_tensor_for_a_parameter_is_asked_in_less_time_too():
     model, optimizer = made(torch.optim.SGD, momentum=0.9)
     optimizer.state[model[0].weight] = torch.full((3,), 2.0)
-    assert NamedOptimizer(model, optimizer).is_asked_plainly()
+    assert NamedOptimizer(model, optimizer).uses_default_state_dict()
     said = NamedOptimizer(model, optimizer).state_dict()["state"]
     assert said["0.weight"].tolist() == [2, 2, 2]
 

@@ -238,13 +238,13 @@ def test_what_is_known_at_a_glance_is_what_asking_anew_gives(make, change):
     stateful, recall = make(), CaptureCache()
     for _ in range(3):
         assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
-    assert recall._looks["part"].has_proved, "it was never known at a glance"
+    assert recall._last_states["part"].was_unchanged, "it was never known at a glance"
     change(stateful)
     for _ in range(3):
         asked = recall.flatten_part("part", stateful)
         # A hook may change what is there each time it is asked.
         assert change is a_hook_before or answer(asked) == anew(stateful)
-    assert change is not a_hook_before or "part" not in recall._looks
+    assert change is not a_hook_before or "part" not in recall._last_states
 
 
 def test_a_class_that_is_given_a_way_of_its_own_is_asked(monkeypatch):
@@ -261,7 +261,7 @@ def test_numbers_that_changed_in_place_are_in_what_is_known():
         recall.flatten_part("part", stateful)
     first_state(stateful)["exp_avg"].add_(1)
     assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
-    assert "part" in recall._looks
+    assert "part" in recall._last_states
 
 
 def test_another_stateful_under_the_name_is_asked():
@@ -279,7 +279,7 @@ def test_what_differs_each_time_is_not_looked_at_for_ever():
     for _ in range(4):
         random.getrandbits(8)
         assert answer(recall.flatten_part("part", generators)) == anew(generators)
-    assert "part" not in recall._looks
+    assert "part" not in recall._last_states
 
 
 def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
@@ -287,4 +287,4 @@ def test_what_torch_draws_at_each_step_is_no_reason_to_ask_anew():
     for _ in range(4):
         torch.rand(1)
         assert answer(recall.flatten_part("part", generators)) == anew(generators)
-    assert recall._looks["part"].has_proved
+    assert recall._last_states["part"].was_unchanged

@@ -26,7 +26,7 @@ def known(stateful):
     recall = CaptureCache()
     for _ in range(3):
         assert answer(recall.flatten_part("part", stateful)) == anew(stateful)
-    assert recall._looks["part"].has_proved
+    assert recall._last_states["part"].was_unchanged
     return recall
 
 

@@ -14,7 +14,7 @@ BILLION = 10**9
 
 
 def model(billions, **more):
-    given = {"layer_numbers": int(billions * BILLION / 32), "layers": 32, **more}
+    given = {"largest_layer_parameters": int(billions * BILLION / 32), "layers": 32, **more}
     return ModelFacts(int(billions * BILLION), **given)
 
 
@@ -28,8 +28,8 @@ def hybrid(size):
 
 DDP = {"parallelism": "ddp"}
 FSDP = {"parallelism": "fsdp", "fsdp": "full_shard"}
-PLANNED = {"is_cut_by_plan": True, "layer_numbers": 4 * BILLION}
-SMALL_BETWEEN = {"between_bytes": 32 << 20}
+PLANNED = {"has_tensor_parallel_plan": True, "largest_layer_parameters": 4 * BILLION}
+SMALL_BETWEEN = {"activation_bytes": 32 << 20}
 
 
 def mesh(parallelism, **sizes):
@@ -50,7 +50,7 @@ def mesh(parallelism, **sizes):
         # Inside one host, over hosts, and where only all hosts together have the memory.
         (model(13), machine(8), FSDP),
         (model(13), machine(32), hybrid(8)),
-        (model(70, layer_numbers=BILLION), machine(32), FSDP),
+        (model(70, largest_layer_parameters=BILLION), machine(32), FSDP),
         # Where steps are long and little is sent between layers, stages send far less.
         (
             model(13, **SMALL_BETWEEN),
@@ -64,7 +64,7 @@ def mesh(parallelism, **sizes):
         ),
         # Too few micro-batches, too much between layers, or too few layers.
         (model(13, **SMALL_BETWEEN), machine(8, micro_batches=8), FSDP),
-        (model(13, between_bytes=40 * GIB), machine(8, micro_batches=32), FSDP),
+        (model(13, activation_bytes=40 * GIB), machine(8, micro_batches=32), FSDP),
         (model(13, layers=4, **SMALL_BETWEEN), machine(8, micro_batches=32), FSDP),
         # A layer that is too large for a rank is cut, replicated or sharded beside.
         (model(16, **PLANNED), machine(8), mesh("fsdp", tp_size=4)),
@@ -94,18 +94,18 @@ def test_reasons_say_the_numbers():
     ("facts", "machines", "said"),
     [
         (
-            model(70, layer_numbers=BILLION),
+            model(70, largest_layer_parameters=BILLION),
             machine(8),
             "does not fit: .* so it needs 19 ranks, and there are 8",
         ),
         (model(70), machine(1), "so it needs 19 ranks, and there are 1"),
         (
-            model(20, layer_numbers=4 * BILLION),
+            model(20, largest_layer_parameters=4 * BILLION),
             machine(16),
             "it must be cut over 4 ranks, and the model does not define how",
         ),
         (
-            model(60, layer_numbers=40 * BILLION, is_cut_by_plan=True),
+            model(60, largest_layer_parameters=40 * BILLION, has_tensor_parallel_plan=True),
             machine(64),
             "on all ranks of a host as well",
         ),

@@ -36,7 +36,7 @@ class Layers(nn.Module):
 def test_an_optimizer_counts_by_what_it_keeps(options, bytes_each):
     facts = model_facts(TrainingArguments(**options), Layers())
     assert facts.number_bytes == pytest.approx(bytes_each, abs=0.2)
-    assert (facts.numbers, facts.layers, facts.layer_numbers) == (88, 3, 16)
+    assert (facts.numbers, facts.layers, facts.largest_layer_parameters) == (88, 3, 16)
 
 
 def test_frozen_weights_need_no_gradient_and_half_ones_half_the_room():
@@ -52,10 +52,10 @@ def test_what_goes_between_layers_is_known_of_models_that_say_their_width():
         hidden_size, max_position_embeddings = 8, 16
 
     model = Layers()
-    assert model_facts(TrainingArguments(), model).between_bytes == 0
+    assert model_facts(TrainingArguments(), model).activation_bytes == 0
     model.config = Config()
     args = TrainingArguments(per_device_train_batch_size=2, bf16=True)
-    assert model_facts(args, model).between_bytes == 2 * 16 * 8 * 2
+    assert model_facts(args, model).activation_bytes == 2 * 16 * 8 * 2
 
 
 def test_what_is_chosen_is_told_and_trained(tmp_path, repository):
