@@ -1,4 +1,4 @@
-"""Reader of a tensor that is stored in several pieces, a few MiB at a time."""
+"""Block-wise reader of a tensor that is stored in several pieces."""
 
 from __future__ import annotations
 

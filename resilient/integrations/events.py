@@ -1,4 +1,4 @@
-"""Events of the integrations."""
+"""Events of the integrations with other trainers."""
 
 from __future__ import annotations
 

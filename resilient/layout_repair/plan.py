@@ -1,4 +1,4 @@
-"""Plan of a repair of another tool's checkpoint, verified before anything is written.
+"""Plan of a repair of another tool's checkpoint, which is verified before the first write.
 
 The execution of the plan writes a new checkpoint, or the intact tensors. A repair never changes the
 damaged checkpoint.

@@ -1,9 +1,9 @@
 """Repair of ``trainer_state.json`` and of schedulers.
 
-The keys of this file are in alphabetical order. A truncated file therefore still has the best
-checkpoint, the epoch, the step, and the beginning of the history. The repair copies state that is
-common to the run from another step or from the arguments. All other state is lost, and the repair
-reports the loss.
+The keys of ``trainer_state.json`` are in alphabetical order. A truncated file therefore still has
+the best checkpoint, the epoch, the step, and the beginning of the history. The repair copies state
+that is common to the run from another step or from the arguments. All other state is lost, and the
+repair reports the loss.
 
 The optimizer stores the current and the initial rate of each group, so the repair restores both
 rates bit for bit. The other files state the step of the scheduler. Another step of the run, or the

@@ -1,1 +1,1 @@
-"""Readers for checkpoints of other tools, which need neither torch nor the tools' code."""
+"""Readers for checkpoints of other tools, which import no torch and unpickle nothing."""

@@ -1,4 +1,4 @@
-"""Assessment whether training can resume from another tool's checkpoint, and with which losses.
+"""Assessment of another tool's checkpoint: resumable, resumable with a loss, or not.
 
 :func:`assess_resumability` is a pure function from the contents of a checkpoint
 (:class:`~resilient.layouts.model.Contents`) to a :class:`~resilient.layouts.model.Resumability`.
