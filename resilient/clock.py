@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_BOOT_LETTERS = 13  # enough that two hosts of a run never share a name
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|w)")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_NAME_LENGTH = 13  # enough that two hosts of a run never share a name
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|m|h|d|w)")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
 def parse_length(text: str) -> float | None:
     """Return the seconds of a length such as ``30s``, ``10m``, ``2h``, ``1d``, ``1w``, or None."""
-    match = _LENGTH.fullmatch(text.strip().lower())
+    match = _DURATION.fullmatch(text.strip().lower())
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
@@ -61,7 +61,7 @@ def boot_name() -> str:
     Empty where the system does not provide it.
     """
     try:
-        return _BOOT.read_text(encoding="ascii").strip()[:_BOOT_LETTERS]
+        return _BOOT_ID_FILE.read_text(encoding="ascii").strip()[:_BOOT_NAME_LENGTH]
     except OSError:
         return ""
 
@@ -74,20 +74,20 @@ class Timed:
 
     Args:
         clock: Time source.
-        over: Callback that receives the seconds.
+        on_exit: Callback that receives the seconds.
     """
 
-    __slots__ = ("_began_seconds", "_clock", "_over")
+    __slots__ = ("_began_seconds", "_clock", "_on_exit")
 
-    def __init__(self, clock: Clock, over: Callable[[float], None]) -> None:
-        self._clock, self._over = clock, over
+    def __init__(self, clock: Clock, on_exit: Callable[[float], None]) -> None:
+        self._clock, self._on_exit = clock, on_exit
         self._began_seconds = 0.0
 
     def __enter__(self) -> None:
         self._began_seconds = self._clock.monotonic_seconds()
 
     def __exit__(self, *_: object) -> None:
-        self._over(self._clock.monotonic_seconds() - self._began_seconds)
+        self._on_exit(self._clock.monotonic_seconds() - self._began_seconds)
 
 
 class Stopwatch:

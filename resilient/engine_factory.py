@@ -108,7 +108,7 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
             store. Also if a value is not accepted, or a required signature has no key.
     """
     world, clock = world or World(), SystemClock()
-    _require_common(url, world, board)
+    _require_shared_repository(url, world, board)
     if retention is not None and keep_last is not None:
         raise ConfigError("`keep_last` and `retention` mean the same: use one of them")
     retention_policy = Retention(keep_last) if retention is None else _retention(retention)
@@ -117,8 +117,8 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
         retention_policy, *bounds, parity, repair_on_restore, pace_seconds_max
     )
     # A user's own loop has no other source of storage options.
-    is_said = storage_options is not None
-    options = mapping_of(storage_options) if is_said else read_storage_options(os.environ)
+    is_given = storage_options is not None
+    options = mapping_of(storage_options) if is_given else read_storage_options(os.environ)
     signing = read_signing(os.environ, require_signature=require_signature)
     emit = emit or events.Emitter(clock, (events.console(),))
     context = CheckpointContext(
@@ -142,14 +142,14 @@ def open_engine(  # noqa: PLR0913 - the composition root of library use
     )
 
 
-FOUND_BY_THE_LOOP = frozenset({"url", "world", "board", "scope", "keeper"})
+ARGUMENTS_OF_THE_LIBRARY = frozenset({"url", "world", "board", "scope", "keeper"})
 """Arguments of :func:`open_engine` that a user's own loop does not pass."""
 
-_OPTIONS = frozenset(inspect.signature(open_engine).parameters) - FOUND_BY_THE_LOOP
-_LIMIT = "save_total_limit"
+_OPTIONS = frozenset(inspect.signature(open_engine).parameters) - ARGUMENTS_OF_THE_LIBRARY
+_KEEP_LAST_ALIAS = "save_total_limit"
 # A name close to one of these was meant as the option, for any value.
-_MEANT = {
-    **{name: name for name in (*_OPTIONS, _LIMIT, "overlap", "rng")},
+_OPTION_BY_NAME = {
+    **{name: name for name in (*_OPTIONS, _KEEP_LAST_ALIAS, "overlap", "rng")},
     **{field.name: "retention" for field in fields(Retention) if field.name not in _OPTIONS},
     # Names of the same option in other libraries.
     **dict.fromkeys(
@@ -164,15 +164,15 @@ _MEANT = {
     "save_within_seconds": "within_seconds",
 }
 # Options of the Trainer that have another counterpart here.
-_ELSEWHERE = {
+_OTHER_COUNTERPARTS = {
     "on_save_failure": "save(), wait() and close() raise SaveFailed: catch it to continue training",
 }
 _SECRET = re.compile(
     r"secret|passw|credential|token$|(^|_)(api|access|account|signing|hmac|private)_?key",
     re.IGNORECASE,
 )
-_ALIKE_MIN = 0.8
-_PLAIN = (bool, int, float, str, bytes, list, tuple, dict, Retention, TieringOptions)
+_SIMILARITY_MIN = 0.8
+_PLAIN_TYPES = (bool, int, float, str, bytes, list, tuple, dict, Retention, TieringOptions)
 
 
 def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -188,21 +188,25 @@ def split_options(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[st
         ConfigError: A name is reserved, or a limit is given twice or invalid. Also raised if the
             name of a plain value resembles the name of an option or of a secret.
     """
-    reserved_names = sorted(FOUND_BY_THE_LOOP & set(arguments))
+    reserved_names = sorted(ARGUMENTS_OF_THE_LIBRARY & set(arguments))
     if reserved_names:
         raise ConfigError(f"`{reserved_names[0]}` is not allowed as a name: choose another name")
     options = {name: value for name, value in arguments.items() if name in _OPTIONS}
     objects = {
-        name: value for name, value in arguments.items() if name not in _OPTIONS and name != _LIMIT
+        name: value
+        for name, value in arguments.items()
+        if name not in _OPTIONS and name != _KEEP_LAST_ALIAS
     }
     for name, stateful in objects.items():
-        _refuse_slip(name, stateful)
-    limit = arguments.get(_LIMIT)
+        _refuse_likely_mistake(name, stateful)
+    limit = arguments.get(_KEEP_LAST_ALIAS)
     if limit is not None:
-        require_count(_LIMIT, limit)
+        require_count(_KEEP_LAST_ALIAS, limit)
         for name in ("keep_last", "retention"):
             if options.get(name) is not None:
-                raise ConfigError(f"`{_LIMIT}` and `{name}` mean the same: use one of them")
+                raise ConfigError(
+                    f"`{_KEEP_LAST_ALIAS}` and `{name}` mean the same: use one of them"
+                )
         options["keep_last"] = limit
     return options, objects
 
@@ -224,9 +228,9 @@ def mapping_of(storage_options: Any) -> Mapping[str, Any]:
     )
 
 
-def _refuse_slip(name: str, value: Any) -> None:
+def _refuse_likely_mistake(name: str, value: Any) -> None:
     """Raise if the name of a plain value is a misspelt option or looks like that of a secret."""
-    if value is not None and not isinstance(value, _PLAIN):
+    if value is not None and not isinstance(value, _PLAIN_TYPES):
         return
     override_hint = (
         f"to save it under that name anyway, pass {name}=Part(value), with resilient.Part"
@@ -237,16 +241,17 @@ def _refuse_slip(name: str, value: Any) -> None:
             hint="pass credentials in storage_options or RESILIENT_STORAGE_OPTIONS, and a signing "
             f"key in RESILIENT_SIGNING_KEY; {override_hint}",
         )
-    if name in _ELSEWHERE:
+    if name in _OTHER_COUNTERPARTS:
         raise ConfigError(
-            f"`{name}` is not an option here, and would be saved as state: {_ELSEWHERE[name]}",
+            f"`{name}` is not an option here, and would be saved as state: "
+            f"{_OTHER_COUNTERPARTS[name]}",
             hint=override_hint,
         )
-    similar_names = get_close_matches(name.lower(), _MEANT, n=1, cutoff=_ALIKE_MIN)
+    similar_names = get_close_matches(name.lower(), _OPTION_BY_NAME, n=1, cutoff=_SIMILARITY_MIN)
     if similar_names:
         raise ConfigError(
             f"`{name}` is not an option, and would be saved as state: did you mean "
-            f"`{_MEANT[similar_names[0]]}`?",
+            f"`{_OPTION_BY_NAME[similar_names[0]]}`?",
             hint=override_hint,
         )
 
@@ -267,7 +272,7 @@ def _retention(option: Any) -> Retention:
     )
 
 
-def _require_common(url: str, world: World, kv_store: KVStore | None) -> None:
+def _require_shared_repository(url: str, world: World, kv_store: KVStore | None) -> None:
     """Require that several ranks have a key-value store and save to one place.
 
     Raises:

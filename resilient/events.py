@@ -362,13 +362,13 @@ class Emitter:
             try:
                 sink(record, event)
             except Exception as error:  # noqa: BLE001 - a sink must not undo what happened
-                self._tell_failed(sink, error)
+                self._report_sink_error(sink, error)
 
     def bind(self, **context: Any) -> Emitter:
         """Return an emitter that adds ``context`` to every event."""
         return replace(self, context={**self.context, **context})
 
-    def _tell_failed(self, sink: object, error: Exception) -> None:
+    def _report_sink_error(self, sink: object, error: Exception) -> None:
         """Report the first error of each sink, also across emitters bound from this one."""
         if id(sink) in self._failures:
             return

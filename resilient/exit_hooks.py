@@ -33,7 +33,7 @@ def register_exit_hook(call: Callable[[], None]) -> None:
     Only this process makes the call, never a fork of it. If the registering thread still runs at
     that time, ``atexit`` makes the call after the thread ended.
     """
-    _hook()
+    _register_once()
     _calls[call] = (os.getpid(), threading.current_thread())
 
 
@@ -53,22 +53,22 @@ def run_exit_hooks(*, is_last: bool = False) -> None:
     """
     with ExitStack() as stack:
         for call, (process, thread) in list(_calls.items()):
-            is_over = thread is threading.main_thread() or not thread.is_alive()
-            if process == os.getpid() and (is_over or is_last):
+            has_thread_ended = thread is threading.main_thread() or not thread.is_alive()
+            if process == os.getpid() and (has_thread_ended or is_last):
                 unregister_exit_hook(call)
                 stack.callback(call)
 
 
 @cache
-def _hook() -> None:
+def _register_once() -> None:
     """Register with both hooks of the interpreter, once; a fork inherits them."""
     # A Python without the hook raises AttributeError; after the main program it is RuntimeError.
     with suppress(AttributeError, RuntimeError):
-        threading._register_atexit(_end_or_tell)  # type: ignore[attr-defined]  # noqa: SLF001
-    atexit.register(_end_or_tell, is_last=True)
+        threading._register_atexit(_run_and_report)  # type: ignore[attr-defined]  # noqa: SLF001
+    atexit.register(_run_and_report, is_last=True)
 
 
-def _end_or_tell(*, is_last: bool = False) -> None:
+def _run_and_report(*, is_last: bool = False) -> None:
     try:
         run_exit_hooks(is_last=is_last)
     except Exception as error:  # noqa: BLE001 - after a hook that raises, Python skips the others

@@ -66,87 +66,87 @@ def digest(value: Any, path: str) -> None:
     _require(is_digest, path, "is not a digest")
 
 
-def plain(value: Any, path: str) -> None:
+def any_object(value: Any, path: str) -> None:
     """Require an object of any JSON values."""
     _require(isinstance(value, dict), path, "is not an object")
 
 
-def maybe(check: Check) -> Check:
+def nullable(check: Check) -> Check:
     """Require null or a value that ``check`` accepts."""
 
-    def look(value: Any, path: str) -> None:
+    def check_value(value: Any, path: str) -> None:
         if value is not None:
             check(value, path)
 
-    return look
+    return check_value
 
 
-def each(check: Check, count_max: int) -> Check:
+def list_of(check: Check, count_max: int) -> Check:
     """Require a list of at most ``count_max`` values that ``check`` accepts."""
 
-    def look(value: Any, path: str) -> None:
+    def check_value(value: Any, path: str) -> None:
         _require(isinstance(value, list | tuple), path, "is not a list")
         _require(len(value) <= count_max, path, f"has more than {count_max} entries")
         for index, item in enumerate(value):
             check(item, f"{path}/{index}")
 
-    return look
+    return check_value
 
 
-def having(**inner_check: Check) -> Check:
+def object_with(**inner_check: Check) -> Check:
     """Require an object with these fields; the reader decides about other fields."""
 
-    def look(value: Any, path: str) -> None:
+    def check_value(value: Any, path: str) -> None:
         _require(isinstance(value, dict), path, "is not an object")
         for field, check in inner_check.items():
             _require(field in value, path, f"has no `{field}`")
             check(value[field], f"{path}/{field}")
 
-    return look
+    return check_value
 
 
-_BOX = having(offsets=each(number, AXES_MAX), lengths=each(number, AXES_MAX))
-_STORED = having(region=_BOX, file=text, start=number, size_bytes=number, digest=text)
-_TENSOR = having(
+_BOX = object_with(offsets=list_of(number, AXES_MAX), lengths=list_of(number, AXES_MAX))
+_STORED = object_with(region=_BOX, file=text, start=number, size_bytes=number, digest=text)
+_TENSOR = object_with(
     name=name,
     part=text,
     dtype=text,
-    shape=each(number, AXES_MAX),
-    regions=each(_STORED, REGIONS_MAX),
+    shape=list_of(number, AXES_MAX),
+    regions=list_of(_STORED, REGIONS_MAX),
 )
-_FILE = having(
-    name=text, size_bytes=number, digest=digest, chunks=each(digest, NUMBER_MAX), rank=number
+_FILE = object_with(
+    name=text, size_bytes=number, digest=digest, chunks=list_of(digest, NUMBER_MAX), rank=number
 )
-_PART = having(name=text, scope=text, document=text)
-_FILES, _TENSORS = each(_FILE, FILES_MAX), each(_TENSOR, TENSORS_MAX)
-_PARTS = each(_PART, FILES_MAX)
-_MANIFEST = having(
+_PART = object_with(name=text, scope=text, document=text)
+_FILES, _TENSORS = list_of(_FILE, FILES_MAX), list_of(_TENSOR, TENSORS_MAX)
+_PARTS = list_of(_PART, FILES_MAX)
+_MANIFEST = object_with(
     chunk_bytes=number,
     run_id=text,
     generation=number,
     step=number,
-    parent=maybe(text),
+    parent=nullable(text),
     created_at=text,
-    world=having(size=number, strategy=text),
+    world=object_with(size=number, strategy=text),
     files=_FILES,
     tensors=_TENSORS,
     parts=_PARTS,
-    config=plain,
-    software=plain,
-    data=plain,
-    metrics=plain,
-    protects=each(text, CHECKPOINTS_MAX),
+    config=any_object,
+    software=any_object,
+    data=any_object,
+    metrics=any_object,
+    protects=list_of(text, CHECKPOINTS_MAX),
 )
-_RECEIPT = having(rank=number, files=_FILES, tensors=_TENSORS, parts=_PARTS)
+_RECEIPT = object_with(rank=number, files=_FILES, tensors=_TENSORS, parts=_PARTS)
 
 
-_HEARTBEAT = having(
+_HEARTBEAT = object_with(
     format=text, version=number, number=number, token=text, count=number, stored_at=text, job=text
 )
-_RECORD = having(
+_RECORD = object_with(
     number=number,
     run_id=text,
-    parent=maybe(text),
+    parent=nullable(text),
     cause=text,
     claimed_at=text,
     host=text,
@@ -156,7 +156,7 @@ _RECORD = having(
 
 def row(value: Any, path: str) -> None:
     """Require a ledger record: its kind, then numbers and short texts."""
-    each(_cell, ROW_LENGTH_MAX)(value, path)
+    list_of(_cell, ROW_LENGTH_MAX)(value, path)
     _require(len(value) > 0 and isinstance(value[0], str), path, "does not state its kind")
 
 
@@ -170,8 +170,8 @@ def _cell(value: Any, path: str) -> None:
     _require(is_number, path, "is not a number in bounds")
 
 
-_PLACE = having(step=number, epoch=number, samples=number)
-_LEDGER = having(
+_PLACE = object_with(step=number, epoch=number, samples=number)
+_LEDGER = object_with(
     run_id=text,
     generation=number,
     step=number,
@@ -180,8 +180,8 @@ _LEDGER = having(
     start=_PLACE,
     stop=_PLACE,
     before=number,
-    records=each(row, RECORDS_MAX),
-    checks=each(text, RECORDS_MAX),
+    records=list_of(row, RECORDS_MAX),
+    checks=list_of(text, RECORDS_MAX),
     head=text,
 )
 

@@ -60,7 +60,7 @@ _HEARTBEAT = re.compile(r"heartbeats/g([0-9]{6,18})-([0-9A-Za-z]{1,64})\.json")
 _SEGMENT = re.compile(r"ledger/g([0-9]{6,18})-([0-9]{12,18})\.json")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 # Texts that refer to a checkpoint without a tag.
-_TAKEN = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
+_RESERVED_NAMES = re.compile(r"latest|auto|never|[0-9]+|checkpoint-.*")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,180}\.(?:json|safetensors|parity)")
 
 
@@ -208,7 +208,7 @@ def probe_key(token: str, number: int) -> str:
 
 def parse_generation(key: str) -> int | None:
     """Return the number in the key of a generation record, or None for any other key."""
-    number = _spelled(key)
+    number = _number_in_key(key)
     return number if number and generation_key(number) == key else None
 
 
@@ -219,7 +219,7 @@ def committed_key(number: int) -> str:
 
 def parse_committed(key: str) -> int | None:
     """Return the generation in a mark's key, or None for any other key."""
-    number = _spelled(key)
+    number = _number_in_key(key)
     return number if number and committed_key(number) == key else None
 
 
@@ -234,7 +234,7 @@ def parse_heartbeat(key: str) -> int | None:
     return int(match[1]) if match and heartbeat_key(int(match[1]), match[2]) == key else None
 
 
-def _spelled(key: str) -> int:
+def _number_in_key(key: str) -> int:
     match = _GENERATION.fullmatch(key)
     return int(match[1]) if match else 0
 
@@ -264,7 +264,7 @@ def parse_tag(key: str) -> str | None:
     if not key.startswith(TAGS) or not key.endswith(".json"):
         return None
     name = key.removeprefix(TAGS).removesuffix(".json")
-    return name if _TAG.fullmatch(name) and not _TAKEN.fullmatch(name) else None
+    return name if _TAG.fullmatch(name) and not _RESERVED_NAMES.fullmatch(name) else None
 
 
 def is_file_name(name: str) -> bool:

@@ -34,7 +34,7 @@ FORMAT = "resilient-ledger"
 VERSION = 1
 CHECK_LENGTH = 16
 """Characters of each link that a segment keeps, to identify the first changed record."""
-_START = ("step", "epoch", "samples")
+_POSITION_FIELDS = ("step", "epoch", "samples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Segment:
     @property
     def opening(self) -> str:
         """Link before its first record."""
-        return self.opens or beginning(self.run_id, self.start)
+        return self.opens or first_link(self.run_id, self.start)
 
     @property
     def links(self) -> list[str]:
@@ -149,9 +149,9 @@ class Segment:
         return replace(self, checks=checks, head=links[-1] if links else self.opening)
 
 
-def beginning(run_id: str, start: LedgerPosition) -> str:
+def first_link(run_id: str, start: LedgerPosition) -> str:
     """Return the link before the first record of a ledger."""
-    document = {"format": FORMAT, "run_id": run_id, "start": _place(start)}
+    document = {"format": FORMAT, "run_id": run_id, "start": _position_to_json(start)}
     return root_digest(canonical(document))
 
 
@@ -162,8 +162,8 @@ def extend_chain(link: str, generation: int, rows: Iterable[str]) -> Iterator[st
         yield link
 
 
-def _place(place: LedgerPosition) -> dict[str, int]:
-    return {name: getattr(place, name) for name in _START}
+def _position_to_json(place: LedgerPosition) -> dict[str, int]:
+    return {name: getattr(place, name) for name in _POSITION_FIELDS}
 
 
 def step_row(place: LedgerPosition, step: Sequence[Any], loss: float) -> str:
@@ -198,8 +198,8 @@ def encode_segment(segment: Segment) -> bytes:
             "step": segment.checkpoint.step,
             "previous": segment.previous,
             "opens": segment.opens,
-            "start": _place(segment.start),
-            "stop": _place(segment.stop),
+            "start": _position_to_json(segment.start),
+            "stop": _position_to_json(segment.stop),
             "before": segment.before,
             "records": [json.loads(row) for row in segment.rows],
             "checks": list(segment.checks),
@@ -226,7 +226,8 @@ def decode_segment(data: bytes, key: str, *, is_sealed: bool = True) -> Segment:
         check_ledger(fields)
         checkpoint = CheckpointId(fields["generation"], fields["step"])
         start, stop = (
-            LedgerPosition(*(fields[end][name] for name in _START)) for end in ("start", "stop")
+            LedgerPosition(*(fields[end][name] for name in _POSITION_FIELDS))
+            for end in ("start", "stop")
         )
         rows = tuple(row_of(*row) for row in fields["records"])
     except (KeyError, TypeError, ValueError) as error:

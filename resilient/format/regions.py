@@ -81,10 +81,10 @@ def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
     # pairs.
     if len(cut) <= _CUT_AXES_MAX and 2 << len(cut) <= len(boxes):
         return _corners_cancel(shape, boxes, cut)
-    return not _any_meet(boxes)
+    return not _any_overlap(boxes)
 
 
-def _any_meet(boxes: Sequence[Region]) -> bool:
+def _any_overlap(boxes: Sequence[Region]) -> bool:
     """Return whether two of the non-empty ``boxes`` share an element, by comparing pairs."""
     ordered = sorted(boxes)
     return any(
@@ -125,15 +125,15 @@ def row_runs(outer: Region, inner: Region) -> list[tuple[int, int]]:
     """
     if inner.size == 0:
         return []
-    lead = _leading_split_axes(outer, inner)
-    run = math.prod(inner.lengths[lead:])
+    split_axes = _leading_split_axes(outer, inner)
+    run = math.prod(inner.lengths[split_axes:])
     strides = row_strides(outer.lengths)
     base = sum(
         (offset - start) * stride
         for offset, start, stride in zip(inner.offsets, outer.offsets, strides, strict=True)
     )
     starts = [base]
-    for axis in range(lead):
+    for axis in range(split_axes):
         starts = [
             start + index * strides[axis]
             for start in starts

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.errors import ConfigError, IntegrityError, SignatureRefused
-from resilient.format.document import canonical, having, number, plain, seal, text, unseal
+from resilient.format.document import any_object, canonical, number, object_with, seal, text, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,9 @@ _ALGORITHM = "hmac-sha256"
 _SIGNED = b"resilient manifest root\n"
 _NAMED = b"resilient key id\n"
 _KEY_ID_LENGTH = 16
-_FIELDS = having(checkpoint=text, manifest=text, algorithm=text, key_id=text, mac=text, files=plain)
+_FIELDS = object_with(
+    checkpoint=text, manifest=text, algorithm=text, key_id=text, mac=text, files=any_object
+)
 
 
 @dataclass(frozen=True, slots=True)

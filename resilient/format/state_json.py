@@ -129,7 +129,9 @@ def tree_of(part: PartEntry, data: bytes, rows: str = "") -> Any:
         IntegrityError: The document is not JSON, or does not contain the part.
     """
     try:
-        return _tree_around(rows, data) if rows and _is_its_own(part) else _tree_of(part, data)
+        return (
+            _tree_around(rows, data) if rows and _has_own_document(part) else _tree_of(part, data)
+        )
     except (ValueError, RecursionError, KeyError, TypeError) as error:
         problem = f"no `{part.name}` in it" if isinstance(error, KeyError) else str(error)
         raise IntegrityError(
@@ -145,7 +147,7 @@ def _tree_of(part: PartEntry, data: bytes) -> Any:
     return fields[part.name] if part.document == STATE_DOCUMENT else fields
 
 
-def _is_its_own(part: PartEntry) -> bool:
+def _has_own_document(part: PartEntry) -> bool:
     return part.scope != "rank" and part.document != STATE_DOCUMENT
 
 
@@ -181,10 +183,10 @@ def _walk(tree: Any) -> Iterator[str]:
             elif tag == "$tensor":
                 yield _text(tag, node[tag])
             else:
-                pending_nodes += _inside(tag, node[tag])
+                pending_nodes += _nested_trees(tag, node[tag])
 
 
-def _inside(tag: str, raw: Any) -> list[Any]:
+def _nested_trees(tag: str, raw: Any) -> list[Any]:
     """Return the content of a tagged value that is a tree itself."""
     if tag in _LISTS:
         return list(_list(tag, raw))

@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 # A network file system or an object store can recover from these by itself. EIO is not included:
 # the device lost data, and only a person can find out which.
-_PASSING = (
+_TRANSIENT = (
     errno.EAGAIN,
     errno.EBUSY,
     errno.ECONNABORTED,
@@ -38,7 +38,7 @@ _PASSING = (
 _KINDS: dict[int, type[StoreError]] = {
     **dict.fromkeys(_FULL, StoreFull),
     **dict.fromkeys(_DENIED, StoreDenied),
-    **dict.fromkeys(_PASSING, StoreUnavailable),
+    **dict.fromkeys(_TRANSIENT, StoreUnavailable),
 }
 
 
@@ -112,7 +112,7 @@ _BY_NAME: dict[str, type[StoreError]] = {
     "error_temp": StoreUnavailable,  # ftplib
     "EOFError": StoreUnavailable,  # a connection that ended in the middle of a response
 }
-_NO_ANSWER = (StoreUnavailable, StoreDenied)
+_UNREACHABLE = (StoreUnavailable, StoreDenied)
 _DEPTH_MAX = 5
 
 
@@ -141,7 +141,7 @@ def errors_of(protocol: str) -> tuple[type[Exception], ...]:
 
 def kind_of_foreign(error: BaseException) -> type[StoreError]:
     """Classify ``error`` by S3 code, HTTP status, errno and class name, in this order."""
-    error_type: type[StoreError] | None = _answered(code_of(error), status_of(error))
+    error_type: type[StoreError] | None = _kind_of_response(code_of(error), status_of(error))
     if error_type is None and any(is_untrusted(str(cause)) for cause in _chain(error)):
         return StoreDenied
     if error_type is None and isinstance(error, OSError):
@@ -154,10 +154,10 @@ def kind_of_foreign(error: BaseException) -> type[StoreError]:
 
 def kind_of_answer(code: str, status: int) -> type[StoreError]:
     """Classify a server's response by its S3 code and HTTP status."""
-    return _answered(code, status) or StoreError
+    return _kind_of_response(code, status) or StoreError
 
 
-def _answered(code: str, status: int) -> type[StoreError] | None:
+def _kind_of_response(code: str, status: int) -> type[StoreError] | None:
     return _BY_CODE.get(code) or _BY_STATUS.get(status)
 
 
@@ -166,7 +166,7 @@ def is_missing(error: BaseException) -> bool:
     if code_of(error) == "NoSuchBucket":
         return False
     # The HTTP filesystem also raises FileNotFoundError if the server was unreachable or refused.
-    if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _NO_ANSWER:
+    if error.__cause__ is not None and kind_of_foreign(error.__cause__) in _UNREACHABLE:
         return False
     absence_errors = FileNotFoundError | IsADirectoryError | NotADirectoryError
     return isinstance(error, absence_errors) or status_of(error) == 404  # noqa: PLR2004 - the HTTP status
@@ -175,10 +175,10 @@ def is_missing(error: BaseException) -> bool:
 def status_of(error: BaseException) -> int:
     """Return the HTTP status in ``error`` or its causes, or 0."""
     for cause in _chain(error):
-        answer = _answer(cause).get("ResponseMetadata", {}).get("HTTPStatusCode")
+        response = _response(cause).get("ResponseMetadata", {}).get("HTTPStatusCode")
         # aiohttp warns on access to ``code``, the old name of ``status``.
         names = ("status_code", "status" if hasattr(cause, "status") else "code")
-        for status in (answer, *(getattr(cause, name, None) for name in names)):
+        for status in (response, *(getattr(cause, name, None) for name in names)):
             if isinstance(status, int) and 400 <= status < 600:  # noqa: PLR2004 - HTTP's range
                 return status
     return 0
@@ -186,13 +186,13 @@ def status_of(error: BaseException) -> int:
 
 def code_of(error: BaseException) -> str:
     """Return the S3 error code in ``error`` or its causes, or an empty string."""
-    codes = (_answer(cause).get("Error", {}).get("Code", "") for cause in _chain(error))
+    codes = (_response(cause).get("Error", {}).get("Code", "") for cause in _chain(error))
     return next((str(code) for code in codes if code), "")
 
 
-def _answer(error: BaseException) -> Mapping[str, dict[str, object]]:
-    answer = getattr(error, "response", None)
-    return answer if isinstance(answer, Mapping) else {}
+def _response(error: BaseException) -> Mapping[str, dict[str, object]]:
+    response = getattr(error, "response", None)
+    return response if isinstance(response, Mapping) else {}
 
 
 def _chain(error: BaseException) -> list[BaseException]:

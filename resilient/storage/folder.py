@@ -32,7 +32,7 @@ from resilient.storage.urls import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_LEADS_NOWHERE = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
+_BROKEN_LINK_ERRORS = (errno.ENOENT, errno.ELOOP, errno.ENAMETOOLONG)
 LINK = "a link that leads out"
 _KINDS = (
     (stat.S_ISFIFO, "a pipe"),
@@ -147,13 +147,13 @@ def open_inside(root: Path, path: Path, bytes_max: int | None = None) -> BinaryI
     refusal_reason = "" if _is_inside(Path(os.path.realpath(root)), real) else LINK
     refusal_reason = refusal_reason or _why_unread(os.stat(real), bytes_max)  # noqa: PTH116 - as below
     if refusal_reason:
-        raise _refused(root, path, refusal_reason, real)
+        raise _refusal(root, path, refusal_reason, real)
     # O_NONBLOCK: the open of a pipe that took the file's place would wait for a writer.
     handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     refusal_reason = _why_unread(os.fstat(handle), bytes_max)
     if refusal_reason:
         os.close(handle)
-        raise _refused(root, path, refusal_reason, real)
+        raise _refusal(root, path, refusal_reason, real)
     return os.fdopen(handle, "rb")
 
 
@@ -166,12 +166,14 @@ def _why_unread(status: os.stat_result, bytes_max: int | None) -> str:
     return ""
 
 
-def _refused(root: Path, path: Path, why: str, real: str) -> StoreDenied:
+def _refusal(root: Path, path: Path, reason: str, real: str) -> StoreDenied:
     name = os.path.relpath(path, root)
     hint = f"ls -lL {shell_quote(path)}"
-    if why == LINK:
+    if reason == LINK:
         hint = f"if you trust it, name the folder itself: {shell_quote(os.path.dirname(real))}"  # noqa: PTH120
-    return StoreDenied(f"`{name[:200]}` in {root} is {why}, and was not read", key=name, hint=hint)
+    return StoreDenied(
+        f"`{name[:200]}` in {root} is {reason}, and was not read", key=name, hint=hint
+    )
 
 
 class LocalFolder:
@@ -237,7 +239,7 @@ class LocalFolder:
         try:
             status = path.stat()
         except OSError as error:
-            if error.errno in _LEADS_NOWHERE:
+            if error.errno in _BROKEN_LINK_ERRORS:
                 return None
             raise
         return status if stat.S_ISREG(status.st_mode) else None
@@ -316,7 +318,7 @@ class FsspecFolder:
         self._root = root.rstrip("/")
         self._paths: dict[str, str] = {}
         self._sizes: Mapping[str, int] = {}
-        self._wholes: dict[str, bytes | None] = {}
+        self._full_contents: dict[str, bytes | None] = {}
 
     def list(self) -> DirectoryListing:
         """Return the current contents."""
@@ -351,22 +353,22 @@ class FsspecFolder:
         with self._errors(name):
             path = self._paths[name]
             if self._protocol in _ONE_FILE_ONLY:
-                full_content = self._whole(name, path)
+                full_content = self._full_content(name, path)
                 if full_content is not None:
                     return full_content[start : start + length]
             return bytes(self._filesystem.cat_file(path, start=start, end=start + length))
 
-    def _whole(self, name: str, path: str) -> bytes | None:
+    def _full_content(self, name: str, path: str) -> bytes | None:
         """Return the whole file if its web server sends no ranges; None if the server does.
 
         Raises:
             ConfigError: The file is too large to keep in memory.
         """
-        from resilient.storage.fsspec_connect import knows_ranges
+        from resilient.storage.fsspec_connect import supports_ranges
 
-        if name not in self._wholes:
-            if knows_ranges(self._filesystem, path):
-                self._wholes[name] = None
+        if name not in self._full_contents:
+            if supports_ranges(self._filesystem, path):
+                self._full_contents[name] = None
             elif self._sizes[name] > _WHOLE_BYTES_MAX:
                 raise ConfigError(
                     f"cannot read {self.url}: its server sends no byte ranges, and this file has "
@@ -374,8 +376,8 @@ class FsspecFolder:
                     hint=f"curl -LO {shell_quote(self.url)}",
                 )
             else:
-                self._wholes[name] = bytes(self._filesystem.cat_file(path))
-        return self._wholes[name]
+                self._full_contents[name] = bytes(self._filesystem.cat_file(path))
+        return self._full_contents[name]
 
     def _name(self, path: str) -> str:
         if path.rstrip("/") == self._root:

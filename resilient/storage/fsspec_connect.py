@@ -44,7 +44,7 @@ def bound_requests(filesystem: Any, within_seconds: float) -> None:
     filesystem._call_s3 = bounded  # noqa: SLF001
 
 
-IN_PARTS = frozenset({"s3", "s3a"})
+MULTIPART_PROTOCOLS = frozenset({"s3", "s3a"})
 """Protocols whose large objects are sent in parts."""
 _PARTIAL = 206
 _EXTRAS = {
@@ -74,7 +74,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def knows_ranges(filesystem: Any, path: str) -> bool:
+def supports_ranges(filesystem: Any, path: str) -> bool:
     """Return whether a web server honours a range request, instead of sending the whole file.
 
     Only the status of the response is read, not its body. fsspec would treat the whole file as the
@@ -87,9 +87,9 @@ async def _is_partial(filesystem: Any, path: str) -> bool:
     session = await filesystem.set_session()
     headers = {**filesystem.kwargs.get("headers", {}), "Range": "bytes=0-0"}
     options = {**filesystem.kwargs, "headers": headers}
-    async with session.get(filesystem.encode_url(path), **options) as answer:
-        answer.raise_for_status()
-        return int(answer.status) == _PARTIAL
+    async with session.get(filesystem.encode_url(path), **options) as response:
+        response.raise_for_status()
+        return int(response.status) == _PARTIAL
 
 
 def connect(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[Any, str]:
@@ -137,7 +137,7 @@ def connect(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[Any, s
     # s3fs retries everything five times on top of botocore's retries.
     with suppress(AttributeError):
         filesystem.retries = min(filesystem.retries, 1)
-    if protocol in IN_PARTS:
+    if protocol in MULTIPART_PROTOCOLS:
         timeouts = {**_S3["config_kwargs"], **filesystem.config_kwargs}
         bound_requests(filesystem, timeouts["read_timeout"])
     return filesystem, str(root)

@@ -27,7 +27,7 @@ from resilient.storage.errors import (
     kind_of_foreign,
     status_of,
 )
-from resilient.storage.fsspec_connect import IN_PARTS, connect
+from resilient.storage.fsspec_connect import MULTIPART_PROTOCOLS, connect
 from resilient.storage.s3_multipart import abort_through_s3fs
 from resilient.storage.store import ObjectInfo, check_key, is_key
 from resilient.storage.transfer import (
@@ -63,9 +63,9 @@ def create_for(protocol: str, filesystem: Any) -> Create | None:
     """Return the exclusive create of ``filesystem``, or None if it has none."""
     if protocol == "memory":
         return _create_in_memory
-    if protocol in ("s3", "s3a") and _s3_knows_conditions(filesystem):
+    if protocol in ("s3", "s3a") and _s3_supports_conditions(filesystem):
         return _create_on_s3
-    if protocol in _GCS and _knows_mode(filesystem):
+    if protocol in _GCS and _supports_mode(filesystem):
         return _create_on_gcs
     if protocol in _AZURE and "overwrite" in _parameters(filesystem):
         return _create_on_azure
@@ -145,16 +145,16 @@ def _writer(filesystem: Any, path: str) -> str:
     return {name.lower(): value for name, value in metadata.items()}.get(_WRITER, "")
 
 
-def _s3_knows_conditions(filesystem: Any) -> bool:
+def _s3_supports_conditions(filesystem: Any) -> bool:
     # Older versions silently drop the unknown argument and overwrite.
     try:
         botocore = tuple(int(part) for part in version("botocore").split(".")[:3])
     except (PackageNotFoundError, ValueError):
         return False
-    return botocore >= _BOTOCORE_WITH_CONDITION and _knows_mode(filesystem)
+    return botocore >= _BOTOCORE_WITH_CONDITION and _supports_mode(filesystem)
 
 
-def _knows_mode(filesystem: Any) -> bool:
+def _supports_mode(filesystem: Any) -> bool:
     return "mode" in _parameters(filesystem)
 
 
@@ -194,7 +194,7 @@ class FsspecStore:
     ) -> None:
         self.url = redacted(url)
         protocol = protocol_of(url)
-        self._parts = (parts or MultipartConfig()) if protocol in IN_PARTS else None
+        self._parts = (parts or MultipartConfig()) if protocol in MULTIPART_PROTOCOLS else None
         self._url, self._storage_options = url, storage_options
         self._filesystem, root = connect(url, protocol, storage_options)
         self._root = root.rstrip("/")
@@ -202,7 +202,7 @@ class FsspecStore:
         self._create = create_for(protocol, self._filesystem)
         self.exclusive = self._create is not None
         self._with_folders = protocol in _WITH_FOLDERS
-        self._guard: AbstractContextManager[object] = (
+        self._write_lock: AbstractContextManager[object] = (
             MEMORY_LOCK if protocol == "memory" else nullcontext()
         )
 
@@ -212,7 +212,7 @@ class FsspecStore:
         Crash: as the service promises; on an object store the old object or the new one.
         """
         path, view = self._path(key), as_byte_view(data, key)
-        with self._errors("put", key), self._guard:
+        with self._errors("put", key), self._write_lock:
             self._make_folder(path)
             if self._parts is None or len(view) <= self._parts.part_bytes:
                 self._filesystem.pipe_file(path, _bytes(data, key))

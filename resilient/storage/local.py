@@ -145,8 +145,8 @@ class LocalStore(TempFileSweeper):
     def __init__(self, root: Path, files: FileSystem = _POSIX) -> None:
         self._root = root.resolve()
         self._files = files
-        self._is_anchored = False
-        self._is_settled = False
+        self._is_root_path_synced = False
+        self._are_folders_synced = False
         self.url = self._root.as_uri()
 
     def put(self, key: str, data: Data) -> None:
@@ -227,14 +227,14 @@ class LocalStore(TempFileSweeper):
 
         Crash: no visible change.
         """
-        if self._is_settled:
+        if self._are_folders_synced:
             return
         with self._errors("settle", ""):
             for folder in parent_dirs(self._files, self._root):
                 # A folder that does not exist yet, or not any more, has no entries to sync.
                 with suppress(FileNotFoundError, NotADirectoryError):
                     self._sync(lambda path=folder: self._files.sync_folder(path), "")  # type: ignore[misc]
-        self._is_settled = True
+        self._are_folders_synced = True
 
     def free_bytes(self) -> int | None:
         """Return how many bytes may still be written here, None if unknown."""
@@ -279,14 +279,14 @@ class LocalStore(TempFileSweeper):
 
     def _make_folder(self, folder: Path) -> None:
         # A missing root is new, or was deleted with the whole store; the store then starts again.
-        self._is_anchored = self._is_anchored and folder != self._root
+        self._is_root_path_synced = self._is_root_path_synced and folder != self._root
         with suppress(FileExistsError):
             try:
                 self._files.make_folder(folder)
             except FileNotFoundError:
-                was_there = folder.parent.is_dir()
+                parent_existed = folder.parent.is_dir()
                 self._make_folder(folder.parent)
-                with _gone_again(folder, was_there=was_there):
+                with _parent_may_vanish(folder, parent_existed=parent_existed):
                     self._files.make_folder(folder)
 
     def _link(self, temporary: Path, final: Path, key: str) -> None:
@@ -317,15 +317,15 @@ class LocalStore(TempFileSweeper):
             # A missing folder means that a later delete removed the folder with the object.
             with suppress(FileNotFoundError):
                 self._sync(lambda path=parent: self._files.sync_folder(path), key)  # type: ignore[misc]
-        self._anchor(key)
+        self._sync_root_path(key)
 
-    def _anchor(self, key: str) -> None:
+    def _sync_root_path(self, key: str) -> None:
         # No store deletes its root, so one sync of the path to the root is enough.
-        if self._is_anchored:
+        if self._is_root_path_synced:
             return
         for parent in self._root.parents:
             self._sync(lambda path=parent: self._sync_if_allowed(path), key)  # type: ignore[misc]
-        self._is_anchored = True
+        self._is_root_path_synced = True
 
     def _sync_if_allowed(self, folder: Path) -> None:
         # A folder without permission to open it existed before this run.
@@ -377,7 +377,7 @@ class LocalStore(TempFileSweeper):
 
 
 @contextmanager
-def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
+def _parent_may_vanish(folder: Path, *, parent_existed: bool) -> Iterator[None]:
     """Continue if the parent folder was just removed; the caller then tries again.
 
     Raises:
@@ -386,7 +386,7 @@ def _gone_again(folder: Path, *, was_there: bool) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if was_there and folder.parent.is_dir():
+        if parent_existed and folder.parent.is_dir():
             raise StoreDenied(
                 f"cannot write below `{folder.parent}`: it does not accept the folder `{folder}`",
                 hint="nothing was changed; give another folder, on a file system for files",
@@ -399,9 +399,9 @@ def _discard(files: FileSystem, temporary: Path) -> None:
         files.unlink(temporary)
 
 
-def _walk(files: FileSystem, folder: Path, at: str, prefix: str) -> Iterator[ObjectInfo]:
+def _walk(files: FileSystem, folder: Path, parent_key: str, prefix: str) -> Iterator[ObjectInfo]:
     for item in files.items(folder):
-        key = at + item.name
+        key = parent_key + item.name
         if not is_key(key):
             continue
         if not item.is_folder:

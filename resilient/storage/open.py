@@ -11,7 +11,12 @@ from resilient.clock import SystemClock
 from resilient.errors import ConfigError
 from resilient.redaction import shell_quote
 from resilient.storage.local import LocalStore
-from resilient.storage.options import for_cloud, for_s3fs, read_s3_options, trusted
+from resilient.storage.options import (
+    for_cloud,
+    for_s3fs,
+    read_s3_options,
+    read_trusted_certificates,
+)
 from resilient.storage.retry import RetryingStore
 from resilient.storage.transfer import MultipartConfig
 from resilient.storage.urls import protocol_of, redacted, require_plain_host
@@ -102,7 +107,7 @@ def _s3(url: str, options: S3Options) -> Store:
 
         # Check the certificates now: the client's own error would come with the first request, and
         # look like a server that is down.
-        trusted(options)
+        read_trusted_certificates(options)
         return FsspecStore(url, options.parts(MultipartConfig().part_bytes), **for_s3fs(options))
     from resilient.storage.s3_store import ObstoreStore
 

@@ -65,7 +65,7 @@ _ALIASES = {
     "aws_session_token": "token",
     "anonymous": "anon",
 }
-_S3FS_ALONE = frozenset(
+_S3FS_ONLY = frozenset(
     {
         "asynchronous", "cache_regions", "client_kwargs", "config_kwargs", "default_block_size",
         "default_cache_type", "default_fill_cache", "max_concurrency", "profile",
@@ -120,7 +120,7 @@ def read_s3_options(values: Mapping[str, Any]) -> S3Options:
         word = _ALIASES.get(name, name)
         if word in _KNOWN:
             s3_values[word] = _checked(word, value)
-        elif name in _S3FS_ALONE:
+        elif name in _S3FS_ONLY:
             for_s3fs[name] = value
         else:
             raise ConfigError(
@@ -174,13 +174,13 @@ def for_obstore(options: S3Options) -> dict[str, Any]:
             "allow_http": True,
             "connect_timeout": timedelta(seconds=options.connect_seconds),
             "timeout": timedelta(seconds=options.request_seconds),
-            **_drop_empty(root_certificate=trusted(options)),
+            **_drop_empty(root_certificate=read_trusted_certificates(options)),
         },
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(0)},
     }
 
 
-def trusted(options: S3Options) -> bytes:
+def read_trusted_certificates(options: S3Options) -> bytes:
     """Return the PEM certificates to trust for https besides those of the machine.
 
     Raises:
@@ -206,12 +206,12 @@ def trusted(options: S3Options) -> bytes:
     return certificates
 
 
-def merged(ours: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge both mappings one level deep; ``options`` wins over ``ours``."""
-    merged_options = {**ours, **options}
-    for name in ours.keys() & options.keys():
-        if isinstance(ours[name], dict) and isinstance(options[name], dict):
-            merged_options[name] = {**ours[name], **options[name]}
+def merged(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge both mappings one level deep; ``options`` wins over ``defaults``."""
+    merged_options = {**defaults, **options}
+    for name in defaults.keys() & options.keys():
+        if isinstance(defaults[name], dict) and isinstance(options[name], dict):
+            merged_options[name] = {**defaults[name], **options[name]}
     return merged_options
 
 
@@ -264,7 +264,7 @@ def _check_limits(options: S3Options) -> None:
 
 
 def _did_you_mean(name: str) -> str:
-    close_names = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES, *_S3FS_ALONE], n=1)
+    close_names = difflib.get_close_matches(name, [*_KNOWN, *_ALIASES, *_S3FS_ONLY], n=1)
     return f"; did you mean `{close_names[0]}`?" if close_names else ""
 
 
@@ -284,7 +284,7 @@ _AZURE_DEFAULTS = {
     "read_timeout": _SECONDS.request_seconds,
     "connection_timeout": _SECONDS.connect_seconds,
 }
-_SPELLED = {
+_NAMES_BY_PROTOCOL = {
     "gs": (_GCS, _GCS_DEFAULTS),
     "gcs": (_GCS, _GCS_DEFAULTS),
     "az": (_AZURE, _AZURE_DEFAULTS),
@@ -302,5 +302,5 @@ def for_cloud(protocol: str, options: Mapping[str, Any]) -> dict[str, Any]:
         protocol: Protocol of the URL.
         options: Storage options.
     """
-    names, defaults = _SPELLED.get(protocol, ({}, {}))
+    names, defaults = _NAMES_BY_PROTOCOL.get(protocol, ({}, {}))
     return {**defaults, **{names.get(name, name): value for name, value in options.items()}}

@@ -28,7 +28,7 @@ _BLOCK_BYTES = 4096
 """Disk blocks have this size or a divisor of it; the page size is a multiple of it."""
 _WRITE_PIECE_BYTES = 16 << 20
 _DIRECT_BYTES_MIN = 1 << 20
-_NOT_DIRECTLY = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+_NO_DIRECT_IO = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -49,12 +49,12 @@ class PosixWritableFile:
         self._descriptor = descriptor
         self._may_be_direct = bool(_DIRECT)
         self._is_direct = False
-        self._at = 0
+        self._offset = 0
 
     def write(self, data: memoryview) -> int:
         """Write a first part of ``data`` with ``write(2)``."""
         written_bytes = self._write_directly(data) or self._write_through_cache(data)
-        self._at += written_bytes
+        self._offset += written_bytes
         return written_bytes
 
     def sync(self) -> None:
@@ -67,24 +67,24 @@ class PosixWritableFile:
 
     def _write_directly(self, data: memoryview) -> int:
         """Write whole blocks past the page cache; return their bytes, 0 if not supported."""
-        may_be = self._may_be_direct and not self._at % _BLOCK_BYTES
+        may_be = self._may_be_direct and not self._offset % _BLOCK_BYTES
         if not may_be or len(data) < _DIRECT_BYTES_MIN:
             return 0
         size_bytes = min(len(data), _WRITE_PIECE_BYTES) // _BLOCK_BYTES * _BLOCK_BYTES
         try:
-            self._switch(direct=True)
+            self._set_direct(direct=True)
             return os.write(self._descriptor, data[:size_bytes])
         except OSError as error:
-            if error.errno not in _NOT_DIRECTLY:
+            if error.errno not in _NO_DIRECT_IO:
                 raise
             self._may_be_direct = False
             return 0
 
     def _write_through_cache(self, data: memoryview) -> int:
-        self._switch(direct=False)
+        self._set_direct(direct=False)
         return os.write(self._descriptor, data)
 
-    def _switch(self, *, direct: bool) -> None:
+    def _set_direct(self, *, direct: bool) -> None:
         if direct == self._is_direct:
             return
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
@@ -256,12 +256,12 @@ class PosixFileSystem:
         """Scan a folder that other processes may change, without entries that vanish meanwhile."""
         try:
             with os.scandir(path) as entries:
-                return [item for entry in entries if (item := _item(entry)) is not None]
+                return [item for entry in entries if (item := _dir_entry(entry)) is not None]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
 
-def _item(entry: os.DirEntry[str]) -> DirEntry | None:
+def _dir_entry(entry: os.DirEntry[str]) -> DirEntry | None:
     if entry.is_dir(follow_symlinks=False):
         return DirEntry(entry.name, is_folder=True)
     try:

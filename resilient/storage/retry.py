@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 _FIRST_PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 5.0
 # A shorter delay is harmless, so no event is emitted.
-_TELL_AFTER_SECONDS = 5.0
+_REPORT_AFTER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,18 @@ class RetryingStore:
         self._jitter = jitter or Random()  # noqa: S311 - spreads load, keeps no secret
         self._emit = emit
         self._silent_since_seconds: float | None = None
-        self._telling = threading.Lock()
+        self._event_lock = threading.Lock()
         self.url = store.url
         self.exclusive = store.exclusive
         self.ranges = max_ranges(store)
 
-    def telling(self, emit: Callable[[Event], None]) -> RetryingStore:
+    def with_events(self, emit: Callable[[Event], None]) -> RetryingStore:
         """Return a copy for the same store that emits its events to ``emit``."""
         return RetryingStore(self._store, self._clock, self._within_seconds, self._jitter, emit)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key``; a retry is harmless, because an object is put whole."""
-        self._persist(lambda: self._store.put(key, data))
+        self._retry(lambda: self._store.put(key, data))
 
     def put_new(self, key: str, data: Data) -> None:
         """Store ``data`` under ``key`` only if no object has that key.
@@ -115,35 +115,35 @@ class RetryingStore:
                 unanswered = True
                 raise
             except KeyExists:
-                if not (unanswered and self._holds(key, data)):
+                if not (unanswered and self._has_content(key, data)):
                     raise
 
-        self._persist(attempt)
+        self._retry(attempt)
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
-        return self._persist(lambda: self._store.get(key))
+        return self._retry(lambda: self._store.get(key))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
-        return self._persist(lambda: self._store.get_range(key, start, length))
+        return self._retry(lambda: self._store.get_range(key, start, length))
 
     def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
         """Fill ``room`` from offset ``start``; each retry starts again at the first byte."""
-        return self._persist(lambda: read_into(self._store, key, start, room, arrived))
+        return self._retry(lambda: read_into(self._store, key, start, room, arrived))
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
         # Read to the end here: a page that fails later would fail outside the retries.
-        return self._persist(lambda: tuple(self._store.list(prefix)))
+        return self._retry(lambda: tuple(self._store.list(prefix)))
 
     def delete(self, key: str) -> None:
         """Remove the object; a missing object is not an error."""
-        self._persist(lambda: self._store.delete(key))
+        self._retry(lambda: self._store.delete(key))
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the object's entry."""
-        return self._persist(lambda: self._store.stat(key))
+        return self._retry(lambda: self._store.stat(key))
 
     def sweep(
         self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
@@ -152,7 +152,7 @@ class RetryingStore:
         store = self._store
         if not isinstance(store, Sweepable):
             return ()
-        return self._persist(lambda: store.sweep(is_ours, older_than_seconds, clock))
+        return self._retry(lambda: store.sweep(is_ours, older_than_seconds, clock))
 
     def settle(self) -> None:
         """Make visible files durable, if the inner store needs it."""
@@ -162,13 +162,13 @@ class RetryingStore:
         """Return the free space of the inner store."""
         return free_bytes(self._store)
 
-    def _holds(self, key: str, data: Data) -> bool:
+    def _has_content(self, key: str, data: Data) -> bool:
         try:
             return self._store.get(key) == as_byte_view(data, key)
         except KeyNotFound:
             return False
 
-    def _persist(self, attempt: Callable[[], Result]) -> Result:
+    def _retry(self, attempt: Callable[[], Result]) -> Result:
         started_seconds = self._clock.monotonic_seconds()
         tries = 0
         while True:
@@ -178,7 +178,7 @@ class RetryingStore:
                 tries += 1
                 pause_seconds = self._pause_seconds(tries)
                 spent_seconds = self._clock.monotonic_seconds() - started_seconds
-                self._tell_silence(error, started_seconds, spent_seconds)
+                self._report_outage(error, started_seconds, spent_seconds)
                 if spent_seconds + pause_seconds > self._within_seconds:
                     raise StoreUnavailable(
                         f"{error.message}; gave up after {tries} tries in {spent_seconds:.1f} s",
@@ -186,25 +186,25 @@ class RetryingStore:
                         hint=error.hint or f"resilient ckpt ls {shell_quote(self.url)}",
                     ) from error
             else:
-                self._tell_answer()
+                self._report_recovery()
                 return result
             self._clock.sleep(pause_seconds)
 
-    def _tell_silence(
+    def _report_outage(
         self, error: StoreUnavailable, started_seconds: float, spent_seconds: float
     ) -> None:
-        if self._emit is None or spent_seconds < _TELL_AFTER_SECONDS:
+        if self._emit is None or spent_seconds < _REPORT_AFTER_SECONDS:
             return
-        with self._telling:
+        with self._event_lock:
             if self._silent_since_seconds is not None:
                 return
             self._silent_since_seconds = started_seconds
         self._emit(StoreUnresponsive(self.url, error.message, spent_seconds, self._within_seconds))
 
-    def _tell_answer(self) -> None:
+    def _report_recovery(self) -> None:
         if self._emit is None or self._silent_since_seconds is None:
             return
-        with self._telling:
+        with self._event_lock:
             since_seconds, self._silent_since_seconds = self._silent_since_seconds, None
         if since_seconds is not None:
             silent_seconds = self._clock.monotonic_seconds() - since_seconds
@@ -218,4 +218,4 @@ class RetryingStore:
 
 def with_retry_events(store: Store, emit: Callable[[Event], None]) -> Store:
     """Return a store that emits its retry events to ``emit``, if it is a RetryingStore."""
-    return store.telling(emit) if isinstance(store, RetryingStore) else store
+    return store.with_events(emit) if isinstance(store, RetryingStore) else store

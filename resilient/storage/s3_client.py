@@ -38,7 +38,7 @@ from xml.sax.saxutils import unescape
 
 from resilient.errors import StoreError, StoreUnavailable
 from resilient.storage.errors import kind_of_foreign
-from resilient.storage.options import trusted
+from resilient.storage.options import read_trusted_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ ALGORITHM_HEADER = "x-amz-checksum-algorithm"
 ALGORITHM = "CRC32C"
 """Both sides have an instruction for it. Ceph computes CRC-32 and CRC-64 slower than SHA-256."""
 # Every client of Amazon sends it too, and without it Ceph ignores the checksum.
-_SAID_HEADER = "x-amz-sdk-checksum-algorithm"
+_SDK_ALGORITHM_HEADER = "x-amz-sdk-checksum-algorithm"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _TRIALS_MAX = 3
 
@@ -91,7 +91,7 @@ def signed(body: memoryview) -> BodyChecksum:
 def summed(body: memoryview) -> BodyChecksum:
     """Return the CRC-32C, for a server that verifies checksums over https."""
     value = base64.b64encode(crc32c(body).to_bytes(4)).decode("ascii")
-    return BodyChecksum(_UNSIGNED, {SUM_HEADER: value, _SAID_HEADER: ALGORITHM})
+    return BodyChecksum(_UNSIGNED, {SUM_HEADER: value, _SDK_ALGORITHM_HEADER: ALGORITHM})
 
 
 class ChecksumSupport:
@@ -106,8 +106,8 @@ class ChecksumSupport:
     """
 
     def __init__(self, *, is_asked: bool) -> None:
-        self._is_known, self._holds = not is_asked or crc32c is None, False
-        self._is_tried = self._owes_signature = False
+        self._is_known, self._is_supported = not is_asked or crc32c is None, False
+        self._is_test_in_flight = self._must_sign_next = False
         self._unanswered_count = 0
         self._lock = threading.Lock()
 
@@ -115,11 +115,11 @@ class ChecksumSupport:
         """Return whether the next body has a checksum; if so, ``end`` must be called."""
         with self._lock:
             if self._is_known:
-                return self._holds
-            if self._is_tried or self._owes_signature:
-                self._owes_signature = self._owes_signature and self._is_tried
+                return self._is_supported
+            if self._is_test_in_flight or self._must_sign_next:
+                self._must_sign_next = self._must_sign_next and self._is_test_in_flight
                 return False
-            self._is_tried = True
+            self._is_test_in_flight = True
             return True
 
     def end(self, *, holds: bool | None) -> None:
@@ -129,16 +129,16 @@ class ChecksumSupport:
             holds: Whether the server repeated the checksum; None if unknown.
         """
         with self._lock:
-            self._is_tried = False
+            self._is_test_in_flight = False
             if holds is None:
-                self._owes_signature = True
+                self._must_sign_next = True
                 self._unanswered_count += 1
                 holds = (
                     False if self._unanswered_count >= _TRIALS_MAX and not self._is_known else None
                 )
             if holds is not None:
                 # If one of several servers does not verify, no body gets a checksum.
-                self._holds = holds and (self._holds or not self._is_known)
+                self._is_supported = holds and (self._is_supported or not self._is_known)
                 self._is_known = True
 
 
@@ -241,7 +241,7 @@ _TEXT_BYTES_MAX = 16 << 20
 _OK = range(200, 300)
 # Environment settings that only the library follows: they change the bucket's address or the
 # content of requests.
-_LIBRARY_ALONE = (
+_LIBRARY_ONLY = (
     "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
     "AWS_REQUEST_PAYER",
     "AWS_SKIP_SIGNATURE",
@@ -347,7 +347,7 @@ class _Timer:
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
-        self._until_seconds = clock.monotonic_seconds() + seconds
+        self._deadline_seconds = clock.monotonic_seconds() + seconds
         self.socket: socket | None = None
 
     def limit(self) -> None:
@@ -356,7 +356,7 @@ class _Timer:
         Raises:
             TimeoutError: No time is left.
         """
-        left_seconds = self._until_seconds - self._clock.monotonic_seconds()
+        left_seconds = self._deadline_seconds - self._clock.monotonic_seconds()
         if left_seconds <= 0:
             raise TimeoutError("the request took too long")
         if self.socket:
@@ -384,7 +384,7 @@ class S3Connection:
         self._origin = self._base.removesuffix(urlsplit(self._base).path)
         # https without a context would not know the additional trusted certificates.
         self._trust = ssl.create_default_context() if self._base.startswith("https:") else None
-        pem = trusted(options).decode("ascii", "ignore")
+        pem = read_trusted_certificates(options).decode("ascii", "ignore")
         if self._trust and pem:
             self._trust.load_verify_locations(cadata=pem)
         self.sums = ChecksumSupport(is_asked=self._trust is not None and not options.sign_bodies)
@@ -407,22 +407,22 @@ class S3Connection:
         connection = self._live_connection()
         timer = _Timer(self._clock, self._options.request_seconds)
         timer.socket = connection.sock
-        is_whole = False
+        is_reusable = False
         try:
             with self._digesting:
                 proof = summed(request.body) if request.is_summed else signed(request.body)
-            with closing(self._sent(connection, request, proof, timer)) as response:
-                answer = HttpResponse(response, timer, proof)
-                yield answer
-                is_whole = answer.is_read()
+            with closing(self._send(connection, request, proof, timer)) as response:
+                http_response = HttpResponse(response, timer, proof)
+                yield http_response
+                is_reusable = http_response.is_read()
         finally:
-            if is_whole:
+            if is_reusable:
                 with self._lock:
                     self._idle.append(connection)
             else:
                 connection.close()
 
-    def _sent(
+    def _send(
         self, connection: HTTPConnection, request: HttpRequest, proof: BodyChecksum, timer: _Timer
     ) -> HTTPResponse:
         url = f"{self._base}/{quote(request.key, safe='/-._~')}" if request.key else self._base
@@ -458,7 +458,7 @@ class S3Connection:
                 self._process = os.getpid()
             while self._idle:
                 idle = self._idle.pop()
-                if not _has_ended(idle):
+                if not _is_closed_by_server(idle):
                     return idle
                 idle.close()
         parts = urlsplit(self._base)
@@ -483,7 +483,7 @@ def connect_s3(bucket: str, options: S3Options, clock: Clock) -> S3Connection | 
         return None
     parts = urlsplit(endpoint_of(options, credentials.region))
     is_behind_proxy = parts.scheme in getproxies() and not proxy_bypass(parts.hostname or "")
-    if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ALONE)):
+    if is_behind_proxy or any(map(os.environ.get, _LIBRARY_ONLY)):
         return None
     return S3Connection(bucket, options, credentials, clock)
 
@@ -513,7 +513,7 @@ def _close(connections: list[HTTPConnection]) -> None:
         connections.pop().close()
 
 
-def _has_ended(connection: HTTPConnection) -> bool:
+def _is_closed_by_server(connection: HTTPConnection) -> bool:
     """Return whether the server closed an idle connection: only a close is readable from it."""
     poll = select.poll()
     poll.register(connection.sock, select.POLLIN)

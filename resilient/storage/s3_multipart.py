@@ -117,12 +117,12 @@ def abort_through_s3fs(
             _S3fsUploads(filesystem, bucket), start, is_ours, older_than_seconds, clock
         )
     except errors_of("s3") as error:
-        raise cannot_clean(
+        raise cleanup_error(
             url, kind_of_foreign(error), f"{type(error).__name__}: {error}"
         ) from fit_to_show(error)
 
 
-def cannot_clean(url: str, kind: type[StoreError], reason: str) -> StoreError:
+def cleanup_error(url: str, kind: type[StoreError], reason: str) -> StoreError:
     """Return the error for a server that does not let us list or abort uploads."""
     return kind(
         f"cannot clean up unfinished uploads in {redacted(url)}: {redacted_text(reason)}",
@@ -213,18 +213,18 @@ class SignedMultipartUploads:
 
     def _ask(self, request: HttpRequest) -> bytes:
         try:
-            with self._wire.ask(request) as answer:
-                text = answer.text()
+            with self._wire.ask(request) as response:
+                text = response.text()
         except WIRE_ERRORS as error:
             raise self._failed(classify_timeout(error), str(error)) from error
-        is_gone = request.method == "DELETE" and answer.status == _MISSING
-        if not (answer.is_good or is_gone):
+        is_missing = request.method == "DELETE" and response.status == _MISSING
+        if not (response.is_good or is_missing):
             code = field_of("Code", text.decode("utf-8", "replace"))
-            raise self._failed(kind_of_answer(code, answer.status), f"{answer.status} {code}")
+            raise self._failed(kind_of_answer(code, response.status), f"{response.status} {code}")
         return text
 
     def _failed(self, kind: type[StoreError], reason: str) -> StoreError:
-        return cannot_clean(f"s3://{self._bucket}", kind, reason)
+        return cleanup_error(f"s3://{self._bucket}", kind, reason)
 
 
 class _Page:

@@ -80,7 +80,7 @@ class ObstoreStore:
         self.url = redacted(url)
         self._options = options
         self._parts = self.ranges = replace(options.parts(OBSTORE_PART_BYTES), are_shared=True)
-        self._lanes = TransferLimiter(self._parts.in_flight)
+        self._limiter = TransferLimiter(self._parts.in_flight)
         parts = urlsplit(url)
         # Ignore a user in the URL: s3:// has no such form, so the user is no credential.
         bucket, prefix = parts.netloc.rpartition("@")[2], parts.path.strip("/")
@@ -105,8 +105,8 @@ class ObstoreStore:
         view = as_byte_view(data, check_key(key))
         part_bytes = self._parts.bytes_for(len(view))
         part_count = self._parts.count_for(len(view))
-        with self._errors("put", key), self._lanes.take(part_count) as in_flight:
-            if not self._sent(key, view, part_bytes, in_flight):
+        with self._errors("put", key), self._limiter.take(part_count) as in_flight:
+            if not self._put_directly(key, view, part_bytes, in_flight):
                 obstore.put(
                     self._bucket,
                     key,
@@ -135,7 +135,7 @@ class ObstoreStore:
             try:
                 obstore.put(self._bucket, key, view, mode="create", use_multipart=False)
             except exceptions.AlreadyExistsError as error:
-                self._check_taken(key)
+                self._require_existing(key)
                 raise KeyExists(
                     f"cannot create `{key}` in {self.url}: the key exists, nothing was changed",
                     key=key,
@@ -144,13 +144,13 @@ class ObstoreStore:
     def get(self, key: str) -> bytes:
         """Return the whole object; read a large object in several ranges of one version."""
         with self._errors("get", check_key(key), reading=True):
-            response = self._begin(key)
+            response = self._get_first_part(key)
             size_bytes, version = response.meta["size"], response.meta["e_tag"]
-            began = response.bytes()
-            if len(began) >= size_bytes:
-                return began.to_bytes()
+            first_bytes = response.bytes()
+            if len(first_bytes) >= size_bytes:
+                return first_bytes.to_bytes()
             read_part = partial(self._read_version, key, version)
-            return read_in_parts(read_part, size_bytes, self._parts, memoryview(began))
+            return read_in_parts(read_part, size_bytes, self._parts, memoryview(first_bytes))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
@@ -163,7 +163,7 @@ class ObstoreStore:
             self.stat(key)
             return 0
         if transfers := self._transfers:
-            with self._or_library():
+            with self._fall_back_on_redirect():
                 return transfers.fill(key, start, room, arrived)
         filled_bytes = 0
         with self._errors("get", key, reading=True):
@@ -218,7 +218,7 @@ class ObstoreStore:
         prefix = f"{self._prefix}/" if self._prefix else ""
         return s3_multipart.abort_uploads(uploads, prefix, is_ours, older_than_seconds, clock)
 
-    def _begin(self, key: str) -> obstore.GetResult:
+    def _get_first_part(self, key: str) -> obstore.GetResult:
         """Get the first part, whose response also has the size and the version."""
         try:
             return obstore.get(self._bucket, key, options={"range": (0, self._parts.part_bytes)})
@@ -258,24 +258,24 @@ class ObstoreStore:
         with self._errors("get", key, reading=True):
             return memoryview(obstore.get(self._bucket, key, options=options).bytes())  # type: ignore[arg-type]
 
-    def _sent(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> bool:
+    def _put_directly(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> bool:
         """Put a large object over our own connections and return whether that was possible."""
         transfers = self._transfers
         if len(view) >= _LARGE_BYTES_MIN and transfers:
-            with self._or_library():
+            with self._fall_back_on_redirect():
                 transfers.put(key, view, part_bytes, in_flight)
                 return True
         return False
 
     @contextmanager
-    def _or_library(self) -> Iterator[None]:
+    def _fall_back_on_redirect(self) -> Iterator[None]:
         """Use only the library from the first redirect of the server on."""
         try:
             yield
         except Redirected:
             self._transfers = None
 
-    def _check_taken(self, key: str) -> None:
+    def _require_existing(self, key: str) -> None:
         # 409: two requests met and neither may have won. A retry finds out.
         try:
             self.stat(key)

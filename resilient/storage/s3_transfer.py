@@ -54,7 +54,7 @@ class PutResponse:
     checksum: str
     algorithm: str
 
-    def line(self, part: int) -> str:
+    def part_xml(self, part: int) -> str:
         """Return the XML that names the part with this response when all parts are joined."""
         summed = (
             f"<ChecksumCRC32C>{escape(self.checksum)}</ChecksumCRC32C>" if self.checksum else ""
@@ -124,14 +124,14 @@ class S3Transfer:
         """
         span = f"bytes={start}-{start + len(room) - 1}"
         request = HttpRequest("GET", self._prefix + key, headers={"range": span})
-        with self._answer("get", key, request) as answer:
-            if answer.status == _NOT_SATISFIABLE:
-                answer.text()
+        with self._send("get", key, request) as response:
+            if response.status == _NOT_SATISFIABLE:
+                response.text()
                 return 0
-            self._require(answer, "get", key)
-            if start and answer.status != _PARTIAL:
-                raise self._failed("get", key, StoreError, "the server did not send the range")
-            return _received(answer, room, arrived)
+            self._require(response, "get", key)
+            if start and response.status != _PARTIAL:
+                raise self._error("get", key, StoreError, "the server did not send the range")
+            return _read_body(response, room, arrived)
 
     def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
         """Store an object, in parts if it is larger than one part.
@@ -150,23 +150,23 @@ class S3Transfer:
             StoreError: The request was refused, cut or too late, or the server was unreachable.
             Redirected: The caller must use a library.
         """
-        cut = PartPlan(view, part_bytes, in_flight)
+        plan = PartPlan(view, part_bytes, in_flight)
         if not self._sums.begin():
-            self._put_object(key, cut, is_summed=False)
+            self._put_object(key, plan, is_summed=False)
             return
-        holds: bool | None = None
+        is_supported: bool | None = None
         try:
-            if not (holds := self._put_summed(key, cut)):
-                holds = None
-                self._put_object(key, cut, is_summed=False)
-                holds = False
+            if not (is_supported := self._put_summed(key, plan)):
+                is_supported = None
+                self._put_object(key, plan, is_summed=False)
+                is_supported = False
         finally:
-            self._sums.end(holds=holds)
+            self._sums.end(holds=is_supported)
 
-    def _put_summed(self, key: str, cut: PartPlan) -> bool:
+    def _put_summed(self, key: str, plan: PartPlan) -> bool:
         """Store an object with checksums; return False if the server does not support them."""
         try:
-            return self._put_object(key, cut, is_summed=True)
+            return self._put_object(key, plan, is_summed=True)
         except StoreUnavailable:
             raise
         except StoreError:
@@ -175,10 +175,10 @@ class S3Transfer:
             # again with the signed request.
             return False
 
-    def _put_object(self, key: str, cut: PartPlan, *, is_summed: bool) -> bool:
+    def _put_object(self, key: str, plan: PartPlan, *, is_summed: bool) -> bool:
         """Store an object and return whether the server verified checksums of every part."""
-        if len(cut.view) <= cut.part_bytes:
-            request = HttpRequest("PUT", self._prefix + key, body=cut.view, is_summed=is_summed)
+        if len(plan.view) <= plan.part_bytes:
+            request = HttpRequest("PUT", self._prefix + key, body=plan.view, is_summed=is_summed)
             return bool(self._ask("put", key, request).checksum)
         headers = {ALGORITHM_HEADER: ALGORITHM} if is_summed else {}
         response = self._ask(
@@ -186,10 +186,10 @@ class S3Transfer:
         )
         number = field_of("UploadId", response.text)
         if not number:
-            raise self._unsaid("put", key, "UploadId", response.text)
+            raise self._incomplete_error("put", key, "UploadId", response.text)
         try:
-            is_held = response.algorithm == ALGORITHM or not is_summed
-            if is_held and self._put_parts(key, number, cut, is_summed=is_summed):
+            is_supported = response.algorithm == ALGORITHM or not is_summed
+            if is_supported and self._put_parts(key, number, plan, is_summed=is_summed):
                 return True
         except (StoreError, Redirected):
             self._abort(key, number)
@@ -202,74 +202,74 @@ class S3Transfer:
         with suppress(StoreError, Redirected):
             self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))
 
-    def _put_parts(self, key: str, number: str, cut: PartPlan, *, is_summed: bool) -> bool:
+    def _put_parts(self, key: str, number: str, plan: PartPlan, *, is_summed: bool) -> bool:
         """Put and join all parts; return False if a part's checksum was not verified."""
         object_key = self._prefix + key
 
         def put(part: int) -> PutResponse:
             query = {"partNumber": str(part), "uploadId": number}
             request = HttpRequest(
-                "PUT", object_key, query, body=cut.part(part), is_summed=is_summed
+                "PUT", object_key, query, body=plan.part(part), is_summed=is_summed
             )
             return self._ask("put", key, request)
 
-        parts = map_parallel(put, range(1, cut.count + 1), cut.in_flight)
+        parts = map_parallel(put, range(1, plan.count + 1), plan.in_flight)
         if is_summed and not all(part.checksum for part in parts):
             return False
-        lines = "".join(uploaded.line(part) for part, uploaded in enumerate(parts, 1))
+        lines = "".join(uploaded.part_xml(part) for part, uploaded in enumerate(parts, 1))
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
         completion = HttpRequest("POST", object_key, {"uploadId": number}, body=memoryview(text))
         response_text = self._ask("put", key, completion).text
         # Joining may take long: a server may answer 200 at once and report the failure later.
         if _WHOLE not in response_text:
-            raise self._unsaid("put", key, _WHOLE, response_text)
+            raise self._incomplete_error("put", key, _WHOLE, response_text)
         return True
 
     def _ask(self, verb: str, key: str, request: HttpRequest) -> PutResponse:
         """Return the server's response."""
-        with self._answer(verb, key, request) as answer:
-            self._require(answer, verb, key)
-            checksum = answer.header(SUM_HEADER) if request.is_summed else ""
-            if checksum and checksum != answer.proof.sum:
+        with self._send(verb, key, request) as response:
+            self._require(response, verb, key)
+            checksum = response.header(SUM_HEADER) if request.is_summed else ""
+            if checksum and checksum != response.proof.sum:
                 # The checksum is that of the received bytes, which differ from the sent bytes.
-                raise self._failed(
+                raise self._error(
                     verb, key, StoreUnavailable, "the server reports another checksum than was sent"
                 )
-            text = answer.text().decode("utf-8", "replace")
+            text = response.text().decode("utf-8", "replace")
             return PutResponse(
-                text, answer.header("ETag"), checksum, answer.header(ALGORITHM_HEADER)
+                text, response.header("ETag"), checksum, response.header(ALGORITHM_HEADER)
             )
 
     @contextmanager
-    def _answer(self, verb: str, key: str, request: HttpRequest) -> Iterator[HttpResponse]:
+    def _send(self, verb: str, key: str, request: HttpRequest) -> Iterator[HttpResponse]:
         try:
-            with self._wire.ask(request) as answer:
-                yield answer
+            with self._wire.ask(request) as response:
+                yield response
         except WIRE_ERRORS as error:
             reason = str(error) or type(error).__name__
-            raise self._failed(verb, key, classify_timeout(error), reason) from error
+            raise self._error(verb, key, classify_timeout(error), reason) from error
 
-    def _require(self, answer: HttpResponse, verb: str, key: str) -> None:
-        if answer.is_good:
+    def _require(self, response: HttpResponse, verb: str, key: str) -> None:
+        if response.is_good:
             return
-        text = answer.text().decode("utf-8", "replace")
-        if answer.status in _REDIRECTED:
+        text = response.text().decode("utf-8", "replace")
+        if response.status in _REDIRECTED:
             raise Redirected
         code = field_of("Code", text)
-        if answer.status == _NOT_FOUND and verb == "get" and code != "NoSuchBucket":
+        if response.status == _NOT_FOUND and verb == "get" and code != "NoSuchBucket":
             raise KeyNotFound(f"cannot get `{key}`: not in {self._url}", key=key)
-        message = f"{answer.status} {code}: {field_of('Message', text)}".rstrip(": ")
-        raise self._failed(verb, key, kind_of_answer(code, answer.status), message)
+        message = f"{response.status} {code}: {field_of('Message', text)}".rstrip(": ")
+        raise self._error(verb, key, kind_of_answer(code, response.status), message)
 
-    def _unsaid(self, verb: str, key: str, name: str, text: str) -> StoreError:
+    def _incomplete_error(self, verb: str, key: str, name: str, text: str) -> StoreError:
         """Return the error for a success status without the expected content."""
         code = field_of("Code", text)
         kind = kind_of_answer(code, 0) if code else StoreUnavailable
         # The server gives no details of an internal error; a retry solves it.
         kind = StoreUnavailable if code == "InternalError" else kind
-        return self._failed(verb, key, kind, code or f"incomplete response, without {name}")
+        return self._error(verb, key, kind, code or f"incomplete response, without {name}")
 
-    def _failed(self, verb: str, key: str, kind: type[StoreError], reason: str) -> StoreError:
+    def _error(self, verb: str, key: str, kind: type[StoreError], reason: str) -> StoreError:
         hint = f"resilient ckpt ls {shell_quote(self._url)}"
         if is_untrusted(reason):
             hint = TRUST_HINT
@@ -278,13 +278,13 @@ class S3Transfer:
         return kind(f"cannot {verb} `{key}` in {self._url}: {reason}", key=key, hint=hint)
 
 
-def _received(answer: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
+def _read_body(response: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
     """Read a body into ``room``, and report each piece while it is still in a cache."""
     reported_bytes = received_bytes = 0
     for piece in room.cut(0, len(room)):
         at = 0
         while at < len(piece):
-            piece_bytes = answer.into(piece[at : at + PIECE_BYTES])
+            piece_bytes = response.into(piece[at : at + PIECE_BYTES])
             if not piece_bytes:
                 break
             at, received_bytes = at + piece_bytes, received_bytes + piece_bytes

@@ -89,11 +89,11 @@ def private(size_bytes: int) -> memoryview:
     mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
-    keep_from_children(mapped)
+    exclude_from_forks(mapped)
     return memoryview(mapped)
 
 
-def keep_from_children(mapped: mmap.mmap) -> None:
+def exclude_from_forks(mapped: mmap.mmap) -> None:
     """Exclude memory from processes forked from this one, such as data loader workers.
 
     Otherwise each fork shares the pages until they are written to. The next copy into such a page
@@ -161,7 +161,7 @@ class SharedFolder:
         self._segment_count = 0
         try:
             self.path, self._lock = _create(root)
-            self._tell()
+            self._write_owner()
         except OSError as error:
             raise StoreDenied(
                 f"cannot make shared memory in {root}: {error.strerror}",
@@ -220,7 +220,7 @@ class SharedFolder:
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
-    def _tell(self) -> None:
+    def _write_owner(self) -> None:
         """Write the owner for people to read; only the lock decides."""
         started = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         owner = {"pid": os.getpid(), "started_ticks": int(started)}
@@ -332,7 +332,7 @@ def map_file(path: Path, size_bytes: int, *, writable: bool) -> memoryview:
     finally:
         os.close(handle)
     if writable:
-        keep_from_children(mapped)
+        exclude_from_forks(mapped)
     return memoryview(mapped)
 
 

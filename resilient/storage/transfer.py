@@ -151,16 +151,16 @@ class TransferLimiter:
     def __init__(self, in_flight: int) -> None:
         self._free = in_flight
         # The next file starts before a large file ends, so the connections stay busy at its end.
-        self._most = max(in_flight * 3 // 4, 1)
-        self._least = max(in_flight // 4, 1)
+        self._parts_max = max(in_flight * 3 // 4, 1)
+        self._parts_min = max(in_flight // 4, 1)
         self._condition = threading.Condition()
 
     @contextmanager
     def take(self, size: int) -> Iterator[int]:
         """Wait until some parts are free and yield their number: ``size``, or fewer."""
-        size = min(size, self._most)
+        size = min(size, self._parts_max)
         with self._condition:
-            self._condition.wait_for(lambda: self._free >= min(size, self._least))
+            self._condition.wait_for(lambda: self._free >= min(size, self._parts_min))
             taken_parts = min(size, self._free)
             self._free -= taken_parts
         try:
@@ -185,7 +185,10 @@ class SlicedReader:
 
 
 def read_in_parts(
-    read: Callable[[int, int], Data], size_bytes: int, parts: MultipartConfig, began: Data = b""
+    read: Callable[[int, int], Data],
+    size_bytes: int,
+    parts: MultipartConfig,
+    first_bytes: Data = b"",
 ) -> bytes:
     """Read ``size_bytes`` bytes with ``read(start, length)``, several parts at once.
 
@@ -193,12 +196,12 @@ def read_in_parts(
         read: Function that returns a range of the object; called from several threads.
         size_bytes: Length of the object.
         parts: Part size and number of concurrent reads.
-        began: Bytes of the object's beginning that are already read.
+        first_bytes: Bytes of the object's beginning that are already read.
     """
-    starts = range(len(began), size_bytes, parts.part_bytes)
+    starts = range(len(first_bytes), size_bytes, parts.part_bytes)
     lengths = (min(parts.part_bytes, size_bytes - start) for start in starts)
     with ThreadPoolExecutor(parts.in_flight, thread_name_prefix="resilient-read") as pool:
-        return b"".join([began, *pool.map(read, starts, lengths)])
+        return b"".join([first_bytes, *pool.map(read, starts, lengths)])
 
 
 Item = TypeVar("Item")
@@ -227,10 +230,10 @@ def map_parallel(
     Raises:
         BaseException: The error that ``work`` raised for the first failed item, in their order.
     """
-    lanes = _Lanes(work, items)
+    queue = _WorkQueue(work, items)
     count = min(at_once, len(items)) if isinstance(items, Sized) else at_once
     threads = [
-        threading.Thread(target=lanes.run, name=f"resilient-lane-{number}")
+        threading.Thread(target=queue.run, name=f"resilient-lane-{number}")
         for number in range(1, count)
     ]
     started = []
@@ -239,15 +242,15 @@ def map_parallel(
         with suppress(RuntimeError):
             thread.start()
             started.append(thread)
-    lanes.run()
+    queue.run()
     for thread in started:
         thread.join()
-    if lanes.failed:
-        raise lanes.failed[min(lanes.failed)]
-    return tuple(lanes.done[number] for number in sorted(lanes.done))
+    if queue.failed:
+        raise queue.failed[min(queue.failed)]
+    return tuple(queue.done[number] for number in sorted(queue.done))
 
 
-class _Lanes(Generic[Item, Result]):
+class _WorkQueue(Generic[Item, Result]):
     """Remaining items, and results and errors by number."""
 
     def __init__(self, work: Callable[[Item], Result], items: Iterable[Item]) -> None:
@@ -260,15 +263,15 @@ class _Lanes(Generic[Item, Result]):
 
     def run(self) -> None:
         """Process items one by one until none is left or one has failed."""
-        is_left = True
-        while is_left:
+        has_items = True
+        while has_items:
             with self._lock:
                 number = self._taken_count
                 self._taken_count += 1
                 item = self._next(number)
-            is_left = item is not None
+            has_items = item is not None
             if item is not None:
-                self._do(number, item[0])
+                self._process(number, item[0])
 
     def _next(self, number: int) -> tuple[Item] | None:
         """Return the next item in a tuple, None if there is none; the caller has the lock."""
@@ -280,7 +283,7 @@ class _Lanes(Generic[Item, Result]):
             self.failed[number] = error
             return None
 
-    def _do(self, number: int, item: Item) -> None:
+    def _process(self, number: int, item: Item) -> None:
         try:
             self.done[number] = self._work(item)
         except BaseException as error:  # noqa: BLE001 - the caller raises it, in its own thread

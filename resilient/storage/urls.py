@@ -9,7 +9,7 @@ from resilient.errors import ConfigError
 from resilient.redaction import redact_userinfo
 
 _BUCKETS = frozenset({"s3", "s3a", "gs"})
-_ANSWER = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
+_ERROR_RESPONSE = re.compile(r"(?:<\?xml[^>]*>\s*)?<Error\b.*?(?:</Error>|\Z)", re.DOTALL)
 _HEADER = re.compile(
     r"\b(authorization|[\w-]*(?:security|session)-token)\"?\s*[:=][^\r\n]*", re.IGNORECASE
 )
@@ -60,7 +60,7 @@ def redacted_text(text: str) -> str:
     S3 repeats the rejected request, with the session token among the headers. From such a response
     only the code and the message are kept.
     """
-    text = _ANSWER.sub(_code_and_message, text)
+    text = _ERROR_RESPONSE.sub(_code_and_message, text)
     text = _HEADER.sub(r"\1: <redacted>", text)
     return _QUERY.sub("?<redacted>", redact_userinfo(text, ""))
 
@@ -90,11 +90,11 @@ def _messages_of_chain(error: BaseException) -> list[str]:
     return [str(cause) for cause in chain]
 
 
-def _code_and_message(answer: re.Match[str]) -> str:
-    fields = (_field(name, answer[0]) for name in ("Code", "Message"))
+def _code_and_message(response: re.Match[str]) -> str:
+    fields = (_field(name, response[0]) for name in ("Code", "Message"))
     return ": ".join(field for field in fields if field)
 
 
-def _field(name: str, answer: str) -> str:
-    match = re.search(f"<{name}>([^<]*)</{name}>", answer)
+def _field(name: str, response: str) -> str:
+    match = re.search(f"<{name}>([^<]*)</{name}>", response)
     return match[1] if match else ""

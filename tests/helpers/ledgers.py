@@ -18,8 +18,8 @@ from resilient.format.ledger import (
     CHECK_LENGTH,
     LedgerHead,
     LedgerPosition,
-    beginning,
     extend_chain,
+    first_link,
 )
 from resilient.format.manifest import Manifest
 from resilient.storage.open import open_store
@@ -133,7 +133,7 @@ class Forger:
         """Make the links of a segment fit its records."""
         rows = [json.dumps(record, separators=(",", ":")) for record in fields["records"]]
         start = LedgerPosition(*(fields["start"][name] for name in ("step", "epoch", "samples")))
-        opening = fields["opens"] or beginning(fields["run_id"], start)
+        opening = fields["opens"] or first_link(fields["run_id"], start)
         links = list(extend_chain(opening, fields["generation"], rows))
         fields["checks"] = [record[:CHECK_LENGTH] for record in links]
         fields["head"] = links[-1]

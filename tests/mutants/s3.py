@@ -30,8 +30,8 @@ MUTANTS = [
     Mutant(
         "parts of an upload are joined in the wrong order",
         "resilient/storage/s3_transfer.py",
-        "range(1, cut.count + 1)",
-        "range(cut.count, 0, -1)",
+        "range(1, plan.count + 1)",
+        "range(plan.count, 0, -1)",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k order",
         promise="S3",
     ),
@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant(
         "a wrong checksum in the server's answer is accepted",
         "resilient/storage/s3_transfer.py",
-        "            if checksum and checksum != answer.proof.sum:\n",
+        "            if checksum and checksum != response.proof.sum:\n",
         "            if False:\n",
         "tests/unit/storage/test_s3_checksums.py --timeout 30 -k no_proof_of_what_was_meant",
         promise="S3",
@@ -86,7 +86,7 @@ MUTANTS = [
     Mutant(
         "a whole object is accepted as a range",
         "resilient/storage/s3_transfer.py",
-        "if start and answer.status != _PARTIAL:",
+        "if start and response.status != _PARTIAL:",
         "if False:",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k no_range",
         promise="S3",

@@ -32,7 +32,7 @@ MUTANTS = [
     Mutant(
         "put does not sync the parents of a new root",
         "resilient/storage/local.py",
-        "        self._anchor(key)\n",
+        "        self._sync_root_path(key)\n",
         "",
         "tests/crash/test_power_loss.py",
     ),
@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "a retried create accepts any existing object as its own",
         "resilient/storage/retry.py",
-        "if not (unanswered and self._holds(key, data)):",
+        "if not (unanswered and self._has_content(key, data)):",
         "if not unanswered:",
         "tests/unit/storage/test_retrying_deadline.py",
         promise="Stores",
@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "ranges of a large object are joined at the wrong offset",
         "resilient/storage/transfer.py",
-        "range(len(began), size_bytes, parts.part_bytes)",
+        "range(len(first_bytes), size_bytes, parts.part_bytes)",
         "range(0, size_bytes, parts.part_bytes)",
         "tests/s3/test_s3_contract.py -k in_parts",
         promise="S3",
@@ -189,7 +189,7 @@ MUTANTS = [
     Mutant(
         "an error of another thread is lost",
         "resilient/storage/transfer.py",
-        "    if lanes.failed:\n",
+        "    if queue.failed:\n",
         "    if False:\n",
         "tests/unit/storage/test_pool.py tests/unit/checkpoint/test_write.py",
     ),
@@ -210,14 +210,14 @@ MUTANTS = [
     Mutant(
         "the last error is raised instead of the first",
         "resilient/storage/transfer.py",
-        "lanes.failed[min(lanes.failed)]",
-        "lanes.failed[max(lanes.failed)]",
+        "queue.failed[min(queue.failed)]",
+        "queue.failed[max(queue.failed)]",
         "tests/unit/storage/test_pool.py tests/unit/checkpoint/test_write.py",
     ),
     Mutant(
         "a disk error counts as a file system without direct writes",
         "resilient/storage/posix.py",
-        "            if error.errno not in _NOT_DIRECTLY:\n",
+        "            if error.errno not in _NO_DIRECT_IO:\n",
         "            if False:\n",
         "tests/unit/storage/test_handle.py",
     ),

@@ -66,7 +66,7 @@ def test_corners_say_of_any_boxes_what_pairs_and_their_sum_say(cutting):
     if not all(box.inside(shape) for box in boxes):
         return
     boxes = [box for box in boxes if box.size]
-    pairs = sum(box.size for box in boxes) == whole(shape).size and not library._any_meet(boxes)
+    pairs = sum(box.size for box in boxes) == whole(shape).size and not library._any_overlap(boxes)
     corners = library._corners_cancel(shape, boxes, range(len(shape)))
     assert corners == (pairs if whole(shape).size else not boxes)
 
@@ -81,7 +81,7 @@ def test_a_double_that_fills_up_for_a_hole_is_seen_among_many():
 
 
 def test_boxes_of_many_ranks_are_not_compared_with_each_other(monkeypatch):
-    monkeypatch.setattr(library, "_any_meet", None)
+    monkeypatch.setattr(library, "_any_overlap", None)
     ranks = 4096
     assert covers((ranks, 2), [Region((rank, 0), (1, 2)) for rank in range(ranks)])
     assert covers((2, ranks), [Region((0, rank), (2, 1)) for rank in range(ranks)])
