@@ -8,8 +8,8 @@
     capture -> copy what a forward pass changes -> | copy the rest -> | write -> ...
     training waits                                 | forward, backward, before_update(), step
 
-Saving and resuming use one agreement protocol (:mod:`resilient.distributed.coordination`). Every
-rank posts a value or a failure. The coordinator decides, and every rank follows the decision. The
+Save and resume use one agreement protocol (:mod:`resilient.distributed.coordination`). Every rank
+posts a value or a failure. The coordinator decides, and every rank follows the decision. The
 protocol never uses the collective backend. Only the engine keeps track of the save in flight.
 """
 
@@ -30,7 +30,7 @@ from resilient.checkpoint.resume_policy import (
     Claimant,
     newest_of_run,
     refuse_live_writer,
-    settle_wish,
+    resolve_resume_option,
 )
 from resilient.checkpoint.resume_selection import (
     ResumeChoice,
@@ -118,7 +118,7 @@ class BackgroundStaging:
         self._work = self._thread.submit(_copy, copies, hand_over, begin)
 
     def wait(self) -> None:
-        """Help to copy, until all bytes are copied and handed over. Raises no error of the task."""
+        """Help with the copy until all bytes are handed over, without its errors."""
         if self._copies is not None and self._work is not None:
             self._copies.make()
             self._work.exception()
@@ -196,7 +196,7 @@ class CheckpointEngine:
         self.claimant: Claimant | None = None
         self._context = context
         self._persister = persister or make_save_executor(None, "", {})
-        self._arena = StagingBuffers(self._persister.buffer, self._persister.streams)
+        self._staging_buffers = StagingBuffers(self._persister.buffer, self._persister.streams)
         self._overlap = BackgroundStaging()
         self._round_trip = RoundTripCheck()
         self._stall = Stopwatch(context.clock)
@@ -283,11 +283,13 @@ class CheckpointEngine:
         def rule(answers: list[Any]) -> dict[str, str]:
             starts = [StartIdentity.from_json(answer) for answer in answers if answer]
             if claimant is not None and is_first:
-                with context.comms.at_work() as still_here:
-                    refuse_live_writer(context, starts, claimant, still_here)
+                with context.comms.at_work() as keep_alive:
+                    refuse_live_writer(context, starts, claimant, keep_alive)
             elif heartbeat := self._own_heartbeat():
                 heartbeat.adopt(lambda: newest_of_run(context.store, starts))
-            decision = settle_wish(context.store, resume_option, starts, is_first=is_first)
+            decision = resolve_resume_option(
+                context.store, resume_option, starts, is_first=is_first
+            )
             return {"reference": decision.reference, "reason": decision.reason}
 
         answers = start_identity.to_json() if start_identity else None
@@ -350,33 +352,34 @@ class CheckpointEngine:
             StoreError: The store failed.
         """
         began_seconds = self._context.clock.monotonic_seconds()
-        rank, landing = self._context.world.rank, LoadPlan(parts, in_place=True)
+        rank, load_plan = self._context.world.rank, LoadPlan(parts, in_place=True)
         names = {stored_name(name, part, rank) for name, part in parts.items()}
         if self._context.world.size > 1:
             self._context = discover_near_tiers(self._context)
         store = self._persister.open(self._context)
-        request = self._context.read_request(names, landing.boxes, landing.places)
+        request = self._context.read_request(names, load_plan.boxes, load_plan.places)
         choice = self._select(store, ref, request, guard)
-        if guard is not None and ref == "auto" and choice.proved is None:
-            is_mine = self._context.world.is_coordinator
+        if guard is not None and ref == "auto" and choice.verified is None:
+            is_coordinator = self._context.world.is_coordinator
             self._agree(
-                "resume/start", capture_failure(lambda: guard.check(store)) if is_mine else None
+                "resume/start",
+                capture_failure(lambda: guard.check(store)) if is_coordinator else None,
             )
         self._setup = setup_of(parts)
         check = ResumeCheck(self._setup, policy or ChangePolicy(), self._context.emit_once, examine)
-        absent_names = self._load(choice, parts, landing, check)
+        absent_names = self._load(choice, parts, load_plan, check)
         process = self.claimant.process if self.claimant else None
         self._generation = start_generation(self._context, choice, cause, self.start, process)
         self._context = self._context.for_generation(self._generation)
         if heartbeat := self._own_heartbeat():
             heartbeat.begin(self._generation)
-        if choice.proved is None:
+        if choice.verified is None:
             return None
-        self._context.report_reconstructed(choice.proved)
-        self._bases = (make_dedup_base(choice.proved, store),)
+        self._context.report_reconstructed(choice.verified)
+        self._bases = (make_dedup_base(choice.verified, store),)
         took_seconds = self._context.clock.monotonic_seconds() - began_seconds
-        resume_result = ResumeResult.of(choice.proved.manifest, absent_names)
-        size_bytes, name = read_bytes(choice.proved.files), resume_result.checkpoint.folder
+        resume_result = ResumeResult.of(choice.verified.manifest, absent_names)
+        size_bytes, name = read_bytes(choice.verified.files), resume_result.checkpoint.folder
         self._context.emit_once(
             events.CheckpointRestored(name, resume_result.step, size_bytes, took_seconds)
         )
@@ -397,13 +400,17 @@ class CheckpointEngine:
             raise guard.explain(error, ref, store) from None
 
     def _load(
-        self, choice: ResumeChoice, parts: Mapping[str, Part], landing: LoadPlan, check: ResumeCheck
+        self,
+        choice: ResumeChoice,
+        parts: Mapping[str, Part],
+        load_plan: LoadPlan,
+        check: ResumeCheck,
     ) -> tuple[str, ...]:
         """Load on every rank; continue only if all ranks succeeded."""
-        verified = choice.proved
+        verified = choice.verified
         if verified is None:
             return ()
-        inputs = (verified.manifest, verified.files, parts, self._context.world.rank, landing)
+        inputs = (verified.manifest, verified.files, parts, self._context.world.rank, load_plan)
         own_result = capture_failure(lambda: load_present_parts(*inputs, check))
         self._agree("resume/load", own_result)
         return own_result if isinstance(own_result, tuple) else ()
@@ -423,7 +430,7 @@ class CheckpointEngine:
             return
         drafts = draft(capture(0, parts, self._context.world.rank), self._context.world)
         sizes = {rank_draft.name: rank_draft.layout.size_bytes for rank_draft in drafts}
-        self._overlap.start(lambda: self._arena.warm(sizes))
+        self._overlap.start(lambda: self._staging_buffers.warm(sizes))
 
     def save(
         self,
@@ -436,9 +443,9 @@ class CheckpointEngine:
     ) -> CheckpointId:
         """Copy the state to host memory and persist it in the background.
 
-        Waits for the previous save, and also for this save if it is streamed. The live state may
-        change when this method returns; with ``overlap``, when ``before_update`` returns. From then
-        on a saver daemon commits the checkpoint even if every trainer dies.
+        This method waits for the previous save, and also for this save if it is streamed. The live
+        state may change when this method returns; with ``overlap``, when ``before_update`` returns.
+        From then on a saver daemon commits the checkpoint even if every trainer dies.
 
         Collective: every rank, same step, after ``resume``.
         Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
@@ -477,7 +484,7 @@ class CheckpointEngine:
             self._persister.begin(topic)
             stable_tensors = stable_storages(parts) if overlap else ()
             snapshot = capture(checkpoint.step, parts, world.rank, self._round_trip)
-            staged = stage(snapshot, world, self._arena, stable_tensors)
+            staged = stage(snapshot, world, self._staging_buffers, stable_tensors)
             job = SaveJob(
                 about=draft_manifest(self._context, generation, checkpoint.step, about, keep),
                 files=staged.files,
@@ -519,17 +526,17 @@ class CheckpointEngine:
         return self._generation
 
     def _hand_over(
-        self, job: SaveJob, copies: DeferredCopies, spoiled: RankFailure | None = None
+        self, job: SaveJob, copies: DeferredCopies, copy_failure: RankFailure | None = None
     ) -> None:
         copies.forget()
         with raising_save_failed():
-            self._persister.submit(self._context, replace(job, spoiled=spoiled))
+            self._persister.submit(self._context, replace(job, copy_failure=copy_failure))
 
     def before_update(self) -> None:
         """Wait until all of the live state may change; call it before each optimizer step.
 
-        Needed after ``save`` with ``overlap``. Errors of the save appear in the next ``wait`` or
-        ``save``.
+        This call is needed after ``save`` with ``overlap``. The next ``wait`` or ``save`` raises
+        errors of the save.
 
         Crash: as in ``save``.
         """
@@ -587,22 +594,22 @@ class CheckpointEngine:
         topic, rank = f"load/{self._loads}", self._context.world.rank
         if isinstance(checkpoint, str):
             checkpoint = resolve_collectively(self._context, f"{topic}/name", checkpoint)
-        name_in_store, landing = stored_name(name, part, rank), LoadPlan({name: part})
+        name_in_store, load_plan = stored_name(name, part, rank), LoadPlan({name: part})
 
-        def prove() -> VerifiedCheckpoint:
+        def read_part() -> VerifiedCheckpoint:
             context = self._context
             read_checkpoint = read_wanted(
-                context.store, checkpoint, context.read_request({name_in_store}, landing.boxes)
+                context.store, checkpoint, context.read_request({name_in_store}, load_plan.boxes)
             )
             context.report_reconstructed(read_checkpoint)
             if absent_parts(read_checkpoint.manifest, {name: replace(part, optional=False)}, rank):
                 raise IncompatibleCheckpoint(f"{checkpoint} holds no `{name_in_store}`")
             return read_checkpoint
 
-        verified: Any = capture_failure(prove)
+        verified: Any = capture_failure(read_part)
         self._agree(f"{topic}/read", verified)
         own_result = capture_failure(
-            lambda: load(verified.manifest, verified.files, {name: part}, rank, landing)
+            lambda: load(verified.manifest, verified.files, {name: part}, rank, load_plan)
         )
         self._agree(topic, own_result)
 
@@ -645,6 +652,6 @@ class CheckpointEngine:
             self._overlap.close()
             self._persister.close()
             self._context.close()
-            self._arena.close()
+            self._staging_buffers.close()
             if self._generation is not None and self.claimant is not None:
                 release_claim(self._generation.token)

@@ -60,9 +60,9 @@ _CHANGES_HINT = (
 class Checkpointer:
     """Checkpointer of a training loop, under any launcher and any parallelism.
 
-    Works under plain ``python``, ``torchrun`` and ``resilient train``. With several ranks, call
-    ``torch.distributed.init_process_group`` before ``resume``. Ranks that train different models
-    are refused, because an object that is saved once must be equal on all ranks.
+    The checkpointer works under plain ``python``, ``torchrun`` and ``resilient train``. With
+    several ranks, call ``torch.distributed.init_process_group`` before ``resume``. Ranks that train
+    different models are refused, because an object that is saved once must be equal on all ranks.
 
     Args:
         url: Repository of the checkpoints; a path or any fsspec URL. ``resilient train --repo``
@@ -115,7 +115,7 @@ class Checkpointer:
         self._rng = rng
         self._overlap = overlap
         self._options, self._objects = split_options(objects)
-        self._gang: RankGroup | None = None
+        self._rank_group: RankGroup | None = None
         self._topic = ""
         self._tracked = TrackedObjects({})
         self._hooks: list[RemovableHandle] = []
@@ -127,7 +127,7 @@ class Checkpointer:
         self.resumed: CheckpointId | None = None
         # Counters that were given as 0 and resumed with a higher value. A counter is removed
         # when the loop reads or sets it.
-        self._unread: dict[str, int] = {}
+        self._unread_counters: dict[str, int] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -142,13 +142,13 @@ class Checkpointer:
             self.close()
             return
         try:
-            self._let_go()
+            self._release()
         except ResilientError as save_error:
             error.add_note(f"the save in flight failed too: {save_error}")
 
     def __getitem__(self, name: str) -> Any:
         """Return the object given under ``name``; for a plain value, its current value."""
-        self._unread.pop(name, None)
+        self._unread_counters.pop(name, None)
         value = self._tracked.values.get(name)
         return value.value if value is not None else self._objects[name]
 
@@ -159,7 +159,7 @@ class Checkpointer:
                 f"`{name}` is not a plain value of this checkpointer, or resume() was not called "
                 "yet"
             )
-        self._unread.pop(name, None)
+        self._unread_counters.pop(name, None)
         self._tracked.values[name].value = value
 
     @property
@@ -200,12 +200,12 @@ class Checkpointer:
         # Before join(): a rank that waits for its peers must already have sent a heartbeat.
         self.beat = LoopHeartbeat(progress_reporter()) if optimizer else None
         rank_group = join()
-        self._gang, self._topic = rank_group, rank_group.next_topic()
+        self._rank_group, self._topic = rank_group, rank_group.next_topic()
         self._tracked = collect_parts(self._objects, rank_group.world.size, rng=self._rng)
         launch, emit = rank_group.launch, self._emitter(rank_group)
         self._emit = emit
         self._engine = self._open(rank_group, emit)
-        register_exit_hook(self._end)
+        register_exit_hook(self._close_at_exit)
         reference = self._engine.settle(ref or launch.resume, is_first=launch.is_first)
         policy = ChangePolicy(
             self._allowed_changes, lost=self._tracked.left_out, hint=_CHANGES_HINT
@@ -215,8 +215,8 @@ class Checkpointer:
             parts, ref=reference, cause=cause, guard=self.guard, policy=policy
         )
         if self._overlap:
-            self._let_optimizers_wait(self._engine)
-        self._unread = self._resumed_counters()
+            self._make_optimizers_wait(self._engine)
+        self._unread_counters = self._resumed_counters()
         self._detect_missed_saves(rank_group, self._engine)
         if self.beat is not None:
             self.beat.start(result.step if result else 0)
@@ -239,8 +239,8 @@ class Checkpointer:
     ) -> CheckpointId:
         """Copy the state to host memory and make it durable in the background.
 
-        Waits for the save in flight first, so at most one save is in flight. Training may continue
-        when this method returns.
+        This method first waits for the save in flight, so at most one save is in flight. Training
+        may continue when this method returns.
 
         Collective: every rank, same step, after ``resume``.
         Crash: if its manifest was stored, the checkpoint exists and is whole. Otherwise it does not
@@ -337,9 +337,9 @@ class Checkpointer:
             return
         if self._detector is not None:
             self._detector.decline("it closed its checkpointer")
-        self._let_go()
-        if self._gang is not None:
-            exit_barrier(self._gang, self._topic)
+        self._release()
+        if self._rank_group is not None:
+            exit_barrier(self._rank_group, self._topic)
 
     @contextmanager
     def _saving(self, engine: checkpoint_engine.CheckpointEngine) -> Iterator[None]:
@@ -375,11 +375,11 @@ class Checkpointer:
 
     def _report_unread_counters(self) -> None:
         """Report resumed counters that the loop neither read nor set; once after a resume."""
-        if self._unread:
-            self.emit(CountersUnread(tuple(sorted(self._unread.items()))))
-            self._unread = {}
+        if self._unread_counters:
+            self.emit(CountersUnread(tuple(sorted(self._unread_counters.items()))))
+            self._unread_counters = {}
 
-    def _let_optimizers_wait(self, engine: checkpoint_engine.CheckpointEngine) -> None:
+    def _make_optimizers_wait(self, engine: checkpoint_engine.CheckpointEngine) -> None:
         """Make each optimizer wait before its step until the last save has copied the state."""
         for optimizer in self._optimizers():
             self._hooks.append(optimizer.register_step_pre_hook(lambda *_: engine.before_update()))
@@ -401,25 +401,25 @@ class Checkpointer:
             )
         return self._engine
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         engine, self._engine = self._engine, None
         while self._hooks:
             self._hooks.pop().remove()
         if self.beat is not None:
             self.beat.stop()
-        unregister_exit_hook(self._end)
+        unregister_exit_hook(self._close_at_exit)
         if self._detector is not None:
             self._detector.stop()
             self._detector = None
         if engine is not None:
             engine.close()
 
-    def _end(self) -> None:
+    def _close_at_exit(self) -> None:
         """Close at the end of the process; after an uncaught error, skip the exit barrier."""
         if getattr(sys, "last_value", None) is None:
             self.close()
         else:
-            self._let_go()
+            self._release()
 
     def _open(
         self, rank_group: RankGroup, emit: events.Emitter
@@ -428,7 +428,10 @@ class Checkpointer:
         url = launch.repo or self._url
         publish_repository(launch, url)
         # The launcher names the place, so its storage options take precedence.
-        reach = {**mapping_of(options.pop("storage_options", None)), **launch.storage_options}
+        storage_options = {
+            **mapping_of(options.pop("storage_options", None)),
+            **launch.storage_options,
+        }
         is_single_writer = options.pop("single_writer", False) or launch.single_writer
         signed = options.pop("require_signature", False) or launch.require_signature
         engine = open_engine(
@@ -437,7 +440,7 @@ class Checkpointer:
             rank_group.board,
             scope=self._topic,
             keeper=keeper_of(rank_group),
-            storage_options=reach,
+            storage_options=storage_options,
             single_writer=is_single_writer,
             require_signature=signed,
             **{"emit": emit, **options},

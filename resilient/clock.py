@@ -58,7 +58,7 @@ class SystemClock:
 def boot_name() -> str:
     """Return the name of the machine's current boot, on which the monotonic clock depends.
 
-    Empty where the system does not provide it.
+    The name is empty where the system does not provide it.
     """
     try:
         return _BOOT_ID_FILE.read_text(encoding="ascii").strip()[:_BOOT_NAME_LENGTH]
@@ -69,8 +69,8 @@ def boot_name() -> str:
 class Timed:
     """Context manager that measures the time spent inside, also after an error.
 
-    A class, not a generator: training steps enter several timers, and a generator would cost more
-    than the measured code.
+    This is a class, because a training step enters several timers. A generator would cost more than
+    the measured code.
 
     Args:
         clock: Time source.

@@ -80,7 +80,7 @@ _SPECIAL_FILE_ERRORS = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Write all of ``line`` or nothing of it; never through a link, nor into a pipe."""
+    """Write the whole line or nothing, only to a regular file and never through a link."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o666)
     try:
@@ -89,8 +89,8 @@ def _append(path: Path, line: bytes) -> None:
         written_bytes = os.write(descriptor, line)
         if written_bytes == len(line):
             return
-        # A full disk takes a part of the line. Remove that part, or it would spoil the next line,
-        # unless another process has already appended one.
+        # A full disk may store only a part of the line. Remove this part, because it would damage
+        # the next line. Keep the part if another process has already appended a line.
         end = os.lseek(descriptor, 0, os.SEEK_CUR)
         if os.fstat(descriptor).st_size == end:
             os.ftruncate(descriptor, end - written_bytes)

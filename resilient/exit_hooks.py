@@ -49,7 +49,8 @@ def run_exit_hooks(*, is_last: bool = False) -> None:
         is_last: Also make the calls of threads that still run.
 
     Raises:
-        BaseException: The error of a call; of several errors the last, with the others as context.
+        BaseException: A call failed. If several calls fail, the last error has the others as
+            context.
     """
     with ExitStack() as stack:
         for call, (process, thread) in list(_calls.items()):
@@ -62,7 +63,8 @@ def run_exit_hooks(*, is_last: bool = False) -> None:
 @cache
 def _register_once() -> None:
     """Register with both hooks of the interpreter, once; a fork inherits them."""
-    # A Python without the hook raises AttributeError; after the main program it is RuntimeError.
+    # A Python without the hook raises AttributeError. After the main program, the hook raises
+    # RuntimeError.
     with suppress(AttributeError, RuntimeError):
         threading._register_atexit(_run_and_report)  # type: ignore[attr-defined]  # noqa: SLF001
     atexit.register(_run_and_report, is_last=True)

@@ -5,11 +5,11 @@
     capture -> copy what a forward pass changes -> | copy the rest -> | mark the step complete
     training waits                                 | forward          | backward, before_update()
 
-The cache writes nothing and the ranks need no agreement, so a step costs only its copy. The thread
-that marks a step complete needs the interpreter lock. A forward pass needs the interpreter lock
-too, but torch's backward pass does not. If training signals the start of the backward pass, the
-thread therefore waits for this pass. :mod:`resilient.checkpoint.daemon.session` explains why there
-is always a step that all ranks have.
+The cache writes no file and the ranks need no agreement, so a cached step costs only one copy of
+the state. The thread that marks a step complete needs the interpreter lock. A forward pass needs
+the interpreter lock too, but torch's backward pass does not. If training signals the start of the
+backward pass, the thread therefore waits for this signal.
+:mod:`resilient.checkpoint.daemon.session` explains why all ranks always share one complete step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from resilient.checkpoint.daemon.step_cache import StepCacheClient, holder_for
+from resilient.checkpoint.daemon.step_cache import StepCacheClient, make_step_cache_client
 from resilient.checkpoint.daemon.step_slots import SLOTS
 from resilient.checkpoint.events import StepCacheDisabled
 from resilient.checkpoint.save.metadata import draft_manifest
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from resilient.state_dict.host_copy import DeferredCopies
     from resilient.state_dict.snapshot import Part
 
-# Largest state that is copied within a backward pass. To begin earlier would take the interpreter
-# from the forward pass at every tensor.
-_LULL_BYTES_MAX = 64 << 20
-_Settle = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
+# Largest state that is copied within a backward pass. An earlier copy would take the interpreter
+# lock from the forward pass at every tensor.
+_BACKWARD_COPY_BYTES_MAX = 64 << 20
+_AgreeOn = Callable[[str, Any, Callable[[list[Any]], Any]], Any]
 
 
 class StepCache:
@@ -60,7 +60,7 @@ class StepCache:
 
     Args:
         checkpointer: Engine of the attempt; it has resumed.
-        holder: Step cache client of this rank.
+        client: Step cache client of this rank.
         lull: Event that training sets whenever it does not need the interpreter for a while.
         near_sums: See the attribute.
 
@@ -71,21 +71,23 @@ class StepCache:
     def __init__(
         self,
         checkpointer: CheckpointEngine,
-        holder: StepCacheClient,
+        client: StepCacheClient,
         lull: threading.Event | None = None,
         near_sums: HostLocalSum | None = None,
     ) -> None:
         self.near_sums = near_sums
         self._checkpointer = checkpointer
-        self._holder = holder
-        self._arenas = [StagingBuffers(partial(holder.buffer, slot)) for slot in range(SLOTS)]
-        self._recall = CaptureCache()
-        self._steadiness = StableStorageCache()
+        self._client = client
+        self._staging_buffers = [
+            StagingBuffers(partial(client.buffer, slot)) for slot in range(SLOTS)
+        ]
+        self._capture_cache = CaptureCache()
+        self._stable_storages = StableStorageCache()
         self._overlap = BackgroundStaging()
         self._lull = lull or threading.Event()
         self._cores = usable_cores()
         # The size of the first step is unknown, so assume that its copy is long.
-        self._size_bytes, self._step_count = _LULL_BYTES_MAX + 1, 0
+        self._size_bytes, self._step_count = _BACKWARD_COPY_BYTES_MAX + 1, 0
         self._unverified: tuple[int, DeferredCopies] | None = None
         self._failure: RankFailure | None = None
 
@@ -98,7 +100,7 @@ class StepCache:
         With ``overlap``, the step survives only after ``before_update`` has returned. The step
         becomes a checkpoint only if the ranks die.
 
-        Collective: every rank, same step; they do not communicate.
+        Collective: every rank, same step; the ranks do not communicate.
         Crash: the previous step is still completely cached, or the last save is newer.
 
         Args:
@@ -118,12 +120,12 @@ class StepCache:
             if self._failure is not None:
                 raise self._failure.to_error(1)
             self._step_count += 1
-            self._holder.invalidate(slot)
+            self._client.invalidate(slot)
             about = self._checkpointer.with_setup(about)
-            snapshot = capture(step, parts, context.world.rank, self._recall)
-            is_beside = overlap and self._has_room_beside()
-            steady = self._steadiness.of(parts, snapshot) if is_beside else ()
-            staged = stage(snapshot, context.world, self._arenas[slot], *steady)
+            snapshot = capture(step, parts, context.world.rank, self._capture_cache)
+            is_background_copy = overlap and self._prefers_background_copy()
+            stable_tensors = self._stable_storages.of(parts, snapshot) if is_background_copy else ()
+            staged = stage(snapshot, context.world, self._staging_buffers[slot], *stable_tensors)
             job = SaveJob(
                 about=draft_manifest(context, generation, step, about, ()),
                 files=staged.files,
@@ -140,12 +142,12 @@ class StepCache:
             self._size_bytes = staged.size_bytes
             if staged.rest:
                 self._lull.clear()
-                begin = self._lull if staged.size_bytes <= _LULL_BYTES_MAX else None
-                say = partial(self._say_late, slot, job, staged.rest)
+                begin = self._lull if staged.size_bytes <= _BACKWARD_COPY_BYTES_MAX else None
+                mark_complete = partial(self._mark_complete_late, slot, job, staged.rest)
                 self._unverified = slot, staged.rest
-                self._overlap.copy(staged.rest, say, begin)
+                self._overlap.copy(staged.rest, mark_complete, begin)
             else:
-                self._say(slot, job, None)
+                self._mark_complete(slot, job, None)
 
     def before_update(self) -> None:
         """Wait until the live state may change; call it before each optimizer step.
@@ -156,7 +158,7 @@ class StepCache:
         self._overlap.settle()
         unverified_copies, self._unverified = self._unverified, None
         if unverified_copies is not None:
-            self._prove(*unverified_copies)
+            self._invalidate_if_changed(*unverified_copies)
 
     def drop(self) -> None:
         """Discard the cached steps, because training goes back on purpose.
@@ -164,7 +166,7 @@ class StepCache:
         Crash: a cached step may still be committed.
         """
         self.before_update()
-        capture_failure(self._holder.drop)
+        capture_failure(self._client.drop)
 
     def close(self) -> None:
         """Release the cache; the daemon commits a cached step that is newer than the last save.
@@ -173,38 +175,39 @@ class StepCache:
         """
         self.before_update()
         self._overlap.close()
-        self._holder.close()
-        for arena in self._arenas:
+        self._client.close()
+        for arena in self._staging_buffers:
             arena.close()
 
-    def _has_room_beside(self) -> bool:
+    def _prefers_background_copy(self) -> bool:
         """Return whether a copy beside training is better than a copy that training waits for.
 
         If training has a thread on every core, a copy beside training takes time from one core
-        anyway. Threads that wake each other cost more. A large copy may be too long to wait for.
+        anyway. In addition, the threads wake each other, which costs more. For a large copy,
+        training would have to wait too long.
         """
         ranks = read_integer(os.environ, "LOCAL_WORLD_SIZE", 1, least=1)
-        return self._size_bytes > _LULL_BYTES_MAX or has_idle_core(ranks, self._cores)
+        return self._size_bytes > _BACKWARD_COPY_BYTES_MAX or has_idle_core(ranks, self._cores)
 
-    def _say_late(
-        self, slot: int, job: SaveJob, copies: DeferredCopies, spoiled: RankFailure | None
+    def _mark_complete_late(
+        self, slot: int, job: SaveJob, copies: DeferredCopies, copy_failure: RankFailure | None
     ) -> None:
         self._lull.wait()
-        # torch counts a change after it is made: all changes of the forward pass are counted by
-        # now.
-        outcome = spoiled or capture_failure(copies.require_unchanged)
-        self._say(slot, job, outcome if isinstance(outcome, RankFailure) else None)
+        # torch counts a change of a tensor after the change. All changes of the forward pass are
+        # counted by now.
+        outcome = copy_failure or capture_failure(copies.require_unchanged)
+        self._mark_complete(slot, job, outcome if isinstance(outcome, RankFailure) else None)
 
-    def _prove(self, slot: int, copies: DeferredCopies) -> None:
+    def _invalidate_if_changed(self, slot: int, copies: DeferredCopies) -> None:
         """Void a slot whose sources had changed at the last check."""
         outcome = capture_failure(copies.require_unchanged)
         if isinstance(outcome, RankFailure):
             self._failure = outcome
-            capture_failure(partial(self._holder.invalidate, slot))
+            capture_failure(partial(self._client.invalidate, slot))
 
-    def _say(self, slot: int, job: SaveJob, spoiled: RankFailure | None) -> None:
+    def _mark_complete(self, slot: int, job: SaveJob, copy_failure: RankFailure | None) -> None:
         """Mark a step complete, unless its sources changed during the copy."""
-        answer = spoiled or capture_failure(lambda: self._holder.hold(slot, job))
+        answer = copy_failure or capture_failure(lambda: self._client.hold(slot, job))
         self._failure = answer if isinstance(answer, RankFailure) else None
 
 
@@ -221,26 +224,26 @@ def start_step_cache(
     """
     context, *_ = _engine_state(checkpointer)
     persister = checkpointer._persister  # noqa: SLF001 - who has the address
-    holder = capture_failure(lambda: holder_for(persister, context))
-    with _agreeing(context) as settle:
-        reason = settle("begin", _why_not(holder), _first_reason)
-        if isinstance(holder, StepCacheClient) and not reason:
-            return StepCache(checkpointer, holder, lull, _near_sums(holder, context, settle))
-    if isinstance(holder, StepCacheClient):
-        holder.close()
+    client = capture_failure(lambda: make_step_cache_client(persister, context))
+    with _agreement(context) as agree_on:
+        reason = agree_on("begin", _reason_without_client(client), _first_reason)
+        if isinstance(client, StepCacheClient) and not reason:
+            return StepCache(checkpointer, client, lull, _host_local_sum(client, context, agree_on))
+    if isinstance(client, StepCacheClient):
+        client.close()
     context.emit_once(StepCacheDisabled(reason))
     return None
 
 
-def _why_not(holder: Any) -> str:
+def _reason_without_client(client: Any) -> str:
     """Return the reason for a missing client; empty if there is a client."""
-    if isinstance(holder, RankFailure):
-        return holder.message
-    return holder if isinstance(holder, str) else ""
+    if isinstance(client, RankFailure):
+        return client.message
+    return client if isinstance(client, str) else ""
 
 
-def _near_sums(
-    holder: StepCacheClient, context: CheckpointContext, settle: _Settle
+def _host_local_sum(
+    client: StepCacheClient, context: CheckpointContext, agree_on: _AgreeOn
 ) -> HostLocalSum | None:
     """Return a sum over all ranks if they are on one host, else None. Collective."""
     if (
@@ -248,18 +251,18 @@ def _near_sums(
         or read_integer(os.environ, "LOCAL_WORLD_SIZE", 0, least=0) != context.world.size
     ):
         return None
-    own_page: Any = capture_failure(lambda: holder.page(PAGE_BYTES))
+    own_page: Any = capture_failure(lambda: client.page(PAGE_BYTES))
     path = "" if isinstance(own_page, RankFailure) else str(own_page[0])
-    paths = settle("pages", path, lambda paths: paths if all(paths) else [])
-    pages: Any = capture_failure(lambda: [_page(Path(page)) for page in paths])
-    is_there = bool(paths) and not isinstance(pages, RankFailure)
-    if not settle("mapped", is_there, all):
+    paths = agree_on("pages", path, lambda paths: paths if all(paths) else [])
+    pages: Any = capture_failure(lambda: [_map_page(Path(page)) for page in paths])
+    is_mapped = bool(paths) and not isinstance(pages, RankFailure)
+    if not agree_on("mapped", is_mapped, all):
         return None
     pages[context.world.rank] = own_page[1]
     return HostLocalSum(pages, context.world.rank)
 
 
-def _page(path: Path) -> memoryview:
+def _map_page(path: Path) -> memoryview:
     return map_file(path, PAGE_BYTES, writable=False)
 
 
@@ -273,16 +276,16 @@ def _engine_state(
 
 
 @contextmanager
-def _agreeing(context: CheckpointContext) -> Iterator[_Settle]:
+def _agreement(context: CheckpointContext) -> Iterator[_AgreeOn]:
     """Yield a function by which the ranks agree: topic, value shown, and the rule."""
     # The context's own control group may be in use by a save in flight.
     comms = context.comms.apart("hold", context.world)
 
-    def settle(topic: str, own_result: Any, rule: Callable[[list[Any]], Any]) -> Any:
+    def agree_on(topic: str, own_result: Any, rule: Callable[[list[Any]], Any]) -> Any:
         return agree(comms, topic, own_result, rule, context.limits.within_seconds)
 
     try:
-        yield settle
+        yield agree_on
     finally:
         comms.close()
 

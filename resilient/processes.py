@@ -39,7 +39,7 @@ class ProcessIdentity:
 
     @property
     def is_running_here(self) -> bool:
-        """True if the process is proven to run on this host; False proves nothing elsewhere."""
+        """True if the process is proven to run on this host; False does not prove its end."""
         return bool(self.boot) and identify(self.pid) == self
 
     @property

@@ -1,7 +1,7 @@
 """Start guard: refusal of a start at step 0 that would ignore existing checkpoints of any tool.
 
 Trainers keep checkpoints in the run's folder or in folders with known names. A checkpoint in any
-other folder belongs to another run. The search reads names alone, at most 50,000 in one place. If
+other folder belongs to another run. The search reads only names, at most 50,000 in one place. If
 the guard refuses a start, it verifies the newest checkpoints, so that the hint names an intact one.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 _Error = TypeVar("_Error", bound=ResilientError)
 
-OURS = "resilient"
+NATIVE = "resilient"
 TRANSFORMERS = "hf-trainer"
 UNKNOWN = "unknown"
 _LIGHTNING, _MEGATRON, _DEEPSPEED = "lightning", "megatron", "deepspeed"
@@ -65,12 +65,12 @@ _PREFIXES = (
 """Prefixes listed one by one in a store with more names than the limit."""
 _DEPTH_MAX = 2
 """Depth of folders inside a run's folder whose files identify a layout."""
-_HOLDER = re.compile(
+_CHECKPOINT_FOLDER = re.compile(
     r"(?i)(?!pre_?train|base|init|teacher)(?:\w+[-_])?(?:ckpts?|checkpoints?)"
     r"|lightning_logs|version_\d+"
 )
 """Folders in which trainers collect checkpoints."""
-_LOGGED = re.compile(r"[^/.][^/]*/(?:version_\d+|[a-z0-9]{8})/checkpoints")
+_LOGGER_FOLDER = re.compile(r"[^/.][^/]*/(?:version_\d+|[a-z0-9]{8})/checkpoints")
 """Folder of Lightning's checkpoints below that of its logger: CSV, TensorBoard or W&B."""
 _STEP_NAME = re.compile(
     r"(?i)(?:\w*[-_.])?(?:checkpoint|ckpt|epoch|global_?step|iter(?:ation)?|step)s?"
@@ -84,7 +84,7 @@ _STATE_IN_STEP = re.compile(
 """Files of torch in the folder of a step that are state, and not data."""
 _MEGATRON_FILE = "model_optim_rng.pt"
 _STATE_FILE = re.compile(r"(?i)(?P<stem>.+?)\.(?P<kind>ckpt|pth?|tar)(?:\.tar)?")
-_ROLLING = re.compile(
+_REPLACED_AT_EACH_SAVE = re.compile(
     r"(?i)ckpt|checkpoint|(?<![a-z])(?:last|latest|resume|snapshot)"
     r"|(?:^|train\w*[-_.])state(?![a-z])"
 )
@@ -101,11 +101,11 @@ _NEWEST = (float("inf"),)
 _CHECKPOINT_NAME = re.compile(r"(?i)ckpt|checkpoint|epoch|iter|last|lightning|step|version_")
 
 
-_JUDGED_MAX = 8
-_JUDGED_BYTES_MAX = 2 << 30
+_VERIFIED_MAX = 8
+_VERIFIED_BYTES_MAX = 2 << 30
 """Largest total size that the guard verifies in full; of further ones it reads headers."""
 _TITLES = {
-    OURS: "resilient",
+    NATIVE: "resilient",
     TRANSFORMERS: "Hugging Face Trainer",
     WEIGHTS: "Hugging Face Trainer, incomplete",
     "accelerate": "accelerate",
@@ -134,24 +134,24 @@ class FoundCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class StartCalls:
     """Hint texts: the calls of one Python API that start at step 0 or continue.
 
     Attributes:
-        never: Call that starts at step 0.
-        takes: Call that continues from ``{path}``; empty if the API imports no other layout.
+        from_scratch: Call that starts at step 0.
+        from_path: Call that continues from ``{path}``; empty if the API imports no other layout.
     """
 
-    never: str
-    takes: str = ""
+    from_scratch: str
+    from_path: str = ""
 
 
-TRAINER = Door(
+TRAINER = StartCalls(
     "trainer.train(resume_from_checkpoint=False)",
     "trainer.train(resume_from_checkpoint={path})",
 )
-LOOP = Door("checkpointer.resume('never')")
-STOCK_TRAINER = Door("trainer.train(resume_from_checkpoint=False)")
+LOOP = StartCalls("checkpointer.resume('never')")
+STOCK_TRAINER = StartCalls("trainer.train(resume_from_checkpoint=False)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,12 @@ class StartGuard:
     """Check of a start that found no checkpoint to resume in its repository.
 
     Attributes:
-        door: API through which the run starts.
+        start_calls: API through which the run starts.
         places: Further folders to check, such as the output folder.
         requires_checkpoint: Whether the script asked to resume, so a start at step 0 is an error.
     """
 
-    door: Door = LOOP
+    start_calls: StartCalls = LOOP
     places: tuple[str, ...] = ()
     requires_checkpoint: bool = False
 
@@ -180,11 +180,11 @@ class StartGuard:
         """
         checkpoints = self._ignored(store)
         if checkpoints:
-            raise _refusal(checkpoints, self.door)
+            raise _refusal(checkpoints, self.start_calls)
         if self.requires_checkpoint:
             raise NothingToResume(
                 f"no checkpoint to resume from at {store.url}; nothing was changed",
-                hint=_starting(self.door),
+                hint=_start_hint(self.start_calls),
             )
 
     def explain(self, error: _Error, reference: str, store: Store) -> _Error:
@@ -204,9 +204,9 @@ class StartGuard:
         except StoreError:
             return error
         if checkpoints:
-            return lead_to(error, checkpoints, self.door)
+            return lead_to(error, checkpoints, self.start_calls)
         if isinstance(error, RepositoryNotFound):
-            return type(error)(error.message, hint=_starting(self.door))
+            return type(error)(error.message, hint=_start_hint(self.start_calls))
         return error
 
     def _ignored(self, store: Store) -> list[FoundCheckpoint]:
@@ -256,21 +256,22 @@ def checkpoints_at(path: str) -> list[FoundCheckpoint]:
     if root.is_file():
         return [FoundCheckpoint(path, FILE)]
     if (root / MANIFEST).is_file() and parse_checkpoint(root.name) is not None:
-        return [FoundCheckpoint(path, OURS)]
+        return [FoundCheckpoint(path, NATIVE)]
     return checkpoints_in_folder(root)
 
 
 def _is_run_folder(folder: str) -> bool:
     """Return whether the run keeps checkpoints in a subfolder; its own folder is the empty name."""
-    if not folder or _LOGGED.fullmatch(folder):
+    if not folder or _LOGGER_FOLDER.fullmatch(folder):
         return True
-    return all(_HOLDER.fullmatch(part) for part in folder.split("/"))
+    return all(_CHECKPOINT_FOLDER.fullmatch(part) for part in folder.split("/"))
 
 
 def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoint]:
     own_names = {name for key in listing.sizes if (name := _own_checkpoint(key))}
     own_checkpoints = [
-        FoundCheckpoint(f"{url}/{name}", OURS) for name in sorted(own_names, key=_age, reverse=True)
+        FoundCheckpoint(f"{url}/{name}", NATIVE)
+        for name in sorted(own_names, key=_age_key, reverse=True)
     ]
     foreign_files = DirectoryListing(
         {key: size for key, size in listing.sizes.items() if not _is_own_key(key)}
@@ -279,13 +280,15 @@ def _find_checkpoints(listing: DirectoryListing, url: str) -> list[FoundCheckpoi
     if layout and layout != WEIGHTS:
         return [*own_checkpoints, FoundCheckpoint(url, layout)]
     # The files of a finished run do not hide the checkpoints of another tool below.
-    below = DirectoryListing({k: s for k, s in foreign_files.sizes.items() if not _is_export(k)})
-    candidates = dict(_foreign(below))
+    files_below = DirectoryListing(
+        {k: s for k, s in foreign_files.sizes.items() if not _is_export(k)}
+    )
+    candidates = dict(_foreign_checkpoints(files_below))
     names = sorted(sorted(candidates), key=lambda name: candidates[name][0], reverse=True)
     return [*own_checkpoints, *(FoundCheckpoint(f"{url}/{n}", candidates[n][1]) for n in names)]
 
 
-def _age(name: str) -> tuple[object, str]:
+def _age_key(name: str) -> tuple[object, str]:
     return parse_checkpoint(name.rpartition("/")[2]), name
 
 
@@ -325,20 +328,22 @@ def _has_optimizer(listing: DirectoryListing, prefix: str) -> bool:
     return any("optim" in name and ("/" not in name or name.startswith(parts)) for name in names)
 
 
-def _foreign(listing: DirectoryListing) -> Iterator[tuple[str, tuple[tuple[float, ...], str]]]:
+def _foreign_checkpoints(
+    listing: DirectoryListing,
+) -> Iterator[tuple[str, tuple[tuple[float, ...], str]]]:
     """Yield name, sort key and layout of the checkpoints of other tools."""
-    taken = set()
+    found_names = set()
     for checkpoint in checkpoints_of(listing):
-        if checkpoint.layout != FILE and _counts(checkpoint, listing):
-            name, layout = _as_loaded(checkpoint)
-            taken.add(name)
+        if checkpoint.layout != FILE and _belongs_to_run(checkpoint, listing):
+            name, layout = _loadable_name(checkpoint)
+            found_names.add(name)
             yield name, (order_of(name, layout)[1], layout)
     for key in listing.sizes:
         folder, _, base = key.rpartition("/")
-        if any(above in taken for above in _folders_above(key)):
+        if any(above in found_names for above in _folders_above(key)):
             continue
         if _is_run_folder(folder) and _is_state_file(base):
-            yield key, (order_of(key, FILE)[1] or _age_of_file(base), FILE)
+            yield key, (order_of(key, FILE)[1] or _age_key_of_file(base), FILE)
         elif name := _step_folder(key):
             layout = _MEGATRON if base == _MEGATRON_FILE else UNKNOWN
             yield name, (order_of(name, layout)[1], layout)
@@ -349,7 +354,7 @@ def _folders_above(key: str) -> Iterator[str]:
     return ("/".join(parts[:depth]) for depth in range(1, len(parts)))
 
 
-def _as_loaded(checkpoint: RunCheckpoint) -> tuple[str, str]:
+def _loadable_name(checkpoint: RunCheckpoint) -> tuple[str, str]:
     """Return the name that a tool loads, and the tool.
 
     Lightning keeps the files of DeepSpeed in ``epoch=0-step=8.ckpt/checkpoint``.
@@ -361,12 +366,12 @@ def _as_loaded(checkpoint: RunCheckpoint) -> tuple[str, str]:
     return name, _LIGHTNING if is_lightning else checkpoint.layout
 
 
-def _counts(checkpoint: RunCheckpoint, listing: DirectoryListing) -> bool:
+def _belongs_to_run(checkpoint: RunCheckpoint, listing: DirectoryListing) -> bool:
     """Return whether this is a checkpoint of the run itself, by its place, layout and name.
 
     A staging folder of a save that never ended is not a checkpoint.
     """
-    name, _ = _as_loaded(checkpoint)
+    name, _ = _loadable_name(checkpoint)
     folder, _, base = name.rpartition("/")
     if saved_name(base) or not _is_run_folder(folder):
         return False
@@ -386,16 +391,16 @@ def _is_state_file(base: str) -> bool:
     if kind == "ckpt":
         return True
     # An archive without the suffix of torch is data, unless its name says otherwise.
-    is_rolling = _ROLLING.search(stem) is not None
-    is_named = is_rolling or (kind != "tar" and _OF_STEP.search(stem) is not None)
+    is_replaced = _REPLACED_AT_EACH_SAVE.search(stem) is not None
+    is_named = is_replaced or (kind != "tar" and _OF_STEP.search(stem) is not None)
     return is_named and _NO_STATE.search(stem) is None
 
 
-def _age_of_file(base: str) -> tuple[float, ...]:
+def _age_key_of_file(base: str) -> tuple[float, ...]:
     """Return the sort key of a file without a number: each save replaces ``last.ckpt``."""
     match = _STATE_FILE.fullmatch(base)
     stem = match["stem"] if match else ""
-    return _NEWEST if _ROLLING.search(stem) and "best" not in stem.lower() else ()
+    return _NEWEST if _REPLACED_AT_EACH_SAVE.search(stem) and "best" not in stem.lower() else ()
 
 
 def _step_folder(key: str) -> str:
@@ -441,13 +446,14 @@ def _entries(folder: Path) -> Iterable[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
             return sorted(
-                (entry for entry in entries if _is_there(entry)), key=lambda entry: entry.name
+                (entry for entry in entries if _leads_to_file_or_folder(entry)),
+                key=lambda entry: entry.name,
             )
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 
 
-def _is_there(entry: os.DirEntry[str]) -> bool:
+def _leads_to_file_or_folder(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a file or a folder, or a link to one.
 
     A checkpoint behind a link is a checkpoint of the run too. The search only looks at names.
@@ -482,10 +488,10 @@ def _judge_until_intact(checkpoints: Sequence[FoundCheckpoint]) -> list[_Judged]
     not read remote checkpoints either.
     """
     judged: list[_Judged] = []
-    bytes_left = _JUDGED_BYTES_MAX
-    for checkpoint in checkpoints[:_JUDGED_MAX]:
+    bytes_left = _VERIFIED_BYTES_MAX
+    for checkpoint in checkpoints[:_VERIFIED_MAX]:
         result = _Judged(checkpoint)
-        if checkpoint.layout not in (OURS, UNKNOWN) and local_root(checkpoint.path) is not None:
+        if checkpoint.layout not in (NATIVE, UNKNOWN) and local_root(checkpoint.path) is not None:
             # After an error the hint names this checkpoint, and its own tool reports the problem.
             with suppress(StoreError, UnknownLayout):
                 result, bytes_left = _judge(checkpoint, bytes_left)
@@ -519,60 +525,66 @@ def _judge(checkpoint: FoundCheckpoint, bytes_left: int) -> tuple[_Judged, int]:
     ), bytes_left
 
 
-def _refusal(checkpoints: list[FoundCheckpoint], door: Door) -> StartOverRefused:
+def _refusal(checkpoints: list[FoundCheckpoint], start_calls: StartCalls) -> StartOverRefused:
     judged = _judge_until_intact(checkpoints)
     return StartOverRefused(
-        f"will not start at step 0: {_found(checkpoints, judged)}; nothing was changed",
-        hint=f"{_continuing(judged, door)}; {_starting(door)}",
+        f"will not start at step 0: {_found_text(checkpoints, judged)}; nothing was changed",
+        hint=f"{_continue_hint(judged, start_calls)}; {_start_hint(start_calls)}",
     )
 
 
-def lead_to(error: _Error, checkpoints: Sequence[FoundCheckpoint], door: Door) -> _Error:
+def lead_to(
+    error: _Error, checkpoints: Sequence[FoundCheckpoint], start_calls: StartCalls
+) -> _Error:
     """Return an error of the same kind that also names the newest intact checkpoint.
 
     Args:
         error: Error of a reference that names none of the checkpoints.
         checkpoints: Checkpoints, newest first.
-        door: API through which the run starts.
+        start_calls: API through which the run starts.
     """
     judged = _judge_until_intact(checkpoints)
-    message = f"{error.message}; {_found(checkpoints, judged)}"
-    return type(error)(message, hint=f"{_continuing(judged, door)}; {_starting(door)}")
+    message = f"{error.message}; {_found_text(checkpoints, judged)}"
+    return type(error)(
+        message, hint=f"{_continue_hint(judged, start_calls)}; {_start_hint(start_calls)}"
+    )
 
 
-def _starting(door: Door) -> str:
-    return f"to start at step 0: resilient train --resume never SCRIPT, or {door.never}"
+def _start_hint(start_calls: StartCalls) -> str:
+    return (
+        f"to start at step 0: resilient train --resume never SCRIPT, or {start_calls.from_scratch}"
+    )
 
 
-def _found(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) -> str:
+def _found_text(checkpoints: Sequence[FoundCheckpoint], judged: Sequence[_Judged]) -> str:
     """Return the number of checkpoints, the newest, and the newest intact one in words."""
     newest, count = checkpoints[0], len(checkpoints)
     head = "there is a checkpoint" if count == 1 else f"there are {count} checkpoints, the newest"
     text = f"{head} at `{newest.path}` ({_TITLES.get(newest.layout, newest.layout)})"
-    for number, one in enumerate(judged):
-        if one.flaw:
-            subject = f"; `{one.checkpoint.path}`" if number else ", which"
-            text += f"{subject} is not intact: {one.flaw}"
+    for number, result in enumerate(judged):
+        if result.flaw:
+            subject = f"; `{result.checkpoint.path}`" if number else ", which"
+            text += f"{subject} is not intact: {result.flaw}"
         elif number:
-            text += f"; the newest intact one is `{one.checkpoint.path}`"
+            text += f"; the newest intact one is `{result.checkpoint.path}`"
     return text
 
 
-def _continuing(judged: Sequence[_Judged], door: Door) -> str:
+def _continue_hint(judged: Sequence[_Judged], start_calls: StartCalls) -> str:
     """Return instructions to continue from a checkpoint; never a command that would refuse it."""
     # Only the last judged checkpoint can be intact. If it is not, choose the newest checkpoint
     # that is resumable with a loss.
-    by_cost = sorted(judged, key=lambda one: bool(one.flaw))
-    choice = next((one for one in by_cost if one.is_resumable), None)
+    by_cost = sorted(judged, key=lambda result: bool(result.flaw))
+    choice = next((result for result in by_cost if result.is_resumable), None)
     if choice is None:
         return f"to see the damage: resilient ckpt verify {shell_quote(judged[0].checkpoint.path)}"
     checkpoint, path = choice.checkpoint, choice.checkpoint.path
     head = "to continue with that loss" if choice.flaw else "to continue"
-    if checkpoint.layout == OURS:
+    if checkpoint.layout == NATIVE:
         return f"{head}: resilient train --repo {shell_quote(path.rpartition('/')[0])} SCRIPT"
-    if choice.is_imported and door.takes:
+    if choice.is_imported and start_calls.from_path:
         command = f"resilient train --resume {shell_quote(path)} SCRIPT"
-        return f"{head}: {command}, or {door.takes.format(path=repr(path))}"
+        return f"{head}: {command}, or {start_calls.from_path.format(path=repr(path))}"
     title = _TITLES.get(checkpoint.layout, checkpoint.layout)
     other = ", or continue with resilient.train.Trainer" if choice.is_imported else ""
     return f"{head}: load `{path}` with {title} in the script, and start with --resume never{other}"

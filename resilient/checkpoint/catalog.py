@@ -180,9 +180,9 @@ def lineage(
     committed_checkpoints = sorted(
         (checkpoint for checkpoint, names in folders.items() if MANIFEST in names), reverse=True
     )
-    generations = _Lives(store, committed_checkpoints, numbers)
+    generations = _GenerationCache(store, committed_checkpoints, numbers)
     newest = max([*numbers, *(folder.generation for folder in folders)], default=0)
-    line, joined_generations, skipped, loss_text = _descend(
+    line, line_generations, skipped, loss_text = _descend(
         generations, CheckpointId(newest, STEP_MAX)
     )
     off_line = [checkpoint for checkpoint in committed_checkpoints if checkpoint not in line]
@@ -193,7 +193,7 @@ def lineage(
     separate = tuple(
         checkpoint
         for checkpoint in off_line
-        if not generations.joins(checkpoint.generation, joined_generations)
+        if not generations.descends_from_any(checkpoint.generation, line_generations)
     )
     return Lineage(
         candidates=tuple(line),
@@ -219,11 +219,11 @@ def ancestry(store: Store, checkpoint: CheckpointId) -> list[CheckpointId]:
         StoreError: The store failed.
     """
     numbers = list_numbers(store)
-    return _descend(_Lives(store, committed(store), numbers), checkpoint)[0]
+    return _descend(_GenerationCache(store, committed(store), numbers), checkpoint)[0]
 
 
 def _descend(
-    generations: _Lives, bound: CheckpointId
+    generations: _GenerationCache, bound: CheckpointId
 ) -> tuple[list[CheckpointId], set[int], list[Skipped], str]:
     """Walk from ``bound`` to the first generation.
 
@@ -238,20 +238,20 @@ def _descend(
     while bound.generation > 0:
         own_checkpoints = [
             checkpoint
-            for checkpoint in generations.whole
+            for checkpoint in generations.committed_checkpoints
             if checkpoint.generation == bound.generation and checkpoint <= bound
         ]
         line += own_checkpoints
         visited_generations.add(bound.generation)
-        parent, trouble = generations.parent(bound.generation)
-        if trouble:
-            skipped.append(trouble)
+        parent, problem = generations.parent(bound.generation)
+        if problem:
+            skipped.append(problem)
         if parent is None and own_checkpoints:
             break
         if parent is None:
             # An attempt from scratch without a commit does not hide older checkpoints.
             parent = CheckpointId(bound.generation - 1, STEP_MAX)
-        elif parent not in generations.whole and not line:
+        elif parent not in generations.committed_checkpoints and not line:
             loss_text = (
                 f"generation {bound.generation} started from {parent}, which no longer exists"
             )
@@ -260,12 +260,14 @@ def _descend(
     return line, visited_generations, skipped, loss_text
 
 
-class _Lives:
+class _GenerationCache:
     """Generation records, each read at most once."""
 
-    def __init__(self, store: Store, whole: list[CheckpointId], numbers: list[int]) -> None:
+    def __init__(
+        self, store: Store, committed_checkpoints: list[CheckpointId], numbers: list[int]
+    ) -> None:
         self.numbers = numbers
-        self.whole = whole
+        self.committed_checkpoints = committed_checkpoints
         self._store = store
         self._parents: dict[int, tuple[CheckpointId | None, Skipped | None]] = {}
 
@@ -277,7 +279,12 @@ class _Lives:
 
     def _read(self, number: int) -> tuple[CheckpointId | None, Skipped | None]:
         older = next(
-            (checkpoint for checkpoint in self.whole if checkpoint.generation < number), None
+            (
+                checkpoint
+                for checkpoint in self.committed_checkpoints
+                if checkpoint.generation < number
+            ),
+            None,
         )
         if number not in self.numbers:
             return older, None
@@ -288,9 +295,9 @@ class _Lives:
         except KeyNotFound:
             return older, None
 
-    def joins(self, number: int, ours: Collection[int]) -> bool:
-        """Return whether a generation is one of ``ours``, or descends from one."""
-        while number not in ours:
+    def descends_from_any(self, number: int, ancestors: Collection[int]) -> bool:
+        """Return whether a generation is one of ``ancestors``, or descends from one."""
+        while number not in ancestors:
             parent, _ = self.parent(number)
             if parent is None:
                 return False

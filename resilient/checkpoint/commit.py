@@ -62,7 +62,7 @@ def commit(
         token: Token of the claim that commits; empty compares the number alone.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing was committed.
+        Fenced: Another claim replaced this claim; nothing was committed.
         IntegrityError: The manifest contradicts itself, or exceeds a bound.
         KeyExists: This step of this generation was already committed with other content.
         StoreError: The store failed; the manifest may be there, and if so it is whole.
@@ -143,8 +143,8 @@ def copy_manifest(store: Store, checkpoint: CheckpointId) -> None:
     """
     key = checkpoint.manifest_key
 
-    def proved(data: bytes) -> bytes:
+    def require_valid(data: bytes) -> bytes:
         decode(data, key)
         return data
 
-    store.put(checkpoint.copy_key, fetch(store, key, proved, DOCUMENT_BYTES_MAX))
+    store.put(checkpoint.copy_key, fetch(store, key, require_valid, DOCUMENT_BYTES_MAX))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UNCHANGED = ("refer", "write")
 _CLOSE_SECONDS = 10.0
-_RESTED_SHARE = 0.25
+_PAUSE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class CheckpointOptions:
             )
 
     @property
-    def rested_seconds_max(self) -> float:
+    def pause_seconds_max(self) -> float:
         """Longest total pause of a save, below the deadline with which other ranks wait."""
-        return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)
+        return min(self.pace_seconds_max, self.within_seconds * _PAUSE_SHARE)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
@@ -152,7 +152,7 @@ class Promoter(Protocol):
         """Return the actions after the commit of ``checkpoint``; for the coordinator only."""
 
     def committed(
-        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, post_commit_plan: PostCommitPlan
     ) -> None:
         """Start to promote due checkpoints, and collect garbage in the near tier of this place."""
 
@@ -193,11 +193,11 @@ class CheckpointContext:
     token: str = ""
 
     @property
-    def leads(self) -> bool:
+    def is_near_tier_leader(self) -> bool:
         """True if this rank manages the near repository of its host, if each host has its own."""
         if not self.places.groups:
             return self.world.is_coordinator
-        return self.places.leads(self.world.rank)
+        return self.places.is_leader(self.world.rank)
 
     @property
     def world(self) -> World:
@@ -209,11 +209,11 @@ class CheckpointContext:
         if self.world.is_coordinator:
             self.emit(event)
 
-    def report_reconstructed(self, proved: VerifiedCheckpoint) -> None:
+    def report_reconstructed(self, verified: VerifiedCheckpoint) -> None:
         """Report the files that this rank found damaged; other ranks may have read other files."""
-        if proved.reconstructed:
+        if verified.reconstructed:
             self.emit(
-                CheckpointReconstructed(proved.manifest.checkpoint.folder, proved.reconstructed)
+                CheckpointReconstructed(verified.manifest.checkpoint.folder, verified.reconstructed)
             )
 
     def for_generation(self, generation: Generation) -> CheckpointContext:
@@ -247,7 +247,7 @@ class CheckpointContext:
         within_seconds = self.limits.within_seconds
         if is_closing:
             within_seconds = min(within_seconds, _CLOSE_SECONDS)
-        if self.promoter and self.leads:
+        if self.promoter and self.is_near_tier_leader:
             self.promoter.finish(self, within_seconds)
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ def put_fenced(store: Store, key: str, data: Data, fence: Callable[[], None]) ->
         fence: Callback that raises ``Fenced`` if another claim replaced this process's claim.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing was changed.
+        Fenced: Another claim replaced this claim; nothing was changed.
         KeyExists: The checkpoint is committed with another content; nothing was changed.
         StoreError: The store failed.
     """

@@ -49,7 +49,7 @@ ROUNDS = 8
 _START_SECONDS = 30.0
 # Stores whose condition is checked by another program. The other stores check it in this process
 # or in the kernel, and their tests race them.
-_JUDGED_ELSEWHERE = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
+_REMOTE_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss"})
 
 
 def check_store_capabilities(store: Store, clock: Clock, *, single_writer: bool = False) -> None:
@@ -70,7 +70,7 @@ def check_store_capabilities(store: Store, clock: Clock, *, single_writer: bool 
         NotExclusive: More or fewer than one racer won a round.
         StoreError: The store failed.
     """
-    if protocol_of(store.url) not in _JUDGED_ELSEWHERE or not store.exclusive or single_writer:
+    if protocol_of(store.url) not in _REMOTE_PROTOCOLS or not store.exclusive or single_writer:
         return
     verdict = recorded(store)
     if verdict is None:
@@ -136,12 +136,13 @@ def _race(store: Store, key: str) -> bool:
 
     with ThreadPoolExecutor(RACERS, thread_name_prefix="resilient-probe") as pool:
         winners = [content for content in pool.map(run, range(RACERS)) if content is not None]
-    # A late writer meets an existing key; a server that forgot the condition overwrites it.
+    # A late writer must fail on the existing key. A server that ignores the condition overwrites
+    # the key.
     with suppress(KeyExists):
         store.put_new(key, b"late")
         winners.append(b"late")
     stored_content = store.get(key)
-    # A role that may not delete is a good one for training; another role cleans up.
+    # A role without permission to delete is acceptable for training. Another role cleans up.
     with suppress(StoreDenied):
         store.delete(key)
     return len(winners) == 1 and stored_content == winners[0]
@@ -218,7 +219,9 @@ def find_writer(store: Store) -> Writer | None:
     record, problem = _read(store, generation)
     line = lineage(store, folders, numbers).candidates
     resume = line[0] if line else None
-    return Writer(generation, record, problem, last, _moment(store, last), unfinished_saves, resume)
+    return Writer(
+        generation, record, problem, last, _commit_time(store, last), unfinished_saves, resume
+    )
 
 
 def _read(store: Store, generation: int) -> tuple[Generation | None, str]:
@@ -230,7 +233,7 @@ def _read(store: Store, generation: int) -> tuple[Generation | None, str]:
         return None, f"generation {generation} has no record"
 
 
-def _moment(store: Store, checkpoint: CheckpointId | None) -> str:
+def _commit_time(store: Store, checkpoint: CheckpointId | None) -> str:
     try:
         return read_manifest(store, checkpoint).created_at if checkpoint else ""
     except (IntegrityError, IncompatibleCheckpoint, KeyNotFound):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from resilient.checkpoint.catalog import folders_of, lineage, trash_of
 from resilient.checkpoint.generations import check_fence, list_numbers, read_generation
-from resilient.checkpoint.reflog import held_for_undo
+from resilient.checkpoint.reflog import pinned_for_undo
 from resilient.checkpoint.refs import list_tags, read_tags
 from resilient.checkpoint.repository_scan import (
     RepositoryScan,
@@ -86,19 +86,19 @@ def collect_garbage(  # noqa: PLR0913 - a collection depends on all of these
         token: Token of this attempt's claim; empty compares the number alone.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing more was deleted.
+        Fenced: Another claim replaced this claim; nothing more was deleted.
         StoreError: A delete failed; committed checkpoints stay committed.
     """
     if retention.is_empty and not sweeps:
         return RotationPlan((), {})
     scan = scan_and_plan(store, retention, keep, written=written, grace=grace)
-    if written is not None and _is_outrun(written, scan.folders):
+    if written is not None and _has_newer_commit(written, scan.folders):
         return RotationPlan((), {})
     plan = apply_plan(store, scan, generation, token)
     return RotationPlan((), {}) if retention.is_empty else plan
 
 
-def _is_outrun(written: CheckpointId, folders: Folders) -> bool:
+def _has_newer_commit(written: CheckpointId, folders: Folders) -> bool:
     """Return whether the generation of a checkpoint has committed a later one."""
     return any(
         checkpoint > written and checkpoint.generation == written.generation and MANIFEST in names
@@ -130,7 +130,7 @@ def scan_and_plan(
         grace: Trash policy with the grace period. None: delete at once and ignore the trash.
 
     Raises:
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the result is unknown.
     """
     folders = folders_of(store)
     generations = list_numbers(store)
@@ -147,15 +147,15 @@ def scan_and_plan(
     if not (plan.doomed or in_full):
         return _with_needs(store, _scan_of_plan(plan, folders, None, grace), state.contents)
     evidence = _Evidence(store, retention, folders, written)
-    state = evidence.prove_best(state)
+    state = evidence.verify_best(state)
     tags = list_tags(store)
     pins, pins_problem = _pins(store, tags)
-    parent_pins, parent_problem = _unsaved_life(store, generations, state)
+    parent_pins, parent_problem = _pin_parent_of_unsaved(store, generations, state)
     reason = pins_problem or parent_problem or evidence.doubt_newest(state)
-    undo_pins = held_for_undo(store, state.abandoned, retention.rolled_back)
-    state = replace(state, pinned=_joined(pins, parent_pins, undo_pins), held=reason)
+    undo_pins = pinned_for_undo(store, state.abandoned, retention.rolled_back)
+    state = replace(state, pinned=_merged(pins, parent_pins, undo_pins), held=reason)
     scan = _scan_of_plan(plan_rotation(retention, state), folders, tags, grace)
-    return _with_needs(store, scan, {**evidence.seen, **state.contents})
+    return _with_needs(store, scan, {**evidence.read_summaries, **state.contents})
 
 
 def _scan_of_plan(
@@ -175,8 +175,8 @@ def _with_needs(
 ) -> RepositoryScan:
     """Read the references of remaining manifests into the folders from which files would go."""
     if scan.into:
-        once_over = _with_needs(store, replace(scan, into=""), contents)
-        scan = replace(scan, later=once_over.needed)
+        after_grace_period = _with_needs(store, replace(scan, into=""), contents)
+        scan = replace(scan, later=after_grace_period.needed)
     stale = scan.stale()
     if not stale:
         return scan
@@ -230,7 +230,7 @@ def apply_plan(
         The executed part of the plan: the whole plan, unless tags changed.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing more was deleted.
+        Fenced: Another claim replaced this claim; nothing more was deleted.
         StoreError: A delete failed; committed checkpoints stay committed.
     """
     plan, fence = scan.plan, _Fence(store, generation, token, clock or SystemClock())
@@ -238,7 +238,8 @@ def apply_plan(
     for deleted_count, checkpoint in enumerate(plan.doomed):
         fence.check()
         if list_tags(store) != scan.tags:
-            # Checkpoints that stay now may need files of deleted ones: leave them to the next run.
+            # Checkpoints that stay now may need files of deleted ones. The next run deletes the
+            # rest.
             return replace(plan, doomed=plan.doomed[:deleted_count], held="tags changed meanwhile")
         if scan.into:
             put_in_trash(store, checkpoint, scan.into)
@@ -246,7 +247,7 @@ def apply_plan(
     unneeded_files = scan.unneeded()
     restored_checkpoint = empty_expired_trash(store, scan.over, unneeded_files, fence.check)
     if restored_checkpoint:
-        # It may need files of deleted checkpoints anywhere: leave them to the next run.
+        # The restored checkpoint may need any files of deleted ones. The next run deletes the rest.
         return replace(plan, unsure=f"{restored_checkpoint} was restored from the trash meanwhile")
     files = [(checkpoint, name) for checkpoint, name in unneeded_files if parse_trash(name) is None]
     for checkpoint, names in groupby(files, itemgetter(0)):
@@ -307,11 +308,11 @@ def discard_uncommitted(store: Store, checkpoint: CheckpointId, token: str = "")
 
 @dataclass(slots=True)
 class _Evidence:
-    """Trust in checkpoints, and the results of a closer check.
+    """Results of verifying checkpoints before a deletion.
 
     Attributes:
         findings: Problem of each checkpoint that was read in full; empty for a whole one.
-        seen: Summaries of manifests that were read here.
+        read_summaries: Summaries of manifests that were read here.
     """
 
     store: Store
@@ -319,10 +320,10 @@ class _Evidence:
     folders: Folders
     written: CheckpointId | None
     findings: dict[CheckpointId, str] = field(default_factory=dict)
-    seen: dict[CheckpointId, CheckpointSummary] = field(default_factory=dict)
+    read_summaries: dict[CheckpointId, CheckpointSummary] = field(default_factory=dict)
 
     def doubt_newest(self, state: RetentionInput) -> str:
-        """Return why the newest is not good enough to delete older ones; empty if it is."""
+        """Return why the newest checkpoint does not allow a deletion; empty if it does."""
         if not state.line:
             return "resume would find no usable checkpoint"
         newest, level = state.line[0], self.retention.verify_before_rotate
@@ -331,13 +332,13 @@ class _Evidence:
         content = state.contents.get(newest) or content_of(self.store, newest, self.folders)
         problem = content.problem if content else "its manifest was deleted"
         if content:
-            self.seen[newest] = content
+            self.read_summaries[newest] = content
         if not problem and level == "full":
             problem = self._read_in_full(newest)
         return f"the newest, {newest}, is not verified: {problem}" if problem else ""
 
-    def prove_best(self, state: RetentionInput) -> RetentionInput:
-        """If wanted, read the best checkpoints in full until all that count are whole."""
+    def verify_best(self, state: RetentionInput) -> RetentionInput:
+        """If required, read the best checkpoints in full until all counted ones are intact."""
         if self.retention.verify_before_rotate != "full":
             return state
         while True:
@@ -389,7 +390,7 @@ def _without(state: RetentionInput, removed: Collection[CheckpointId]) -> Retent
 
 
 def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list[str]], str]:
-    """Return the checkpoints held by tags, and why nothing may go if a tag is unreadable."""
+    """Return the tagged checkpoints, and the reason to delete nothing if a tag is unreadable."""
     pins: dict[CheckpointId, list[str]] = {}
     try:
         tags = read_tags(store) if names else []
@@ -400,7 +401,7 @@ def _pins(store: Store, names: tuple[str, ...]) -> tuple[dict[CheckpointId, list
     return pins, ""
 
 
-def _unsaved_life(
+def _pin_parent_of_unsaved(
     store: Store, generations: list[int], state: RetentionInput
 ) -> tuple[dict[CheckpointId, list[str]], str]:
     """Return the parent of the newest generation, while that generation has no commit."""
@@ -415,7 +416,7 @@ def _unsaved_life(
     return ({parent: [began_from]} if parent else {}), ""
 
 
-def _joined(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
+def _merged(*pins: Mapping[CheckpointId, list[str]]) -> dict[CheckpointId, list[str]]:
     return {
         checkpoint: [reason for pin_set in pins for reason in pin_set.get(checkpoint, ())]
         for checkpoint in set().union(*pins)

@@ -135,7 +135,7 @@ class Coverage:
         if (epoch, samples) == (place.epoch, place.samples):
             return
         if (epoch, samples) == (place.epoch + 1, 0):
-            self._leave(place.epoch)
+            self._end_epoch(place.epoch)
             return
         raise LedgerGap(
             f"the checkpoint is at epoch {epoch}, sample {samples}, but the ledger ends at "
@@ -147,20 +147,22 @@ class Coverage:
         if first != self.place.step + 1 or last < first:
             raise LedgerGap(f"steps {first} to {last} come after step {self.place.step}")
         steps_text = "step " + (f"{first}" if first == last else f"{first} to {last}")
-        coverage = self._enter(steps_text, epoch, start)
+        coverage = self._begin_record(steps_text, epoch, start)
         self._advance(steps_text, coverage, start, stop)
-        dealt_samples, trained_samples = rounds * batch * owners, stop - start
+        assigned_samples, trained_samples = rounds * batch * owners, stop - start
         # A round that is not full is the last of its epoch; a single rank does not pad it.
-        is_tail = dealt_samples > trained_samples and (not coverage.size or stop == coverage.size)
-        if not 0 < trained_samples <= dealt_samples or (
-            dealt_samples > trained_samples and not is_tail
+        is_last_round = assigned_samples > trained_samples and (
+            not coverage.size or stop == coverage.size
+        )
+        if not 0 < trained_samples <= assigned_samples or (
+            assigned_samples > trained_samples and not is_last_round
         ):
             raise LedgerGap(
                 f"{steps_text} used samples {start} to {stop} of epoch {epoch} in {rounds} rounds "
-                f"of {owners} x {batch}: {dealt_samples} samples"
+                f"of {owners} x {batch}: {assigned_samples} samples"
             )
         coverage.trained += trained_samples
-        coverage.repeated += dealt_samples - trained_samples if owners > 1 else 0
+        coverage.repeated += assigned_samples - trained_samples if owners > 1 else 0
         if self.ranks[-1:] != [ranks]:
             self.ranks.append(ranks)
         self.place = LedgerPosition(last, epoch, stop)
@@ -168,7 +170,7 @@ class Coverage:
         self.idle += last - first + 1 - updates
 
     def _skip(self, epoch: int, start: int, stop: int, reason: str) -> None:
-        coverage = self._enter(f"skipped samples ({reason})", epoch, start)
+        coverage = self._begin_record(f"skipped samples ({reason})", epoch, start)
         self._advance(reason, coverage, start, stop)
         coverage.left_out += stop - start
         self.left_out[reason] = self.left_out.get(reason, 0) + stop - start
@@ -190,11 +192,11 @@ class Coverage:
             coverage.order, coverage.digest = ORDERS[0 if expected else 1], digest
         coverage.size = size
 
-    def _enter(self, subject: str, epoch: int, start: int) -> EpochCoverage:
+    def _begin_record(self, subject: str, epoch: int, start: int) -> EpochCoverage:
         """Return the epoch of a record that begins at ``start``."""
         place = self.place
         if epoch == place.epoch + 1 and place.samples:
-            self._leave(place.epoch)
+            self._end_epoch(place.epoch)
             place = LedgerPosition(place.step, epoch, 0)
         if (epoch, start) == (place.epoch, place.samples):
             return self.epochs.setdefault(epoch, EpochCoverage(epoch))
@@ -210,7 +212,7 @@ class Coverage:
             f"epoch {place.epoch}, sample {place.samples}"
         )
 
-    def _leave(self, epoch: int) -> None:
+    def _end_epoch(self, epoch: int) -> None:
         coverage = self.epochs.get(epoch, EpochCoverage(epoch))
         if coverage.size and self.place.samples != coverage.size:
             raise LedgerGap(
@@ -240,11 +242,11 @@ class LedgerProblem:
     problem: str
 
 
-_PART = "its work is part of the result, and its start is unknown"
-_NOTHING = "it is unknown whether it trained, and from where"
+_IN_RESULT = "its work is part of the result, and its start is unknown"
+_UNKNOWN_WORK = "it is unknown whether it trained, and from where"
 
 
-def flaws_of_lives(
+def generation_problems(
     store: Store, numbers: Sequence[int], chain: Collection[int], run_id: str
 ) -> list[LedgerProblem]:
     """Return the problems of generation records, by number.
@@ -272,10 +274,12 @@ def flaws_of_lives(
             generations[number] = read_generation(store, number)
         except KeyNotFound:
             flaws.append(
-                LedgerProblem(generation_key(number), 0, f"is missing: {_why(number, chain)}")
+                LedgerProblem(
+                    generation_key(number), 0, f"is missing: {_consequence(number, chain)}"
+                )
             )
         except IntegrityError as error:
-            problem = f"{error.message}: {_why(number, chain)}"
+            problem = f"{error.message}: {_consequence(number, chain)}"
             flaws.append(LedgerProblem(generation_key(number), 0, problem))
     flaws += [
         flaw
@@ -298,11 +302,13 @@ def _gap(before: int, after: int, generations: Mapping[int, Generation]) -> Iter
             if missing_count > 1
             else ""
         )
-        yield LedgerProblem(generation_key(before + 1), 0, f"is missing{range_text}: {_NOTHING}")
+        yield LedgerProblem(
+            generation_key(before + 1), 0, f"is missing{range_text}: {_UNKNOWN_WORK}"
+        )
 
 
-def _why(number: int, chain: Collection[int]) -> str:
-    return _PART if number in chain else _NOTHING
+def _consequence(number: int, chain: Collection[int]) -> str:
+    return _IN_RESULT if number in chain else _UNKNOWN_WORK
 
 
 def _foreign_generation_problems(generation: Generation, run_id: str) -> Iterator[LedgerProblem]:
@@ -380,7 +386,7 @@ def audit(
 
     Raises:
         KeyNotFound: The checkpoint is gone.
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the result is unknown.
     """
     result = Audit(line[0])
     anchors = _anchors(store, line, signing, result)
@@ -394,9 +400,11 @@ def audit(
     numbers = list_numbers(store)
     result.claimed = len(numbers)
     # First: a generation without its record seems to begin elsewhere, which makes the rest wrong.
-    result.flaws += flaws_of_lives(store, numbers, result.lives, result.run_id)
+    result.flaws += generation_problems(store, numbers, result.lives, result.run_id)
     result.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
-    result.flaws += [flaw for pair in pairwise(chain) for flaw in _breaks(store, *pair)]
+    result.flaws += [
+        flaw for pair in pairwise(chain) for flaw in _continuation_problems(store, *pair)
+    ]
     segment_keys = {chain[0].opening, *(link for checkpoint in chain for link in checkpoint.links)}
     result.flaws += _unanchored(chain, segment_keys, anchors, line[0])
     if not result.flaws:
@@ -498,7 +506,7 @@ def broken_links(segment: Segment) -> list[LedgerProblem]:
     return []
 
 
-def _breaks(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
+def _continuation_problems(store: Store, before: Segment, after: Segment) -> list[LedgerProblem]:
     """Return the reason why a segment does not continue its previous segment."""
     if before.run_id != after.run_id:
         problem = f"belongs to run {before.run_id}, but `{after.key}` belongs to run {after.run_id}"
@@ -542,10 +550,10 @@ def _unanchored(
     """Return the manifests that name a head which the chain does not have, or not there."""
     flaws = []
     for checkpoint, (manifest, anchor) in anchors.items():
-        is_there = (
+        is_in_chain = (
             anchor.head == chain[-1].head if checkpoint == newest else anchor.head in segment_keys
         )
-        if not is_there:
+        if not is_in_chain:
             claim = f"states that the ledger ends in {anchor.head[:CHECK_LENGTH]}"
             flaws.append(LedgerProblem(checkpoint.manifest_key, 0, f"{claim}, but it does not"))
         elif manifest.run_id != chain[0].run_id:
@@ -583,7 +591,7 @@ def _cover(
             problem = f"states its end as {segment.stop}, but ends at {coverage.place}"
             result.flaws.append(LedgerProblem(segment.key, 0, problem))
             return
-    problem = _ends_elsewhere(coverage, manifest, anchor, result.records)
+    problem = _end_problem(coverage, manifest, anchor, result.records)
     if problem:
         result.flaws.append(LedgerProblem(manifest.checkpoint.manifest_key, 0, problem))
     result.place, result.idle = coverage.place, coverage.idle
@@ -591,9 +599,7 @@ def _cover(
     result.epochs = tuple(coverage.epochs[epoch] for epoch in sorted(coverage.epochs))
 
 
-def _ends_elsewhere(
-    coverage: Coverage, manifest: Manifest, anchor: LedgerHead, records: int
-) -> str:
+def _end_problem(coverage: Coverage, manifest: Manifest, anchor: LedgerHead, records: int) -> str:
     """Return why the records do not end at the checkpoint; empty if they do."""
     place, step = coverage.place, manifest.checkpoint.step
     if (anchor.place, anchor.records) != (place, records):

@@ -43,7 +43,7 @@ def put_segment(store: Store, segment: Segment, token: str = "") -> None:
         token: Token of the claim that saves; empty compares the number alone.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing was changed.
+        Fenced: Another claim replaced this claim; nothing was changed.
         StoreError: The store failed; the checkpoint will not be committed.
     """
     fence = partial(check_fence, store, segment.checkpoint.generation, token)

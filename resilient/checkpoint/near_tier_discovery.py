@@ -56,12 +56,12 @@ def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGrou
     put_result: Any = capture_failure(lambda: tiers.near.put(key, secrets.token_bytes(16)))
     agree(context.comms, "near/put", put_result, lambda _: None, within_seconds)
 
-    def look() -> list[Any]:
+    def read_probe() -> list[Any]:
         return [tiers.near.get(key).hex(), max(list_numbers(tiers.near), default=0)]
 
-    ruling = agree(context.comms, "near/seen", capture_failure(look), _ruling, within_seconds)
+    ruling = agree(context.comms, "near/seen", capture_failure(read_probe), _ruling, within_seconds)
     places = NearTierGroups(tuple(tuple(group) for group in ruling["groups"]))
-    if places.leads(context.world.rank):
+    if places.is_leader(context.world.rank):
         # The remainder is a few bytes that are never read.
         with suppress(ResilientError):
             tiers.near.delete(key)
@@ -73,12 +73,14 @@ def _find_places(context: CheckpointContext, tiers: TieredStore) -> NearTierGrou
 def _ruling(answers: list[Any]) -> dict[str, Any]:
     """Group the ranks by what they read; name those whose host lacks the others' generations."""
     groups: dict[str, list[int]] = {}
-    for rank, (place_token, _) in enumerate(answers):
-        groups.setdefault(place_token, []).append(rank)
-    has_lives = any(newest for _, newest in answers)
+    for rank, (probe_content, _) in enumerate(answers):
+        groups.setdefault(probe_content, []).append(rank)
+    has_generations = any(newest for _, newest in answers)
     return {
         "groups": list(groups.values()) if len(groups) > 1 else [],
-        "fresh": [rank for rank, (_, newest) in enumerate(answers) if has_lives and not newest],
+        "fresh": [
+            rank for rank, (_, newest) in enumerate(answers) if has_generations and not newest
+        ],
     }
 
 
@@ -87,7 +89,7 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
     comms, within_seconds = context.comms, context.limits.within_seconds
 
     def serve() -> dict[str, Any] | None:
-        if not context.leads:
+        if not context.is_near_tier_leader:
             return None
         host = comms.here
         try:
@@ -109,7 +111,7 @@ def _connect_peers(context: CheckpointContext, tiers: TieredStore) -> tuple[Peer
     peers: Any = capture_failure(connect)
     answers = None if isinstance(peers, tuple) else peers
     agree(comms, "near/reached", answers, lambda _: None, within_seconds)
-    assert isinstance(peers, tuple), "a failure of mine would have been everyone's"  # noqa: S101
+    assert isinstance(peers, tuple), "a failure of this rank fails all ranks"  # noqa: S101
     return peers
 
 
@@ -117,7 +119,7 @@ def _connect(tiers: TieredStore, rank: int, address: Any) -> PeerStore:
     url = f"the near tier of rank {rank}'s host"
     peer = PeerStore(Address.from_json(address), url)
     try:
-        peer.reach()
+        peer.connect_now()
     except StoreUnavailable as error:
         raise ConfigError(
             f"{error.message}; hosts with separate near tiers read missing files from each other, "

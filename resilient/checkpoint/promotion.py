@@ -86,7 +86,7 @@ class PromotionGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cargo:
+class _CopiedFiles:
     """One place's share of a checkpoint, after its copy to the durable tier.
 
     Attributes:
@@ -108,7 +108,7 @@ def promote(
     tiers: TieredStore,
     checkpoint: CheckpointId,
     generation: int,
-    together: PromotionGroup | None = None,
+    group: PromotionGroup | None = None,
     token: str = "",
 ) -> int:
     """Copy a checkpoint and its references from the near tier to the durable one.
@@ -126,57 +126,59 @@ def promote(
         tiers: Both tiers.
         checkpoint: Checkpoint that is committed in the near tier.
         generation: Generation that promotes.
-        together: Group of the leaders of all places; only this leader by default.
+        group: Group of the leaders of all places; only this leader by default.
         token: Token of the claim of that generation; empty compares the number alone.
 
     Returns:
         Bytes that all places copied.
 
     Raises:
-        Fenced: Another claim replaced this one; no manifest was put.
+        Fenced: Another claim replaced this claim; no manifest was put.
         IntegrityError: The near copy is damaged, or a file is missing everywhere; no manifest was
             put.
         StoreError: A tier failed; the manifest may be there, and if so it is whole.
     """
-    together = together or PromotionGroup()
+    group = group or PromotionGroup()
     fence = partial(check_fence, tiers.durable, generation, token)
-    with together.comms.at_work() as beat:
-        cargo: Any = capture_failure(lambda: _carry_all(tiers, checkpoint, fence, beat))
-    answers = cargo
-    if not isinstance(cargo, RankFailure):
-        answers = {"names": cargo.names, "put": cargo.put_bytes} if cargo else None
+    with group.comms.at_work() as heartbeat:
+        copied: Any = capture_failure(lambda: _copy_files(tiers, checkpoint, fence, heartbeat))
+    answers = copied
+    if not isinstance(copied, RankFailure):
+        answers = {"names": copied.names, "put": copied.put_bytes} if copied else None
 
     def rule(answers: list[Any]) -> dict[str, Any]:
-        return _put_manifest(tiers, cargo, answers, fence) if cargo else {"put": 0, "is_new": False}
+        return (
+            _put_manifest(tiers, copied, answers, fence) if copied else {"put": 0, "is_new": False}
+        )
 
-    ruling = _agree(together, "carried", answers, rule)
+    ruling = _agree(group, "carried", answers, rule)
     put_bytes = int(ruling["put"])
     if ruling["is_new"]:
         # A sweep that looked before the manifest was put may have deleted files as leftovers.
-        leads = together.comms.world.is_coordinator
-        with together.comms.at_work() as beat:
+        leads = group.comms.world.is_coordinator
+        with group.comms.at_work() as heartbeat:
             repeat_result = capture_failure(
-                lambda: _carry_again(tiers, cargo, fence, beat, signature=leads)
+                lambda: _copy_again(tiers, copied, fence, heartbeat, signature=leads)
             )
-        put_bytes += _agree(together, "again", repeat_result, sum)
-        if leads and cargo.manifest.parity:
+        put_bytes += _agree(group, "again", repeat_result, sum)
+        if leads and copied.manifest.parity:
             copy_manifest(tiers.durable, checkpoint)
     return put_bytes
 
 
 def _agree(
-    together: PromotionGroup, subject: str, shown: Any, rule: Callable[[list[Any]], Any]
+    group: PromotionGroup, subject: str, value: Any, rule: Callable[[list[Any]], Any]
 ) -> Any:
-    topic = f"{together.topic}/{subject}"
-    return agree(together.comms, topic, shown, rule, together.within_seconds)
+    topic = f"{group.topic}/{subject}"
+    return agree(group.comms, topic, value, rule, group.within_seconds)
 
 
-def _carry_all(
+def _copy_files(
     tiers: TieredStore,
     checkpoint: CheckpointId,
     fence: Callable[[], None],
-    beat: Callable[[], None],
-) -> _Cargo | None:
+    heartbeat: Callable[[], None],
+) -> _CopiedFiles | None:
     """Copy the files in this near tier; return None if the checkpoint is gone."""
     key = checkpoint.manifest_key
     was_committed = is_committed(tiers.durable, checkpoint)
@@ -189,15 +191,17 @@ def _carry_all(
     near_files = [
         file for file in manifest.files if _size_of(tiers.near, manifest.key(file.name)) >= 0
     ]
-    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)
-    return _Cargo(manifest, data, [file.name for file in near_files], put_bytes, was_committed)
+    put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)
+    return _CopiedFiles(
+        manifest, data, [file.name for file in near_files], put_bytes, was_committed
+    )
 
 
-def _carry_again(
+def _copy_again(
     tiers: TieredStore,
-    copied: _Cargo | None,
+    copied: _CopiedFiles | None,
     fence: Callable[[], None],
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
     *,
     signature: bool,
 ) -> int:
@@ -205,46 +209,46 @@ def _carry_again(
         return 0
     if signature:
         fence()
-        _carry_signature(tiers, copied.manifest)
+        _copy_signature(tiers, copied.manifest)
     near_files = [file for file in copied.manifest.files if file.name in copied.names]
-    return _carry_each(tiers, copied.manifest, near_files, fence, beat)
+    return _copy_each(tiers, copied.manifest, near_files, fence, heartbeat)
 
 
 def _put_manifest(
-    tiers: TieredStore, copied: _Cargo, answers: list[Any], fence: Callable[[], None]
+    tiers: TieredStore, copied: _CopiedFiles, answers: list[Any], fence: Callable[[], None]
 ) -> dict[str, Any]:
-    """Decide over the shares of all places: only the coordinator puts the manifest, here."""
+    """Put the manifest if all files are durable; for the coordinator only."""
     manifest = copied.manifest
     put_bytes = sum(report["put"] for report in answers if report)
     if copied.is_committed:
         return {"put": put_bytes, "is_new": False}
-    carried = {name for report in answers if report for name in report["names"]}
+    copied_names = {name for report in answers if report for name in report["names"]}
     for entry in manifest.files:
         key = manifest.key(entry.name)
-        if entry.name not in carried and _size_of(tiers.durable, key) != entry.size_bytes:
+        if entry.name not in copied_names and _size_of(tiers.durable, key) != entry.size_bytes:
             raise IntegrityError(f"`{key}` is missing in every near tier", key=key)
     fence()
-    _carry_signature(tiers, manifest)
+    _copy_signature(tiers, manifest)
     put_manifest(tiers.durable, manifest.checkpoint.manifest_key, copied.data)
     return {"put": put_bytes + len(copied.data), "is_new": True}
 
 
-def _carry_each(
+def _copy_each(
     tiers: TieredStore,
     manifest: Manifest,
     entries: Iterable[FileEntry],
     fence: Callable[[], None],
-    beat: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> int:
     """Copy files one after the other; return the bytes copied."""
     put_bytes = 0
     for entry in entries:
-        put_bytes += _carry(tiers, manifest, entry, fence)
-        beat()
+        put_bytes += _copy_file(tiers, manifest, entry, fence)
+        heartbeat()
     return put_bytes
 
 
-def _carry(
+def _copy_file(
     tiers: TieredStore, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
 ) -> int:
     """Copy one file unless it exists; return the bytes copied."""
@@ -252,18 +256,18 @@ def _carry(
     if _size_of(tiers.durable, key) == entry.size_bytes:
         return 0
 
-    def proved(data: bytes) -> bytes:
+    def verified(data: bytes) -> bytes:
         if digest_file(data) != entry.proof:
             raise IntegrityError(f"`{key}` in the near tier differs from what was saved", key=key)
         return data
 
-    data = fetch(tiers.near, key, proved, entry.size_bytes)
+    data = fetch(tiers.near, key, verified, entry.size_bytes)
     fence()
     tiers.durable.put(key, data)
     return entry.size_bytes
 
 
-def _carry_signature(tiers: TieredStore, manifest: Manifest) -> None:
+def _copy_signature(tiers: TieredStore, manifest: Manifest) -> None:
     key = manifest.checkpoint.key(signature_name(manifest.root))
     try:
         tiers.durable.put(key, tiers.get(key))
@@ -296,7 +300,7 @@ class TierPromoter:
     def __init__(self, tiers: TieredStore, tiering: TieringOptions) -> None:
         self._tiers = tiers
         self._tiering = tiering
-        self._pace = PromotionSchedule() if tiering.is_planned else None
+        self._schedule = PromotionSchedule() if tiering.is_planned else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-promote")
         self._in_flight: Future[bool] | None = None
         self._pending_ids: list[CheckpointId] = []
@@ -304,13 +308,13 @@ class TierPromoter:
         self._errors: dict[CheckpointId, IntegrityError] = {}
         self._newest: CheckpointId | None = None
         self._keep: tuple[CheckpointId, ...] = ()
-        self._lacking: list[CheckpointId] = []
+        self._missing_manifests: list[CheckpointId] = []
         self._comms = ControlGroup(InMemoryKVStore(), World(), "promote")
         self._generation = 0
         self._saves = 0
-        self._finishes = 0
+        self._finish_count = 0
         self._began_seconds = 0.0
-        self._is_owing = False
+        self._must_promote_next = False
         self._is_marked = False
         self._is_near_marked = False
 
@@ -327,8 +331,8 @@ class TierPromoter:
         Crash: nothing changed.
         """
         self._generation, self._newest = generation, parent
-        if self._pace and context.world.is_coordinator:
-            self._pace.begin(context)
+        if self._schedule and context.world.is_coordinator:
+            self._schedule.begin(context)
         leaders = context.places.leaders
         if len(leaders) > 1:
             world = World(leaders.index(context.world.rank), len(leaders))
@@ -358,9 +362,9 @@ class TierPromoter:
             kept_ids.add(self._newest)
         now_seconds = context.clock.monotonic_seconds()
         passed_seconds = now_seconds - self._began_seconds
-        tiering = self._pace.plan(context) if self._pace else self._tiering
+        tiering = self._schedule.plan(context) if self._schedule else self._tiering
         is_due = tiering.is_due(self._saves, passed_seconds)
-        if is_due or self._saves == 1 or self._is_owing:
+        if is_due or self._saves == 1 or self._must_promote_next:
             kept_ids.add(checkpoint)
             self._began_seconds = now_seconds
         if any(candidate not in self._errors for candidate in kept_ids - self._promoted):
@@ -372,7 +376,7 @@ class TierPromoter:
         return PostCommitPlan((), (*unpromoted, *self._pending_ids), tuple(keep))
 
     def committed(
-        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, post_commit_plan: PostCommitPlan
     ) -> None:
         """Promote due checkpoints in the background, and collect garbage in this place's near tier.
 
@@ -382,21 +386,23 @@ class TierPromoter:
         Args:
             context: Context for events, and the retention of the durable tier.
             checkpoint: Checkpoint that the near tier just took.
-            orders: Result of ``plan`` on the coordinator.
+            post_commit_plan: Result of ``plan`` on the coordinator.
         """
-        self._newest, self._keep = checkpoint, orders.keep
-        if orders.due:
+        self._newest, self._keep = checkpoint, post_commit_plan.keep
+        if post_commit_plan.due:
             self._settle()
-            self._pending_ids = list(orders.due)
-            self._in_flight = self._thread.submit(self._try, context, checkpoint, self._pending_ids)
+            self._pending_ids = list(post_commit_plan.due)
+            self._in_flight = self._thread.submit(
+                self._promote_and_report, context, checkpoint, self._pending_ids
+            )
         if not self._take_manifest(context, checkpoint):
-            # Garbage collection would take the files of a checkpoint without manifest for
+            # Garbage collection would treat the files of a checkpoint without a manifest as
             # leftovers.
             return
         retention = Retention(self._tiering.near_total_limit)
         near, is_first = self._tiers.near, not self._is_near_marked
         self._is_near_marked = collect_garbage_after_commit(
-            context, near, retention, checkpoint, orders.staying, is_first=is_first
+            context, near, retention, checkpoint, post_commit_plan.staying, is_first=is_first
         )
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
@@ -421,18 +427,19 @@ class TierPromoter:
             SaveFailed: A promotion failed; the near tier has the checkpoint.
         """
         self._settle()
-        # Tried only once: a run that ends calls this again on the way out, with the error known.
+        # Promote only once: a run that ends calls this method again during its exit, after the
+        # error.
         newest, self._newest = self._newest, None
         unpromoted = sorted({newest, *self._keep} - self._promoted) if newest else []
         if newest is None or not unpromoted:
             return
-        self._finishes += 1
-        topic = f"finish/{self._finishes}"
+        self._finish_count += 1
+        topic = f"finish/{self._finish_count}"
         try:
-            # A host that is gone is detected at once, and not waited for.
+            # Detect a lost host at once, instead of waiting for the host.
             self._tiers.require_peers()
             unpromoted = self._agree_on(topic, newest, unpromoted, within_seconds)
-            self._bring(context, topic, unpromoted)
+            self._promote_all(context, topic, unpromoted)
             for checkpoint in unpromoted:
                 if checkpoint in self._errors:
                     raise self._errors[checkpoint]
@@ -459,20 +466,24 @@ class TierPromoter:
     def _wait(self, context: CheckpointContext) -> None:
         """Wait for the promotion in progress, without a deadline."""
         if self._in_flight is not None:
-            with context.comms.at_work() as beat:
+            with context.comms.at_work() as heartbeat:
                 while not _has_ended(self._in_flight, context.limits.within_seconds / 4):
-                    beat()
+                    heartbeat()
         self._settle()
 
     def _settle(self) -> None:
         """Wait for the promotion in progress; after a failure the next save is promoted."""
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
-            self._is_owing = not in_flight.result()
+            self._must_promote_next = not in_flight.result()
             self._pending_ids = []
 
     def _agree_on(
-        self, topic: str, newest: CheckpointId, owed: list[CheckpointId], within_seconds: float
+        self,
+        topic: str,
+        newest: CheckpointId,
+        unpromoted: list[CheckpointId],
+        within_seconds: float,
     ) -> list[CheckpointId]:
         """Return the coordinator's list to promote, if all places ended at the same checkpoint."""
 
@@ -480,18 +491,18 @@ class TierPromoter:
             if len(set(answers)) > 1:
                 ends = ", ".join(sorted(set(answers)))
                 raise PeerFailed(f"hosts ended at different checkpoints: {ends}")
-            return [checkpoint.folder for checkpoint in owed]
+            return [checkpoint.folder for checkpoint in unpromoted]
 
         agreed_folders = agree(self._comms, topic, newest.folder, rule, within_seconds)
         return [checkpoint for folder in agreed_folders if (checkpoint := parse_checkpoint(folder))]
 
-    def _try(
-        self, context: CheckpointContext, ordered_by: CheckpointId, due: list[CheckpointId]
+    def _promote_and_report(
+        self, context: CheckpointContext, newest: CheckpointId, due: list[CheckpointId]
     ) -> bool:
-        """Promote what is due and emit failures; return False if the newest of it failed."""
-        topic = ordered_by.folder
+        """Promote due checkpoints and emit failures; return False if the newest one failed."""
+        topic = newest.folder
         try:
-            self._bring(context, topic, due)
+            self._promote_all(context, topic, due)
         except ResilientError as error:
             context.emit_once(checkpoint_events.PromotionFailed(due[-1].folder, error.message))
         for checkpoint in due:
@@ -503,7 +514,7 @@ class TierPromoter:
                 )
         return due[-1] in self._promoted
 
-    def _bring(self, context: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
+    def _promote_all(self, context: CheckpointContext, topic: str, due: list[CheckpointId]) -> None:
         """Promote each checkpoint, record damaged ones, then clean up the durable tier."""
         for checkpoint in due:
             try:
@@ -513,7 +524,7 @@ class TierPromoter:
                 self._errors[checkpoint] = error
         promoted_checkpoints = [checkpoint for checkpoint in due if checkpoint in self._promoted]
         if promoted_checkpoints:
-            self._rotate(context, promoted_checkpoints[-1])
+            self._collect_durable_garbage(context, promoted_checkpoints[-1])
 
     def _promote_checkpoint(
         self, context: CheckpointContext, topic: str, checkpoint: CheckpointId
@@ -525,8 +536,8 @@ class TierPromoter:
         put_bytes = promote(self._tiers, checkpoint, self._generation, group, context.token)
         if put_bytes:
             took_seconds = context.clock.monotonic_seconds() - began_seconds
-            if self._pace:
-                self._pace.note(took_seconds)
+            if self._schedule:
+                self._schedule.note(took_seconds)
             context.emit_once(
                 checkpoint_events.CheckpointPromoted(checkpoint.folder, put_bytes, took_seconds)
             )
@@ -534,7 +545,7 @@ class TierPromoter:
         self._promoted.add(checkpoint)
         self._errors.pop(checkpoint, None)
 
-    def _rotate(self, context: CheckpointContext, newest: CheckpointId) -> None:
+    def _collect_durable_garbage(self, context: CheckpointContext, newest: CheckpointId) -> None:
         if newest.generation == self._generation and context.world.is_coordinator:
             durable, retention = self._tiers.durable, context.limits.retention
             is_first = not self._is_marked
@@ -545,14 +556,14 @@ class TierPromoter:
     def _take_manifest(self, context: CheckpointContext, checkpoint: CheckpointId) -> bool:
         """Copy the manifests that only the coordinator's place has; return whether all are here."""
         if not context.world.is_coordinator:
-            self._lacking.append(checkpoint)
+            self._missing_manifests.append(checkpoint)
         try:
-            while self._lacking:
-                key = self._lacking[0].manifest_key
+            while self._missing_manifests:
+                key = self._missing_manifests[0].manifest_key
                 self._tiers.near.put(key, self._tiers.get(key))
-                del self._lacking[0]
+                del self._missing_manifests[0]
         except ResilientError as error:
-            context.emit(events.RetentionFailed(self._lacking[0].folder, error.message))
+            context.emit(events.RetentionFailed(self._missing_manifests[0].folder, error.message))
             return False
         return True
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from resilient.save_interval import SaveInterval
     from resilient.storage.store import Store
 
-_LIVES_MAX = 100
-_RECENT = 64
+_GENERATIONS_MAX = 100
+_RECENT_PROMOTIONS = 64
 _P95 = 0.95
 
 
@@ -108,7 +108,7 @@ class PromotionSchedule:
         self._took_seconds: list[float] = []
         self._history = FailureObservations()
         self._began_seconds = 0.0
-        self._told_seconds = 0.0
+        self._reported_seconds = 0.0
 
     def begin(self, context: CheckpointContext) -> None:
         """Read the losses of hosts from the generation records; if the store fails, assume none.
@@ -117,7 +117,7 @@ class PromotionSchedule:
         """
         self._began_seconds = context.clock.monotonic_seconds()
         try:
-            self._history = observe(_lives(context.store), HOST_LOSSES)
+            self._history = observe(_causes_and_times(context.store), HOST_LOSSES)
         except ResilientError:
             self._history = FailureObservations()
 
@@ -133,8 +133,8 @@ class PromotionSchedule:
         schedule = self.chosen(context.clock.monotonic_seconds())
         if schedule is None:
             return TieringOptions()
-        if abs(schedule.seconds - self._told_seconds) > self._told_seconds / 4:
-            self._told_seconds = schedule.seconds
+        if abs(schedule.seconds - self._reported_seconds) > self._reported_seconds / 4:
+            self._reported_seconds = schedule.seconds
             context.emit_once(
                 events.PromotionScheduleChosen(
                     schedule.seconds,
@@ -148,7 +148,7 @@ class PromotionSchedule:
 
     def chosen(self, now_seconds: float) -> SaveInterval | None:
         """Return the best interval within bounds; None before the first measurement."""
-        durations_seconds = sorted(self._took_seconds[-_RECENT:])
+        durations_seconds = sorted(self._took_seconds[-_RECENT_PROMOTIONS:])
         if not durations_seconds:
             return None
         mtbf_seconds = self._history.mtbf_seconds(now_seconds - self._began_seconds)
@@ -159,10 +159,10 @@ class PromotionSchedule:
         return choose_interval(median(durations_seconds), mtbf_seconds, bounds)
 
 
-def _lives(store: Store) -> list[tuple[str, str]]:
+def _causes_and_times(store: Store) -> list[tuple[str, str]]:
     """Return cause and claim time of the newest generations, as far as they can be read."""
     generations = []
-    for number in list_numbers(store)[-_LIVES_MAX:]:
+    for number in list_numbers(store)[-_GENERATIONS_MAX:]:
         try:
             record = read_generation(store, number)
         except (IntegrityError, KeyNotFound):

@@ -2,7 +2,8 @@
 
 Each entry is one attempt, with its parent and its end. The reflog has no records of its own. A
 rollback is a generation that starts from an older checkpoint and saves nothing. The rollback
-abandons the previous generation's end: its newest checkpoint, else its parent.
+abandons the end of the previous generation. This end is the newest checkpoint of the generation, or
+its parent if it saved nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from resilient.checkpoint.generations import Generation
-    from resilient.checkpoint.retention import Left
+    from resilient.checkpoint.retention import AbandonedPolicy
     from resilient.format.keys import CheckpointId
     from resilient.storage.store import Store
 
@@ -76,7 +77,7 @@ class Reflog:
         self._url = store.url
         self.numbers = list_numbers(store)
         self._marks = frozenset(list_marks(store))
-        self._whole = committed(store)
+        self._committed = committed(store)
         self._generations = {number: _read(store, number) for number in self.numbers}
 
     def newest_first(self) -> list[ReflogEntry]:
@@ -94,7 +95,7 @@ class Reflog:
         """
         while number > 0:
             own_checkpoints = [
-                checkpoint for checkpoint in self._whole if checkpoint.generation == number
+                checkpoint for checkpoint in self._committed if checkpoint.generation == number
             ]
             if own_checkpoints:
                 return ReflogHead(own_checkpoints[0])
@@ -104,7 +105,7 @@ class Reflog:
             if generation is None and number in self._generations:
                 return ReflogHead(None, f"the record of generation {number} cannot be read")
             if generation and generation.parent:
-                parent_exists = generation.parent in self._whole
+                parent_exists = generation.parent in self._committed
                 return ReflogHead(
                     generation.parent, "" if parent_exists else f"{generation.parent} was deleted"
                 )
@@ -174,8 +175,8 @@ def rolled_back_by_user(store: Store, abandoned: Iterable[CheckpointId]) -> set[
     return checkpoints
 
 
-def held_for_undo(
-    store: Store, abandoned: Sequence[CheckpointId], left: Left
+def pinned_for_undo(
+    store: Store, abandoned: Sequence[CheckpointId], policy: AbandonedPolicy
 ) -> dict[CheckpointId, list[str]]:
     """Return abandoned checkpoints to keep for an undo of a rollback, with the reasons.
 
@@ -184,22 +185,22 @@ def held_for_undo(
     Args:
         store: Repository.
         abandoned: Checkpoints outside the line of descent.
-        left: Keep ``all`` of them, only the target of ``ckpt undo`` (``undo``), or ``none``.
+        policy: Keep ``all`` of them, only the target of ``ckpt undo`` (``undo``), or ``none``.
 
     Raises:
         StoreError: The store failed.
     """
-    holders: dict[CheckpointId, list[str]] = {}
-    if left == "all":
+    pins: dict[CheckpointId, list[str]] = {}
+    if policy == "all":
         for checkpoint in rolled_back_by_user(store, abandoned) if abandoned else ():
-            holders[checkpoint] = ["a rollback abandoned it, and it was not pruned"]
-    elif left == "undo":
+            pins[checkpoint] = ["a rollback abandoned it, and it was not pruned"]
+    elif policy == "undo":
         try:
             _, target = Reflog(store).undone_to()
         except (IntegrityError, NothingToResume):
             return {}
-        holders[target] = ["it is the target of `ckpt undo`"]
-    return holders
+        pins[target] = ["it is the target of `ckpt undo`"]
+    return pins
 
 
 def _read(store: Store, number: int) -> Generation | None:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "resilient-tag"
 _VERSION = 1
-_NEAR_MAX = 40
+_SUGGESTION_LENGTH_MAX = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def create_tag(store: Store, name: str, checkpoint: CheckpointId, clock: Clock) 
         raise UsageError(
             f"`{name}` cannot be a tag: use letters, digits, `.`, `_`, `-`, and no name with "
             "another meaning, such as `latest` or a number",
-            hint=f"resilient ckpt tag {checkpoint} {shell_quote(_near(name))} "
+            hint=f"resilient ckpt tag {checkpoint} {shell_quote(_nearest_valid(name))} "
             f"{shell_quote(store.url)}",
         )
     _require_committed(store, checkpoint)
@@ -222,9 +222,9 @@ def _require_committed(store: Store, checkpoint: CheckpointId) -> None:
         ) from error
 
 
-def _near(name: str) -> str:
+def _nearest_valid(name: str) -> str:
     """Return the valid tag name that is nearest to an invalid one."""
-    valid_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_NEAR_MAX]
+    valid_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._")[:_SUGGESTION_LENGTH_MAX]
     return (
         valid_name
         if parse_tag(tag_key(valid_name)) == valid_name
@@ -276,7 +276,7 @@ def resolve(store: Store, ref: str) -> CheckpointId:
         or _by_name(order, ref)
         or _by_tag(store, order, ref)
         or _by_moment(store, descent, ref)
-        or _by_life(store, ref)
+        or _by_attempt(store, ref)
         or _by_metric(store, descent, ref)
         or _by_root(store, order, ref)
     )
@@ -358,10 +358,10 @@ def _by_metric(store: Store, descent: Lineage, ref: str) -> CheckpointId | None:
             manifest = read_manifest(store, candidate)
             contents[candidate] = CheckpointSummary(manifest.created_at, manifest.metrics)
     measured = RetentionInput(descent.candidates, off_line, contents=contents)
-    return next(iter(best_by(_wish(metric, store), measured)), None)
+    return next(iter(best_by(_parse_metric(metric, store), measured)), None)
 
 
-def _wish(metric: str, store: Store) -> BestOf:
+def _parse_metric(metric: str, store: Store) -> BestOf:
     try:
         return parse_best(metric)
     except ConfigError as error:
@@ -390,13 +390,13 @@ def _by_root(store: Store, order: list[CheckpointId], ref: str) -> CheckpointId 
     return matches[0] if matches else None
 
 
-def _by_life(store: Store, ref: str) -> CheckpointId | None:
+def _by_attempt(store: Store, ref: str) -> CheckpointId | None:
     """Return the end of the attempt that is followed by the given number of attempts."""
     match = re.fullmatch(r"@\{(\d{1,9})\}", ref)
-    moves = Reflog(store) if match else None
-    if match is None or moves is None or int(match[1]) >= len(moves.numbers):
+    reflog = Reflog(store) if match else None
+    if match is None or reflog is None or int(match[1]) >= len(reflog.numbers):
         return None
-    head = moves.head_of(moves.numbers[-1 - int(match[1])])
+    head = reflog.head_of(reflog.numbers[-1 - int(match[1])])
     if head.gone and head.checkpoint in trash_of(folders_of(store)):
         raise absent(store, str(head.checkpoint))
     if head.gone:

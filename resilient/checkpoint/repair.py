@@ -60,12 +60,12 @@ def replace_damaged_file(store: Store, checkpoint: CheckpointId, key: str, data:
         damaged_data = store.get(key)
     except KeyNotFound:
         damaged_data = data
-    aside_key = ""
+    kept_key = ""
     if damaged_data != data:
-        aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))
-        store.put(aside_key, damaged_data)
+        kept_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))
+        store.put(kept_key, damaged_data)
     store.put(key, data)
-    return aside_key
+    return kept_key
 
 
 class SiblingSource:
@@ -164,7 +164,7 @@ class UnrepairableFile:
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """Plan of a repair: what can be repaired and what cannot.
+    """Plan of a repair, with the repairable and the unrepairable files.
 
     Attributes:
         checkpoint: Checkpoint to repair.
@@ -238,7 +238,7 @@ def plan_repair(
         NothingToResume: The checkpoint has no manifest, and ``undelete`` was not given or found no
             copy.
         IncompatibleCheckpoint: The format is newer.
-        StoreError: A store failed, which proves nothing about the checkpoint.
+        StoreError: A store failed, so the state of the checkpoint is unknown.
     """
     manifest, data, fixes = _manifest(store, checkpoint, stores, undelete=undelete)
     if manifest is None:
@@ -251,7 +251,8 @@ def plan_repair(
     sources: list[Store | SiblingSource] = [*stores]
     sources += siblings_of(store, manifest) if damaged_files else []
     missing_chunks = {
-        damage.finding.file: _not_elsewhere(damage, manifest, sources) for damage in damaged_files
+        damage.finding.file: _missing_in_sources(damage, manifest, sources)
+        for damage in damaged_files
     }
     losses = []
     for damage in damaged_files:
@@ -262,7 +263,11 @@ def plan_repair(
                 RepairStep(
                     name,
                     problem,
-                    _source(damage, missing_chunks[name], _used(damage, manifest, sources)),
+                    _source(
+                        damage,
+                        missing_chunks[name],
+                        _sources_with_chunks(damage, manifest, sources),
+                    ),
                 ),
             ]
         else:
@@ -271,9 +276,9 @@ def plan_repair(
     problem = copy_problem(store, checkpoint, "full") if manifest.parity else ""
     if problem:
         fixes = [*fixes, RepairStep(MANIFEST_COPY, problem, "the manifest")]
-    # The manifest last, as in a save: everything that it names must be stored before it.
+    # Write the manifest last, as in a save, because all files that it names must be stored before.
     fixes = sorted(fixes, key=lambda repair: repair.file == MANIFEST)
-    is_missing = data is not None and not _is_there(store, checkpoint)
+    is_missing = data is not None and not _is_committed(store, checkpoint)
     return RepairPlan(checkpoint, manifest, data, tuple(fixes), tuple(losses), is_missing)
 
 
@@ -297,37 +302,37 @@ def apply_repair(store: Store, plan: RepairPlan, stores: Sequence[Store] = ()) -
         StoreError: A store failed.
     """
     manifest, checkpoint = plan.manifest, plan.checkpoint
-    aside_keys: dict[str, str] = {}
+    kept_keys: dict[str, str] = {}
     if manifest is None or (plan.is_gone and not plan.is_whole):
-        return aside_keys
-    places: list[Store | SiblingSource] = [store, *stores, *siblings_of(store, manifest)]
+        return kept_keys
+    sources: list[Store | SiblingSource] = [store, *stores, *siblings_of(store, manifest)]
     for fix in plan.fixes:
-        if not plan.is_gone and not _is_there(store, checkpoint):
+        if not plan.is_gone and not _is_committed(store, checkpoint):
             raise NothingToResume(
                 f"{checkpoint} was deleted while it was repaired",
                 hint=f"resilient ckpt ls {shell_quote(store.url)}",
             )
-        key, data = _whole(store, places, plan, fix.file)
+        key, data = _repaired_content(store, sources, plan, fix.file)
         if plan.is_gone and fix.file == MANIFEST:
             create_record(store, key, data)
             continue
-        aside = replace_damaged_file(store, checkpoint, key, data)
-        if aside:
-            aside_keys[fix.file] = aside
-    return aside_keys
+        kept_key = replace_damaged_file(store, checkpoint, key, data)
+        if kept_key:
+            kept_keys[fix.file] = kept_key
+    return kept_keys
 
 
-def _whole(
-    store: Store, places: Sequence[Store | SiblingSource], plan: RepairPlan, file: str
+def _repaired_content(
+    store: Store, sources: Sequence[Store | SiblingSource], plan: RepairPlan, file: str
 ) -> tuple[str, bytes]:
     """Return the key of a file that a plan repairs, and its verified content."""
     manifest = plan.manifest
     if manifest is not None and file not in (MANIFEST, MANIFEST_COPY):
-        return manifest.key(file), reconstruct_file(places, manifest, manifest.file(file))
+        return manifest.key(file), reconstruct_file(sources, manifest, manifest.file(file))
     return plan.checkpoint.key(file), plan.manifest_bytes or _bytes_of(store, plan.checkpoint)
 
 
-def _is_there(store: Store, checkpoint: CheckpointId) -> bool:
+def _is_committed(store: Store, checkpoint: CheckpointId) -> bool:
     try:
         store.stat(checkpoint.manifest_key)
     except KeyNotFound:
@@ -359,12 +364,12 @@ def _no_manifest_error(store: Store, checkpoint: CheckpointId) -> NothingToResum
     if checkpoint in trash_of(folders_of(store)):
         return absent(store, str(checkpoint))
     has_copy = not copy_problem(store, checkpoint, "full")
-    way = f"resilient ckpt repair {checkpoint} {shell_quote(store.url)} --undelete"
+    command = f"resilient ckpt repair {checkpoint} {shell_quote(store.url)} --undelete"
     return NothingToResume(
         f"{checkpoint} has no manifest at {store.url}: it was never committed, or was deleted by "
         "garbage collection or by hand; repair does not restore deleted checkpoints without "
         "--undelete",
-        hint=way if has_copy else f"resilient ckpt ls {shell_quote(store.url)}",
+        hint=command if has_copy else f"resilient ckpt ls {shell_quote(store.url)}",
     )
 
 
@@ -377,7 +382,7 @@ def _copies(
         copies.append((_fetch_verified(store, checkpoint, checkpoint.copy_key), COPY))
     for other_store in stores:
         with suppress(KeyNotFound, IntegrityError):
-            if _same_life(store, other_store, checkpoint.generation):
+            if _is_same_generation(store, other_store, checkpoint.generation):
                 copies.append((_bytes_of(other_store, checkpoint), other_store.url))
     return copies
 
@@ -387,14 +392,14 @@ def _bytes_of(store: Store, checkpoint: CheckpointId) -> bytes:
 
 
 def _fetch_verified(store: Store, checkpoint: CheckpointId, key: str) -> bytes:
-    def prove(data: bytes) -> bytes:
+    def require_valid(data: bytes) -> bytes:
         decode(data, checkpoint.manifest_key)
         return data
 
-    return fetch(store, key, prove, DOCUMENT_BYTES_MAX)
+    return fetch(store, key, require_valid, DOCUMENT_BYTES_MAX)
 
 
-def _same_life(store: Store, other: Store, number: int) -> bool:
+def _is_same_generation(store: Store, other: Store, number: int) -> bool:
     """Return whether a generation's record is the same in both repositories.
 
     Names alone prove nothing: another run, or a fork of this run, has folders of the same names.
@@ -416,19 +421,19 @@ def _with_first_bytes(store: Store, manifest: Manifest, damage: Damage) -> Damag
     return replace(damage, chunks=chunks, tensors=tensors)
 
 
-def _used(
-    damage: Damage, manifest: Manifest, places: Sequence[Store | SiblingSource]
+def _sources_with_chunks(
+    damage: Damage, manifest: Manifest, sources: Sequence[Store | SiblingSource]
 ) -> list[Store | SiblingSource]:
     """Return the places that have a damaged chunk."""
     entry = manifest.file(damage.finding.file)
     return [
-        place
-        for place in places
-        if any(find_chunk([place], manifest, entry, chunk) for chunk in damage.chunks or ())
+        source
+        for source in sources
+        if any(find_chunk([source], manifest, entry, chunk) for chunk in damage.chunks or ())
     ]
 
 
-def _not_elsewhere(
+def _missing_in_sources(
     damage: Damage, manifest: Manifest, stores: Sequence[Store | SiblingSource]
 ) -> frozenset[int]:
     """Return the damaged chunks that no other place has."""
@@ -441,11 +446,13 @@ def _not_elsewhere(
     )
 
 
-def _source(damage: Damage, left: frozenset[int], stores: Sequence[Store | SiblingSource]) -> str:
+def _source(
+    damage: Damage, missing_chunks: frozenset[int], stores: Sequence[Store | SiblingSource]
+) -> str:
     """Describe the source of a file's missing bytes."""
     other_urls = " or ".join(other_store.url for other_store in stores)
     if not damage.chunks:
         return OWN_BYTES
-    if not left:
+    if not missing_chunks:
         return other_urls
-    return PARITY if left == damage.chunks else f"{PARITY} and {other_urls}"
+    return PARITY if missing_chunks == damage.chunks else f"{PARITY} and {other_urls}"

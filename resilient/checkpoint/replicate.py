@@ -81,7 +81,7 @@ class ReplicationPlan:
     def token(self) -> str:
         """Token of the claim that saved the checkpoint; empty if its record is gone."""
         number = self.manifest.checkpoint.generation
-        return next((attempt.token for attempt in self.lives if attempt.number == number), "")
+        return next((record.token for record in self.lives if record.number == number), "")
 
 
 def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> ReplicationPlan:
@@ -105,7 +105,7 @@ def plan_copy(source: Store, target: Store, checkpoint: CheckpointId) -> Replica
         raise ConfigError(f"{checkpoint} is already at {target.url}")
     key = checkpoint.manifest_key
     manifest, data = fetch(source, key, lambda data: (decode(data, key), data), DOCUMENT_BYTES_MAX)
-    generations = tuple(_lives(source, checkpoint.generation))
+    generations = tuple(_line_records(source, checkpoint.generation))
     missing_records = tuple(_missing_records(source, target, generations))
     _require_same_run(target, manifest, generations)
     is_there = _require_same_manifest(target, key, data)
@@ -149,7 +149,7 @@ def replicate(
     manifest, copied_bytes = plan.manifest, 0
     fence = partial(_check_target, target, plan)
     for entry in plan.missing:
-        _carry(source, target, manifest, entry, fence)
+        _copy_file(source, target, manifest, entry, fence)
         copied_bytes += entry.size_bytes
         on_progress(copied_bytes, plan.size_bytes)
     fence()
@@ -178,7 +178,7 @@ def _check_target(target: Store, plan: ReplicationPlan) -> None:
     check_fence(target, number, token)
 
 
-def _lives(store: Store, number: int) -> Iterator[Generation]:
+def _line_records(store: Store, number: int) -> Iterator[Generation]:
     """Yield the readable records from a generation back to the first."""
     while number:
         try:
@@ -193,8 +193,8 @@ def _missing_records(
     store: Store, target: Store, generations: tuple[Generation, ...]
 ) -> Iterator[Generation]:
     """Yield the readable records that an audit of the copy would miss."""
-    numbers = {attempt.number for attempt in generations} | set(list_numbers(target))
-    newest = max((attempt.number for attempt in generations), default=0)
+    numbers = {record.number for record in generations} | set(list_numbers(target))
+    newest = max((record.number for record in generations), default=0)
     for number in list_numbers(store):
         if number < newest and number not in numbers:
             with suppress(IntegrityError, KeyNotFound):
@@ -207,7 +207,7 @@ def _require_same_run(
     """Refuse a target that holds another run, or in which this run continued."""
     target_checkpoints, own_generation = committed(target), manifest.checkpoint.generation
     runs = {generation.run_id for generation in read_generations(target)} - {
-        attempt.run_id for attempt in generations
+        record.run_id for record in generations
     }
     if target_checkpoints:
         runs |= {read_manifest(target, target_checkpoints[0]).run_id} - {manifest.run_id}
@@ -257,12 +257,12 @@ def _ledger(store: Store, manifest: Manifest) -> tuple[tuple[Segment, ...], str]
     return tuple(segments.values()), ""
 
 
-def _carry(
+def _copy_file(
     source: Store, target: Store, manifest: Manifest, entry: FileEntry, fence: Callable[[], None]
 ) -> None:
     key = manifest.key(entry.name)
 
-    def proved(data: bytes) -> bytes:
+    def verified(data: bytes) -> bytes:
         if digest_file(data) != entry.proof:
             raise IntegrityError(
                 f"`{key}` at {source.url} differs from what was saved; no copy was made",
@@ -271,7 +271,7 @@ def _carry(
             )
         return data
 
-    data = fetch(source, key, proved, entry.size_bytes)
+    data = fetch(source, key, verified, entry.size_bytes)
     fence()
     target.put(key, data)
 

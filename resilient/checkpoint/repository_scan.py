@@ -236,7 +236,7 @@ class RepositoryScan:
         """
         if self.plan.held:
             return []
-        goes = self.over if self.into else self.over.union(self.plan.doomed)
+        deleted_checkpoints = self.over if self.into else self.over.union(self.plan.doomed)
         newest = max(
             (checkpoint for checkpoint, names in self.folders.items() if MANIFEST in names),
             default=None,
@@ -244,7 +244,7 @@ class RepositoryScan:
         return [
             (checkpoint, name)
             for checkpoint, names in self.folders.items()
-            if checkpoint in goes
+            if checkpoint in deleted_checkpoints
             or (
                 newest
                 and checkpoint < newest

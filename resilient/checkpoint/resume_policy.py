@@ -6,8 +6,9 @@ same decision.
 A resume option other than ``auto`` applies in every attempt until a checkpoint of this run exists.
 A manual start is refused while the newest generation's writer is alive. If the writer ran on this
 host, the start checks the process of the writer. A writer on another host is alive if its heartbeat
-changes while the start waits. Three kinds of writers never block a start: a dead process, this
-process, and a process of the same scheduler job. A restart by an agent is never blocked.
+changes while the start waits. A dead process and this process never block a start. A writer of the
+same scheduler job blocks a start only if its process is alive on this host. A restart by an agent
+is never blocked.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ class GenerationFacts:
 
     Attributes:
         number: Number of the generation.
-        is_ours: Whether this run began the generation; None if its record cannot be read.
+        is_of_this_run: Whether this run began the generation; None if its record cannot be read.
         parent: Checkpoint that the generation began from; None for a start from scratch.
         has_checkpoint: Whether a committed checkpoint of the generation exists.
         has_mark: Whether its mark shows that it committed a checkpoint.
     """
 
     number: int
-    is_ours: bool | None
+    is_of_this_run: bool | None
     parent: CheckpointId | None = None
     has_checkpoint: bool = False
     has_mark: bool = False
@@ -62,12 +63,12 @@ class ResumeFacts:
     """Facts that decide where an attempt begins.
 
     Attributes:
-        wish: ``auto``, ``never``, a reference or a folder.
+        resume_option: ``auto``, ``never``, a reference or a folder.
         is_first: Whether no earlier attempt of this start can have written to the repository.
         generations: Generations of the repository, oldest first.
     """
 
-    wish: str
+    resume_option: str
     is_first: bool
     generations: tuple[GenerationFacts, ...] = ()
 
@@ -87,9 +88,9 @@ class ResumeDecision:
 
 def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     """Decide where an attempt begins."""
-    if facts.wish == AUTO:
+    if facts.resume_option == AUTO:
         return ResumeDecision(AUTO)
-    own_generations = [generation for generation in facts.generations if generation.is_ours]
+    own_generations = [generation for generation in facts.generations if generation.is_of_this_run]
     saved_generations = [
         generation.number for generation in own_generations if generation.has_checkpoint
     ]
@@ -100,20 +101,20 @@ def decide_resume(facts: ResumeFacts) -> ResumeDecision:
     if refusal := _refusal(facts, own_generations):
         return ResumeDecision("", refusal)
     pinned = [generation.parent for generation in own_generations if generation.parent is not None]
-    if pinned and facts.wish != NEVER:
+    if pinned and facts.resume_option != NEVER:
         # A reference such as `latest~1` means another checkpoint once a generation was claimed.
         return ResumeDecision(pinned[-1].folder, "this run started there")
-    return ResumeDecision(facts.wish)
+    return ResumeDecision(facts.resume_option)
 
 
-def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
+def _refusal(facts: ResumeFacts, own_generations: Sequence[GenerationFacts]) -> str:
     """Return why a run without a checkpoint may not begin as wished; empty if it may."""
-    lost_generations = [generation.number for generation in ours if generation.has_mark]
+    lost_generations = [generation.number for generation in own_generations if generation.has_mark]
     if lost_generations:
         return (
             f"generation {lost_generations[-1]} of this run committed checkpoints, and none is left"
         )
-    unknown_generations = [] if facts.is_first else _unknown(facts, ours)
+    unknown_generations = [] if facts.is_first else _unknown(facts, own_generations)
     if unknown_generations:
         return (
             f"the record of generation {unknown_generations[-1]} cannot be read, and its "
@@ -122,13 +123,13 @@ def _refusal(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> str:
     return ""
 
 
-def _unknown(facts: ResumeFacts, ours: Sequence[GenerationFacts]) -> list[int]:
+def _unknown(facts: ResumeFacts, own_generations: Sequence[GenerationFacts]) -> list[int]:
     """Return the generations with checkpoints that may be of this run."""
-    first = ours[0].number if ours else 0
+    first = own_generations[0].number if own_generations else 0
     return [
         generation.number
         for generation in facts.generations
-        if generation.is_ours is None
+        if generation.is_of_this_run is None
         and generation.number > first
         and (generation.has_checkpoint or generation.has_mark)
     ]
@@ -158,10 +159,10 @@ def read_resume_facts(
     }
     facts = []
     for number in sorted({*numbers, *committed_generations, *marks}):
-        is_ours, parent = _owner(store, number, starts)
+        is_of_this_run, parent = _owner(store, number, starts)
         facts.append(
             GenerationFacts(
-                number, is_ours, parent, number in committed_generations, number in marks
+                number, is_of_this_run, parent, number in committed_generations, number in marks
             )
         )
     return ResumeFacts(resume_option, is_first, tuple(facts))
@@ -180,7 +181,7 @@ def _owner(
     return any(start.continues(start_identity) for start in starts), record.parent
 
 
-def settle_wish(
+def resolve_resume_option(
     store: Store, resume_option: str, starts: Collection[StartIdentity], *, is_first: bool
 ) -> ResumeDecision:
     """Decide where an attempt begins, from the records of the repository.
@@ -190,7 +191,7 @@ def settle_wish(
     Raises:
         NoIntactCheckpoint: A checkpoint of this run was lost, or an existing checkpoint may belong
             to this run.
-        StoreError: The store failed; a missing answer proves nothing.
+        StoreError: The store failed, so the result is unknown.
     """
     decision = decide_resume(read_resume_facts(store, resume_option, starts, is_first=is_first))
     if not decision.reference:
@@ -242,8 +243,9 @@ class WriterFacts:
 def may_start(facts: WriterFacts) -> bool:
     """Decide whether a start may fence off the newest writer.
 
-    A scheduler starts a job again on another host while the old host is unreachable. It never
-    does so beside a live process on one host: a user started the command twice within the job.
+    A scheduler may restart a job on another host while the old host is unreachable. A scheduler
+    never restarts a job beside a live process on the same host. In that case, a user started the
+    command twice within the job.
     """
     if facts.takes_over or facts.is_same_process or facts.is_restart:
         return True
@@ -301,7 +303,7 @@ def refuse_live_writer(
     context: CheckpointContext,
     starts: Collection[StartIdentity],
     claimant: Claimant,
-    still_here: Callable[[], None] = lambda: None,
+    keep_alive: Callable[[], None] = lambda: None,
 ) -> None:
     """Refuse a manual start that would end the run of a live writer.
 
@@ -314,7 +316,7 @@ def refuse_live_writer(
         context: Repository, clock and emitter.
         starts: Identities of all ranks that start.
         claimant: Process that starts.
-        still_here: Callback during a wait, which extends the deadline of the other ranks.
+        keep_alive: Callback during a wait, which extends the deadline of the other ranks.
 
     Raises:
         WriterAlive: Another process is proven alive and writes to the repository.
@@ -326,18 +328,19 @@ def refuse_live_writer(
         if may_start(replace(facts, is_alive=True)):
             return
         is_known_here = newest.process.is_of_this_boot
-        # A claim during the wait is a sign of life too, for example after a restart by its agent.
+        # A claim during the wait also shows that the writer is alive, for example after a restart
+        # by its agent.
         if facts.is_alive or (is_new and not is_known_here):
             raise _writer_alive(context.store.url, newest, newest.process)
         if is_known_here:
             return
-        answer = _await_heartbeat(context, newest, newest.process, still_here)
+        answer = _await_heartbeat(context, newest, newest.process, keep_alive)
         if answer:
             raise _writer_alive(context.store.url, newest, newest.process)
-        now = newest if answer is None else _newest(context.store)
-        if now is None or now.token == newest.token:
+        current = newest if answer is None else _newest(context.store)
+        if current is None or current.token == newest.token:
             return
-        newest, is_new = now, True
+        newest, is_new = current, True
 
 
 def _writer_alive(url: str, record: Generation, process: ProcessIdentity) -> WriterAlive:
@@ -353,18 +356,18 @@ def _await_heartbeat(
     context: CheckpointContext,
     newest: Generation,
     process: ProcessIdentity,
-    still_here: Callable[[], None],
+    keep_alive: Callable[[], None],
 ) -> bool | None:
     """Return whether the heartbeat of a writer on another host changes; None without one."""
 
-    def tell(seconds: float) -> None:
+    def report_wait(seconds: float) -> None:
         context.emit(WriterAwaited(process.pid, process.host, seconds))
 
     def is_replaced() -> bool:
         return list_numbers(context.store)[-1:] != [newest.number]
 
     began_seconds = context.clock.monotonic_seconds()
-    watch = HeartbeatWatch(context.store, context.clock, tell, still_here, is_replaced)
+    watch = HeartbeatWatch(context.store, context.clock, report_wait, keep_alive, is_replaced)
     answer = watch.wait(newest.number, newest.token)
     if answer is False and not is_replaced():
         seconds = context.clock.monotonic_seconds() - began_seconds

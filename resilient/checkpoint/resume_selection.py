@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from resilient.format.manifest import Manifest
     from resilient.storage.store import Store
 
-_LOOKS_MAX = 5
-"""Most listings of the store while a rival changes it."""
+_ROUNDS_MAX = 5
+"""Maximum number of listings while another process changes the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ class ResumeChoice:
     """Checkpoint from which an attempt starts.
 
     Attributes:
-        proved: This rank's share of the checkpoint; None for a start from scratch.
+        verified: This rank's share of the checkpoint; None for a start from scratch.
         skipped: Skipped checkpoints, with reasons.
     """
 
-    proved: VerifiedCheckpoint | None
+    verified: VerifiedCheckpoint | None
     skipped: tuple[Skipped, ...]
 
     @property
     def checkpoint(self) -> CheckpointId | None:
         """Id of the chosen checkpoint."""
-        return self.proved.manifest.checkpoint if self.proved else None
+        return self.verified.manifest.checkpoint if self.verified else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def select_resume_checkpoint(
 ) -> ResumeChoice:
     """Return the first candidate that all ranks can read, with this rank's bytes.
 
-    With ``wanted.places`` the bytes are already in place on all ranks. After an error, these places
-    have bytes of one or several candidates.
+    With ``request.places`` the bytes are already in place on all ranks. After an error, these
+    places have bytes of one or several candidates.
 
     If the store fails, the checkpoint may still be intact. This function then raises instead of
     using an older checkpoint.
@@ -104,8 +104,8 @@ def select_resume_checkpoint(
     plan: dict[str, Any] = {}
     skipped: list[Skipped] = []
     problems: dict[str, str] = {}
-    for look in range(_LOOKS_MAX):
-        previous_plan, topic_suffix = plan, f"/{look}" if look else ""
+    for round_number in range(_ROUNDS_MAX):
+        previous_plan, topic_suffix = plan, f"/{round_number}" if round_number else ""
         plan = agree(
             comms, f"resume/plan{topic_suffix}", None, lambda _: _plan(store, ref), within_seconds
         )
@@ -122,9 +122,9 @@ def select_resume_checkpoint(
             skipped.append(Skipped(folder, problems[folder]))
         if not plan["candidates"] and not plan["lost"]:
             return ResumeChoice(None, tuple(skipped))
-        # A rival may have committed and deleted during this look: only what a second look does not
-        # find either is gone.
-    raise _nothing_left(store, skipped, plan, is_touched=request.places is not None)
+        # Another process may have committed and deleted during this round. A checkpoint is lost
+        # only if the next round does not find it either.
+    raise _nothing_intact(store, skipped, plan, is_touched=request.places is not None)
 
 
 def _plan(store: Store, ref: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _first_problem(problems: list[str]) -> str:
     return ""
 
 
-def _nothing_left(
+def _nothing_intact(
     store: Store, skipped: list[Skipped], plan: dict[str, Any], *, is_touched: bool
 ) -> NoIntactCheckpoint:
     touched_text = (

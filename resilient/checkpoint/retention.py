@@ -122,23 +122,23 @@ def plan_rotation(retention: Retention, state: RetentionInput) -> RotationPlan:
     if state.held:
         for checkpoint in state.everything:
             reasons[checkpoint].append(f"nothing is deleted: {state.held}")
-    checkpoints = state.everything
+    all_checkpoints = state.everything
     for checkpoint in state.separate:
         reasons[checkpoint].append(
             "from another start from scratch, which garbage collection does not touch"
         )
     return RotationPlan(
         doomed=tuple(
-            checkpoint for checkpoint in reversed(checkpoints) if checkpoint not in reasons
+            checkpoint for checkpoint in reversed(all_checkpoints) if checkpoint not in reasons
         ),
         kept={
             checkpoint: tuple(dict.fromkeys(reasons[checkpoint]))
-            for checkpoint in (*checkpoints, *state.separate)
+            for checkpoint in (*all_checkpoints, *state.separate)
             if checkpoint in reasons
         },
         damaged={
             checkpoint: damage_reasons[checkpoint]
-            for checkpoint in checkpoints
+            for checkpoint in all_checkpoints
             if checkpoint in damage_reasons
         },
         held=state.held,
@@ -160,8 +160,8 @@ def _reasons(retention: Retention, state: RetentionInput) -> Iterator[tuple[Chec
     if retention.is_empty:
         yield from ((checkpoint, "no limit is set") for checkpoint in state.everything)
     yield from ((checkpoint, "the newest") for checkpoint in state.everything[:1])
-    for checkpoint, holders in state.pinned.items():
-        yield from ((checkpoint, holder) for holder in holders)
+    for checkpoint, pin_reasons in state.pinned.items():
+        yield from ((checkpoint, reason) for reason in pin_reasons)
     yield from ((checkpoint, "protected by the run") for checkpoint in state.keep)
     yield from _among_the_last(retention, state)
     for policy in retention.keep_best:
@@ -174,8 +174,10 @@ def _reasons(retention: Retention, state: RetentionInput) -> Iterator[tuple[Chec
     if retention.keep_every:
         yield from _on_multiples(retention.keep_every, state)
     yield from _within(retention.keep_within, state)
-    for unit, bucket in _BUCKETS.items():
-        yield from _newest_of_each(getattr(retention, f"keep_{bucket.word}"), state, unit, bucket)
+    for unit, calendar_unit in _CALENDAR_UNITS.items():
+        yield from _newest_of_each(
+            getattr(retention, f"keep_{calendar_unit.policy_suffix}"), state, unit, calendar_unit
+        )
 
 
 def _among_the_last(
@@ -200,24 +202,24 @@ def _on_multiples(steps: int, state: RetentionInput) -> Iterator[tuple[Checkpoin
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
+class _CalendarUnit:
     """Calendar unit, as in restic.
 
     Attributes:
-        word: Name in the policy.
-        spelling: Format for ``strftime``.
+        policy_suffix: Name in the policy.
+        time_format: Format for ``strftime``.
     """
 
-    word: str
-    spelling: str
+    policy_suffix: str
+    time_format: str
 
 
-_BUCKETS = {
-    "hour": _Bucket("hourly", "%Y-%m-%d %H"),
-    "day": _Bucket("daily", "%Y-%m-%d"),
-    "week": _Bucket("weekly", "%G-W%V"),
-    "month": _Bucket("monthly", "%Y-%m"),
-    "year": _Bucket("yearly", "%Y"),
+_CALENDAR_UNITS = {
+    "hour": _CalendarUnit("hourly", "%Y-%m-%d %H"),
+    "day": _CalendarUnit("daily", "%Y-%m-%d"),
+    "week": _CalendarUnit("weekly", "%G-W%V"),
+    "month": _CalendarUnit("monthly", "%Y-%m"),
+    "year": _CalendarUnit("yearly", "%Y"),
 }
 
 
@@ -238,7 +240,7 @@ def _within(length: str | None, state: RetentionInput) -> Iterator[tuple[Checkpo
 
 
 def _newest_of_each(
-    count: int | None, state: RetentionInput, unit: str, bucket: _Bucket
+    count: int | None, state: RetentionInput, unit: str, calendar_unit: _CalendarUnit
 ) -> Iterator[tuple[CheckpointId, str]]:
     """Yield the newest checkpoint of each of the newest ``count`` calendar units that have any."""
     filled_periods: set[str] = set()
@@ -248,7 +250,7 @@ def _newest_of_each(
         for checkpoint in sorted(
             intact, key=lambda checkpoint: (moments[checkpoint], checkpoint), reverse=True
         ):
-            period = moments[checkpoint].strftime(bucket.spelling)
+            period = moments[checkpoint].strftime(calendar_unit.time_format)
             if period not in filled_periods and len(filled_periods) < (count or 0):
                 filled_periods.add(period)
                 yield checkpoint, f"the newest of {unit} {period}"
@@ -264,7 +266,7 @@ def _utc(moment: str) -> datetime:
 
 
 def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
-    """Return all measured checkpoints, best first; of equals the older first, as in the Trainer."""
+    """Return all measured checkpoints, best first; equal ones oldest first, as in the Trainer."""
     best_first: list[CheckpointId] = []
     for group in (state.line, state.abandoned):
         values = {
@@ -279,7 +281,7 @@ def _ranked(policy: BestOf, state: RetentionInput) -> list[CheckpointId]:
 
 
 def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[CheckpointId, str]]:
-    """Yield checkpoints that cannot count although they might have to, with the reason."""
+    """Yield unreadable checkpoints, and damaged ones that may be among the best."""
     for policy in retention.keep_best:
         intact_count = 0
         for checkpoint in _ranked(policy, state):
@@ -299,10 +301,10 @@ def _damaged(retention: Retention, state: RetentionInput) -> Iterator[tuple[Chec
 
 
 Trust = Literal["written", "quick", "full"]
-Left = Literal["all", "undo", "none"]
+AbandonedPolicy = Literal["all", "undo", "none"]
 
 _TRUSTS = ("written", "quick", "full")
-_LEFT = ("all", "undo", "none")
+_ABANDONED_POLICIES = ("all", "undo", "none")
 _CALENDAR = ("keep_hourly", "keep_daily", "keep_weekly", "keep_monthly", "keep_yearly")
 _NUMBERS = ("keep_last", "keep_every", *_CALENDAR)
 
@@ -381,7 +383,7 @@ class Retention:
     keep_within: str | None = None
     keep_tags: tuple[str, ...] = ()
     verify_before_rotate: Trust = "written"
-    rolled_back: Left = "all"
+    rolled_back: AbandonedPolicy = "all"
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -397,9 +399,10 @@ class Retention:
                 f"`verify_before_rotate`={self.verify_before_rotate!r} is not accepted: "
                 f"use one of {', '.join(_TRUSTS)}"
             )
-        if self.rolled_back not in _LEFT:
+        if self.rolled_back not in _ABANDONED_POLICIES:
             raise ConfigError(
-                f"`rolled_back`={self.rolled_back!r} is not accepted: use one of {', '.join(_LEFT)}"
+                f"`rolled_back`={self.rolled_back!r} is not accepted: "
+                f"use one of {', '.join(_ABANDONED_POLICIES)}"
             )
 
     @staticmethod
@@ -439,15 +442,15 @@ def parse_best(text: str) -> BestOf:
     Raises:
         ConfigError: The text has another form.
     """
-    metric, _, count_and_way = text.partition(":")
-    count, _, way = count_and_way.partition(":")
-    if count in ("min", "max") and not way:
-        count, way = "", count
-    if (count and not count.isdecimal()) or way not in ("", "min", "max"):
+    metric, _, count_and_direction = text.partition(":")
+    count, _, direction = count_and_direction.partition(":")
+    if count in ("min", "max") and not direction:
+        count, direction = "", count
+    if (count and not count.isdecimal()) or direction not in ("", "min", "max"):
         raise ConfigError(
             f"{text!r} is not METRIC, METRIC:min|max, METRIC:COUNT or METRIC:COUNT:min|max"
         )
-    return BestOf(metric, int(count or 1), {"max": True, "min": False}.get(way))
+    return BestOf(metric, int(count or 1), {"max": True, "min": False}.get(direction))
 
 
 def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) -> Retention:
@@ -468,16 +471,16 @@ def parse_retention(options: Mapping[str, Any], keep_last: int | None = None) ->
     if keep_last is not None and options.get("keep_last") is not None:
         raise ConfigError("`save_total_limit` and `keep_last` mean the same: use one of them")
     best = options.get("keep_best") or ()
-    wishes = [best] if isinstance(best, str | Mapping) else best
+    rules = [best] if isinstance(best, str | Mapping) else best
     tags = options.get("keep_tags") or ()
-    policies = {**options, "keep_best": tuple(map(_parse_wish, wishes))}
+    policies = {**options, "keep_best": tuple(map(_parse_rule, rules))}
     policies["keep_tags"] = (tags,) if isinstance(tags, str) else tuple(tags)
     if keep_last is not None:
         policies["keep_last"] = keep_last
     return Retention(**policies)
 
 
-def _parse_wish(option: str | Mapping[str, Any]) -> BestOf:
+def _parse_rule(option: str | Mapping[str, Any]) -> BestOf:
     if isinstance(option, str):
         return parse_best(option)
     try:

@@ -105,7 +105,7 @@ def _line_from(store: Store, target: CheckpointId) -> list[CheckpointId]:
 
 
 def apply_rollback(
-    store: Store, journey: RollbackPlan, clock: Clock, *, single_writer: bool = False
+    store: Store, plan: RollbackPlan, clock: Clock, *, single_writer: bool = False
 ) -> int | None:
     """Make the move; return its generation number, or None for a move without effect.
 
@@ -114,7 +114,7 @@ def apply_rollback(
 
     Args:
         store: Repository.
-        journey: Planned move.
+        plan: Planned move.
         clock: Source of the record's time.
         single_writer: Promise of the user that no other job writes here.
 
@@ -124,25 +124,25 @@ def apply_rollback(
         NotExclusive: The store cannot fence and the user did not set ``single_writer``.
         StoreError: The store failed; the move may be made.
     """
-    if not journey.is_needed:
+    if not plan.is_needed:
         return None
     check_store_capabilities(store, clock, single_writer=single_writer)
     generation = claim(
         store,
-        journey.after,
-        cause=UNDO if journey.undoes else ROLLBACK,
+        plan.after,
+        cause=UNDO if plan.undoes else ROLLBACK,
         clock=clock,
         above=max((folder.generation for folder in folders_of(store)), default=0),
         single_writer=single_writer,
     )
     check_fence(store, generation.number, generation.token)
     try:
-        store.stat(journey.after.manifest_key)
+        store.stat(plan.after.manifest_key)
     except KeyNotFound as error:
         raise IntegrityError(
-            f"{journey.after} at {store.url} was deleted during the rollback; resume takes the "
+            f"{plan.after} at {store.url} was deleted during the rollback; resume takes the "
             "newest earlier checkpoint",
-            key=journey.after.manifest_key,
+            key=plan.after.manifest_key,
             hint=f"resilient ckpt undo {shell_quote(store.url)}",
         ) from error
     return generation.number

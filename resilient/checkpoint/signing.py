@@ -141,7 +141,7 @@ def check_signature(
     if not signing.is_required or signing.key is None:
         return None
     checkpoint = manifest.checkpoint
-    way_out = f"if you trust it: resilient ckpt sign {checkpoint} {store.url}"
+    trust_hint = f"if you trust it: resilient ckpt sign {checkpoint} {store.url}"
     key = checkpoint.key(signature_name(manifest.root))
     try:
         fields = fetch(
@@ -150,22 +150,22 @@ def check_signature(
         check_mac(fields, signing.key)
     except KeyNotFound as error:
         raise SignatureRefused(
-            f"{checkpoint} is not signed, and a signature is required; {way_out}", key=key
+            f"{checkpoint} is not signed, and a signature is required; {trust_hint}", key=key
         ) from error
     except IntegrityError as error:
-        raise SignatureRefused(f"{checkpoint}: {error.message}; {way_out}", key=key) from error
+        raise SignatureRefused(f"{checkpoint}: {error.message}; {trust_hint}", key=key) from error
     files: Mapping[str, str] = fields["files"]
     return files
 
 
 def check_contents(
-    manifest: Manifest, stated: Mapping[str, str], contents: Mapping[str, Content]
+    manifest: Manifest, signed_digests: Mapping[str, str], contents: Mapping[str, Content]
 ) -> None:
     """Compare whole files with their signed digests.
 
     Args:
         manifest: Manifest of the files.
-        stated: Result of ``check_signature``.
+        signed_digests: Result of ``check_signature``.
         contents: Whole content by file name.
 
     Raises:
@@ -175,7 +175,7 @@ def check_contents(
         digest = hashlib.sha256()
         for part in content.parts if isinstance(content, PartialFile) else (content,):
             digest.update(part)
-        if digest.hexdigest() != stated.get(name):
+        if digest.hexdigest() != signed_digests.get(name):
             key = manifest.key(name)
             raise SignatureRefused(
                 f"`{key}` is not the signed file, although its digest in the manifest matches",

@@ -57,16 +57,16 @@ def start_generation(
         StoreError: The store failed.
     """
 
-    def look() -> None:
-        if isinstance(context.store, TieredStore) and context.leads:
+    def check_near_tier() -> None:
+        if isinstance(context.store, TieredStore) and context.is_near_tier_leader:
             require_same_run(context.store)
 
-    def work(_shown: list[Any]) -> dict[str, Any]:
+    def claim_generation(_shown: list[Any]) -> dict[str, Any]:
         check_store_capabilities(
             context.store, context.clock, single_writer=context.limits.single_writer
         )
         fsync_leftovers(context.store)
-        highest_generation = _highest(context.store)
+        highest_generation = _highest_generation(context.store)
         _require_parent(context.store, choice)
         return claim(
             context.store,
@@ -80,7 +80,11 @@ def start_generation(
         ).to_json()
 
     ruling = agree(
-        context.comms, "resume/claim", capture_failure(look), work, context.limits.within_seconds
+        context.comms,
+        "resume/claim",
+        capture_failure(check_near_tier),
+        claim_generation,
+        context.limits.within_seconds,
     )
     generation = Generation.from_json(ruling)
     _share_near_tier(context, generation)
@@ -88,16 +92,16 @@ def start_generation(
     for skip in choice.skipped:
         new_context.emit_once(events.CheckpointSkipped(skip.name, skip.reason))
     if generation.parent is None and context.world.is_coordinator:
-        _tell_what_is_left(new_context)
+        _report_unused_checkpoints(new_context)
     parent = generation.parent.folder if generation.parent else ""
     new_context.emit_once(events.GenerationClaimed(generation.number, parent, cause))
-    if context.leads:
+    if context.is_near_tier_leader:
         sweep_uploads(new_context, generation.number)
     return generation
 
 
 def _require_parent(store: Store, choice: ResumeChoice) -> None:
-    """Refuse to begin from a missing checkpoint, which the next attempt would take for a loss."""
+    """Refuse a missing parent checkpoint, because the next attempt would report it as lost."""
     if choice.checkpoint is None:
         return
     try:
@@ -110,7 +114,7 @@ def _require_parent(store: Store, choice: ResumeChoice) -> None:
         ) from error
 
 
-def _highest(store: Store) -> int:
+def _highest_generation(store: Store) -> int:
     """Return the highest generation number of any checkpoint folder, 0 if there is none.
 
     In a near tier the folders of unknown generations count too, because the name of a save must be
@@ -128,7 +132,7 @@ def _share_near_tier(context: CheckpointContext, generation: Generation) -> None
         return
 
     def share() -> None:
-        if context.leads:
+        if context.is_near_tier_leader:
             adopt_manifests(tiers)
             copy_generation_record(tiers, generation.number)
 
@@ -139,11 +143,11 @@ def _share_near_tier(context: CheckpointContext, generation: Generation) -> None
         lambda _: None,
         context.limits.within_seconds,
     )
-    if context.promoter and context.leads:
+    if context.promoter and context.is_near_tier_leader:
         context.promoter.begin(context, generation.number, generation.parent)
 
 
-def _tell_what_is_left(context: CheckpointContext) -> None:
+def _report_unused_checkpoints(context: CheckpointContext) -> None:
     existing_checkpoints = committed(context.store)
     if existing_checkpoints:
         context.emit_once(
@@ -165,14 +169,14 @@ def sweep_uploads(context: CheckpointContext, generation: int) -> None:
     if not isinstance(store, Sweepable):
         return
 
-    def is_of_an_older_life(key: str) -> bool:
+    def is_of_older_generation(key: str) -> bool:
         folder, _, name = key.partition("/")
         checkpoint = parse_checkpoint(folder)
         is_known = is_file_name(name) or name.startswith(TEMPORARY)
         return is_known and checkpoint is not None and checkpoint.generation < generation
 
     try:
-        aborted_uploads = store.sweep(is_of_an_older_life, 0.0, context.clock)
+        aborted_uploads = store.sweep(is_of_older_generation, 0.0, context.clock)
     except ResilientError as error:
         context.emit(events.UploadCleanupFailed(error.message, error.hint))
         return

@@ -52,27 +52,27 @@ class CpuQuota:
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._root = root
-        self._names = {f"cpu{number}" for number in _allowed()}
+        self._names = {f"cpu{number}" for number in _allowed_cores()}
         self._count = usable_cores(root)
 
     def read(self) -> CpuSample:
         """Return the current counters."""
         return CpuSample(time.monotonic(), self._idle_seconds(), time.process_time())
 
-    def left(self, before: CpuSample, after: CpuSample, ours_seconds: float) -> float:
+    def left(self, before: CpuSample, after: CpuSample, own_seconds: float) -> float:
         """Return how many cores would have been idle between two samples without the save.
 
         Args:
             before: First sample.
             after: Second sample.
-            ours_seconds: Processor seconds that the save used in between.
+            own_seconds: Processor seconds that the save used in between.
         """
         took_seconds = max(after.at_seconds - before.at_seconds, 1e-9)
-        others_seconds = after.used_seconds - before.used_seconds - ours_seconds
+        others_seconds = after.used_seconds - before.used_seconds - own_seconds
         within_limits = self._count - others_seconds / took_seconds
         if before.idle_seconds is None or after.idle_seconds is None:
             return within_limits
-        idle_seconds = after.idle_seconds - before.idle_seconds + ours_seconds
+        idle_seconds = after.idle_seconds - before.idle_seconds + own_seconds
         return min(within_limits, idle_seconds / took_seconds)
 
     def _idle_seconds(self) -> float | None:
@@ -90,7 +90,7 @@ def usable_cores(root: Path = _ROOT) -> float:
     Args:
         root: Folder that contains ``proc`` and ``sys``.
     """
-    return quota_cores(root) or float(len(_allowed()))
+    return quota_cores(root) or float(len(_allowed_cores()))
 
 
 def quota_cores(root: Path = _ROOT) -> float | None:
@@ -103,7 +103,7 @@ def quota_cores(root: Path = _ROOT) -> float | None:
     return None
 
 
-def _allowed() -> set[int]:
+def _allowed_cores() -> set[int]:
     with suppress(AttributeError, OSError):
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -159,7 +159,7 @@ def bound_seconds(interval_seconds: float | None, seconds_max: float) -> float:
     return min(interval_seconds * INTERVAL_SHARE, seconds_max)
 
 
-def rest_seconds(
+def due_pause_seconds(
     worked_seconds: float, done_share: float, elapsed_seconds: float, within_seconds: float
 ) -> float:
     """Return the pause after a piece of work, such that the whole save ends in time.
@@ -248,9 +248,9 @@ class SaveThrottle:
             now_seconds = self._machine.now()
             self._done_bytes += size_bytes
             self._own_seconds += worked_seconds
-            self._look(now_seconds)
+            self._update_idle(now_seconds)
             elapsed_seconds = now_seconds - self._began_seconds
-            due_seconds = rest_seconds(
+            due_seconds = due_pause_seconds(
                 worked_seconds,
                 self._done_bytes / self._size_bytes,
                 elapsed_seconds,
@@ -266,7 +266,7 @@ class SaveThrottle:
             left_seconds = self._until_seconds - now_seconds
         self._hurry.wait(left_seconds)
 
-    def _look(self, now_seconds: float) -> None:
+    def _update_idle(self, now_seconds: float) -> None:
         """Check for an idle core if the last check was long enough ago; the lock is held."""
         if now_seconds - self._since.at_seconds < LOOK_SECONDS:
             return

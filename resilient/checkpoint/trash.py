@@ -113,7 +113,7 @@ def empty_expired_trash(
         A checkpoint that was restored meanwhile, so that nothing may be deleted; else None.
 
     Raises:
-        Fenced: Another claim replaced this one; nothing more was deleted.
+        Fenced: Another claim replaced this claim; nothing more was deleted.
         StoreError: The store failed.
     """
     for checkpoint, name in files:
@@ -181,7 +181,7 @@ def restore_from_trash(store: Store, prune: str = "") -> RestoredCheckpoint:
     failure_reasons = {
         checkpoint: reason
         for checkpoint in selection.back
-        if (reason := _bring(store, checkpoint, trash[checkpoint], folders))
+        if (reason := _restore(store, checkpoint, trash[checkpoint], folders))
     }
     return replace(
         selection,
@@ -212,7 +212,9 @@ def _select_prune(
     )
 
 
-def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folders: Folders) -> str:
+def _restore(
+    store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folders: Folders
+) -> str:
     """Restore one checkpoint; return why that is not possible, empty if it is."""
     trash_key = checkpoint.key(mark.name)
     # An unreadable manifest was unreadable before the prune, and is restored as it was.
@@ -221,7 +223,7 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folder
         if problem:
             return problem
     try:
-        _put_back(store, checkpoint.manifest_key, store.get(trash_key))
+        _create_manifest(store, checkpoint.manifest_key, store.get(trash_key))
     except KeyNotFound:
         return "its time in the trash was over just now"
     except KeyExists:
@@ -237,11 +239,11 @@ def _bring(store: Store, checkpoint: CheckpointId, mark: TrashedManifest, folder
     return ""
 
 
-def _put_back(store: Store, key: str, data: bytes) -> None:
+def _create_manifest(store: Store, key: str, data: bytes) -> None:
     try:
         create_record(store, key, data)
     except StoreUnavailable:
-        # Only the response may be lost: a repeated command would restore more.
+        # Only the response may be lost. A repeated command would restore another prune.
         if not _is_there(store, key):
             raise
 

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_max: int) -> Result:
-    """Read an object of bounded size and return the result of ``prove``.
+def fetch(store: Store, key: str, verify: Callable[[bytes], Result], size_bytes_max: int) -> Result:
+    """Read an object of bounded size and return the result of ``verify``.
 
     Crash: reads only.
 
     Args:
         store: Store of the object.
         key: Key of the object.
-        prove: Function from the bytes to a value; raises IntegrityError.
+        verify: Function from the bytes to a value; raises IntegrityError.
         size_bytes_max: Largest number of bytes to read into memory.
 
     Raises:
@@ -48,15 +48,15 @@ def fetch(store: Store, key: str, prove: Callable[[bytes], Result], size_bytes_m
             key=key,
         )
     try:
-        return prove(store.get(key))
+        return verify(store.get(key))
     except IntegrityError:
         # Read again outside of this block: inside, the error keeps the first bytes in memory.
         pass
-    return prove(store.get(key))
+    return verify(store.get(key))
 
 
-def fetch_into(store: Store, key: str, start: int, room: ScatterBuffer, prove: Arrived) -> int:
-    """Fill ``room`` with bytes of an object that ``prove`` accepts; return the number of bytes.
+def fetch_into(store: Store, key: str, start: int, buffer: ScatterBuffer, verify: Arrived) -> int:
+    """Fill ``buffer`` with bytes of an object that ``verify`` accepts; return the number of bytes.
 
     Crash: reads only.
 
@@ -64,8 +64,8 @@ def fetch_into(store: Store, key: str, start: int, room: ScatterBuffer, prove: A
         store: Store of the object.
         key: Key of the object.
         start: Offset in the object, bytes.
-        room: Memory that no other code reads before this function returns.
-        prove: Callback for each arrived piece; raises IntegrityError.
+        buffer: Memory that no other code reads before this function returns.
+        verify: Callback for each arrived piece; raises IntegrityError.
 
     Raises:
         IntegrityError: Verification failed twice.
@@ -73,9 +73,9 @@ def fetch_into(store: Store, key: str, start: int, room: ScatterBuffer, prove: A
         StoreError: The store failed.
     """
     try:
-        return read_into(store, key, start, room, prove)
+        return read_into(store, key, start, buffer, verify)
     except IntegrityError:
-        return read_into(store, key, start, room, prove)
+        return read_into(store, key, start, buffer, verify)
 
 
 _NAMED_MAX = 4

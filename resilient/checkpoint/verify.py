@@ -24,7 +24,7 @@ from resilient.checkpoint.catalog import (
 )
 from resilient.checkpoint.generations import check_mark, list_marks, list_numbers, read_generation
 from resilient.checkpoint.refs import list_tags, read_tag
-from resilient.checkpoint.restore.read import prove_file
+from resilient.checkpoint.restore.read import verify_file
 from resilient.checkpoint.restore.reconstruct import can_reconstruct
 from resilient.checkpoint.signing import check_contents, check_signature, signature_problem
 from resilient.checkpoint.verified_read import fetch, join_names, tensors_hit
@@ -107,7 +107,7 @@ def _header(manifest: Manifest, entry: FileEntry, data: bytes) -> Iterator[Probl
         sorted(map(repr, manifest_entries)),
         sorted(map(repr, stated)),
     )
-    # Of an older checkpoint's file only a part may be needed.
+    # A checkpoint may need only a part of an older checkpoint's file.
     if (
         not set(expected_entries) <= set(header_entries)
         if entry.origin
@@ -184,7 +184,7 @@ def verify(
     Raises:
         KeyNotFound: The checkpoint was never committed.
         IncompatibleCheckpoint: The format is newer.
-        StoreError: The store failed, which proves nothing about the checkpoint.
+        StoreError: The store failed, so the state of the checkpoint is unknown.
     """
     try:
         manifest = read_manifest(store, checkpoint)
@@ -242,11 +242,11 @@ def damages(store: Store, manifest: Manifest, level: Level) -> list[Damage]:
         level: As for :func:`verify`.
 
     Raises:
-        StoreError: The store failed, which proves nothing about the checkpoint.
+        StoreError: The store failed, so the state of the checkpoint is unknown.
     """
     needed_names = manifest.needed
     return [
-        damage if entry.name in needed_names else _lighter(damage)
+        damage if entry.name in needed_names else _as_warning(damage)
         for entry in manifest.files
         for damage in _verify_file(store, manifest, entry, level)
     ]
@@ -277,7 +277,7 @@ def copy_problem(store: Store, checkpoint: CheckpointId, level: Level) -> str:
     return ""
 
 
-def _lighter(damage: Damage) -> Damage:
+def _as_warning(damage: Damage) -> Damage:
     """Return damage of a file that no restore reads (parity, or repair data) as a warning."""
     return replace(damage, finding=replace(damage.finding, severity="warning"))
 
@@ -288,7 +288,7 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
         size_bytes = store.stat(key).size_bytes
         # A file that is too long is not read, because its real length is unknown.
         if level == "quick" or size_bytes > entry.size_bytes:
-            return [] if size_bytes == entry.size_bytes else [_resized(entry, size_bytes)]
+            return [] if size_bytes == entry.size_bytes else [_wrong_size(entry, size_bytes)]
         if level == "full" and _is_whole(store, manifest, entry):
             return []
         data = store.get(key)
@@ -321,7 +321,7 @@ def _verify_file(store: Store, manifest: Manifest, entry: FileEntry, level: Leve
 def _is_whole(store: Store, manifest: Manifest, entry: FileEntry) -> bool:
     """Return whether a file is as it was committed; if not, the caller reads it to learn more."""
     try:
-        prove_file(store, manifest, entry)
+        verify_file(store, manifest, entry)
     except (IntegrityError, KeyNotFound):
         return False
     return True
@@ -363,10 +363,10 @@ def _verify_signed(store: Store, manifest: Manifest, signed: Mapping[str, str]) 
     return findings
 
 
-def _resized(entry: FileEntry, size_bytes: int) -> Damage:
+def _wrong_size(entry: FileEntry, size_bytes: int) -> Damage:
     first, last = sorted((size_bytes, entry.size_bytes))
     problem = f"{size_bytes} bytes, committed with {entry.size_bytes}"
-    # The file was not read: the bytes that are still there count as whole.
+    # The file was not read, so its remaining bytes count as intact.
     cut = range(size_bytes // CHUNK_BYTES, len(entry.chunks)) if size_bytes == first else ()
     return Damage(Finding(entry.name, "", problem, start=first, stop=last), frozenset(cut))
 
@@ -416,7 +416,7 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
         manifest = None
     trash = trash_of(folders)
     for folder in sorted(folder for folder in folders if folder > newest and folder not in trash):
-        key, way = (
+        key, command = (
             folder.manifest_key,
             f"resilient ckpt repair {shell_quote(folder)} {shell_quote(store.url)} --undelete",
         )
@@ -424,7 +424,7 @@ def _without_manifest(store: Store) -> Iterator[Finding]:
         if manifest is not None and set(own_files) <= set(folders[folder]):
             tensors = join_names([tensor.name for tensor in manifest.tensors])
             problem = "missing, but all files exist: it was deleted or never written"
-            yield Finding(key, tensors, problem, fix=way)
+            yield Finding(key, tensors, problem, fix=command)
         else:
             problem = "missing, and files are missing too: a save is in progress, or was killed"
             yield Finding(
@@ -479,7 +479,7 @@ def _contradictions(store: Store) -> Iterator[Finding]:
             yield Finding(committed_key(number), "", problem, "warning", fix=_MARK_FIX)
     for checkpoint in committed_checkpoints:
         yield from _parents(store, checkpoint)
-    yield from _idle_tags(store, committed_checkpoints)
+    yield from _dangling_tags(store, committed_checkpoints)
 
 
 def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
@@ -496,13 +496,13 @@ def _parents(store: Store, checkpoint: CheckpointId) -> Iterator[Finding]:
         yield Finding(generation_key(checkpoint.generation), "", problem, fix=_RECORD_FIX)
 
 
-def _idle_tags(store: Store, whole: list[CheckpointId]) -> Iterator[Finding]:
+def _dangling_tags(store: Store, committed_checkpoints: list[CheckpointId]) -> Iterator[Finding]:
     for name in list_tags(store):
         try:
             checkpoint = read_tag(store, name).checkpoint
         except (IntegrityError, KeyNotFound):
             continue
-        if checkpoint not in whole:
+        if checkpoint not in committed_checkpoints:
             fix = f"resilient ckpt untag {name} {shell_quote(store.url)}"
             yield Finding(
                 tag_key(name), "", f"names {checkpoint}, which no longer exists", "warning", fix=fix
@@ -548,9 +548,9 @@ def read_sample(
     manifests: Sequence[Manifest],
     share: float,
     random: Random,
-    goes_on: Callable[[int, int], bool],
+    should_continue: Callable[[int, int], bool],
 ) -> VerifySample:
-    """Read a share of all chunks in random order, until all are read or ``goes_on`` returns False.
+    """Read a share of all chunks in random order, until ``should_continue`` returns False.
 
     Crash: reads only.
 
@@ -559,10 +559,11 @@ def read_sample(
         manifests: Manifests of the checkpoints to sample.
         share: Share of the chunks, rounded up: at least one chunk is read if there is any.
         random: Source of the choice.
-        goes_on: Callback with the bytes done and the bytes chosen; returns whether to continue.
+        should_continue: Callback with the bytes done and the bytes chosen. The callback returns
+            whether to continue.
 
     Raises:
-        StoreError: The store failed, which proves nothing about the checkpoints.
+        StoreError: The store failed, so the state of the checkpoints is unknown.
     """
     chunks = _chunks(manifests)
     chunk_count = -(-len(chunks) * share // 1)
@@ -572,7 +573,7 @@ def read_sample(
         of=len(chunks), findings={checkpoint.checkpoint: [] for checkpoint in manifests}
     )
     for chunk in sampled_chunks:
-        if not goes_on(sample.size_bytes, of_bytes):
+        if not should_continue(sample.size_bytes, of_bytes):
             break
         problem = _problem(store, chunk)
         sample.chunks += 1

@@ -41,8 +41,8 @@ _FORMAT = "resilient-heartbeat"
 _VERSION = 1
 _WAIT_PERIODS = 1.5
 """Wait for a heartbeat, in periods; the rest is time for a slow request of the writer."""
-_LOOK_SECONDS = 2.0
-_TELL_AFTER_SECONDS = 2.0
+_POLL_SECONDS = 2.0
+_REPORT_AFTER_SECONDS = 2.0
 _END_SECONDS = 10.0
 _FENCE_BEATS = 15
 """Heartbeats of a claim from one check of the fence to the next."""
@@ -146,15 +146,15 @@ class HeartbeatWatch:
     Attributes:
         store: Repository.
         clock: Clock of this host; only its own differences count.
-        tell: Callback with the longest wait in seconds, called once the wait has lasted 2 s.
-        alive: Callback before each look, so that peers keep waiting for this process.
+        report_wait: Callback with the longest wait in seconds, called once the wait has lasted 2 s.
+        keep_alive: Callback before each look, so that peers keep waiting for this process.
         is_over: Callback before each look; returns whether the wait is pointless.
     """
 
     store: Store
     clock: Clock
-    tell: Callable[[float], None] = lambda _: None
-    alive: Callable[[], None] = lambda: None
+    report_wait: Callable[[float], None] = lambda _: None
+    keep_alive: Callable[[], None] = lambda: None
     is_over: Callable[[], bool] = lambda: False
 
     def wait(self, number: int, token: str) -> bool | None:
@@ -167,27 +167,27 @@ class HeartbeatWatch:
             token: Token of the claim.
 
         Raises:
-            StoreError: The store failed; a missing answer proves nothing.
+            StoreError: The store failed, so the result is unknown.
         """
-        first = self._look(number, token)
+        first = self._read_heartbeat(number, token)
         if first is None:
             return None
-        began_seconds, is_told = self.clock.monotonic_seconds(), False
-        length_seconds = wait_seconds(first)
+        began_seconds, is_reported = self.clock.monotonic_seconds(), False
+        longest_seconds = wait_seconds(first)
         while (
-            left_seconds := began_seconds + length_seconds - self.clock.monotonic_seconds()
+            left_seconds := began_seconds + longest_seconds - self.clock.monotonic_seconds()
         ) > 0 and not self.is_over():
-            if not is_told and length_seconds - left_seconds >= _TELL_AFTER_SECONDS:
-                self.tell(length_seconds)
-                is_told = True
-            self.alive()
-            self.clock.sleep(min(_LOOK_SECONDS, left_seconds))
-            now = self._look(number, token)
-            if now != first:
-                return now is not None
+            if not is_reported and longest_seconds - left_seconds >= _REPORT_AFTER_SECONDS:
+                self.report_wait(longest_seconds)
+                is_reported = True
+            self.keep_alive()
+            self.clock.sleep(min(_POLL_SECONDS, left_seconds))
+            current = self._read_heartbeat(number, token)
+            if current != first:
+                return current is not None
         return False
 
-    def _look(self, number: int, token: str) -> Heartbeat | str | None:
+    def _read_heartbeat(self, number: int, token: str) -> Heartbeat | str | None:
         """Return the heartbeat; the problem of a damaged one, which only its writer replaces."""
         try:
             return read_heartbeat(self.store, number, token)
@@ -229,7 +229,7 @@ class WriterHeartbeat:
         self._find: Callable[[], Generation | None] | None = None
         self._stored: dict[str, Generation] = {}
         self._count = 0
-        self._own, self._is_told = 0, False
+        self._own_count, self._is_failure_reported = 0, False
         self._changed, self._is_over = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -261,20 +261,20 @@ class WriterHeartbeat:
         Crash: the old heartbeat exists, or the new one.
         """
         try:
-            # Read once: `begin` may set both meanwhile.
+            # Read both fields once, because `begin` may set them meanwhile.
             claim, find = self._claim, self._find
             claim = claim or (find() if find else None)
             if claim is None:
                 return
             self._put(claim)
         except ResilientError as error:
-            self._tell(error)
+            self._report_failure(error)
             return
         if claim is self._claim:
-            self._own += 1
+            self._own_count += 1
             # Leftovers do no harm: another claim never reads them.
             with suppress(StoreError):
-                self._tend(claim)
+                self._check_fence_and_leftovers(claim)
 
     def remove(self) -> None:
         """Delete the heartbeat, or mark it as ended if this process may not delete.
@@ -288,7 +288,7 @@ class WriterHeartbeat:
                 except StoreDenied:
                     self._put(claim, has_ended=True)
         except ResilientError as error:
-            self._tell(error)
+            self._report_failure(error)
 
     def _put(self, claim: Generation, *, has_ended: bool = False) -> None:
         self._count += 1
@@ -305,13 +305,14 @@ class WriterHeartbeat:
         key = heartbeat_key(claim.number, claim.token)
         if not key:
             return
-        # Before the put: one without an answer may have stored it.
+        # Record the key before the put, because a put without a response may have stored the
+        # object.
         self._stored[key] = claim
         self._store.put(key, seal(content.to_json()))
 
-    def _tend(self, claim: Generation) -> None:
+    def _check_fence_and_leftovers(self, claim: Generation) -> None:
         """Stop if another claim replaced this one; remove heartbeats of older claims once."""
-        if self._own % _FENCE_BEATS != 1:
+        if self._own_count % _FENCE_BEATS != 1:
             return
         try:
             check_fence(self._store, claim.number, claim.token)
@@ -319,7 +320,7 @@ class WriterHeartbeat:
             self._is_over.set()
             self._changed.set()
             return
-        if self._own > 1:
+        if self._own_count > 1:
             return
         for entry in list(self._store.list(HEARTBEATS)):
             number = parse_heartbeat(entry.key)
@@ -327,9 +328,9 @@ class WriterHeartbeat:
             if number is not None and number < claim.number:
                 self._store.delete(entry.key)
 
-    def _tell(self, error: ResilientError) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _report_failure(self, error: ResilientError) -> None:
+        if not self._is_failure_reported:
+            self._is_failure_reported = True
             self._emit(HeartbeatFailed(error.message))
 
     def _start(self) -> None:
@@ -344,6 +345,7 @@ class WriterHeartbeat:
         while not self._is_over.is_set():
             self.beat()
             self._changed.wait(self._period_seconds)
-            # Cleared after the wait: `begin` and `end` set their own fields before it.
+            # Clear the event after the wait, because `begin` and `end` set their fields before the
+            # event.
             self._changed.clear()
         self.remove()

@@ -1,6 +1,6 @@
 """Safetensors layout of one file, and host, streamed and reduced files.
 
-Source of the layout: the safetensors format description. A file has eight bytes of little-endian
+The layout follows the safetensors format description. A file has eight bytes of little-endian
 header length, a JSON header padded with spaces, then the tensors without holes. The header is
 padded to eight bytes, or to 64 bytes in a large file. Tensors are in descending order of item size,
 so each tensor starts at a multiple of its item size.

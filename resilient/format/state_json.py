@@ -1,10 +1,10 @@
 """JSON grammar of non-tensor state (docs/format.md), checked without building values.
 
 A later reader builds lists, dicts and arrays from a tree. This module only walks the tree, within
-bounds. A long list of objects stays text, because the logs of a run grow with its steps and a
-resume does not need them. The document marks the edges of such a list by indentation, so the list
-is cut out and put back without decoding. The cost therefore depends on the bytes, not on the number
-of objects.
+bounds. The module keeps a long list of objects as text. The logs of a run are such lists: they grow
+with its steps, and a resume does not need them. Indentation marks the start and the end of such a
+list in the document. The module therefore cuts the list out and puts the list back without
+decoding. The cost depends on the number of bytes, not on the number of objects.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def create_for(protocol: str, filesystem: Any) -> Create | None:
 
 
 def _create_in_memory(filesystem: Any, path: str, data: bytes) -> None:
-    # Its ``open(path, "xb")`` looks and then writes: two threads can both pass the look.
+    # The filesystem's ``open(path, "xb")`` checks and then writes, so two threads can both pass the
+    # check.
     with MEMORY_LOCK:
         if filesystem.isfile(path):
             raise FileExistsError(errno.EEXIST, "the key exists", path)
@@ -130,8 +131,8 @@ def _create_on_gcs(filesystem: Any, path: str, data: bytes) -> None:
 def _create_on_azure(filesystem: Any, path: str, data: bytes) -> None:
     """Put a blob with ``If-None-Match: *``, which ``overwrite=False`` sends.
 
-    The library tries only once. A try without an answer then raises its own error, and does not
-    look like a key that another writer has taken.
+    The library sends only one request. A request without a response then raises its own error, so
+    the error does not look like a key of another writer.
     """
     filesystem.pipe_file(path, data, overwrite=False, retry_total=0)
 
@@ -140,7 +141,7 @@ def _writer(filesystem: Any, path: str) -> str:
     try:
         metadata: dict[str, str] = filesystem.metadata(path, refresh=True)
     except FileNotFoundError as error:
-        # 409: two requests met and neither may have won. A retry finds out.
+        # 409: two requests conflicted, and perhaps neither succeeded. A retry shows the result.
         raise OSError(errno.EAGAIN, "a conflict left no object behind", path) from error
     return {name.lower(): value for name, value in metadata.items()}.get(_WRITER, "")
 
@@ -305,13 +306,13 @@ class FsspecStore:
             return ObjectInfo(key, int(info["size"]))
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Abort unfinished uploads on S3; see :mod:`resilient.storage.s3_multipart`."""
         if self._parts is None:
             return ()
         return abort_through_s3fs(
-            self._url, self._storage_options, is_ours, older_than_seconds, clock
+            self._url, self._storage_options, is_deletable, older_than_seconds, clock
         )
 
     def _put_in_parts(self, path: str, view: memoryview, parts: MultipartConfig) -> None:

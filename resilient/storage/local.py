@@ -49,12 +49,13 @@ class TempFileSweeper:
     url: str
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
-        """Delete temporary files of killed writers; ``is_ours`` gets the temporary files' own keys.
+        """Delete temporary files of killed writers.
 
-        The keys of the unfinished objects are unknown, but their folder is known. A folder that
-        becomes empty is deleted too.
+        ``is_deletable`` receives the keys of the temporary files themselves. The keys of the
+        unfinished objects are unknown, but their folder is known. A folder that becomes empty is
+        deleted too.
         """
 
         def key_of(path: Path) -> str:
@@ -62,7 +63,7 @@ class TempFileSweeper:
 
         try:
             removed_paths = sweep_temporaries(
-                self._root, older_than_seconds, clock, lambda path: is_ours(key_of(path))
+                self._root, older_than_seconds, clock, lambda path: is_deletable(key_of(path))
             )
         except OSError as error:
             raise kind_of(error)(
@@ -188,12 +189,12 @@ class LocalStore(TempFileSweeper):
         with self._errors("get", key, reading=True):
             return self._files.read(file, start, length)
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``; fewer bytes come only at the object's end."""
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start``; fewer bytes come only at the object's end."""
         file = self._file(key)
-        check_range(key, start, len(room))
+        check_range(key, start, len(buffer))
         with self._errors("get", key, reading=True):
-            return self._files.read_into(file, start, room, arrived)
+            return self._files.read_into(file, start, buffer, on_arrival)
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
@@ -262,9 +263,8 @@ class LocalStore(TempFileSweeper):
         return temporary
 
     def _create(self, folder: Path, key: str) -> tuple[Path, WritableFile]:
-        # The name is unique over hosts and forks, and short: a name may have 255 bytes, and a
-        # segment of
-        # the key may already use them all.
+        # The name is unique over hosts and forks. The name is short, because a name may have at
+        # most 255 bytes, and a segment of the key may already use them all.
         temporary = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         for _ in range(_CREATE_TRIES_MAX):
             with suppress(FileNotFoundError):
@@ -308,9 +308,8 @@ class LocalStore(TempFileSweeper):
             ) from error
 
     def _sync_folders(self, folder: Path, key: str) -> None:
-        # Sync every folder up to the root, not only those made here. Another process may have made
-        # a
-        # folder without a sync yet, and an object is only as durable as its path.
+        # Sync every folder up to the root, not only folders that this call made. Another process
+        # may have made a folder without a sync yet, and an object is only as durable as its path.
         for parent in (folder, *folder.parents):
             if parent == self._root.parent:
                 break
@@ -353,9 +352,8 @@ class LocalStore(TempFileSweeper):
             ) from error
 
     def _remove_emptied(self, folder: Path) -> None:
-        # No sync: an empty folder that reappears is no object. The loop ends at a folder that has
-        # entries
-        # or that another process removed.
+        # No sync is needed, because an empty folder that reappears is no object. The loop ends at a
+        # folder that has entries or that another process removed.
         with suppress(OSError):
             while folder != self._root:
                 self._files.remove_folder(folder)

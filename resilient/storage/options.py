@@ -1,6 +1,6 @@
 """Storage options for s3/gs/az in one vocabulary.
 
-Options of S3. Their values are never shown.
+This table lists the options of S3. Their values are never shown.
 
 ==================  ==============================================================
 ``endpoint``        URL of the server; Amazon's by default
@@ -22,7 +22,8 @@ obstore and s3fs take missing options from the standard ``AWS_*`` variables (``A
 ``ca_file``) and from the machine's role. Only s3fs also reads the profiles in ``~/.aws``. Names
 that only s3fs knows (``client_kwargs``, ``config_kwargs``, ``profile``, ...) select s3fs.
 
-Options of ``gs://`` and ``az://`` have the names of the S3 options with the same meaning.
+Options of ``gs://`` and ``az://`` have the names of the S3 options with the same meaning. The next
+table lists the corresponding names of the libraries.
 
 ===================  =================================  ==========================================
 ours                 gcsfs                              adlfs
@@ -33,9 +34,9 @@ ours                 gcsfs                              adlfs
 ``account`` ``key``                                     ``account_name`` ``account_key``
 ===================  =================================  ==========================================
 
-Every other name is passed on unchanged: ``token``, ``project`` (gcsfs), ``connection_string``,
-``sas_token``, ``client_id`` (adlfs). The libraries take missing options from the standard
-variables and the machine's identity. Values are never shown.
+Every other name is passed to the library unchanged: ``token``, ``project`` (gcsfs),
+``connection_string``, ``sas_token``, ``client_id`` (adlfs). The libraries take missing options from
+the standard variables and the machine's identity. Values are never shown.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ class FileContentOps(Protocol):
     def read(self, path: Path, start: int, length: int | None) -> bytes:
         """Return bytes of a regular file; up to its end if ``length`` is None."""
 
-    def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from a regular file; return the number of bytes read before its end."""
+    def read_into(self, path: Path, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from a regular file; return the number of bytes read before its end."""
 
     def size_bytes(self, path: Path) -> int:
         """Return the length of a regular file."""
@@ -186,7 +186,7 @@ class PosixFileSystem:
             end = size_bytes if length is None else min(size_bytes, start + length)
             return _read_range(descriptor, start, end)
 
-    def read_into(self, path: Path, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
+    def read_into(self, path: Path, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
         """Read with ``preadv(2)``, which copies the bytes once, into the caller's memory.
 
         One descriptor reads from front to back for any layout of the memory, because the kernel
@@ -195,13 +195,13 @@ class PosixFileSystem:
         with _opened(path) as descriptor:
             _regular_size(os.fstat(descriptor), path)
             filled = 0
-            while filled < len(room):
-                pieces = room.cut(filled, filled + _READ_PIECE_BYTES)
+            while filled < len(buffer):
+                pieces = buffer.cut(filled, filled + _READ_PIECE_BYTES)
                 read_bytes = os.preadv(descriptor, pieces[:_VECTOR_MAX], start + filled)
                 if not read_bytes:
                     break
                 filled += read_bytes
-                arrived(filled - read_bytes, filled)
+                on_arrival(filled - read_bytes, filled)
             return filled
 
     def size_bytes(self, path: Path) -> int:

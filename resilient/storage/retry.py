@@ -128,9 +128,9 @@ class RetryingStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return self._retry(lambda: self._store.get_range(key, start, length))
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``; each retry starts again at the first byte."""
-        return self._retry(lambda: read_into(self._store, key, start, room, arrived))
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start``; each retry starts again at the first byte."""
+        return self._retry(lambda: read_into(self._store, key, start, buffer, on_arrival))
 
     def list(self, prefix: str = "") -> Iterable[ObjectInfo]:
         """Return every object whose key begins with ``prefix``, in the order of keys."""
@@ -146,13 +146,13 @@ class RetryingStore:
         return self._retry(lambda: self._store.stat(key))
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Delete the leftovers of unfinished writes, if the inner store is Sweepable."""
         store = self._store
         if not isinstance(store, Sweepable):
             return ()
-        return self._retry(lambda: store.sweep(is_ours, older_than_seconds, clock))
+        return self._retry(lambda: store.sweep(is_deletable, older_than_seconds, clock))
 
     def settle(self) -> None:
         """Make visible files durable, if the inner store needs it."""

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 SUM_HEADER = "x-amz-checksum-crc32c"
 ALGORITHM_HEADER = "x-amz-checksum-algorithm"
 ALGORITHM = "CRC32C"
-"""Both sides have an instruction for it. Ceph computes CRC-32 and CRC-64 slower than SHA-256."""
-# Every client of Amazon sends it too, and without it Ceph ignores the checksum.
+"""CPUs have an instruction for CRC-32C. Ceph computes CRC-32 and CRC-64 slower than SHA-256."""
+# Amazon's clients send this header too. Without the header, Ceph ignores the checksum.
 _SDK_ALGORITHM_HEADER = "x-amz-sdk-checksum-algorithm"
 _UNSIGNED = "UNSIGNED-PAYLOAD"
 _TRIALS_MAX = 3
@@ -314,9 +314,8 @@ class HttpResponse:
             return response.readinto(view)
         if not response.length:
             return 0
-        # Call the socket once, straight into a large ``view``. ``readinto`` would read again until
-        # ``view``
-        # is full, each time with the whole remaining time.
+        # Call the socket once, directly into a large ``view``. ``readinto`` would read again until
+        # ``view`` is full, each time with the whole remaining time.
         read_bytes = response.fp.readinto1(view[: response.length])
         if not read_bytes:
             raise IncompleteRead(b"", response.length)

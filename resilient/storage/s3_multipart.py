@@ -37,13 +37,13 @@ class Upload:
 
     Attributes:
         key: Key in the bucket.
-        number: Upload ID of the server.
-        begun: Start time, by the server's clock.
+        upload_id: Upload ID of the server.
+        started_at: Start time, by the server's clock.
     """
 
     key: str
-    number: str
-    begun: datetime
+    upload_id: str
+    started_at: datetime
 
 
 class Uploads(Protocol):
@@ -59,7 +59,7 @@ class Uploads(Protocol):
 def abort_uploads(
     uploads: Uploads,
     prefix: str,
-    is_ours: Callable[[str], bool],
+    is_deletable: Callable[[str], bool],
     older_than_seconds: float,
     clock: Clock,
 ) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def abort_uploads(
     Args:
         uploads: Uploads of the bucket.
         prefix: The store's root in the bucket, empty or ending with ``/``.
-        is_ours: Predicate of a key, relative to the store's root: true if its upload may be
+        is_deletable: Predicate of a key, relative to the store's root: true if its upload may be
             aborted.
         older_than_seconds: Minimum age of an upload, by the server's clock.
         clock: Source of the present time.
@@ -82,7 +82,7 @@ def abort_uploads(
     old_uploads = [
         upload
         for upload in uploads.under(prefix)
-        if upload.begun <= latest and is_ours(upload.key.removeprefix(prefix))
+        if upload.started_at <= latest and is_deletable(upload.key.removeprefix(prefix))
     ]
     for upload in old_uploads:
         uploads.abort(upload)
@@ -92,7 +92,7 @@ def abort_uploads(
 def abort_through_s3fs(
     url: str,
     arguments: Mapping[str, Any],
-    is_ours: Callable[[str], bool],
+    is_deletable: Callable[[str], bool],
     older_than_seconds: float,
     clock: Clock,
 ) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def abort_through_s3fs(
     Args:
         url: URL of the store, ``s3://bucket/prefix``.
         arguments: Arguments of s3fs.
-        is_ours: As for :func:`abort_uploads`.
+        is_deletable: As for :func:`abort_uploads`.
         older_than_seconds: As for :func:`abort_uploads`.
         clock: As for :func:`abort_uploads`.
 
@@ -114,7 +114,7 @@ def abort_through_s3fs(
     start = f"{prefix}/" if prefix else ""
     try:
         return abort_uploads(
-            _S3fsUploads(filesystem, bucket), start, is_ours, older_than_seconds, clock
+            _S3fsUploads(filesystem, bucket), start, is_deletable, older_than_seconds, clock
         )
     except errors_of("s3") as error:
         raise cleanup_error(
@@ -161,7 +161,7 @@ class _S3fsUploads:
                 "abort_multipart_upload",
                 Bucket=self._bucket,
                 Key=upload.key,
-                UploadId=upload.number,
+                UploadId=upload.upload_id,
             )
         except FileNotFoundError:
             return
@@ -203,7 +203,7 @@ class SignedMultipartUploads:
         Raises:
             StoreError: The server refused or did not answer.
         """
-        self._ask(HttpRequest("DELETE", upload.key, {"uploadId": upload.number}))
+        self._ask(HttpRequest("DELETE", upload.key, {"uploadId": upload.upload_id}))
 
     def _page(self, text: bytes) -> _Page:
         try:

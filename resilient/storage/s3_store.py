@@ -156,22 +156,22 @@ class ObstoreStore:
         """Return ``length`` bytes from offset ``start``; fewer only at the object's end."""
         return bytes(self._range(key, start, length))
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``; fewer bytes come only at the object's end."""
-        check_range(check_key(key), start, len(room))
-        if not len(room):
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start``; fewer bytes come only at the object's end."""
+        check_range(check_key(key), start, len(buffer))
+        if not len(buffer):
             self.stat(key)
             return 0
         if transfers := self._transfers:
             with self._fall_back_on_redirect():
-                return transfers.fill(key, start, room, arrived)
+                return transfers.fill(key, start, buffer, on_arrival)
         filled_bytes = 0
         with self._errors("get", key, reading=True):
-            for piece in self._stream(key, start, len(room)):
+            for piece in self._stream(key, start, len(buffer)):
                 # Copy and verify the piece while the next pieces are on their way.
                 stop = filled_bytes + len(piece)
-                room.put(filled_bytes, piece)
-                arrived(filled_bytes, stop)
+                buffer.put(filled_bytes, piece)
+                on_arrival(filled_bytes, stop)
                 filled_bytes = stop
         return filled_bytes
 
@@ -200,7 +200,7 @@ class ObstoreStore:
             return ObjectInfo(key, obstore.head(self._bucket, key)["size"])
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Abort unfinished uploads; see :func:`resilient.storage.s3_multipart.abort_uploads`.
 
@@ -210,13 +210,13 @@ class ObstoreStore:
         credentials = known_credentials(self._options)
         if credentials is None:
             return s3_multipart.abort_through_s3fs(
-                self.url, for_s3fs(self._options), is_ours, older_than_seconds, clock
+                self.url, for_s3fs(self._options), is_deletable, older_than_seconds, clock
             )
         uploads = SignedMultipartUploads(
             self._name, S3Connection(self._name, self._options, credentials, clock)
         )
         prefix = f"{self._prefix}/" if self._prefix else ""
-        return s3_multipart.abort_uploads(uploads, prefix, is_ours, older_than_seconds, clock)
+        return s3_multipart.abort_uploads(uploads, prefix, is_deletable, older_than_seconds, clock)
 
     def _get_first_part(self, key: str) -> obstore.GetResult:
         """Get the first part, whose response also has the size and the version."""
@@ -276,7 +276,7 @@ class ObstoreStore:
             self._transfers = None
 
     def _require_existing(self, key: str) -> None:
-        # 409: two requests met and neither may have won. A retry finds out.
+        # 409: two requests conflicted, and perhaps neither succeeded. A retry shows the result.
         try:
             self.stat(key)
         except KeyNotFound as error:

@@ -105,24 +105,24 @@ class S3Transfer:
         self._url, self._wire, self._sums = url, wire, wire.sums
         self._prefix = f"{prefix}/" if prefix else ""
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start`` of an object; see :mod:`resilient.storage.transfer`.
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from an object; see :mod:`resilient.storage.transfer`.
 
         Args:
             key: Key of the object.
             start: Offset in bytes.
-            room: Memory for the bytes; not empty.
-            arrived: Callback for each piece.
+            buffer: Memory for the bytes; not empty.
+            on_arrival: Callback for each piece.
 
         Returns:
-            Number of bytes read; fewer than the size of ``room`` only at the object's end.
+            Number of bytes read; fewer than the size of ``buffer`` only at the object's end.
 
         Raises:
             KeyNotFound: There is no such object.
             StoreError: The request was refused, cut or too late, or the server was unreachable.
             Redirected: The caller must use a library.
         """
-        span = f"bytes={start}-{start + len(room) - 1}"
+        span = f"bytes={start}-{start + len(buffer) - 1}"
         request = HttpRequest("GET", self._prefix + key, headers={"range": span})
         with self._send("get", key, request) as response:
             if response.status == _NOT_SATISFIABLE:
@@ -131,7 +131,7 @@ class S3Transfer:
             self._require(response, "get", key)
             if start and response.status != _PARTIAL:
                 raise self._error("get", key, StoreError, "the server did not send the range")
-            return _read_body(response, room, arrived)
+            return _read_body(response, buffer, on_arrival)
 
     def put(self, key: str, view: memoryview, part_bytes: int, in_flight: int) -> None:
         """Store an object, in parts if it is larger than one part.
@@ -171,8 +171,7 @@ class S3Transfer:
             raise
         except StoreError:
             # Some servers reject unknown headers, and a policy may require signatures. Any other
-            # error comes
-            # again with the signed request.
+            # error occurs again with the signed request.
             return False
 
     def _put_object(self, key: str, plan: PartPlan, *, is_summed: bool) -> bool:
@@ -184,30 +183,32 @@ class S3Transfer:
         response = self._ask(
             "put", key, HttpRequest("POST", self._prefix + key, {"uploads": ""}, signed=headers)
         )
-        number = field_of("UploadId", response.text)
-        if not number:
+        upload_id = field_of("UploadId", response.text)
+        if not upload_id:
             raise self._incomplete_error("put", key, "UploadId", response.text)
         try:
             is_supported = response.algorithm == ALGORITHM or not is_summed
-            if is_supported and self._put_parts(key, number, plan, is_summed=is_summed):
+            if is_supported and self._put_parts(key, upload_id, plan, is_summed=is_summed):
                 return True
         except (StoreError, Redirected):
-            self._abort(key, number)
+            self._abort(key, upload_id)
             raise
-        self._abort(key, number)
+        self._abort(key, upload_id)
         return False
 
-    def _abort(self, key: str, number: str) -> None:
+    def _abort(self, key: str, upload_id: str) -> None:
         """Abort an upload, whose parts otherwise stay until a sweep; errors are ignored."""
         with suppress(StoreError, Redirected):
-            self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))
+            self._ask(
+                "put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": upload_id})
+            )
 
-    def _put_parts(self, key: str, number: str, plan: PartPlan, *, is_summed: bool) -> bool:
+    def _put_parts(self, key: str, upload_id: str, plan: PartPlan, *, is_summed: bool) -> bool:
         """Put and join all parts; return False if a part's checksum was not verified."""
         object_key = self._prefix + key
 
         def put(part: int) -> PutResponse:
-            query = {"partNumber": str(part), "uploadId": number}
+            query = {"partNumber": str(part), "uploadId": upload_id}
             request = HttpRequest(
                 "PUT", object_key, query, body=plan.part(part), is_summed=is_summed
             )
@@ -218,7 +219,7 @@ class S3Transfer:
             return False
         lines = "".join(uploaded.part_xml(part) for part, uploaded in enumerate(parts, 1))
         text = f"<CompleteMultipartUpload>{lines}</CompleteMultipartUpload>".encode()
-        completion = HttpRequest("POST", object_key, {"uploadId": number}, body=memoryview(text))
+        completion = HttpRequest("POST", object_key, {"uploadId": upload_id}, body=memoryview(text))
         response_text = self._ask("put", key, completion).text
         # Joining may take long: a server may answer 200 at once and report the failure later.
         if _WHOLE not in response_text:
@@ -278,10 +279,10 @@ class S3Transfer:
         return kind(f"cannot {verb} `{key}` in {self._url}: {reason}", key=key, hint=hint)
 
 
-def _read_body(response: HttpResponse, room: ScatterBuffer, arrived: Arrived) -> int:
-    """Read a body into ``room``, and report each piece while it is still in a cache."""
+def _read_body(response: HttpResponse, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+    """Read a body into ``buffer``, and report each piece while it is still in a cache."""
     reported_bytes = received_bytes = 0
-    for piece in room.cut(0, len(room)):
+    for piece in buffer.cut(0, len(buffer)):
         at = 0
         while at < len(piece):
             piece_bytes = response.into(piece[at : at + PIECE_BYTES])
@@ -289,8 +290,8 @@ def _read_body(response: HttpResponse, room: ScatterBuffer, arrived: Arrived) ->
                 break
             at, received_bytes = at + piece_bytes, received_bytes + piece_bytes
             if received_bytes - reported_bytes >= PIECE_BYTES:
-                arrived(reported_bytes, received_bytes)
+                on_arrival(reported_bytes, received_bytes)
                 reported_bytes = received_bytes
     if received_bytes > reported_bytes:
-        arrived(reported_bytes, received_bytes)
+        on_arrival(reported_bytes, received_bytes)
     return received_bytes

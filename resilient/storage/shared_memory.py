@@ -137,7 +137,7 @@ def prefault(memory: memoryview) -> None:
 
 
 ROOT = Path(os.environ.get("RESILIENT_SHARED_FOLDER") or "/dev/shm")  # noqa: S108 - in memory
-"""Folder for shared memory. Set another one if that of a container is too small."""
+"""Folder for shared memory. Set another folder if the container's folder is too small."""
 _PREFIX = "resilient-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)-[0-9a-f]{{8}}")
 _OWNER = "owner.json"

@@ -108,12 +108,12 @@ class Sweepable(Protocol):
     """Store in which a killed writer leaves more than objects."""
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Delete the leftovers of unfinished writes and return the keys they belonged to.
 
         Args:
-            is_ours: Predicate of a key: true if its leftovers may be deleted.
+            is_deletable: Predicate of a key: true if its leftovers may be deleted.
             older_than_seconds: Minimum age of deleted leftovers.
             clock: Source of the present time.
 

@@ -314,10 +314,10 @@ class ReadInto(Protocol):
 
     ranges: MultipartConfig
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start`` and return the number of bytes read.
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start`` and return the number of bytes read.
 
-        Fewer bytes are read only at the object's end. After an error, the content of ``room`` is
+        Fewer bytes are read only at the object's end. After an error, the content of ``buffer`` is
         undefined.
 
         Raises:
@@ -325,21 +325,23 @@ class ReadInto(Protocol):
         """
 
 
-def read_into(store: Store, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-    """Fill ``room`` from any store; a store without ``ReadInto`` costs one copy.
+def read_into(
+    store: Store, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived
+) -> int:
+    """Fill ``buffer`` from any store; a store without ``ReadInto`` costs one copy.
 
     Args:
         store: Store that has the object.
         key: Key of the object.
         start: Offset in the object, in bytes.
-        room: Memory for the bytes.
-        arrived: Callback for each piece.
+        buffer: Memory for the bytes.
+        on_arrival: Callback for each piece.
     """
     if isinstance(store, ReadInto):
-        return store.fill(key, start, room, arrived)
-    data = store.get_range(key, start, len(room))
-    room.put(0, data)
-    arrived(0, len(data))
+        return store.fill(key, start, buffer, on_arrival)
+    data = store.get_range(key, start, len(buffer))
+    buffer.put(0, data)
+    on_arrival(0, len(data))
     return len(data)
 
 

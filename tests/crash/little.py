@@ -205,10 +205,10 @@ class Life:
         """Resume and claim; return what was resumed from."""
         wanted = ReadRequest(_Everything(), reconstructs=self.setup.parity > 0)
         choice = select_resume_checkpoint(self.store, self.desk.comms, "auto", wanted, 20.0)
-        if choice.proved is not None:
-            self._bases = (make_dedup_base(choice.proved, self.store),)
+        if choice.verified is not None:
+            self._bases = (make_dedup_base(choice.verified, self.store),)
             self.step = choice.checkpoint.step
-            content = content_of(choice.proved.manifest, choice.proved.files)
+            content = content_of(choice.verified.manifest, choice.verified.files)
             assert content == value_at(self.step), f"{choice.checkpoint} holds another state"
         self.life = start_generation(self.desk, choice, "start")
         self.book.began(self.life.number)

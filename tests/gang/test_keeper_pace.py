@@ -72,7 +72,7 @@ def saves_again(host) -> None:
 
 
 def is_gone(host) -> None:
-    host.rank._persister._talk.close()
+    host.rank._persister._connection.close()
 
 
 def next_life_comes(host) -> None:
@@ -130,7 +130,7 @@ def test_every_rank_hears_how_long_the_save_of_any_rested(host, tmp_path):
         one = open_one(host, url, kv_store=board, world=world, scope="both", **bound)
         one.resume({})
         if rank == 1:
-            (seat,) = [seat for seat in host.keeper._sessions if seat._guest.world.rank == 1]
+            (seat,) = [seat for seat in host.keeper._sessions if seat._info.world.rank == 1]
             seat.pacer.pacing = resting(BYTES, REST_SECONDS)
         one.save(1, weight(1, SIZE), CheckpointInfo())
         if rank == 1:

@@ -99,7 +99,7 @@ class Trainer:
 
     def die(self) -> None:
         """End as if killed: the keeper hears that the connection is gone."""
-        self.checkpointer._persister._talk.close()
+        self.checkpointer._persister._connection.close()
         self.checkpointer._persister._fallback.close()
         self.checkpointer._overlap.close()
         self.checkpointer._context.close()
@@ -151,7 +151,7 @@ def test_a_trainer_that_dies_when_it_has_handed_over_loses_nothing(machines, url
 def test_without_its_keeper_the_trainer_saves_near_and_promotes_by_itself(machines, url):
     trainer = Trainer(machines[0], url)
     trainer.train(2)
-    trainer.checkpointer._persister._talk.close()
+    trainer.checkpointer._persister._connection.close()
     trainer.train(4)
     assert trainer.said(events.DaemonBypassed)
     trainer.checkpointer.close()
@@ -163,7 +163,7 @@ def test_without_its_keeper_the_trainer_saves_near_and_promotes_by_itself(machin
 def test_a_keeper_lost_after_the_last_save_leaves_its_promotion_to_the_trainer(machines, url):
     trainer = Trainer(machines[0], url)
     trainer.train(2)
-    trainer.checkpointer._persister._talk.close()
+    trainer.checkpointer._persister._connection.close()
     trainer.checkpointer.close()
     assert steps(url) == [2, 1]
 
@@ -177,7 +177,7 @@ def test_what_the_run_protects_is_left_to_the_trainer_with_the_last_save(
     assert machines[0].keeper.settle(20)
     monkeypatch.setattr(TierPromoter, "committed", lambda *_: None)
     trainer.train(3, keep=[CheckpointId(1, 2)])
-    trainer.checkpointer._persister._talk.close()
+    trainer.checkpointer._persister._connection.close()
     monkeypatch.undo()
     trainer.checkpointer.close()
     assert steps(url) == [3, 2, 1]
@@ -196,7 +196,7 @@ def test_a_mark_that_a_lost_keeper_owed_is_put_by_the_trainer(machines, tmp_path
     assert machines[0].keeper.settle(20)
     monkeypatch.undo()
     assert not list_marks(store)
-    trainer.checkpointer._persister._talk.close()
+    trainer.checkpointer._persister._connection.close()
     trainer.train(3)
     assert trainer.said(events.DaemonBypassed)
     trainer.checkpointer.close()

@@ -70,7 +70,7 @@ def resumed(store):
 
 
 def test_nothing_damaged_gives_each_rank_its_own_bytes(store):
-    first, second = (one.proved for one in resumed(store))
+    first, second = (one.verified for one in resumed(store))
     assert first.manifest.checkpoint.step == 2
     assert len(first.files[FILE]) == CHUNK_BYTES
     assert 0 < len(second.files[FILE]) <= 2 * CHUNK_BYTES

@@ -52,6 +52,6 @@ def test_memory_that_a_file_outgrows_is_unlocked_and_the_next_is_locked():
         parts = {"model": Part(Values(weight=longer, other=weight)), "optimizer": Part(optimizer)}
         checkpointer.save(step, parts, CheckpointInfo(), overlap=True)
         checkpointer.wait()
-        assert checkpointer._arena._locked_bytes["model.r00000.safetensors"] > 0
+        assert checkpointer._staging_buffers._locked_bytes["model.r00000.safetensors"] > 0
     checkpointer.close()
-    assert checkpointer._arena._locked_bytes == {}
+    assert checkpointer._staging_buffers._locked_bytes == {}

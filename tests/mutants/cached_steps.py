@@ -23,7 +23,7 @@ MUTANTS = [
     Mutant(
         "a slot counts as valid while it is overwritten",
         "resilient/checkpoint/daemon/step_slots.py",
-        "            self._message[:_WORD_BYTES] = _VOID\n",
+        "            self._message[:_WORD_BYTES] = _EMPTY_WORD\n",
         "            pass\n",
         "tests/process/test_held_steps.py -k overwritten",
         promise="Failures of processes",
@@ -39,7 +39,7 @@ MUTANTS = [
     Mutant(
         "a lost daemon is not noticed by the step cache",
         "resilient/checkpoint/daemon/step_cache.py",
-        "        self._talk.require_there()\n",
+        "        self._connection.require_alive()\n",
         "",
         "tests/process/test_held_steps.py -k missed",
         promise="Failures of processes",
@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant(
         "ledger rows continue those of another segment",
         "resilient/checkpoint/daemon/step_slots.py",
-        ("            self._source == _beginning(segment)\n            and "),
+        ("            self._source == _segment_start(segment)\n            and "),
         "            ",
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",
@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "a changed layout is not published",
         "resilient/checkpoint/daemon/step_slots.py",
-        " or puts[name].value != value",
+        " or stored_notes[name].value != value",
         "",
         "tests/process/test_held_steps.py tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",
@@ -114,7 +114,7 @@ MUTANTS = [
     Mutant(
         "a longer note overwrites the next one",
         "resilient/checkpoint/daemon/step_slots.py",
-        "len(note) <= self._puts[name].room_bytes",
+        "len(note) <= self._stored_notes[name].reserved_bytes",
         "bool(note)",
         "tests/unit/checkpoint/test_slate.py",
         promise="Failures of processes",

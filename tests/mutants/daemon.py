@@ -69,8 +69,8 @@ MUTANTS = [
     Mutant(
         "a rank that gave up its daemon waits for a decision without it",
         "resilient/checkpoint/daemon/client.py",
-        "            kv_store = None if sleeps or is_called else self.board\n",
-        "            kv_store = self.board\n",
+        "            kv_store = None if is_suspended or is_called else self.kv_store_address\n",
+        "            kv_store = self.kv_store_address\n",
         "tests/process/test_keeper_asleep.py -k not_waited_for_by_a_stop",
     ),
     Mutant(
@@ -83,8 +83,8 @@ MUTANTS = [
     Mutant(
         "time in which the rank did not run counts as the daemon's silence",
         "resilient/checkpoint/daemon/connection.py",
-        "min(looked_seconds, 2 * _LOOK_SECONDS)",
-        "looked_seconds",
+        "min(polled_seconds, 2 * _POLL_SECONDS)",
+        "polled_seconds",
         "tests/unit/checkpoint/test_conversation.py",
     ),
     Mutant(
@@ -98,8 +98,8 @@ MUTANTS = [
     Mutant(
         "a save waits for the daemon's acknowledgement",
         "resilient/checkpoint/daemon/client.py",
-        'capture_failure(lambda: self._to().send("save", **_handover(context, shared_job, slots)))',
-        'capture_failure(lambda: self._to().request("save", **_handover(context, shared_job, slots)))',
+        'self._require_connection().send(\n                "save", **_save_message',
+        'self._require_connection().request(\n                "save", **_save_message',
         "tests/process/test_keeper_overlap.py -k steady_state",
     ),
     Mutant(
@@ -120,15 +120,15 @@ MUTANTS = [
     Mutant(
         "training does not wait while state is streamed",
         "resilient/checkpoint/daemon/client.py",
-        "            self._result = capture_failure(self._see_to_its_end)\n",
+        "            self._result = capture_failure(self._complete_save)\n",
         "            pass\n",
         "tests/process/test_keeper_streams.py -k one_moment",
     ),
     Mutant(
         "a stream slot is reused before its file is written",
         "resilient/checkpoint/daemon/connection.py",
-        "        slot = self._take()\n",
-        "        slot = self._take()\n        self._free.append(slot)\n",
+        "        slot = self._take_slot()\n",
+        "        slot = self._take_slot()\n        self._free.append(slot)\n",
         "tests/unit/checkpoint/test_stream.py",
         promise="Saver daemon",
     ),
@@ -136,11 +136,11 @@ MUTANTS = [
         "a streamed file that was not copied in time counts as received",
         "resilient/checkpoint/daemon/connection.py",
         (
-            "        if not request.is_there.wait(self._within_seconds):\n"
+            "        if not request.is_copied.wait(self._within_seconds):\n"
             '            raise DeadlineExceeded(f"`{request.file}` was not copied in time")\n'
             "        self._require()\n"
         ),
-        "        request.is_there.wait(self._within_seconds)\n",
+        "        request.is_copied.wait(self._within_seconds)\n",
         "tests/unit/checkpoint/test_stream.py",
         promise="Saver daemon",
     ),
@@ -242,7 +242,7 @@ MUTANTS = [
     Mutant(
         "a new attempt does not wait for the save in flight",
         "resilient/checkpoint/daemon/client.py",
-        "            _wait_for_past_lives(talk, context)\n",
+        "            _wait_for_past_attempts(connection, context)\n",
         "            pass\n",
         "tests/process/test_keeper_alone.py -k waits_for",
         promise="Saver daemon",
@@ -348,15 +348,15 @@ MUTANTS = [
     Mutant(
         "a spoiled copy is handed to the daemon as whole",
         "resilient/checkpoint/daemon/messages.py",
-        'job.spoiled.to_json()["failure"] if job.spoiled else None',
+        'job.copy_failure.to_json()["failure"] if job.copy_failure else None',
         "None",
         "tests/process/test_keeper_overlap.py -k spoiled",
     ),
     Mutant(
         "the daemon ignores the near tier",
         "resilient/checkpoint/daemon/session.py",
-        "self._onwards = SessionTiers(info, info.near) if info.near else None",
-        "self._onwards = None",
+        "self._tiers = SessionTiers(info, info.near) if info.near else None",
+        "self._tiers = None",
         "tests/gang/test_keeper_tiers.py",
     ),
     Mutant(
@@ -407,7 +407,7 @@ MUTANTS = [
     Mutant(
         "a daemon without its agent does not wait for ranks with cached steps",
         "resilient/checkpoint/daemon/server.py",
-        "            self._holding()\n            or self._busy",
+        "            self._caching_sessions()\n            or self._busy",
         "            self._busy",
         "tests/process/test_held_steps.py -k agent_was_killed",
         promise="Failures of processes",
@@ -415,7 +415,7 @@ MUTANTS = [
     Mutant(
         "other processes do not see that a step is cached",
         "resilient/checkpoint/daemon/server.py",
-        "                marks.enter_context(self._quota.saving(url))\n",
+        "                marks.enter_context(self._pool.saving(url))\n",
         "                pass\n",
         "tests/process/test_held_steps.py -k agent_was_killed",
         promise="Failures of processes",
@@ -431,8 +431,8 @@ MUTANTS = [
     Mutant(
         "memory that the daemon gave to a save is used",
         "resilient/checkpoint/daemon/memory.py",
-        ("no longer has what there was.\n            self._buffers.pop(name, None)\n"),
-        "no longer has what there was.\n",
+        ("reserves the new memory.\n            self._buffers.pop(name, None)\n"),
+        "reserves the new memory.\n",
         "tests/unit/checkpoint/test_room.py",
         promise="Failures of processes",
     ),
@@ -447,7 +447,7 @@ MUTANTS = [
     Mutant(
         "a new attempt does not wait for ranks of the previous one",
         "resilient/checkpoint/daemon/server.py",
-        "(older := self._holding_before(info)) or self._is_saving(info.url)",
+        "(older := self._older_caching_sessions(info)) or self._is_saving(info.url)",
         "(older := list[StepCacheSession]()) or self._is_saving(info.url)",
         "tests/process/test_held_steps.py -k waited_for",
         promise="Failures of processes",
@@ -463,7 +463,7 @@ MUTANTS = [
     Mutant(
         "a cached step is committed before the save in flight",
         "resilient/checkpoint/daemon/session.py",
-        "if self._whole and not self._on_settled(self):",
+        "if self._complete_steps and not self._wait_for_attempt(self):",
         "if False:",
         "tests/process/test_held_steps.py -k newest_save",
         promise="Failures of processes",

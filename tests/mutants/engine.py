@@ -45,8 +45,8 @@ MUTANTS = [
     Mutant(
         "a single part is loaded without a signature check",
         "resilient/checkpoint_engine.py",
-        "checkpoint, context.read_request({name_in_store}, landing.boxes)\n            )",
-        "checkpoint, replace(context, signing=type(context.signing)()).read_request({name_in_store}, landing.boxes))",
+        "checkpoint, context.read_request({name_in_store}, load_plan.boxes)\n            )",
+        "checkpoint, replace(context, signing=type(context.signing)()).read_request({name_in_store}, load_plan.boxes))",
         "tests/unit/checkpoint/test_signing.py tests/unit/checkpoint/test_signing_keys.py",
     ),
     Mutant(
@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant(
         "a cached step is not checked again before an update",
         "resilient/in_memory_steps.py",
-        "            self._prove(*unverified_copies)\n",
+        "            self._invalidate_if_changed(*unverified_copies)\n",
         "            pass\n",
         "tests/process/test_held_beside.py -k being_changed",
         promise="P6",
@@ -109,7 +109,7 @@ MUTANTS = [
     Mutant(
         "a cached step that changed during the copy stays valid",
         "resilient/in_memory_steps.py",
-        "            capture_failure(partial(self._holder.invalidate, slot))\n",
+        "            capture_failure(partial(self._client.invalidate, slot))\n",
         "",
         "tests/process/test_held_beside.py -k being_changed",
         promise="P6",
@@ -217,8 +217,8 @@ MUTANTS = [
     Mutant(
         "load_part reads in place",
         "resilient/checkpoint_engine.py",
-        "context.read_request({name_in_store}, landing.boxes)",
-        "context.read_request({name_in_store}, landing.boxes, LoadPlan({name: part}, in_place=True).places)",
+        "context.read_request({name_in_store}, load_plan.boxes)",
+        "context.read_request({name_in_store}, load_plan.boxes, LoadPlan({name: part}, in_place=True).places)",
         "tests/gang/test_loading_in_place.py",
     ),
     Mutant(
@@ -234,8 +234,8 @@ MUTANTS = [
     Mutant(
         "an older checkpoint is verified but not loaded",
         "resilient/checkpoint_engine.py",
-        "        absent_names = self._load(choice, parts, landing, check)\n",
-        "        absent_names = () if choice.skipped else self._load(choice, parts, landing, check)\n",
+        "        absent_names = self._load(choice, parts, load_plan, check)\n",
+        "        absent_names = () if choice.skipped else self._load(choice, parts, load_plan, check)\n",
         "tests/gang/test_loading_in_place.py",
     ),
 ]

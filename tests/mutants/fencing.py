@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "a claim during the wait for a heartbeat proves nothing",
         "resilient/checkpoint/resume_policy.py",
-        "        newest, is_new = now, True\n",
+        "        newest, is_new = current, True\n",
         "        return\n",
         "tests/unit/checkpoint/test_writer_heartbeat.py -k sign_of_life",
     ),
@@ -235,7 +235,7 @@ MUTANTS = [
     Mutant(
         "a save takes a name that exists in the near tier",
         "resilient/checkpoint/start_generation.py",
-        "        highest_generation = _highest(context.store)\n",
+        "        highest_generation = _highest_generation(context.store)\n",
         "        highest_generation = max((one.generation for one in folders_of(context.store)), default=0)\n",
         "tests/unit/checkpoint/test_tiers.py -k nobody_knows",
     ),
@@ -298,7 +298,7 @@ MUTANTS = [
     Mutant(
         "only the coordinator's near tier is checked at the start",
         "resilient/checkpoint/start_generation.py",
-        "isinstance(context.store, TieredStore) and context.leads:",
+        "isinstance(context.store, TieredStore) and context.is_near_tier_leader:",
         "isinstance(context.store, TieredStore) and context.world.is_coordinator:",
         "tests/gang/test_near_per_host.py",
     ),

@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         "the audit does not compare heads in manifests",
         "resilient/checkpoint/ledger_audit.py",
-        "        if not is_there:\n",
+        "        if not is_in_chain:\n",
         "        if False:\n",
         "tests/cli/test_audit.py -k tampering",
     ),

@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "a manifest of another attempt with the same number is accepted",
         "resilient/checkpoint/repair.py",
-        "            if _same_life(store, other_store, checkpoint.generation):",
+        "            if _is_same_generation(store, other_store, checkpoint.generation):",
         "            if True:",
         "tests/unit/checkpoint/test_repair.py tests/unit/checkpoint/test_repair_from_copies.py",
     ),
@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "ckpt verify ignores a deleted manifest",
         "resilient/checkpoint/verify.py",
-        "            yield Finding(key, tensors, problem, fix=way)\n",
+        "            yield Finding(key, tensors, problem, fix=command)\n",
         "            pass\n",
         "tests/cli/test_ckpt.py -k newest_manifest_is_damage",
         promise="Every bit",
@@ -163,8 +163,8 @@ MUTANTS = [
     Mutant(
         "a damaged file is replaced before its copy is stored",
         "resilient/checkpoint/repair.py",
-        "        store.put(aside_key, damaged_data)\n    store.put(key, data)\n",
-        "    store.put(key, data)\n    if aside_key:\n        store.put(aside_key, damaged_data)\n",
+        "        store.put(kept_key, damaged_data)\n    store.put(key, data)\n",
+        "    store.put(key, data)\n    if kept_key:\n        store.put(kept_key, damaged_data)\n",
         "tests/crash/test_repair_sweep.py -k anywhere_in_a_repair",
     ),
     Mutant(
@@ -177,8 +177,8 @@ MUTANTS = [
     Mutant(
         "the copy of a shared damaged file is stored in the older folder",
         "resilient/checkpoint/repair.py",
-        'aside_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))',
-        'aside_key = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged_data))',
+        'kept_key = checkpoint.key(aside_name(key.rpartition("/")[2], digest_bytes(damaged_data)))',
+        'kept_key = f"{key.rpartition(chr(47))[0]}/" + aside_name("a.json", digest_bytes(damaged_data))',
         "tests/unit/checkpoint/test_repair_from_copies.py -k older_checkpoint",
     ),
     Mutant(

@@ -113,8 +113,8 @@ MUTANTS = [
     Mutant(
         "a checkpoint deleted between two listings counts as lost at once",
         "resilient/checkpoint/resume_selection.py",
-        "_LOOKS_MAX = 5",
-        "_LOOKS_MAX = 1",
+        "_ROUNDS_MAX = 5",
+        "_ROUNDS_MAX = 1",
         "tests/unit/checkpoint/test_rivals.py",
         promise="Simulator",
     ),
@@ -156,14 +156,14 @@ MUTANTS = [
     Mutant(
         "bytes that are read again are not verified",
         "resilient/checkpoint/verified_read.py",
-        ("    except IntegrityError:\n        return read_into(store, key, start, room, prove)"),
-        ("    except IntegrityError:\n        return read_into(store, key, start, room, print)"),
+        ("    except IntegrityError:\n        return read_into(store, key, start, buffer, verify)"),
+        ("    except IntegrityError:\n        return read_into(store, key, start, buffer, print)"),
         "tests/unit/checkpoint/test_bulk.py",
     ),
     Mutant(
         "a short range is accepted",
         "resilient/checkpoint/restore/read.py",
-        "    if read_bytes < len(span.room):\n        raise",
+        "    if read_bytes < len(span.buffer):\n        raise",
         "    if False:\n        raise",
         "tests/gang/test_reading_in_part.py",
     ),
@@ -229,7 +229,7 @@ MUTANTS = [
     Mutant(
         "a relative reference changes with each attempt",
         "resilient/checkpoint/resume_policy.py",
-        "    if pinned and facts.wish != NEVER:\n",
+        "    if pinned and facts.resume_option != NEVER:\n",
         "    if False:\n",
         "tests/unit/checkpoint/test_resume_policy.py tests/property/test_resume_situations.py",
         promise="P3",

@@ -171,16 +171,16 @@ MUTANTS = [
     Mutant(
         "retention deletes the newest checkpoint first",
         "resilient/checkpoint/retention.py",
-        ("for checkpoint in reversed(checkpoints) if checkpoint not in reasons\n        )"),
-        "for checkpoint in checkpoints if checkpoint not in reasons)",
+        ("for checkpoint in reversed(all_checkpoints) if checkpoint not in reasons\n        )"),
+        "for checkpoint in all_checkpoints if checkpoint not in reasons)",
         "tests/unit/checkpoint/test_planning.py tests/property/test_retention.py",
         promise="Retention",
     ),
     Mutant(
         "retention deletes a tagged checkpoint",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
-        "pinned=_joined(parent_pins, undo_pins), reason=reason",
+        "pinned=_merged(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_merged(parent_pins, undo_pins), reason=reason",
         "tests/crash/test_keeping_sweep.py -k one_that_ran_through or anywhere",
     ),
     Mutant(
@@ -193,8 +193,8 @@ MUTANTS = [
     Mutant(
         "retention deletes the checkpoint that the attempt resumed from",
         "resilient/checkpoint/garbage_collection.py",
-        "pinned=_joined(pins, parent_pins, undo_pins), held=reason",
-        "pinned=_joined(pins, undo_pins), reason=reason",
+        "pinned=_merged(pins, parent_pins, undo_pins), held=reason",
+        "pinned=_merged(pins, undo_pins), reason=reason",
         "tests/unit/checkpoint/test_rotate.py",
     ),
     Mutant(
@@ -214,7 +214,7 @@ MUTANTS = [
     Mutant(
         'verify_before_rotate="full" does not read the best checkpoint',
         "resilient/checkpoint/garbage_collection.py",
-        "    state = evidence.prove_best(state)\n",
+        "    state = evidence.verify_best(state)\n",
         "",
         "tests/unit/checkpoint/test_rotate.py",
     ),
@@ -350,7 +350,7 @@ MUTANTS = [
     Mutant(
         "a daemon that continues late runs retention with an old list",
         "resilient/checkpoint/garbage_collection.py",
-        "    if written is not None and _is_outrun(written, scan.folders):",
+        "    if written is not None and _has_newer_commit(written, scan.folders):",
         "    if written is None:",
         "tests/crash/test_sleeping_keeper.py",
     ),

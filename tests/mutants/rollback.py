@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "a rollback starts from the newest checkpoint",
         "resilient/checkpoint/rollback.py",
-        "        journey.after,\n        cause=",
-        "        journey.before,\n        cause=",
+        "        plan.after,\n        cause=",
+        "        plan.before,\n        cause=",
         "tests/unit/checkpoint/test_going_back.py -k adds_one_record",
     ),
     Mutant(
@@ -71,7 +71,7 @@ MUTANTS = [
     Mutant(
         "a rollback accepts a target that retention deleted",
         "resilient/checkpoint/rollback.py",
-        "        store.stat(journey.after.manifest_key)\n",
+        "        store.stat(plan.after.manifest_key)\n",
         "        pass\n",
         "tests/unit/checkpoint/test_going_back.py -k rotation_takes",
     ),
@@ -125,8 +125,8 @@ MUTANTS = [
     Mutant(
         "ckpt prune deletes the target of an undo",
         "resilient/checkpoint/reflog.py",
-        '    elif left == "undo":\n',
-        '    elif left == "never":\n',
+        '    elif policy == "undo":\n',
+        '    elif policy == "never":\n',
         "tests/unit/checkpoint/test_going_back.py -k prune_keeps",
     ),
     Mutant(
@@ -153,11 +153,11 @@ MUTANTS = [
     Mutant(
         "ckpt cp copies the manifest before the files",
         "resilient/checkpoint/replicate.py",
-        ("    for entry in plan.missing:\n        _carry("),
+        ("    for entry in plan.missing:\n        _copy_file("),
         (
             "    put_manifest(target, manifest.checkpoint.manifest_key, plan.data)\n"
             "    for entry in plan.missing:\n"
-            "        _carry("
+            "        _copy_file("
         ),
         "tests/unit/checkpoint/test_mirroring.py -k whenever_it_dies",
     ),

@@ -46,7 +46,12 @@ MUTANTS = [
     Mutant(
         "a failed upload is not aborted",
         "resilient/storage/s3_transfer.py",
-        'self._ask("put", key, HttpRequest("DELETE", self._prefix + key, {"uploadId": number}))\n',
+        (
+            "self._ask(\n"
+            '                "put", key, HttpRequest("DELETE", self._prefix + key, '
+            '{"uploadId": upload_id})\n'
+            "            )\n"
+        ),
         "pass\n",
         "tests/unit/storage/test_s3_wire.py --timeout 30 -k come_to_nothing",
         promise="S3",
@@ -118,7 +123,7 @@ MUTANTS = [
     Mutant(
         "the cleanup aborts uploads of other programs",
         "resilient/storage/s3_multipart.py",
-        " and is_ours(upload.key.removeprefix(prefix))",
+        " and is_deletable(upload.key.removeprefix(prefix))",
         "",
         "tests/s3/test_s3_contract.py -k older_life",
         promise="S3",

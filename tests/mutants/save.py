@@ -35,8 +35,8 @@ MUTANTS = [
     Mutant(
         "a foreign error after the commit fails the save",
         "resilient/checkpoint/save/persist.py",
-        "        _settle_or_tell(context, job, memory, PostCommitPlan",
-        "        _settle(context, job, memory, PostCommitPlan",
+        "        _clean_up_or_report(context, job, history, PostCommitPlan",
+        "        _clean_up(context, job, history, PostCommitPlan",
         "tests/unit/test_failed_saves.py",
         promise="P1",
     ),
@@ -57,10 +57,10 @@ MUTANTS = [
     Mutant(
         "the free space is checked after the write",
         "resilient/checkpoint/save/persist.py",
-        "        require_space(context, checkpoint, division, job.topic)\n",
+        "        require_space(context, checkpoint, dedup_result, job.topic)\n",
         (
-            "        mine = capture_failure(lambda: _write(context, job, division, pace))\n"
-            "        require_space(context, checkpoint, division, job.topic)\n"
+            "        mine = capture_failure(lambda: _write(context, job, dedup_result, throttle))\n"
+            "        require_space(context, checkpoint, dedup_result, job.topic)\n"
         ),
         "tests/gang/test_room_for_a_save.py",
     ),
@@ -75,7 +75,7 @@ MUTANTS = [
     Mutant(
         "an owed commit mark is forgotten",
         "resilient/checkpoint/save/persist.py",
-        "job.is_first or memory.owes_mark",
+        "job.is_first or history.owes_mark",
         "job.is_first",
         "tests/unit/test_failed_saves.py",
         promise="P3",
@@ -135,15 +135,15 @@ MUTANTS = [
     Mutant(
         "a checkpoint refers to bytes that were not verified",
         "resilient/checkpoint/save/dedup.py",
-        "            base.proved is None\n            or",
-        "            base.proved is not False\n            or",
+        "            base.verified_ranges is None\n            or",
+        "            base.verified_ranges is not False\n            or",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),
     Mutant(
         "bytes restored from daemon memory count as stored",
         "resilient/checkpoint/save/dedup.py",
-        "if proved.manifest.key(name) not in recalled and name",
-        "if name",
+        "            verified.manifest.key(name) not in unverified_keys\n            and name",
+        "            name",
         "tests/unit/checkpoint/test_refer.py tests/unit/checkpoint/test_refer_and_read.py",
     ),
     Mutant(
@@ -191,8 +191,8 @@ MUTANTS = [
     Mutant(
         "the rest of a partly shared file is copied beyond the memory limit",
         "resilient/checkpoint/save/dedup.py",
-        "length - taken_bytes <= room_bytes",
-        "length > room_bytes",
+        "length - taken_bytes <= copies_bytes_max",
+        "length > copies_bytes_max",
         "tests/unit/checkpoint/test_refer.py -k shorter_copy",
     ),
     Mutant(
@@ -233,7 +233,7 @@ MUTANTS = [
     Mutant(
         "an incomplete parity group counts as protection",
         "resilient/checkpoint/save/dedup.py",
-        "        groups = [group for group in groups if is_there(store, group.shares, bounds.lengths)]\n",
+        "        groups = [group for group in groups if all_stored(store, group.shares, bounds.lengths)]\n",
         "",
         "tests/unit/checkpoint/test_refer_with_parity.py",
     ),
@@ -247,8 +247,8 @@ MUTANTS = [
     Mutant(
         "a file reconstructed in memory counts as stored",
         "resilient/checkpoint/save/dedup.py",
-        " and name not in proved.reconstructed:",
-        ":",
+        "            and name not in verified.reconstructed\n",
+        "",
         "tests/gang/test_mending.py",
     ),
     Mutant(
@@ -282,7 +282,7 @@ MUTANTS = [
     Mutant(
         "the save's own processor time counts as training's",
         "resilient/checkpoint/throttle.py",
-        "        idle_seconds = after.idle_seconds - before.idle_seconds + ours_seconds\n",
+        "        idle_seconds = after.idle_seconds - before.idle_seconds + own_seconds\n",
         "        idle_seconds = after.idle_seconds - before.idle_seconds\n",
         "tests/unit/checkpoint/test_pace.py",
     ),
@@ -296,7 +296,7 @@ MUTANTS = [
     Mutant(
         "a caller that waits for a save also waits for its pauses",
         "resilient/checkpoint/save/executor.py",
-        "            self._pace.hurry()\n",
+        "            self._throttle.hurry()\n",
         "            pass\n",
         "tests/unit/checkpoint/test_persister.py",
         promise="Failures of processes",
@@ -304,7 +304,7 @@ MUTANTS = [
     Mutant(
         "a rank pauses beyond the deadline of its peers",
         "resilient/checkpoint/context.py",
-        "return min(self.pace_seconds_max, self.within_seconds * _RESTED_SHARE)",
+        "return min(self.pace_seconds_max, self.within_seconds * _PAUSE_SHARE)",
         "return self.pace_seconds_max",
         "tests/unit/checkpoint/test_persister.py",
         promise="Failures of processes",
@@ -381,8 +381,8 @@ MUTANTS = [
     Mutant(
         "a spoiled copy is written",
         "resilient/checkpoint/save/persist.py",
-        "        division: Any = job.spoiled or capture_failure(",
-        "        division: Any = capture_failure(",
+        "        dedup_result: Any = job.copy_failure or capture_failure(",
+        "        dedup_result: Any = capture_failure(",
         "tests/unit/test_overlap.py -k spoils",
     ),
     Mutant(

@@ -22,35 +22,35 @@ MUTANTS = [
     Mutant(
         "a promotion stores the manifest before the files (power loss)",
         "resilient/checkpoint/promotion.py",
-        "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n",
+        "    put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)\n",
         (
             "    put_manifest(tiers.durable, key, data)\n"
-            "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n"
+            "    put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)\n"
         ),
         "tests/crash/test_enumeration.py -k recorded_history",
     ),
     Mutant(
         "only the coordinator's host protects checkpoints",
         "resilient/checkpoint/promotion.py",
-        "self._newest, self._keep = checkpoint, orders.keep",
-        "self._newest, self._keep = checkpoint, orders.keep if context.world.is_coordinator else ()",
+        "self._newest, self._keep = checkpoint, post_commit_plan.keep",
+        "self._newest, self._keep = checkpoint, post_commit_plan.keep if context.world.is_coordinator else ()",
         "tests/gang/test_promoting_together.py -k ends_well",
     ),
     Mutant(
         "a promotion stores the manifest before the files",
         "resilient/checkpoint/promotion.py",
-        "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n",
+        "    put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)\n",
         (
             "    put_manifest(tiers.durable, key, data)\n"
-            "    put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)\n"
+            "    put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)\n"
         ),
         "tests/crash/test_tiers_sweep.py -k first",
     ),
     Mutant(
         "a promotion leaves out shared files",
         "resilient/checkpoint/promotion.py",
-        "put_bytes = _carry_each(tiers, manifest, near_files, fence, beat)",
-        "put_bytes = _carry_each(tiers, manifest, [x for x in near_files if not x.origin], fence, beat)",
+        "put_bytes = _copy_each(tiers, manifest, near_files, fence, heartbeat)",
+        "put_bytes = _copy_each(tiers, manifest, [x for x in near_files if not x.origin], fence, heartbeat)",
         "tests/crash/test_tiers_sweep.py -k first",
     ),
     Mutant(
@@ -77,8 +77,8 @@ MUTANTS = [
     Mutant(
         "bytes read from the durable tier count as verified near",
         "resilient/checkpoint/tiers/tiered_store.py",
-        "        if _generation_of(key):\n            self.recalled.add(key)\n",
-        "        if _generation_of(key):\n            self.recalled.discard(key)\n",
+        "        if _generation_of(key):\n            self.unverified_keys.add(key)\n",
+        "        if _generation_of(key):\n            self.unverified_keys.discard(key)\n",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
@@ -91,8 +91,8 @@ MUTANTS = [
     Mutant(
         "a failed promotion is not repeated",
         "resilient/checkpoint/promotion.py",
-        "self._is_owing = not in_flight.result()",
-        "self._is_owing = in_flight.result() is None",
+        "self._must_promote_next = not in_flight.result()",
+        "self._must_promote_next = in_flight.result() is None",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
     Mutant(
@@ -105,7 +105,7 @@ MUTANTS = [
     Mutant(
         "bytes read from another host count as verified here",
         "resilient/checkpoint/tiers/tiered_store.py",
-        "        if source is not self.near:\n            self.recalled.add(key)\n",
+        "        if source is not self.near:\n            self.unverified_keys.add(key)\n",
         "        if source is not self.near:\n",
         "tests/unit/checkpoint/test_tiers.py tests/unit/checkpoint/test_promoting.py",
     ),
@@ -119,15 +119,15 @@ MUTANTS = [
     Mutant(
         "a host that does not answer counts as one without checkpoints",
         "resilient/checkpoint/tiers/tiered_store.py",
-        "raise (silent or error) from error",
+        "raise (unavailable or error) from error",
         "raise error",
         "tests/gang/test_near_per_host.py",
     ),
     Mutant(
         "the manifest is promoted with the files of one host",
         "resilient/checkpoint/promotion.py",
-        "        if entry.name not in carried and ",
-        "        if not carried and ",
+        "        if entry.name not in copied_names and ",
+        "        if not copied_names and ",
         "tests/gang/test_near_per_host.py",
     ),
     Mutant(
@@ -229,7 +229,7 @@ MUTANTS = [
     Mutant(
         "a slow host that makes progress counts as silent",
         "resilient/checkpoint/promotion.py",
-        "        beat()\n    return put_bytes\n",
+        "        heartbeat()\n    return put_bytes\n",
         "    return put_bytes\n",
         "tests/gang/test_unequal_hosts.py -k three_times",
     ),

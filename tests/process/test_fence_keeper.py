@@ -74,8 +74,8 @@ def test_fence_cached_step_of_dead_rank_is_not_committed(start, run):
     save(new, 2, 5)
     before = content(run[0])
     # As the kernel closes the connections of a rank that is killed.
-    holding._holder.close()
-    old._persister._talk.close()
+    holding._client.close()
+    old._persister._connection.close()
     old._persister._fallback.close()
     next_one = begin(old._persister.address, run[0], scope="next")
     assert {name: content(run[0])[name] for name in before} == before

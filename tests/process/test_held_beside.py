@@ -27,8 +27,8 @@ def saved_and_holding(keeper, url, monkeypatch, cores):
 def lose(checkpointer, holding) -> None:
     """Let go of a rank as the kernel does when it is killed."""
     holding._overlap.close()
-    holding._holder.close()
-    checkpointer._persister._talk.close()
+    holding._client.close()
+    checkpointer._persister._connection.close()
     checkpointer._persister._fallback.close()
 
 
@@ -81,7 +81,7 @@ def test_a_step_is_copied_beside_training_where_that_takes_no_core_from_it(
     """Of the first nobody knows how long it is."""
     cores, ranks, long_bytes = machine
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    monkeypatch.setattr(spine, "_LULL_BYTES_MAX", long_bytes)
+    monkeypatch.setattr(spine, "_BACKWARD_COPY_BYTES_MAX", long_bytes)
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run", monkeypatch, cores)
     model, parts = trained()

@@ -46,8 +46,8 @@ def hold(holding, *steps) -> None:
 
 def lose(checkpointer, holding) -> None:
     """Let go of a rank as the kernel does when it is killed."""
-    holding._holder.close()
-    checkpointer._persister._talk.close()
+    holding._client.close()
+    checkpointer._persister._connection.close()
     checkpointer._persister._fallback.close()
 
 
@@ -64,7 +64,7 @@ def test_the_newest_step_that_all_ranks_hold_lands_when_they_are_gone(start, tmp
             hold(holding, 6)
         else:
             # This one was lost while it copied step 6.
-            holding._holder.invalidate(holding._step_count % 2)
+            holding._client.invalidate(holding._step_count % 2)
         lose(checkpointer, holding)
 
     run_ranks(2, rank_main)
@@ -101,7 +101,7 @@ def test_a_rank_that_saves_no_more_and_still_holds_is_not_believed(start, tmp_pa
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
-    checkpointer._persister._talk.close()
+    checkpointer._persister._connection.close()
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 1), 1.0)
     lose(checkpointer, holding)
     assert committed(open_store(str(tmp_path / "run"))) == [CheckpointId(1, 1)]
@@ -233,7 +233,7 @@ def test_a_slot_that_is_being_overwritten_is_not_believed(start, tmp_path):
     keeper = start()
     checkpointer, holding = saved_and_holding(keeper, tmp_path / "run")
     hold(holding, 2, 3)
-    holding._holder.invalidate((holding._step_count - 1) % 2)
+    holding._client.invalidate((holding._step_count - 1) % 2)
     lose(checkpointer, holding)
     assert resumed_weight(keeper, tmp_path / "run")[:2] == (CheckpointId(1, 2), 2.0)
 

@@ -42,7 +42,7 @@ def test_ranks_of_one_host_add_numbers_up_through_its_keepers_memory(
 
 def test_where_one_rank_cannot_read_anothers_memory_none_adds_so(start, tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    turns, map_page = iter([True, False, False, False]), spine._page
+    turns, map_page = iter([True, False, False, False]), spine._map_page
     lock = threading.Lock()
 
     def page(path):
@@ -52,5 +52,5 @@ def test_where_one_rank_cannot_read_anothers_memory_none_adds_so(start, tmp_path
             raise OSError("no descriptor is left")
         return map_page(path)
 
-    monkeypatch.setattr(spine, "_page", page)
+    monkeypatch.setattr(spine, "_map_page", page)
     assert totals(start(), tmp_path / "run") == [None, None]

@@ -71,10 +71,10 @@ def test_a_rank_lost_between_the_copy_and_the_hand_over_is_heard_of_at_once(star
         checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
         persister = checkpointer._persister
         if world.rank == lost:
-            persister._talk.send = lost_before_it_hands_over(persister._talk)
+            persister._connection.send = lost_before_it_hands_over(persister._connection)
         checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
         persister._listener.join()
-        assert "ended before all bytes" in persister._listener.heard.message or world.rank == lost
+        assert "ended before all bytes" in persister._listener.outcome.message or world.rank == lost
         # It was only the connection: the ranks live, and persist what lies in their memory.
         checkpointer.wait()
         checkpointer.close()
@@ -89,7 +89,7 @@ def test_a_rank_that_is_dead_is_not_waited_for_like_a_slow_store(start, tmp_path
 
     def rank_main(world, board):
         checkpointer = begin(keeper, tmp_path / "run", kv_store=board, world=world)
-        talk = checkpointer._persister._talk
+        talk = checkpointer._persister._connection
         if world.rank == 1:
             talk.send = lost_before_it_hands_over(talk)
             checkpointer.save(1, weight(7, 300_000), CheckpointInfo())
@@ -168,7 +168,7 @@ def handed_over(keeper, gate, url):
     checkpointer.save(1, weight(1), CheckpointInfo())
     while not list(gate.glob("held-*")):
         time.sleep(0.01)
-    checkpointer._persister._talk.close()
+    checkpointer._persister._connection.close()
     checkpointer._persister._fallback.close()
 
 
@@ -199,7 +199,7 @@ def test_a_hosts_keeper_killed_in_mid_save_is_heard_of_by_the_other_host_at_once
             keepers[1].kill()
             (gate / "go").touch()
         checkpointer._persister._listener.join()
-        assert isinstance(checkpointer._persister._listener.heard, RankFailure)
+        assert isinstance(checkpointer._persister._listener.outcome, RankFailure)
         # The same way for all: the trainers persist by themselves, this save and the next.
         checkpointer.wait()
         checkpointer.save(2, weight(8, 300_000), CheckpointInfo())

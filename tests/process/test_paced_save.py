@@ -40,12 +40,12 @@ time.sleep(1.0)
 with torch.no_grad():
     for one in parts["model"].stateful.values():
         one.add_(1)
-checkpointer._persister._pacing.end()
+checkpointer._persister._throttles.end()
 time.sleep(0.5)
 checkpointer.save(1, parts, CheckpointInfo())
 time.sleep(0.3)
 rests = not checkpointer.committed()
-done_bytes = checkpointer._persister._pace._done_bytes
+done_bytes = checkpointer._persister._throttle._done_bytes
 ending.set()
 for one in others:
     one.join()

@@ -18,7 +18,7 @@ from resilient.checkpoint.resume_policy import (
     GenerationFacts,
     ResumeFacts,
     decide_resume,
-    settle_wish,
+    resolve_resume_option,
 )
 from resilient.clock import SystemClock
 from resilient.distributed.start_identity import StartIdentity
@@ -45,13 +45,15 @@ def situation(draw):
     """Return random facts; records that are damaged hide their owner and their parent."""
     generations = []
     for number in range(1, draw.randint(0, 6) + 1):
-        is_ours = draw.choice((False, False, True, None))
+        is_of_this_run = draw.choice((False, False, True, None))
         parent = None
-        if is_ours is not None and number > 1 and draw.random() < 0.5:
+        if is_of_this_run is not None and number > 1 and draw.random() < 0.5:
             parent = CheckpointId(draw.randint(1, number - 1), draw.randint(1, 9))
         has_checkpoint = draw.random() < 0.5
         has_mark = draw.random() < (0.9 if has_checkpoint else 0.2)
-        generations.append(GenerationFacts(number, is_ours, parent, has_checkpoint, has_mark))
+        generations.append(
+            GenerationFacts(number, is_of_this_run, parent, has_checkpoint, has_mark)
+        )
     return ResumeFacts(draw.choice(WISHES), draw.random() < 0.5, tuple(generations))
 
 
@@ -59,20 +61,20 @@ def test_decide_resume_random_facts_obey_the_wish_or_refuse(draw):
     for _ in range(SITUATIONS):
         facts = situation(draw)
         found = decide_resume(facts).reference
-        ours = [one for one in facts.generations if one.is_ours]
+        ours = [one for one in facts.generations if one.is_of_this_run]
         has_saved = any(one.has_checkpoint for one in ours)
         is_doubtful = any(one.has_mark for one in ours) or any(
-            one.is_ours is None for one in facts.generations
+            one.is_of_this_run is None for one in facts.generations
         )
-        if facts.wish == "auto" or has_saved:
+        if facts.resume_option == "auto" or has_saved:
             assert found == "auto", facts
         elif found == "":
             assert is_doubtful, facts
-        elif facts.wish == "never":
+        elif facts.resume_option == "never":
             assert found == "never", facts
         else:
             begun = [one.parent.folder for one in ours if one.parent]
-            assert found == (begun[-1] if begun else facts.wish), facts
+            assert found == (begun[-1] if begun else facts.resume_option), facts
 
 
 class History:
@@ -100,7 +102,7 @@ class History:
 
     def attempt(self, wish, start, *, is_first):
         """Make one attempt; return the checkpoint that it continues from, None for scratch."""
-        reference = settle_wish(self.store, wish, [start], is_first=is_first).reference
+        reference = resolve_resume_option(self.store, wish, [start], is_first=is_first).reference
         if reference == "never":
             parent = None
         elif reference == "auto":

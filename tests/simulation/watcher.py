@@ -90,7 +90,7 @@ class Watcher:
         is_ruling = rank.world.is_coordinator and None not in floors
         if is_ruling and (found is None or found < min(one for one in floors if one is not None)):
             self._tell(f"resumed from {found} though {acknowledged} was acknowledged")
-        if found is not None and content_of(choice.proved) != value_at(rank.step):
+        if found is not None and content_of(choice.verified) != value_at(rank.step):
             self._tell(f"{found} holds another state than that of its step")
 
     def saving(self, rank: Rank) -> None:

@@ -79,14 +79,14 @@ def test_files_wait_for_room():
 
     def second():
         entered.set()
-        with bound.taking(6):
+        with bound.reserved(6):
             order.append("second")
 
-    with bound.taking(6):
+    with bound.reserved(6):
         thread = threading.Thread(target=second)
         thread.start()
         entered.wait()
-        with bound.taking(4):
+        with bound.reserved(4):
             order.append("fits beside")
         order.append("first ends")
     thread.join()

@@ -265,10 +265,12 @@ def test_memory_is_there_before_the_first_save_and_used_by_it():
     checkpointer.resume({})
     checkpointer.warm(loop.parts)
     checkpointer._overlap.settle()
-    warm = {name: memory.obj for name, memory in checkpointer._arena._buffers.items()}
+    warm = {name: memory.obj for name, memory in checkpointer._staging_buffers._buffers.items()}
     assert set(warm) == {"model.r00000.safetensors", "optimizer.r00000.safetensors"}
     checkpointer.save(1, loop.parts, CheckpointInfo())
-    assert all(checkpointer._arena._buffers[name].obj is one for name, one in warm.items())
+    assert all(
+        checkpointer._staging_buffers._buffers[name].obj is one for name, one in warm.items()
+    )
     checkpointer.close()
     assert_same(bits_of(store, 1), loop.bits())
 

@@ -289,7 +289,7 @@ def test_guard_loop_that_imports_nothing_hints_no_resume_of_it(door, trained):
 
 
 def test_guard_large_checkpoint_is_judged_by_its_headers(trained, monkeypatch):
-    monkeypatch.setattr("resilient.start_guard._JUDGED_BYTES_MAX", 0)
+    monkeypatch.setattr("resilient.start_guard._VERIFIED_BYTES_MAX", 0)
     flip_byte(trained / "checkpoint-8" / "rng_state.pth", b"data/0")
     assert "rng_state.pth" not in refused(trained).message
 

@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resilient.checkpoint import events
-from resilient.checkpoint.daemon.connection import DaemonConnection, feed, tell_once
+from resilient.checkpoint.daemon.connection import DaemonConnection, send_once, serve_files
 from resilient.checkpoint.daemon.memory import LeasedBuffers, MemoryQuota
 from resilient.checkpoint.daemon.messages import (
     DaemonAddress,
@@ -80,12 +80,12 @@ def choose_route(answers: list[Any]) -> dict[str, Any]:
     }
 
 
-def is_any_gone(answers: list[Any]) -> bool:
+def has_lost_daemon(answers: list[Any]) -> bool:
     """Return whether any rank has lost its daemon."""
     return any(report["gone"] for report in answers)
 
 
-_GONE_SECONDS = 2.0
+_KILL_WAIT_SECONDS = 2.0
 
 
 class DaemonProcess:
@@ -101,7 +101,7 @@ class DaemonProcess:
             # Kernels before Linux 5.3 and some sandboxes refuse this call.
             self._handle = os.pidfd_open(pid)
 
-    def end(self, within_seconds: float = _GONE_SECONDS) -> bool:
+    def end(self, within_seconds: float = _KILL_WAIT_SECONDS) -> bool:
         """Kill the process; return whether it is gone.
 
         Crash: the process is gone or unchanged.
@@ -129,38 +129,38 @@ class DaemonProcess:
             os.close(handle)
 
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 class ResultListener:
     """Thread that waits for one job's result, and provides the files that the daemon requests.
 
     Args:
-        to: Function that returns the connection over which the job was sent; raises ``PeerFailed``
-            if there is none.
+        connect: Function that returns the connection over which the job was sent. It raises
+            ``PeerFailed`` if there is no connection.
         job: Job before its files were moved to shared memory.
         slots: Shared memory by slot name; the thread fills it with bytes that the daemon requests.
         left_seconds: Seconds until this process must end; finite after a stop request.
         clock: Time source.
 
     Attributes:
-        heard: Failure, or the daemon's answer; valid after the thread has ended.
+        outcome: Failure, or the daemon's answer; valid after the thread has ended.
         took_seconds: Time from the beginning of the job until its result.
         rested_seconds: Pauses of the daemon in that time.
     """
 
     def __init__(
         self,
-        to: Callable[[], DaemonConnection],
+        connect: Callable[[], DaemonConnection],
         job: SaveJob,
         slots: Mapping[str, memoryview],
         left_seconds: Callable[[], float],
         clock: Clock,
     ) -> None:
-        self._connection, self._job, self._slots, self._clock = to, job, slots, clock
+        self._connect, self._job, self._slots, self._clock = connect, job, slots, clock
         self._left_seconds = left_seconds
         self._is_awaited = False
-        self.heard: Any = None
+        self.outcome: Any = None
         self.took_seconds = self.rested_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="resilient-listen", daemon=True)
         self._thread.start()
@@ -187,7 +187,7 @@ class ResultListener:
         """
         self._is_awaited = True
         while self._thread.is_alive():
-            self._thread.join(_LOOK_SECONDS)
+            self._thread.join(_POLL_SECONDS)
             if (
                 is_called is not None
                 and capture_failure(is_called) is True
@@ -197,24 +197,24 @@ class ResultListener:
         return False
 
     def _run(self) -> None:
-        self.heard = result = capture_failure(self._hear)
+        self.outcome = result = capture_failure(self._receive_result)
         self.took_seconds = self._clock.monotonic_seconds() - self._job.began_seconds
         if not isinstance(result, RankFailure):
             self.rested_seconds = float(result["rested_seconds"])
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive_result(self) -> dict[str, Any]:
         """Return when the daemon reports that the job is durable.
 
         Raises:
             PeerFailed: The daemon did not accept it, or is gone.
             ResilientError: The failure that the daemon reported.
         """
-        talk = self._connection()
+        connection = self._connect()
         try:
-            talk.receive()
+            connection.receive()
         except ResilientError as error:
             raise PeerFailed(error.message) from error
-        return feed(talk, self._job.streamed, self._slots, self._is_urgent)
+        return serve_files(connection, self._job.streamed, self._slots, self._is_urgent)
 
     def _is_urgent(self) -> bool:
         return self._is_awaited or self._left_seconds() < math.inf
@@ -237,7 +237,7 @@ def resolve_outcome(
     """
     checkpoint = job.about.checkpoint
     outcome = capture_failure(
-        lambda: is_committed(context.store, checkpoint) or _hear(context, job, kv_store)
+        lambda: is_committed(context.store, checkpoint) or _read_decision(context, job, kv_store)
     )
     if isinstance(outcome, RankFailure) and outcome.code == Fenced.code:
         raise outcome.to_error(1)
@@ -252,7 +252,7 @@ def resolve_outcome(
         )
 
 
-def _hear(context: CheckpointContext, job: SaveJob, address: Address | None) -> bool:
+def _read_decision(context: CheckpointContext, job: SaveJob, address: Address | None) -> bool:
     if context.world.is_coordinator or address is None:
         raise PeerFailed("the saver daemon of the coordinator has ended")
     kv_store = SocketKVStore(address)
@@ -286,7 +286,7 @@ def delete_failed_save(context: CheckpointContext, job: SaveJob) -> None:
 
     All daemons have answered, so none of them still writes.
     """
-    if context.leads and free_bytes(context.store) is not None:
+    if context.is_near_tier_leader and free_bytes(context.store) is not None:
         capture_failure(
             lambda: discard_uncommitted(context.store, job.about.checkpoint, context.token)
         )
@@ -309,16 +309,18 @@ class DaemonSaveExecutor:
     def __init__(self, address: DaemonAddress, fallback: SaveExecutor) -> None:
         self.address = address
         self._fallback = fallback
-        self._talk: DaemonConnection | None = None
+        self._connection: DaemonConnection | None = None
         self._process = DaemonProcess(0)
-        self.board: Address | None = None
-        self._url, self._why_not = "", "no verdict was requested yet"
+        self.kv_store_address: Address | None = None
+        self._url, self._bypass_reason = "", "no verdict was requested yet"
         self._is_announced = False
-        self.leased = LeasedBuffers(lambda verb, **message: self._to().request(verb, **message))
+        self.leased = LeasedBuffers(
+            lambda verb, **message: self._require_connection().request(verb, **message)
+        )
         self._current_save: tuple[CheckpointContext, SaveJob] | None = None
         self._result: Any = None
         self._listener: ResultListener | None = None
-        self._is_last_kept = self._is_mute = False
+        self._is_last_by_daemon = self._was_silent = False
         self.took_seconds = self.rested_seconds = 0.0
 
     def open(self, context: CheckpointContext) -> Store:
@@ -327,24 +329,26 @@ class DaemonSaveExecutor:
         Collective: every rank, before it asks what to resume from.
         """
         settle_result = capture_failure(lambda: self._settle(context))
-        self._why_not = settle_result.message if isinstance(settle_result, RankFailure) else ""
+        self._bypass_reason = (
+            settle_result.message if isinstance(settle_result, RankFailure) else ""
+        )
         answer = None if isinstance(settle_result, RankFailure) else settle_result
         within_seconds = context.limits.within_seconds
         kv_store = agree(context.comms, "keeper/board", answer, first_if_all, within_seconds)
         if kv_store is None:
-            self._lose(self._why_not or "another host has no saver daemon")
-        if self._talk is None:
+            self._disconnect(self._bypass_reason or "another host has no saver daemon")
+        if self._connection is None:
             return context.store
-        self.board = Address.from_json(kv_store)
-        return self._recalling(context, kv_store)
+        self.kv_store_address = Address.from_json(kv_store)
+        return self._with_memory_copies(context, kv_store)
 
     def begin(self, topic: str) -> None:
         """Announce a job, so that the other ranks fail at once if this process dies."""
         self._is_announced = True
-        if self._talk is None:
+        if self._connection is None:
             return
-        answer = capture_failure(lambda: self._to().send("begin", topic=topic))
-        self._why_not = answer.message if isinstance(answer, RankFailure) else ""
+        answer = capture_failure(lambda: self._require_connection().send("begin", topic=topic))
+        self._bypass_reason = answer.message if isinstance(answer, RankFailure) else ""
 
     def buffer(self, name: str, size_bytes: int) -> memoryview:
         """Return shared memory, or private memory if an announced job cannot get shared memory.
@@ -353,7 +357,7 @@ class DaemonSaveExecutor:
             ConfigError: ``host_bytes_max`` is too small.
             ResilientError: No memory is free yet, because past attempts still use theirs.
         """
-        if self._talk is not None and not self._why_not:
+        if self._connection is not None and not self._bypass_reason:
             try:
                 return self.leased.get(name, size_bytes)
             except ConfigError:
@@ -361,7 +365,7 @@ class DaemonSaveExecutor:
             except ResilientError as error:
                 if not self._is_announced:
                     raise
-                self._why_not = error.message
+                self._bypass_reason = error.message
         return self._fallback.buffer(name, size_bytes)
 
     def streams(self, sizes: Mapping[str, int]) -> bool:
@@ -371,7 +375,7 @@ class DaemonSaveExecutor:
             ConfigError: There is no daemon, and one of the files alone exceeds this process's
                 memory limit.
         """
-        if self._talk is None or self._why_not:
+        if self._connection is None or self._bypass_reason:
             return self._fallback.streams(sizes)
         has_room = capture_failure(lambda: self.leased.has_room(sizes))
         return has_room is False
@@ -382,30 +386,36 @@ class DaemonSaveExecutor:
         If a rank has no memory for its files, all ranks wait here for the end of the job.
         """
         self._is_announced = False
-        share_result = capture_failure(lambda: self._all_shared(job))
-        why_not = share_result.message if isinstance(share_result, RankFailure) else self._why_not
-        report: Any = {"why_not": why_not, "streams": bool(job.streamed)}
+        share_result = capture_failure(lambda: self._share_files(job))
+        bypass_reason = (
+            share_result.message if isinstance(share_result, RankFailure) else self._bypass_reason
+        )
+        report: Any = {"why_not": bypass_reason, "streams": bool(job.streamed)}
         if isinstance(share_result, RankFailure) and isinstance(share_result.cause, ConfigError):
             # The user's limit on memory is too small, so the save fails on all ranks.
             report = share_result
-        way = agree(
+        route = agree(
             context.comms, f"{job.topic}/way", report, choose_route, context.limits.within_seconds
         )
-        if way["why_not"] or isinstance(share_result, RankFailure):
-            context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, way["why_not"]))
-            self._is_last_kept = False
+        if route["why_not"] or isinstance(share_result, RankFailure):
+            context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, route["why_not"]))
+            self._is_last_by_daemon = False
             self._fallback.submit(context, job)
             return
         shared_job, slots = share_result
         self._current_save = (context, shared_job)
         # If the daemon is gone, the other ranks learn this from the key-value store. This rank
         # learns it in `wait`.
-        capture_failure(lambda: self._to().send("save", **_handover(context, shared_job, slots)))
-        self._listener = ResultListener(
-            self._to, job, slots, self.address.left_seconds, context.clock
+        capture_failure(
+            lambda: self._require_connection().send(
+                "save", **_save_message(context, shared_job, slots)
+            )
         )
-        if way["streams"]:
-            self._result = capture_failure(self._see_to_its_end)
+        self._listener = ResultListener(
+            self._require_connection, job, slots, self.address.left_seconds, context.clock
+        )
+        if route["streams"]:
+            self._result = capture_failure(self._complete_save)
 
     def wait(self) -> None:
         """Wait until the handed-over job is durable.
@@ -421,44 +431,44 @@ class DaemonSaveExecutor:
         result, self._result = self._result, None
         if isinstance(result, RankFailure):
             raise result.cause or result.to_error(1)
-        self._see_to_its_end()
+        self._complete_save()
 
     def close(self) -> None:
         """Disconnect; the daemon keeps the bytes of the last commit for the next attempt."""
         self._fallback.close()
-        self._lose("the connection was closed")
+        self._disconnect("the connection was closed")
         self._process.close()
 
-    def _see_to_its_end(self) -> None:
+    def _complete_save(self) -> None:
         current_save, self._current_save = self._current_save, None
         listener = self._listener
         if current_save is None or listener is None:
             self._fallback.wait()
-            _remember(self, self._fallback)
+            _copy_timings(self, self._fallback)
             return
-        self._is_last_kept = True
+        self._is_last_by_daemon = True
         if listener.is_listening:
-            tell_once(self.address.path, "hurry", url=self._url)
+            send_once(self.address.path, "hurry", url=self._url)
         context, job = current_save
         if is_called := listener.join(partial(context.comms.is_called, _local_topic(job))):
-            self._lose("another rank stopped using its saver daemon")
+            self._disconnect("another rank stopped using its saver daemon")
             listener.join()
-        _remember(self, listener)
-        outcome = listener.heard
+        _copy_timings(self, listener)
+        outcome = listener.outcome
         if isinstance(outcome, RankFailure) and isinstance(outcome.cause, PeerFailed):
-            self._lose(outcome.message)
+            self._disconnect(outcome.message)
             # Kill a suspended daemon: the other daemons then detect its end and stop waiting.
-            sleeps = self._is_mute and not self._process.end()
-            if sleeps:
+            is_suspended = self._was_silent and not self._process.end()
+            if is_suspended:
                 capture_failure(lambda: context.comms.call(_local_topic(job)))
             # The daemon may never report its share to the others, so do not wait for a decision.
-            kv_store = None if sleeps or is_called else self.board
+            kv_store = None if is_suspended or is_called else self.kv_store_address
             outcome = capture_failure(
                 partial(resolve_outcome, context, job, kv_store, outcome.message)
             )
         if isinstance(outcome, RankFailure) and not self._persist_here(context, job, outcome):
             return
-        if context.promoter and context.leads:
+        if context.promoter and context.is_near_tier_leader:
             context.promoter.note(job.about.checkpoint, job.keep)
 
     def finish(self, within_seconds: float) -> bool:
@@ -475,51 +485,53 @@ class DaemonSaveExecutor:
             SaveFailed: Only the near tier has the last save.
             Fenced: A newer generation exists.
         """
-        if not self._is_last_kept:
+        if not self._is_last_by_daemon:
             return False
         try:
-            self._to().request("finish", within_seconds=within_seconds)
-            while self._to().request("wait").get("is_pending"):
+            self._require_connection().request("finish", within_seconds=within_seconds)
+            while self._require_connection().request("wait").get("is_pending"):
                 continue
         except PeerFailed as error:
-            self._lose(error.message)
+            self._disconnect(error.message)
             return False
         return True
 
     def _settle(self, context: CheckpointContext) -> dict[str, Any]:
         """Introduce the rank, wait for older saves, and return the key-value store's address."""
-        talk = self._talk = DaemonConnection(self.address.path, self.address.left_seconds)
-        self._process = DaemonProcess(talk.peer_pid)
+        connection = self._connection = DaemonConnection(
+            self.address.path, self.address.left_seconds
+        )
+        self._process = DaemonProcess(connection.peer_pid)
         hello = hello_message(self.address, context)
         # The URL is resolved now, because the working folder may change later.
         self._url = hello["url"]
-        welcome = talk.request("hello", **hello)
+        welcome = connection.request("hello", **hello)
         self.leased.share = MemoryQuota(**welcome["share"])
         if welcome["is_busy"]:
-            _wait_for_past_lives(talk, context)
+            _wait_for_past_attempts(connection, context)
         kv_store: dict[str, Any] = welcome["board"]
         return kv_store | {"host": kv_store["host"] or self.address.host}
 
-    def _recalling(self, context: CheckpointContext, kv_store: Mapping[str, Any]) -> Store:
+    def _with_memory_copies(self, context: CheckpointContext, kv_store: Mapping[str, Any]) -> Store:
         """Join the daemons' key-value store; return a store that also reads the daemon's memory."""
-        answer = capture_failure(lambda: _joined(self._to(), kv_store))
+        answer = capture_failure(lambda: _join_and_recall(self._require_connection(), kv_store))
         if isinstance(answer, RankFailure):
-            self._lose(answer.message)
+            self._disconnect(answer.message)
             return context.store
         records = {key: StagedFileRecord.from_json(value) for key, value in answer["held"].items()}
         return MemoryCachedStore(
             context.store, records, lambda key: context.emit(events.MemoryCopyRejected(key))
         )
 
-    def _all_shared(self, job: SaveJob) -> tuple[SaveJob, dict[str, memoryview]]:
+    def _share_files(self, job: SaveJob) -> tuple[SaveJob, dict[str, memoryview]]:
         """Return the job with all files in shared memory, and slots for streamed files.
 
         Small files are copied now.
         """
-        if self._why_not:
-            raise PeerFailed(self._why_not)
-        # The announcement was answered while the bytes were copied.
-        self._to().receive()
+        if self._bypass_reason:
+            raise PeerFailed(self._bypass_reason)
+        # The daemon has answered the announcement while the bytes were copied.
+        self._require_connection().receive()
         files = tuple(self.leased.with_memory(file) for file in job.files)
         slots = self.leased.slots(job.streamed)
         # Set the limit here, the same for the daemon and a fallback: the limit affects the content
@@ -536,12 +548,12 @@ class DaemonSaveExecutor:
             SaveFailed: The save could not be made durable this way either.
             Fenced: A newer generation exists.
         """
-        report = failed if failed.code == Fenced.code else {"gone": self._talk is None}
+        report = failed if failed.code == Fenced.code else {"gone": self._connection is None}
         # A dead rank cannot answer, so this deadline is shorter than that for a slow store.
         within_seconds = min(context.limits.within_seconds, _ANSWER_SECONDS)
         topic = _local_topic(job)
         try:
-            is_gone = agree(context.comms, f"{topic}/why", report, is_any_gone, within_seconds)
+            is_gone = agree(context.comms, f"{topic}/why", report, has_lost_daemon, within_seconds)
         except (DeadlineExceeded, PeerFailed):
             # If the daemon was only slow, the ranks that still listened have its result.
             if capture_failure(lambda: is_committed(context.store, job.about.checkpoint)) is True:
@@ -551,54 +563,54 @@ class DaemonSaveExecutor:
             delete_failed_save(context, job)
             raise failed.cause or failed.to_error(1)
         context.emit_once(events.DaemonBypassed(job.about.checkpoint.folder, failed.message))
-        self._is_last_kept = False
+        self._is_last_by_daemon = False
         self._fallback.submit(context, replace(job, topic=topic, has_rival=True))
         self._fallback.wait()
-        _remember(self, self._fallback)
+        _copy_timings(self, self._fallback)
         return False
 
-    def _to(self) -> DaemonConnection:
+    def _require_connection(self) -> DaemonConnection:
         """Return the connection to the daemon.
 
         Raises:
             PeerFailed: There is none.
         """
-        if self._talk is not None and self._talk.is_over:
-            self._lose("it did not answer")
-        if self._talk is None:
-            raise PeerFailed(f"the saver daemon has ended: {self._why_not}")
-        return self._talk
+        if self._connection is not None and self._connection.is_closed:
+            self._disconnect("it did not answer")
+        if self._connection is None:
+            raise PeerFailed(f"the saver daemon has ended: {self._bypass_reason}")
+        return self._connection
 
-    def _lose(self, why: str) -> None:
-        self._why_not = self._why_not or why
+    def _disconnect(self, reason: str) -> None:
+        self._bypass_reason = self._bypass_reason or reason
         # A suspended daemon may still read the buffers, so nothing is written there any more.
         self.leased.forget()
-        if self._talk is not None:
-            self._is_mute = self._talk.is_silent
-            self._talk.close()
-            self._talk = None
+        if self._connection is not None:
+            self._was_silent = self._connection.is_silent
+            self._connection.close()
+            self._connection = None
 
 
-def _handover(
+def _save_message(
     context: CheckpointContext, job: SaveJob, slots: Mapping[str, memoryview]
 ) -> dict[str, Any]:
     message = encode_job(job, context.world.rank, slots)
     return {"job": message, "context": dict(context.emit.context), "tiers": tiers_to_json(context)}
 
 
-def _joined(talk: DaemonConnection, kv_store: Mapping[str, Any]) -> dict[str, Any]:
-    talk.send("join", board=kv_store)
-    return talk.request("recall")
+def _join_and_recall(connection: DaemonConnection, kv_store: Mapping[str, Any]) -> dict[str, Any]:
+    connection.send("join", board=kv_store)
+    return connection.request("recall")
 
 
-def _wait_for_past_lives(talk: DaemonConnection, context: CheckpointContext) -> None:
+def _wait_for_past_attempts(connection: DaemonConnection, context: CheckpointContext) -> None:
     deadline_seconds = context.clock.monotonic_seconds() + context.limits.within_seconds
     while context.clock.monotonic_seconds() < deadline_seconds:
-        if not talk.request("settle")["is_busy"]:
+        if not connection.request("settle")["is_busy"]:
             return
 
 
-def _remember(executor: DaemonSaveExecutor, last: SaveExecutor | ResultListener) -> None:
+def _copy_timings(executor: DaemonSaveExecutor, last: SaveExecutor | ResultListener) -> None:
     executor.took_seconds, executor.rested_seconds = last.took_seconds, last.rested_seconds
 
 

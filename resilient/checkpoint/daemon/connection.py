@@ -53,13 +53,13 @@ class StreamBuffer:
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
+class _FileRequest:
     """File that the rank is to copy into a slot."""
 
     number: int
     file: str
     slot: StreamBuffer
-    is_there: threading.Event = field(default_factory=threading.Event)
+    is_copied: threading.Event = field(default_factory=threading.Event)
 
     def to_json(self) -> list[Any]:
         """Return a JSON-able value."""
@@ -77,8 +77,8 @@ class FileStream:
     def __init__(self, slots: Sequence[StreamBuffer], within_seconds: float) -> None:
         self._free = deque(slots)
         self._within_seconds = within_seconds
-        self._queue: deque[_Wanted] = deque()
-        self._requests: dict[int, _Wanted] = {}
+        self._queue: deque[_FileRequest] = deque()
+        self._requests: dict[int, _FileRequest] = {}
         self._count = 0
         self._failure: RankFailure | None = None
         self._is_over = False
@@ -93,16 +93,16 @@ class FileStream:
             DeadlineExceeded: The file did not arrive in time.
             ResilientError: The rank could not copy the file.
         """
-        slot = self._take()
+        slot = self._take_slot()
         try:
-            self._ask(_Wanted(self._number(), file, slot))
+            self._ask(_FileRequest(self._number(), file, slot))
             yield slot.memory[:size_bytes]
         finally:
             with self._condition:
                 self._free.append(slot)
                 self._condition.notify_all()
 
-    def next(self, within_seconds: float) -> _Wanted | None:
+    def next(self, within_seconds: float) -> _FileRequest | None:
         """Return the next file for the rank to copy; None if the daemon requests none in time."""
         with self._condition:
             self._condition.wait_for(lambda: self._queue or self._is_over, within_seconds)
@@ -112,19 +112,19 @@ class FileStream:
             self._requests[request.number] = request
             return request
 
-    def came(self, number: int) -> None:
+    def file_arrived(self, number: int) -> None:
         """Record that a file is in its slot."""
         with self._condition:
             request = self._requests.pop(number, None)
         if request is not None:
-            request.is_there.set()
+            request.is_copied.set()
 
     def fail(self, failure: RankFailure) -> None:
         """Make all requests for files fail, because no more files will arrive."""
         with self._condition:
             self._failure = self._failure or failure
             for request in (*self._queue, *self._requests.values()):
-                request.is_there.set()
+                request.is_copied.set()
             self._queue.clear()
             self._condition.notify_all()
 
@@ -139,7 +139,7 @@ class FileStream:
             self._count += 1
             return self._count
 
-    def _take(self) -> StreamBuffer:
+    def _take_slot(self) -> StreamBuffer:
         with self._condition:
             if not self._condition.wait_for(
                 lambda: self._free or self._failure, self._within_seconds
@@ -148,12 +148,12 @@ class FileStream:
             self._require()
             return self._free.popleft()
 
-    def _ask(self, request: _Wanted) -> None:
+    def _ask(self, request: _FileRequest) -> None:
         with self._condition:
             self._require()
             self._queue.append(request)
             self._condition.notify_all()
-        if not request.is_there.wait(self._within_seconds):
+        if not request.is_copied.wait(self._within_seconds):
             raise DeadlineExceeded(f"`{request.file}` was not copied in time")
         self._require()
 
@@ -185,8 +185,8 @@ class RemoteFile:
             yield data
 
 
-def feed(
-    talk: DaemonConnection,
+def serve_files(
+    connection: DaemonConnection,
     files: Sequence[FileContent],
     slots: Mapping[str, memoryview],
     is_urgent: Callable[[], bool] = lambda: False,
@@ -196,7 +196,7 @@ def feed(
     Crash: the save is not committed, unless the daemon already did.
 
     Args:
-        talk: Connection to the daemon, which has accepted the save.
+        connection: Connection to the daemon, which has accepted the save.
         files: Files of this rank.
         slots: Memory that the daemon may request to be filled, by name.
         is_urgent: Whether training waits for the save, so that pauses must end. The rank sends this
@@ -210,15 +210,15 @@ def feed(
         ResilientError: The failure that the daemon reported.
     """
     file_by_name = {file.name: file for file in files if isinstance(file, StreamedFile)}
-    note: dict[str, object] = {}
-    while (answer := talk.request("wait", is_urgent=is_urgent(), **note)).get("is_pending"):
-        note = {}
+    report: dict[str, object] = {}
+    while (answer := connection.request("wait", is_urgent=is_urgent(), **report)).get("is_pending"):
+        report = {}
         if "wanted" in answer:
             number, name, slot = answer["wanted"]
             outcome = capture_failure(partial(_fill, file_by_name.get(name), slots.get(slot)))
-            note = {"came": number}
+            report = {"came": number}
             if isinstance(outcome, RankFailure):
-                note = {"failed": outcome.to_json()["failure"]}
+                report = {"failed": outcome.to_json()["failure"]}
     return answer
 
 
@@ -244,10 +244,10 @@ SILENCE_SECONDS = 15.0
 # A daemon that is only slow answers sooner than this, however little time is left.
 _SILENCE_SECONDS_MIN = 2.0
 _SILENT_SHARE = 1 / 3
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 _CREDENTIALS = "3i"
 _CLOSED = "the connection was closed"
-_CONVERSATIONS: WeakSet[DaemonConnection] = WeakSet()
+_OPEN_CONNECTIONS: WeakSet[DaemonConnection] = WeakSet()
 
 
 def no_deadline() -> float:
@@ -267,7 +267,7 @@ class DaemonConnection:
             the daemon is silent, because a stop request may arrive meanwhile.
 
     Attributes:
-        is_over: Whether this process can send no more requests.
+        is_closed: Whether this process can send no more requests.
         is_silent: True if no answer came in time, False if the daemon ended.
 
     Raises:
@@ -278,17 +278,17 @@ class DaemonConnection:
         self._left_seconds = left_seconds
         self._connection = _unix_socket()
         self._connection.settimeout(SILENCE_SECONDS)
-        self._lines = JsonLineSocket(self._connection)
+        self._json_lines = JsonLineSocket(self._connection)
         self._poll = select.poll()
         self._poll.register(self._connection, select.POLLIN)
-        self._unread = 0
-        self.is_over = self.is_silent = False
+        self._outstanding = 0
+        self.is_closed = self.is_silent = False
         try:
             self._connection.connect(path)
         except OSError as error:
             self.close()
             raise PeerFailed(f"no saver daemon at {path}: {error}") from error
-        _CONVERSATIONS.add(self)
+        _OPEN_CONNECTIONS.add(self)
 
     def send(self, verb: str, **message: Any) -> None:
         """Send a request; its answer is read later.
@@ -298,11 +298,11 @@ class DaemonConnection:
         """
         try:
             self._connection.settimeout(self._silence_seconds)
-            self._lines.send({"verb": verb, **message})
+            self._json_lines.send({"verb": verb, **message})
         except OSError as error:
             self.is_silent = isinstance(error, TimeoutError)
             raise self._ended_error(str(error)) from error
-        self._unread += 1
+        self._outstanding += 1
 
     def receive(self) -> dict[str, Any]:
         """Read all outstanding answers and return the last.
@@ -313,7 +313,7 @@ class DaemonConnection:
         """
         answer: dict[str, Any] = {}
         first_error: ResilientError | None = None
-        while self._unread:
+        while self._outstanding:
             answer = self._next()
             if "failure" in answer and first_error is None:
                 first_error = RankFailure(**answer["failure"]).to_error(1)
@@ -331,7 +331,7 @@ class DaemonConnection:
         self.send(verb, **message)
         return self.receive()
 
-    def require_there(self) -> None:
+    def require_alive(self) -> None:
         """Check without waiting that the daemon's process exists; a stuck daemon passes.
 
         Raises:
@@ -351,7 +351,7 @@ class DaemonConnection:
         The daemon considers the rank alive while any process has the connection open, for example a
         worker of a data loader.
         """
-        self.is_over = True
+        self.is_closed = True
         self._connection.close()
 
     @property
@@ -366,13 +366,13 @@ class DaemonConnection:
 
     def close(self) -> None:
         """Disconnect, and wake a thread that listens."""
-        self.is_over = True
+        self.is_closed = True
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
     def _next(self) -> dict[str, Any]:
-        self._unread -= 1
+        self._outstanding -= 1
         try:
             answer = self._receive()
         except (OSError, MalformedMessage) as error:
@@ -385,14 +385,14 @@ class DaemonConnection:
         silent_seconds = 0.0
         while True:
             began_seconds = time.monotonic()
-            self._connection.settimeout(_LOOK_SECONDS)
+            self._connection.settimeout(_POLL_SECONDS)
             try:
-                return self._lines.receive()
+                return self._json_lines.receive()
             except TimeoutError:
                 # Time in which this process itself was suspended does not count as silence of the
                 # daemon.
-                looked_seconds = time.monotonic() - began_seconds
-                silent_seconds += min(looked_seconds, 2 * _LOOK_SECONDS)
+                polled_seconds = time.monotonic() - began_seconds
+                silent_seconds += min(polled_seconds, 2 * _POLL_SECONDS)
                 if silent_seconds >= self._silence_seconds:
                     self.is_silent = True
                     raise
@@ -401,11 +401,11 @@ class DaemonConnection:
     def _silence_seconds(self) -> float:
         return silence_seconds_max(self._left_seconds())
 
-    def _ended_error(self, why: str) -> PeerFailed:
+    def _ended_error(self, reason: str) -> PeerFailed:
         # A late answer would be taken for the answer to another request.
         self.close()
-        self._unread = 0
-        return PeerFailed(f"the saver daemon has ended: {why}")
+        self._outstanding = 0
+        return PeerFailed(f"the saver daemon has ended: {reason}")
 
 
 def _unix_socket() -> socket.socket:
@@ -424,7 +424,7 @@ def silence_seconds_max(left_seconds: float) -> float:
     return max(min(left_seconds * _SILENT_SHARE, SILENCE_SECONDS), _SILENCE_SECONDS_MIN)
 
 
-def tell_once(path: str, verb: str, **message: Any) -> None:
+def send_once(path: str, verb: str, **message: Any) -> None:
     """Send a request that has no answer, over a separate connection; ignore a daemon that is gone.
 
     Args:
@@ -433,16 +433,16 @@ def tell_once(path: str, verb: str, **message: Any) -> None:
         message: Fields of the request.
     """
     with suppress(PeerFailed):
-        talk = DaemonConnection(path)
+        connection = DaemonConnection(path)
         try:
-            talk.send(verb, **message)
+            connection.send(verb, **message)
         finally:
-            talk.close()
+            connection.close()
 
 
 def _leave_to_parent() -> None:
-    for conversation in tuple(_CONVERSATIONS):
-        conversation.leave_to_parent()
+    for connection in tuple(_OPEN_CONNECTIONS):
+        connection.leave_to_parent()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

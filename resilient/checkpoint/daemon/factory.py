@@ -52,13 +52,13 @@ class DaemonPromoter:
         return self._promoter.plan(context, checkpoint, keep)
 
     def committed(
-        self, context: CheckpointContext, checkpoint: CheckpointId, orders: PostCommitPlan
+        self, context: CheckpointContext, checkpoint: CheckpointId, post_commit_plan: PostCommitPlan
     ) -> None:
         """Promote a checkpoint that this process persisted.
 
         Crash: either tier is consistent; checkpoints not promoted yet are near.
         """
-        self._promoter.committed(context, checkpoint, orders)
+        self._promoter.committed(context, checkpoint, post_commit_plan)
 
     def note(self, checkpoint: CheckpointId, keep: Collection[CheckpointId]) -> None:
         """Record the daemon's commit as newest.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES = 4096
 # No file of a checkpoint can have this name.
-_SLOT = "slot/"
+_SLOT_PREFIX = "slot/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class LeasedBuffers:
         ask: Function that sends a request to the daemon.
 
     Attributes:
-        make_room: Callback with a number of bytes. Releases other memory of this rank if that frees
-            enough, and returns whether it did.
+        release_other_memory: Callback with a number of bytes. The callback releases other memory
+            of this rank if that frees enough, and returns whether it did.
     """
 
     def __init__(self, ask: Callable[..., dict[str, Any]]) -> None:
         self._ask = ask
-        self.make_room: Callable[[int], bool] | None = None
+        self.release_other_memory: Callable[[int], bool] | None = None
         self._buffers: dict[str, memoryview] = {}
         self._paths: dict[str, str] = {}
         self.share = MemoryQuota()
@@ -126,7 +126,7 @@ class LeasedBuffers:
         """
         buffer = self._buffers.get(name)
         if buffer is None or len(buffer) < size_bytes:
-            # Whether the new request succeeds or not, the daemon no longer has what there was.
+            # The daemon releases the old memory before it reserves the new memory.
             self._buffers.pop(name, None)
             buffer = self._buffers[name] = self._reserve(name, size_bytes, is_new=buffer is None)
         return buffer[:size_bytes]
@@ -178,11 +178,13 @@ class LeasedBuffers:
         if not files:
             return {}
         slot_bytes = _rounded(max(file.size_bytes for file in files))
-        others_bytes = sum(len(value) for name, value in self._buffers.items() if _SLOT not in name)
+        others_bytes = sum(
+            len(value) for name, value in self._buffers.items() if _SLOT_PREFIX not in name
+        )
         count = (self.share.size_bytes - others_bytes) // slot_bytes
         if count < 1:
             raise self.share.refuse((slot_bytes + others_bytes) * self.share.ranks)
-        names = [f"{_SLOT}{number}" for number in range(min(count, len(files), SLOTS_MAX))]
+        names = [f"{_SLOT_PREFIX}{number}" for number in range(min(count, len(files), SLOTS_MAX))]
         return {name: self.get(name, slot_bytes) for name in names}
 
     @property
@@ -202,24 +204,24 @@ class LeasedBuffers:
 
     def _reserve(self, name: str, size_bytes: int, *, is_new: bool) -> memoryview:
         # A file that grows by a few bytes from save to save must not need a request each time.
-        is_roomy = not is_new
+        has_reserve = not is_new
         while True:
-            wanted_bytes = size_bytes + size_bytes // 2 if is_roomy else size_bytes
+            wanted_bytes = size_bytes + size_bytes // 2 if has_reserve else size_bytes
             try:
                 answer = self._ask("reserve", name=name, size_bytes=_rounded(wanted_bytes))
             except (ConfigError, StoreFull):
-                if not is_roomy and not self._makes_room(size_bytes):
+                if not has_reserve and not self._frees_memory(size_bytes):
                     raise
-                is_roomy = False
+                has_reserve = False
             else:
                 self._paths[name] = answer["path"]
                 return map_file(Path(answer["path"]), answer["size_bytes"], writable=True)
 
-    def _makes_room(self, size_bytes: int) -> bool:
-        if self.make_room is None:
+    def _frees_memory(self, size_bytes: int) -> bool:
+        if self.release_other_memory is None:
             return False
         reply = self._ask("missing", size_bytes=_rounded(size_bytes))
-        return self.make_room(int(reply["size_bytes"]))
+        return self.release_other_memory(int(reply["size_bytes"]))
 
 
 def _rounded(size_bytes: int) -> int:
@@ -275,11 +277,11 @@ class SharedMemoryPool:
     def missing_bytes(self, size_bytes: int) -> int:
         """Return how many bytes to free before ``size_bytes`` fit; at most ``size_bytes``."""
         with self._lock:
-            over_bytes = self._used_bytes + size_bytes - self.share.host_bytes_max
+            excess_bytes = self._used_bytes + size_bytes - self.share.host_bytes_max
         # Without a limit, or within it, the machine itself has no more memory.
-        return over_bytes if 0 < self.share.host_bytes_max and over_bytes > 0 else size_bytes
+        return excess_bytes if 0 < self.share.host_bytes_max and excess_bytes > 0 else size_bytes
 
-    def give_back(self, segment: SharedBuffer) -> None:
+    def release(self, segment: SharedBuffer) -> None:
         """Release a segment; processes that have mapped the segment may still read it."""
         with self._lock:
             self._folder.free(segment.path)

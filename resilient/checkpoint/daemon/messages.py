@@ -91,8 +91,8 @@ def hello_message(address: DaemonAddress, context: CheckpointContext) -> dict[st
     world = context.world
     return {
         "version": PROTOCOL_VERSION,
-        "url": anywhere(address.url),
-        "near_url": anywhere(address.near_url) if address.near_url else "",
+        "url": absolute_url(address.url),
+        "near_url": absolute_url(address.near_url) if address.near_url else "",
         "tiering": address.tiering.to_json() if address.tiering else {},
         "world": [world.rank, world.size, world.local_rank],
         "scope": context.comms.scope,
@@ -103,7 +103,7 @@ def hello_message(address: DaemonAddress, context: CheckpointContext) -> dict[st
     }
 
 
-def anywhere(url: str) -> str:
+def absolute_url(url: str) -> str:
     """Return the URL in a form that does not depend on the working folder."""
     return str(local_path(url).absolute()) if protocol_of(url) == "file" else url
 
@@ -163,7 +163,7 @@ class SessionTiers:
     """
 
     def __init__(self, info: SessionInfo, near: Store) -> None:
-        self._guest = info
+        self._info = info
         self._near = near
         self._context: CheckpointContext | None = None
 
@@ -190,16 +190,16 @@ class SessionTiers:
             generation: Generation number.
             parent: Checkpoint from which the generation began.
         """
-        held_context = self._context
-        if held_context is not None:
-            self._context = replace(held_context, emit=context.emit)
+        own_context = self._context
+        if own_context is not None:
+            self._context = replace(own_context, emit=context.emit)
             return self._context
-        tiered = add_near_tier(context, self._near, self._guest.tiering)
+        tiered = add_near_tier(context, self._near, self._info.tiering)
         groups = tuple(tuple(int(rank) for rank in group) for group in request["groups"])
         tiered = replace(tiered, places=NearTierGroups(groups))
         assert isinstance(tiered.store, TieredStore)  # noqa: S101 - it was just made
         tiered.store.peers = tuple(_peers(tiered.store, request["peers"], context.clock))
-        if tiered.promoter and tiered.leads:
+        if tiered.promoter and tiered.is_near_tier_leader:
             tiered.promoter.begin(tiered, generation, parent)
         self._context = tiered
         return tiered
@@ -214,7 +214,7 @@ class SessionTiers:
             SaveFailed: Only the near tier has the commit.
         """
         context = self._context
-        if context and context.promoter and context.leads:
+        if context and context.promoter and context.is_near_tier_leader:
             context.promoter.finish(context, within_seconds)
 
     def close(self) -> None:
@@ -234,7 +234,7 @@ def _peers(tiers: TieredStore, peers: list[Any], clock: Clock) -> Iterator[PeerS
         yield peer
 
 
-NONSENSE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
+PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ResilientError)
 """Errors of parsing a message that no rank of this library has written."""
 
 
@@ -266,7 +266,7 @@ def encode_job(job: SaveJob, rank: int, slots: Iterable[str] = ()) -> dict[str, 
         "copies_bytes_max": job.copies_bytes_max,
         "segment": encode_segment(job.segment).decode() if job.segment else None,
         "token": job.token,
-        "spoiled": job.spoiled.to_json()["failure"] if job.spoiled else None,
+        "spoiled": job.copy_failure.to_json()["failure"] if job.copy_failure else None,
     }
 
 
@@ -290,7 +290,7 @@ def decode_job(
     """
     try:
         return _job(value, memory_of, rank, within_seconds)
-    except NONSENSE as error:
+    except PARSE_ERRORS as error:
         raise UsageError(f"invalid save job: {type(error).__name__}: {error}") from error
 
 
@@ -332,7 +332,9 @@ def _job(
         segment=_segment(value["segment"], checkpoint),
         copies_bytes_max=_bound(value.get("copies_bytes_max")),
         token=str(value["token"]),
-        spoiled=RankFailure(**failure_fields) if (failure_fields := value["spoiled"]) else None,
+        copy_failure=RankFailure(**failure_fields)
+        if (failure_fields := value["spoiled"])
+        else None,
         streamed=tuple(
             RemoteFile(_name(name), size_bytes, tuple(by_file[name]), stream)
             for name, size_bytes in streamed_sizes.items()

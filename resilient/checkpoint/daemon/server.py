@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from resilient.checkpoint.daemon.memory import MemoryQuota, SharedMemoryPool
-from resilient.checkpoint.daemon.session import LAND_SECONDS, RankSession, StepCacheSession
+from resilient.checkpoint.daemon.session import COMMIT_STEP_SECONDS, RankSession, StepCacheSession
 from resilient.clock import SystemClock
 from resilient.distributed.coordination import RankFailure
 from resilient.distributed.kv_store import JsonLineSocket, KVStoreServer, MalformedMessage
@@ -62,7 +62,7 @@ class SaverDaemon:
 
     Args:
         path: Path of the socket.
-        room: Shared memory of this host.
+        pool: Shared memory of this host.
         kv_store: Key-value store that ranks may use if this is the coordinator's host.
         clock: Time source.
 
@@ -71,9 +71,9 @@ class SaverDaemon:
     """
 
     def __init__(
-        self, path: Path, room: SharedMemoryPool, kv_store: KVStoreServer, clock: Clock
+        self, path: Path, pool: SharedMemoryPool, kv_store: KVStoreServer, clock: Clock
     ) -> None:
-        self._quota = room
+        self._pool = pool
         self._kv_store = kv_store
         self._clock = clock
         self._sessions: list[RankSession] = []
@@ -92,19 +92,19 @@ class SaverDaemon:
         deadline_seconds = self._clock.monotonic_seconds() + within_seconds
         self._hurry("")
         with ExitStack() as marks:
-            for url in {session.url for session in self._holding()}:
+            for url in {session.url for session in self._caching_sessions()}:
                 # The next agent's daemon must wait for these saves too.
-                marks.enter_context(self._quota.saving(url))
-            while self._is_at_work():
+                marks.enter_context(self._pool.saving(url))
+            while self._has_work():
                 if self._clock.monotonic_seconds() > deadline_seconds:
                     return False
                 self._clock.sleep(_TICK_SECONDS)
         return True
 
-    def _is_at_work(self) -> bool:
+    def _has_work(self) -> bool:
         # The order counts: a step that is no longer cached is in a save by then.
         return bool(
-            self._holding()
+            self._caching_sessions()
             or self._busy("")
             or any(session.is_promoting for session in self._sessions)
         )
@@ -123,20 +123,22 @@ class SaverDaemon:
             except OSError:
                 return
             threading.Thread(
-                target=self._converse, args=(connection,), name="seat", daemon=True
+                target=self._serve, args=(connection,), name="seat", daemon=True
             ).start()
 
-    def _converse(self, connection: socket.socket) -> None:
-        session = self._seated(RankSession(self._quota, self._vacate))
+    def _serve(self, connection: socket.socket) -> None:
+        session = self._add_session(RankSession(self._pool, self._release_ended_sessions))
         lines = JsonLineSocket(connection)
         try:
             while (request := lines.receive()) is not None:
                 if request.get("verb") == "hold_hello":
-                    session = self._seated(
-                        StepCacheSession(self._quota, self._settled), in_place_of=session
+                    session = self._add_session(
+                        StepCacheSession(self._pool, self._wait_for_attempt),
+                        replaced_session=session,
                     )
                 answer = self._answer(session, request)
-                # A rank that died sent more than it waited for, and all that it sent counts.
+                # A rank that died may have sent requests without waiting for the answers. All of
+                # them count.
                 with suppress(OSError):
                     lines.send(answer)
         except MalformedMessage as error:
@@ -148,18 +150,20 @@ class SaverDaemon:
             connection.close()
             session.leave()
 
-    def _seated(
-        self, new_session: RankSession, in_place_of: RankSession | None = None
+    def _add_session(
+        self, new_session: RankSession, replaced_session: RankSession | None = None
     ) -> RankSession:
         with self._lock:
-            self._sessions = [session for session in self._sessions if session is not in_place_of]
+            self._sessions = [
+                session for session in self._sessions if session is not replaced_session
+            ]
             self._sessions.append(new_session)
         return new_session
 
     def _answer(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
         verb = request.get("verb")
         if verb == "hello":
-            return self._welcome(session, request)
+            return self._answer_hello(session, request)
         if verb == "hurry":
             self._hurry(str(request["url"]))
             return {}
@@ -178,10 +182,10 @@ class SaverDaemon:
         }
 
     def _missing(self, _: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
-        return {"size_bytes": self._quota.missing_bytes(int(request["size_bytes"]))}
+        return {"size_bytes": self._pool.missing_bytes(int(request["size_bytes"]))}
 
-    def _welcome(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer all questions of a new attempt at once: one request, not three."""
+    def _answer_hello(self, session: RankSession, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer everything that a new attempt asks, in one request."""
         answer = session.answer(request)
         if "failure" in answer:
             return answer
@@ -196,47 +200,49 @@ class SaverDaemon:
         """
         deadline_seconds = self._clock.monotonic_seconds() + _SLICE_SECONDS
         self._hurry(info.url)
-        while (older := self._holding_before(info)) or self._is_saving(info.url):
+        while (older := self._older_caching_sessions(info)) or self._is_saving(info.url):
             if self._clock.monotonic_seconds() > deadline_seconds:
                 for session in older:
-                    session.give_up()
+                    session.discard()
                 return True
             self._clock.sleep(_TICK_SECONDS)
         return False
 
     def _is_saving(self, url: str) -> bool:
-        return bool(self._busy(url)) or self._quota.is_saved_elsewhere(url)
+        return bool(self._busy(url)) or self._pool.is_saved_elsewhere(url)
 
-    def _holding_before(self, info: RankSession) -> list[StepCacheSession]:
+    def _older_caching_sessions(self, info: RankSession) -> list[StepCacheSession]:
         """Return the sessions of older attempts whose ranks still cache steps."""
         return [
             session
-            for session in self._holding()
+            for session in self._caching_sessions()
             if session.url == info.url and session.scope != info.scope
         ]
 
-    def _holding(self) -> list[StepCacheSession]:
+    def _caching_sessions(self) -> list[StepCacheSession]:
         """Return the sessions whose ranks are connected and may cache a step."""
         with self._lock:
             sessions = [
                 session for session in self._sessions if isinstance(session, StepCacheSession)
             ]
-        return [session for session in sessions if session.is_holding]
+        return [session for session in sessions if session.is_caching]
 
-    def _settled(self, holding: StepCacheSession) -> bool:
+    def _wait_for_attempt(self, cache_session: StepCacheSession) -> bool:
         """Wait until all ranks of an attempt have left and none of their saves is in flight here.
 
         Returns:
             Whether they have: a rank that does not leave in time may still write.
         """
-        deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
+        deadline_seconds = self._clock.monotonic_seconds() + COMMIT_STEP_SECONDS
         while True:
             with self._lock:
-                saving = [session for session in self._sessions if session.scope == holding.scope]
+                saving = [
+                    session for session in self._sessions if session.scope == cache_session.scope
+                ]
             saving = [session for session in saving if not isinstance(session, StepCacheSession)]
             if any(session.is_busy for session in saving):
-                deadline_seconds = self._clock.monotonic_seconds() + LAND_SECONDS
-            elif all(session.is_left for session in saving):
+                deadline_seconds = self._clock.monotonic_seconds() + COMMIT_STEP_SECONDS
+            elif all(session.has_rank_left for session in saving):
                 return True
             elif self._clock.monotonic_seconds() > deadline_seconds:
                 return False
@@ -259,14 +265,16 @@ class SaverDaemon:
                 key: record
                 for session in self._sessions
                 if session.url == url
-                for key, record in session.held.items()
+                for key, record in session.kept_files.items()
             }
 
-    def _vacate(self) -> None:
+    def _release_ended_sessions(self) -> None:
         """Release the memory of past attempts, because a new one begins to stage."""
         with self._lock:
             ended_sessions = [
-                session for session in self._sessions if session.is_left and not session.is_busy
+                session
+                for session in self._sessions
+                if session.has_rank_left and not session.is_busy
             ]
             self._sessions = [
                 session
@@ -285,7 +293,8 @@ def main(arguments: list[str]) -> int:
     lower_own_priority()
     sweep(options.shared)
     folder = SharedFolder(options.shared)
-    # It listens on all interfaces, so it has no host name of its own; the ranks know one.
+    # The key-value store listens on all interfaces, so it has no host name. The ranks know the
+    # name.
     kv_store = KVStoreServer(options.listen, options.listen)
     share = MemoryQuota(options.host_bytes_max, options.ranks, options.auto)
     daemon = SaverDaemon(options.socket, SharedMemoryPool(folder, share), kv_store, SystemClock())

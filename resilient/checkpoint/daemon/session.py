@@ -27,7 +27,7 @@ from resilient.checkpoint.catalog import committed
 from resilient.checkpoint.context import CheckpointContext
 from resilient.checkpoint.daemon.connection import FileStream, is_gone, read_failure
 from resilient.checkpoint.daemon.messages import SessionTiers, decode_job, parse_hello
-from resilient.checkpoint.daemon.step_slots import SLOTS, read_step_slot, slate_name
+from resilient.checkpoint.daemon.step_slots import SLOTS, read_step_slot, slot_memory_name
 from resilient.checkpoint.events import CachedStepCommitted, CachedStepLost
 from resilient.checkpoint.restore.memory_store import StagedFileRecord
 from resilient.checkpoint.save.persist import SaveHistory, persist, space_topic
@@ -57,36 +57,36 @@ class RankSession:
     """Session of one rank, which answers its requests; used by the thread of its connection.
 
     Args:
-        room: Shared memory of this host.
-        vacate: Callback before the first bytes of this rank, which may release memory of past
-            ranks.
+        pool: Shared memory of this host.
+        release_ended: Callback before the first bytes of this rank, which may release memory of
+            ended ranks.
 
     Attributes:
         verbs: Handler of each request.
         url: Repository to which this rank saves; empty before its hello.
         scope: Name of the rank's attempt, as a scope of keys; empty before its hello.
-        is_left: Whether the rank is gone.
-        held: Files of the newest checkpoint that this session committed, as far as they are not
-            overwritten.
+        has_rank_left: Whether the rank is gone.
+        kept_files: Files of the newest checkpoint that this session committed, without
+            overwritten files.
         pacer: Throttle of its saves, which can be hurried.
     """
 
-    def __init__(self, room: SharedMemoryPool, vacate: Callable[[], None]) -> None:
-        self._quota = room
-        self._vacate = vacate
-        self._guest: SessionInfo | None = None
+    def __init__(self, pool: SharedMemoryPool, release_ended: Callable[[], None]) -> None:
+        self._pool = pool
+        self._release_ended = release_ended
+        self._info: SessionInfo | None = None
         self.url = self.scope = ""
-        self._onwards: SessionTiers | None = None
+        self._tiers: SessionTiers | None = None
         self._kv_store: SocketKVStore | None = None
         self._segments: dict[str, SharedBuffer] = {}
-        self.held: Mapping[str, StagedFileRecord] = {}
+        self.kept_files: Mapping[str, StagedFileRecord] = {}
         self._history = SaveHistory()
         self.pacer = SessionThrottle()
-        self._verdict: Any = None
+        self._outcome: Any = None
         self._stream: FileStream | None = None
         self._is_idle = threading.Event()
         self._is_idle.set()
-        self.is_left = False
+        self.has_rank_left = False
         self._lock = threading.Lock()
         self.verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
             "hello": self._hello,
@@ -107,7 +107,7 @@ class RankSession:
     @property
     def is_promoting(self) -> bool:
         """True if a promotion of its near tier is in progress."""
-        return self._onwards is not None and self._onwards.is_busy
+        return self._tiers is not None and self._tiers.is_busy
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Execute a request and return the answer; never raises."""
@@ -120,24 +120,24 @@ class RankSession:
     def leave(self) -> None:
         """Release all memory that no job in flight needs, because the rank is gone."""
         with self._lock:
-            self.is_left = True
+            self.has_rank_left = True
             self.pacer.leave()
             if self._stream is not None:
                 self._stream.fail(is_gone())
             if not self.is_busy:
-                self._let_go()
+                self._release_resources()
 
     def forget(self) -> None:
         """Release all memory; only for a session whose rank is gone and that is not busy."""
         with self._lock:
-            self.held = {}
-            self._give_back()
+            self.kept_files = {}
+            self._free_segments()
 
     def _hello(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        info = self._guest = parse_hello(request)
+        info = self._info = parse_hello(request)
         self.url, self.scope = info.url, info.scope
-        self._onwards = SessionTiers(info, info.near) if info.near else None
-        return self._quota.share.to_json()
+        self._tiers = SessionTiers(info, info.near) if info.near else None
+        return self._pool.share.to_json()
 
     def _join(self, request: Mapping[str, Any]) -> dict[str, Any]:
         self._kv_store = SocketKVStore(Address.from_json(request["board"]))
@@ -149,8 +149,8 @@ class RankSession:
         segment = self._segments.get(name)
         if segment is None or segment.size_bytes < size_bytes:
             if segment is not None:
-                self._quota.give_back(self._segments.pop(name))
-            segment = self._segments[name] = self._quota.take(size_bytes)
+                self._pool.release(self._segments.pop(name))
+            segment = self._segments[name] = self._pool.take(size_bytes)
         return {"path": str(segment.path), "size_bytes": segment.size_bytes}
 
     def _release(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,17 +158,17 @@ class RankSession:
         for name in request["names"]:
             segment = self._segments.pop(str(name), None)
             if segment is not None:
-                self._quota.give_back(segment)
+                self._pool.release(segment)
         # The memory kept for the next attempt may be among it.
-        self.held = {}
+        self.kept_files = {}
         return {}
 
     def _begin(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Record the announcement of a job; from here on this rank's silence is a failure."""
         self._refuse_if_busy()
-        self._vacate()
-        self.held = {}
-        _, comms = self._at_work()
+        self._release_ended()
+        self.kept_files = {}
+        _, comms = self._require_joined()
         assert self._kv_store is not None, "joined"  # noqa: S101
         register_disconnect_failure(self._kv_store, comms, str(request["topic"]))
         return {}
@@ -179,10 +179,10 @@ class RankSession:
         return {}
 
     def _begin_to_save(self, request: Mapping[str, Any]) -> None:
-        info, comms = self._at_work()
+        info, comms = self._require_joined()
         rank, limits = info.world.rank, info.limits
         job, stream = decode_job(request["job"], self._memory_of, rank, limits.within_seconds)
-        job = _bounded(job, self._quota.share, self._segments)
+        job = _bounded(job, self._pool.share, self._segments)
         emit = emitter_of(info, request["context"])
         context = CheckpointContext(
             with_retry_events(info.store, emit),
@@ -193,15 +193,15 @@ class RankSession:
             info.signing,
             token=job.token,
         )
-        if self._onwards:
+        if self._tiers:
             generation, parent = job.about.checkpoint.generation, job.about.parent
-            context = self._onwards.context_for(context, request["tiers"], generation, parent)
+            context = self._tiers.context_for(context, request["tiers"], generation, parent)
         self._start(lambda: self._run(context, job), stream)
 
     def _finish(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Start to promote the last commit; ``wait`` reports the end."""
         self._refuse_if_busy()
-        promoter, within_seconds = self._onwards, float(request["within_seconds"])
+        promoter, within_seconds = self._tiers, float(request["within_seconds"])
 
         def work() -> None:
             self._end(
@@ -212,7 +212,7 @@ class RankSession:
         return {}
 
     def _start(self, work: Callable[[], None], stream: FileStream) -> None:
-        self._verdict = None
+        self._outcome = None
         self._stream = stream
         self._is_idle.clear()
         threading.Thread(target=work, name="persist", daemon=True).start()
@@ -224,7 +224,7 @@ class RankSession:
             self.pacer.hurry()
         if stream is not None:
             if "came" in request:
-                stream.came(int(request["came"]))
+                stream.file_arrived(int(request["came"]))
             if "failed" in request:
                 stream.fail(read_failure(request["failed"]))
             file_request = stream.next(_SLICE_SECONDS)
@@ -232,46 +232,47 @@ class RankSession:
                 return {"is_pending": True, "wanted": file_request.to_json()}
         if not self._is_idle.is_set():
             return {"is_pending": True}
-        if isinstance(self._verdict, RankFailure):
-            return self._verdict.to_json()
+        if isinstance(self._outcome, RankFailure):
+            return self._outcome.to_json()
         return {"rested_seconds": self._history.rested_seconds}
 
     def _run(self, context: CheckpointContext, job: SaveJob) -> None:
         pace = self.pacer.begin(
             job.size_bytes,
             job.began_seconds,
-            0.0 if job.streamed else context.limits.rested_seconds_max,
+            0.0 if job.streamed else context.limits.pause_seconds_max,
         )
-        with self._quota.saving(self.url):
+        with self._pool.saving(self.url):
             verdict = capture_failure(lambda: persist(context, job, self._history, pace))
         self.pacer.end()
         if not isinstance(verdict, RankFailure):
-            self.held = _staged_records(verdict, job, self._segments)
+            self.kept_files = _staged_records(verdict, job, self._segments)
         self._end(verdict)
 
     def _end(self, verdict: Any) -> None:
         with self._lock:
-            self._verdict = verdict
-            if self.is_left:
-                self._let_go()
-            # Last: a caller that learns of the end may ask for the held files.
+            self._outcome = verdict
+            if self.has_rank_left:
+                self._release_resources()
+            # This must be the last step, because a caller that sees the end may request the kept
+            # files.
             self._is_idle.set()
             if self._stream is not None:
                 self._stream.close()
 
-    def _let_go(self) -> None:
-        if self._onwards is not None:
+    def _release_resources(self) -> None:
+        if self._tiers is not None:
             # A promotion may take long, and no caller here waits for it.
-            threading.Thread(target=self._onwards.close, name="onwards", daemon=True).start()
+            threading.Thread(target=self._tiers.close, name="onwards", daemon=True).start()
         if self._kv_store is not None:
             self._kv_store.close()
             self._kv_store = None
-        if not self.held:
-            self._give_back()
+        if not self.kept_files:
+            self._free_segments()
 
-    def _give_back(self) -> None:
+    def _free_segments(self) -> None:
         while self._segments:
-            self._quota.give_back(self._segments.popitem()[1])
+            self._pool.release(self._segments.popitem()[1])
 
     def _memory_of(self, name: str, size_bytes: int) -> memoryview:
         segment = self._segments.get(name)
@@ -279,10 +280,10 @@ class RankSession:
             raise UsageError(f"`{name}` has no {size_bytes} bytes of memory here")
         return segment.memory[:size_bytes]
 
-    def _at_work(self) -> tuple[SessionInfo, ControlGroup]:
-        if self._guest is None or self._kv_store is None:
+    def _require_joined(self) -> tuple[SessionInfo, ControlGroup]:
+        if self._info is None or self._kv_store is None:
             raise UsageError("hello and join must come first")
-        return self._guest, ControlGroup(self._kv_store, self._guest.world, self._guest.scope)
+        return self._info, ControlGroup(self._kv_store, self._info.world, self._info.scope)
 
     def _refuse_if_busy(self) -> None:
         if self.is_busy:
@@ -337,25 +338,27 @@ def _staged_records(
     }
 
 
-LAND_SECONDS = 10.0
+COMMIT_STEP_SECONDS = 10.0
 """Deadline for the daemons of other hosts to report their cached steps; their ranks end too."""
-_TOPIC = "hold/land"
+_COMMIT_TOPIC = "hold/land"
 
 
 class StepCacheSession(RankSession):
     """Session of one rank that caches steps; used by the thread of its connection.
 
     Args:
-        room: Shared memory of this host.
-        settled: Function that waits until an attempt's ranks and saves on this host have ended.
-            Returns whether they have ended.
+        pool: Shared memory of this host.
+        wait_for_attempt: Function that waits until the ranks and the saves of an attempt on this
+            host have ended. Returns whether they have ended.
     """
 
-    def __init__(self, room: SharedMemoryPool, settled: Callable[[StepCacheSession], bool]) -> None:
-        super().__init__(room, lambda: None)
-        self._on_settled = settled
-        self._whole: dict[int, StoredStep] = {}
-        self._is_ending = False
+    def __init__(
+        self, pool: SharedMemoryPool, wait_for_attempt: Callable[[StepCacheSession], bool]
+    ) -> None:
+        super().__init__(pool, lambda: None)
+        self._wait_for_attempt = wait_for_attempt
+        self._complete_steps: dict[int, StoredStep] = {}
+        self._is_commit_started = False
         self.verbs = {
             "hold_hello": self._hello,
             "join": self._join,
@@ -364,105 +367,108 @@ class StepCacheSession(RankSession):
         }
 
     @property
-    def is_holding(self) -> bool:
+    def is_caching(self) -> bool:
         """True if the rank is connected and may cache a step."""
-        return not self._is_ending and not self.is_left
+        return not self._is_commit_started and not self.has_rank_left
 
     def leave(self) -> None:
         """Commit the newest step that all ranks cached, if it is newer than the last save."""
         self._start_commit(is_gone=True)
         super().leave()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Discard the cached steps, because a newer attempt began and this rank may still write."""
         self._start_commit(is_gone=False)
 
     def _start_commit(self, *, is_gone: bool) -> None:
         with self._lock:
-            if self._is_ending or self._kv_store is None:
+            if self._is_commit_started or self._kv_store is None:
                 return
             # The order counts: an observer that sees no cached step any more must see the save.
             self._is_idle.clear()
-            self._is_ending = True
+            self._is_commit_started = True
         threading.Thread(
-            target=self._land, kwargs={"is_gone": is_gone}, name="land", daemon=True
+            target=self._commit_cached_step, kwargs={"is_gone": is_gone}, name="land", daemon=True
         ).start()
 
-    def _land(self, *, is_gone: bool) -> None:
+    def _commit_cached_step(self, *, is_gone: bool) -> None:
         """Agree on a step with the other daemons' sessions, and save it."""
         if is_gone:
-            self._whole = self._read()
-        if self._whole and not self._on_settled(self):
-            self._whole = {}
+            self._complete_steps = self._read()
+        if self._complete_steps and not self._wait_for_attempt(self):
+            self._complete_steps = {}
         slot = capture_failure(self._choose)
         if not isinstance(slot, int):
-            self._tell_lost(slot)
+            self._report_lost(slot)
             self._end(slot)
             return
-        started = capture_failure(lambda: self._start_to_land(slot))
+        started = capture_failure(lambda: self._start_save(slot))
         if isinstance(started, RankFailure):
-            self._tell_lost(started)
+            self._report_lost(started)
             self._end(started)
 
     def _read(self) -> dict[int, StoredStep]:
         """Return the steps that the slots hold whole; their writer is gone."""
-        slots = {slot: read_step_slot(partial(self._slate, slot)) for slot in range(SLOTS)}
+        slots = {slot: read_step_slot(partial(self._slot_memory, slot)) for slot in range(SLOTS)}
         return {slot: value for slot, value in slots.items() if value is not None}
 
-    def _slate(self, slot: int, name: str) -> memoryview:
-        segment = self._segments.get(slate_name(slot, name))
+    def _slot_memory(self, slot: int, name: str) -> memoryview:
+        segment = self._segments.get(slot_memory_name(slot, name))
         return memoryview(b"") if segment is None else segment.memory
 
     def _choose(self) -> int | None:
         """Return the slot of the step to commit, which all ranks have, or None. Collective."""
-        info, comms = self._at_work()
-        parent_by_folder = {value.checkpoint.folder: value.after for value in self._whole.values()}
+        info, comms = self._require_joined()
+        parent_by_folder = {
+            value.checkpoint.folder: value.previous_folder
+            for value in self._complete_steps.values()
+        }
         ruling = agree(
             comms,
-            _TOPIC,
+            _COMMIT_TOPIC,
             parent_by_folder,
             lambda steps: choose_step(info.store, steps),
-            LAND_SECONDS,
+            COMMIT_STEP_SECONDS,
         )
         slots = [
             slot
-            for slot, value in self._whole.items()
+            for slot, value in self._complete_steps.items()
             if value.checkpoint.folder == ruling["folder"]
         ]
         return slots[0] if slots else None
 
-    def _start_to_land(self, slot: int) -> None:
-        held_step = self._whole[slot]
-        info, comms = self._at_work()
-        job = held_step.job(info.world.rank, f"hold/{held_step.checkpoint.step}")
+    def _start_save(self, slot: int) -> None:
+        cached_step = self._complete_steps[slot]
+        info, comms = self._require_joined()
+        job = cached_step.job(info.world.rank, f"hold/{cached_step.checkpoint.step}")
         assert self._kv_store is not None, "joined"  # noqa: S101
         register_disconnect_failure(self._kv_store, comms, job["topic"])
         self._keep_only(slot)
-        self._begin_to_save({"job": job, "context": held_step.context, "tiers": {}})
+        self._begin_to_save({"job": job, "context": cached_step.context, "tiers": {}})
 
     def _keep_only(self, slot: int) -> None:
         """Release all other memory; the files get their names in a save."""
         prefix = f"{slot}/"
         for name in [segment for segment in self._segments if not segment.startswith(prefix)]:
-            self._quota.give_back(self._segments.pop(name))
+            self._pool.release(self._segments.pop(name))
         self._segments = {
             name.removeprefix(prefix): segment for name, segment in self._segments.items()
         }
 
     def _run(self, context: CheckpointContext, job: SaveJob) -> None:
         super()._run(context, job)
-        if not isinstance(self._verdict, RankFailure):
+        if not isinstance(self._outcome, RankFailure):
             context.emit_once(CachedStepCommitted(job.about.checkpoint.folder))
         else:
-            self._tell_lost(self._verdict)
+            self._report_lost(self._outcome)
 
-    def _tell_lost(self, why: Any) -> None:
+    def _report_lost(self, failure: Any) -> None:
         """Emit from the coordinator that the cached step is lost, if a failure is the reason."""
-        info, cached = self._guest, list(self._whole.values())
-        if isinstance(why, RankFailure) and cached and info and info.world.is_coordinator:
+        info, cached = self._info, list(self._complete_steps.values())
+        if isinstance(failure, RankFailure) and cached and info and info.world.is_coordinator:
             newest = max(cached, key=lambda step: step.checkpoint)
             emit = emitter_of(info, newest.context)
-            emit(CachedStepLost(newest.checkpoint.folder, why.message))
+            emit(CachedStepLost(newest.checkpoint.folder, failure.message))
 
 
 def choose_step(store: Store, steps_by_rank: list[Mapping[str, str]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from resilient.checkpoint.daemon.client import DaemonSaveExecutor
 from resilient.checkpoint.daemon.connection import DaemonConnection
 from resilient.checkpoint.daemon.memory import LeasedBuffers
 from resilient.checkpoint.daemon.messages import hello_message
-from resilient.checkpoint.daemon.step_slots import SLOTS, StepSlot, context_of, slate_name
+from resilient.checkpoint.daemon.step_slots import SLOTS, StepSlot, context_of, slot_memory_name
 from resilient.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class StepCacheClient:
     def __init__(
         self, address: DaemonAddress, kv_store: Address, commit_context: CheckpointContext
     ) -> None:
-        self._talk = DaemonConnection(address.path, address.left_seconds)
-        self._talk.request("hold_hello", **hello_message(address, commit_context))
-        self._talk.request("join", board=kv_store.to_json())
-        self._using = threading.RLock()
+        self._connection = DaemonConnection(address.path, address.left_seconds)
+        self._connection.request("hold_hello", **hello_message(address, commit_context))
+        self._connection.request("join", board=kv_store.to_json())
+        self._lock = threading.RLock()
         self._is_released = False
         self._buffers = LeasedBuffers(self._ask)
         context = context_of(commit_context.emit.context)
@@ -63,8 +63,8 @@ class StepCacheClient:
         Raises:
             ResilientError: The daemon is gone.
         """
-        with self._using:
-            self._talk.require_there()
+        with self._lock:
+            self._connection.require_alive()
             self._slots[slot].invalidate()
 
     def buffer(self, slot: int, name: str, size_bytes: int) -> memoryview:
@@ -74,7 +74,7 @@ class StepCacheClient:
             ConfigError: A save uses the available memory.
             ResilientError: There is none.
         """
-        with self._using:
+        with self._lock:
             return self._buffers.get(f"{slot}/{name}", size_bytes)
 
     def page(self, size_bytes: int) -> tuple[Path, memoryview]:
@@ -86,7 +86,7 @@ class StepCacheClient:
         Raises:
             ResilientError: There is none.
         """
-        with self._using:
+        with self._lock:
             memory = self._buffers.get(_PAGE, size_bytes)
             return self._buffers.path_of(_PAGE), memory
 
@@ -99,7 +99,7 @@ class StepCacheClient:
             ResilientError: There is no memory for the step.
         """
         for file in job.files:
-            self._bring(slot, file)
+            self._copy_to_slot(slot, file)
         self._slots[slot].publish(job)
 
     def drop(self) -> None:
@@ -125,7 +125,7 @@ class StepCacheClient:
             ResilientError: The daemon is gone.
         """
         # A save may request the memory while a step is still being marked.
-        with self._using:
+        with self._lock:
             if self._is_released or self._buffers.size_bytes < needed_bytes:
                 return False
             self._is_released = True
@@ -137,9 +137,9 @@ class StepCacheClient:
         """Disconnect; the daemon commits a cached step that is newer than the last save."""
         self._slots = []
         self._buffers.forget()
-        self._talk.close()
+        self._connection.close()
 
-    def _bring(self, slot: int, file: StagedFile) -> None:
+    def _copy_to_slot(self, slot: int, file: StagedFile) -> None:
         """Copy a file to its place if it was not staged there."""
         data = memoryview(file.data)
         memory = self.buffer(slot, file.name, len(data))
@@ -149,14 +149,16 @@ class StepCacheClient:
     def _ask(self, verb: str, **message: Any) -> dict[str, Any]:
         if self._is_released and verb == "reserve":
             raise ConfigError("a save needed the memory of cached steps")
-        return self._talk.request(verb, **message)
+        return self._connection.request(verb, **message)
 
     def _reserve(self, slot: int, name: str, size_bytes: int) -> memoryview:
-        with self._using:
-            return self._buffers.get(slate_name(slot, name), size_bytes)
+        with self._lock:
+            return self._buffers.get(slot_memory_name(slot, name), size_bytes)
 
 
-def holder_for(persister: SaveExecutor, context: CheckpointContext) -> StepCacheClient | str:
+def make_step_cache_client(
+    persister: SaveExecutor, context: CheckpointContext
+) -> StepCacheClient | str:
     """Return the step cache client of this rank, or the reason why there is none.
 
     Crash: nothing was stored.
@@ -164,10 +166,10 @@ def holder_for(persister: SaveExecutor, context: CheckpointContext) -> StepCache
     Raises:
         ResilientError: The daemon is gone.
     """
-    if not isinstance(persister, DaemonSaveExecutor) or persister.board is None:
+    if not isinstance(persister, DaemonSaveExecutor) or persister.kv_store_address is None:
         return "this host has no saver daemon (start with `resilient train`)"
     if persister.address.near_url:
         return "a near tier takes every save"
-    holder = StepCacheClient(persister.address, persister.board, context)
-    persister.leased.make_room = holder.release
-    return holder
+    client = StepCacheClient(persister.address, persister.kv_store_address, context)
+    persister.leased.release_other_memory = client.release
+    return client

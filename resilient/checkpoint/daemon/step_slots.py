@@ -34,7 +34,7 @@ from json.encoder import encode_basestring_ascii as _quoted
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from resilient.checkpoint.daemon.messages import NONSENSE
+from resilient.checkpoint.daemon.messages import PARSE_ERRORS
 from resilient.errors import IntegrityError
 from resilient.format.keys import CheckpointId, parse_checkpoint, parse_segment
 from resilient.format.ledger import LedgerPosition, Segment, encode_segment
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from resilient.format.manifest import TensorEntry
 
     _Note = tuple[object, Callable[[Any], bytes]]
-    _Wanted = Mapping[str, _Note]
+    _NotesByName = Mapping[str, _Note]
 
 BASES, CONFIG = "/bases", "/config"
 """Names of notes, which no file has."""
-_AS_SAID = ("run_id", "created_at", "world", "software", "data", "metrics")
+_COPIED_FIELDS = ("run_id", "created_at", "world", "software", "data", "metrics")
 _PLAIN = frozenset({int, float, bool, type(None)})
 # Faster than json.dumps, which creates an encoder for each call that refuses NaN.
 _text = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -71,10 +71,10 @@ class StoredStep:
 
     Attributes:
         checkpoint: Checkpoint that the step becomes after a commit.
-        after: Folder of the checkpoint that the step's ledger continues; empty if the step begins a
-            ledger.
+        previous_folder: Folder of the checkpoint that the step's ledger continues; empty if the
+            step begins a ledger.
         context: Context of its events.
-        said: Message.
+        message: Message.
         layouts: Tensor layout of each file, as text.
         bases: Dedup bases, as text.
         config: Plain values of the configuration, which are not in the message, as text.
@@ -82,9 +82,9 @@ class StoredStep:
     """
 
     checkpoint: CheckpointId
-    after: str
+    previous_folder: str
     context: Mapping[str, Any]
-    said: Mapping[str, Any]
+    message: Mapping[str, Any]
     layouts: tuple[bytes, ...]
     bases: bytes
     config: bytes
@@ -96,7 +96,7 @@ class StoredStep:
         Raises:
             IntegrityError: The message is not a manifest.
         """
-        message = self.said
+        message = self.message
         parts = [
             {"name": name, "scope": scope, "document": document}
             for name, scope, document in message["parts"]
@@ -128,8 +128,8 @@ class StoredStep:
         }
 
     def _about(self) -> Manifest:
-        message = self.said["about"]
-        fields = {name: message[name] for name in _AS_SAID}
+        message = self.message["about"]
+        fields = {name: message[name] for name in _COPIED_FIELDS}
         return Manifest(
             checkpoint=self.checkpoint,
             parent=None if message["parent"] is None else _parse_folder(message["parent"]),
@@ -146,8 +146,8 @@ class PlainConfigCache:
     """Cache of the plain values of a mapping, which rarely change from one call to the next.
 
     A value counts as unchanged if it is an equal text or the identical immutable object. Equality
-    does not suffice for numbers, because 1, 1.0 and True are equal. All other values are ``loose``,
-    and written each time.
+    does not suffice for numbers, because 1, 1.0 and True are equal. All other values
+    are not plain. They are written each time.
 
     Attributes:
         note: Note of the plain values; a new object each time a value changes.
@@ -157,27 +157,29 @@ class PlainConfigCache:
         self._names: list[str] = []
         self._texts: tuple[list[bool], list[Any]] = ([], [])
         self._other_values: tuple[list[bool], list[Any]] = ([], [])
-        self._loose: list[str] = []
+        self._names_not_plain: list[str] = []
         self.note: tuple[object, Callable[[Any], bytes]] = (self, lambda _: b"{}")
 
-    def loose(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+    def values_not_plain(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that are not plain; ``note`` covers all others."""
-        if not self._knows(fields):
+        if not self._is_unchanged(fields):
             self._names, values = [*fields], [*fields.values()]
             is_text = [type(value) is str for value in values]
             is_other = [type(value) in _PLAIN for value in values]
             self._texts = (is_text, [*compress(values, is_text)])
             self._other_values = (is_other, [*compress(values, is_other)])
-            self._loose = [
+            self._names_not_plain = [
                 name
                 for name, *is_plain in zip(fields, is_text, is_other, strict=True)
                 if not any(is_plain)
             ]
-            plain = {name: field for name, field in fields.items() if name not in self._loose}
+            plain = {
+                name: field for name, field in fields.items() if name not in self._names_not_plain
+            }
             self.note = (object(), lambda _: _text(plain).encode())
-        return {name: fields[name] for name in self._loose}
+        return {name: fields[name] for name in self._names_not_plain}
 
-    def _knows(self, fields: Mapping[str, Any]) -> bool:
+    def _is_unchanged(self, fields: Mapping[str, Any]) -> bool:
         values = [*fields.values()]
         (is_text, texts), (is_other, other_values) = self._texts, self._other_values
         return (
@@ -213,7 +215,7 @@ def note_of_bases(bases: Iterable[DedupBase]) -> bytes:
 
 def message_of(
     job: SaveJob,
-    spots: Mapping[str, NoteOffset],
+    note_offsets: Mapping[str, NoteOffset],
     config: Mapping[str, Any],
     rows_bytes: int,
     context: str,
@@ -222,7 +224,7 @@ def message_of(
 
     Args:
         job: Job of the slot.
-        spots: Places of the job's notes: the layouts by file name, ``BASES`` and ``CONFIG``.
+        note_offsets: Places of the job's notes: the layouts by file name, ``BASES`` and ``CONFIG``.
         config: Part of the job's configuration that is not in the ``CONFIG`` note.
         rows_bytes: Stored length of its ledger rows.
         context: Context of its events, as JSON.
@@ -246,14 +248,14 @@ def message_of(
                 protected_checkpoint.folder for protected_checkpoint in description.protects
             ],
         },
-        "files": [[file.name, len(file.data), *spots[file.name]] for file in job.files],
+        "files": [[file.name, len(file.data), *note_offsets[file.name]] for file in job.files],
         "parts": [[part.name, part.scope, part.document] for part in job.parts],
         "is_first": job.is_first,
         "token": job.token,
         "began_seconds": job.began_seconds,
         "stall_seconds": job.stall_seconds(),
-        "bases": spots[BASES],
-        "config": spots[CONFIG],
+        "bases": note_offsets[BASES],
+        "config": note_offsets[CONFIG],
         "segment": _segment_to_json(segment, rows_bytes) if segment else None,
     }
     return f'{_text(message)[:-1]},"context":{context}}}'.encode()
@@ -264,25 +266,26 @@ def context_of(context: Mapping[str, Any]) -> str:
     return _text(dict(context))
 
 
-def spots_of(message: Mapping[str, Any]) -> list[NoteOffset]:
+def note_offsets_of(message: Mapping[str, Any]) -> list[NoteOffset]:
     """Return the places of the notes that a message names, in the order of ``message_of``."""
     layouts = [NoteOffset(start, size_bytes) for _, _, start, size_bytes in message["files"]]
     return [*layouts, NoteOffset(*message["bases"]), NoteOffset(*message["config"])]
 
 
-def whole_of(
+def decode_step(
     message: Mapping[str, Any], notes: Sequence[bytes], rows_of: Callable[[int], bytes]
 ) -> StoredStep:
     """Return the complete step that a message and its notes describe.
 
     Args:
         message: Message.
-        notes: Notes that the message names, in the order of ``spots_of``.
+        notes: Notes that the message names, in the order of ``note_offsets_of``.
         rows_of: Function that returns the given number of bytes of ledger rows.
 
     Raises:
         IntegrityError: The rows do not match the head of the ledger segment.
-        ValueError: The message is not valid; other errors of ``messages.NONSENSE`` are possible.
+        ValueError: The message is not valid. Other errors of ``messages.PARSE_ERRORS`` are
+            possible.
     """
     checkpoint = _parse_folder(message["checkpoint"])
     segment = _segment(message["segment"], checkpoint, rows_of) if message["segment"] else None
@@ -350,7 +353,7 @@ SLOTS = 2
 """Number of slots: one is whole while the other is overwritten."""
 _WORD_BYTES = 8
 _HEAD_BYTES = _WORD_BYTES + hashlib.sha256().digest_size
-_VOID = bytes(_WORD_BYTES)
+_EMPTY_WORD = bytes(_WORD_BYTES)
 _SPARE_BYTES = 64
 
 
@@ -367,8 +370,8 @@ class StepSlot:
         self._reserve = reserve
         self._context = context
         self._message = memoryview(b"")
-        self._notes = _Notes(self._roomier)
-        self._rows = _Rows(self._roomier)
+        self._notes = _Notes(self._reserve_larger)
+        self._rows = _Rows(self._reserve_larger)
         self._plain = PlainConfigCache()
 
     def invalidate(self) -> None:
@@ -377,7 +380,7 @@ class StepSlot:
         Crash: the slot has its previous step, or is empty.
         """
         if len(self._message):
-            self._message[:_WORD_BYTES] = _VOID
+            self._message[:_WORD_BYTES] = _EMPTY_WORD
 
     def publish(self, job: SaveJob) -> None:
         """Mark the slot as complete with all bytes of ``job``.
@@ -389,33 +392,33 @@ class StepSlot:
             ValueError: A value has no JSON form.
         """
         self.invalidate()
-        loose_config = self._plain.loose(job.about.config)
+        other_config = self._plain.values_not_plain(job.about.config)
         notes_by_file: dict[str, _Note] = {
             file.name: (file.tensors, note_of_layout) for file in job.files
         }
         notes_by_file |= {BASES: (job.bases, note_of_bases), CONFIG: self._plain.note}
-        spots = self._notes.put(notes_by_file)
+        note_offsets = self._notes.put(notes_by_file)
         rows_bytes = self._rows.put(job.segment) if job.segment else 0
-        message = message_of(job, spots, loose_config, rows_bytes, self._context)
+        message = message_of(job, note_offsets, other_config, rows_bytes, self._context)
         end = _HEAD_BYTES + len(message)
         if len(self._message) < end:
-            self._message = self._roomier("said", end)
+            self._message = self._reserve_larger("said", end)
         self._message[_HEAD_BYTES:end] = message
         self._message[_WORD_BYTES:_HEAD_BYTES] = _proof(message, self._notes.digests(notes_by_file))
         self._message[:_WORD_BYTES] = len(message).to_bytes(_WORD_BYTES, "little")
 
-    def _roomier(self, name: str, size_bytes: int) -> memoryview:
+    def _reserve_larger(self, name: str, size_bytes: int) -> memoryview:
         """Return more memory for a value that grew and will grow again; the slot is void."""
         return self._reserve(name, size_bytes + size_bytes // 2)
 
 
-class _Put(NamedTuple):
+class _StoredNote(NamedTuple):
     """Stored note: its value, place and digest, and the reserved length."""
 
     value: object
-    spot: NoteOffset
+    offset: NoteOffset
     digest: bytes
-    room_bytes: int
+    reserved_bytes: int
 
 
 class _Notes:
@@ -425,46 +428,48 @@ class _Notes:
         self._reserve = reserve
         self._memory = memoryview(b"")
         self._used_bytes = 0
-        self._puts: dict[str, _Put] = {}
+        self._stored_notes: dict[str, _StoredNote] = {}
 
-    def put(self, notes_by_file: _Wanted) -> dict[str, NoteOffset]:
+    def put(self, notes_by_file: _NotesByName) -> dict[str, NoteOffset]:
         """Return the places of the notes of these values, by name."""
-        changed_notes = self._differing(notes_by_file)
-        appended_bytes = [self._behind(name, note) for name, note in changed_notes.items()]
+        changed_notes = self._changed_notes(notes_by_file)
+        appended_bytes = [self._appended_bytes(name, note) for name, note in changed_notes.items()]
         if self._used_bytes + sum(appended_bytes) > len(self._memory):
-            self._puts, self._used_bytes, self._memory = {}, 0, memoryview(b"")
-            changed_notes = self._differing(notes_by_file)
-            self._memory = self._reserve("notes", sum(map(_room_bytes, changed_notes.values())))
+            self._stored_notes, self._used_bytes, self._memory = {}, 0, memoryview(b"")
+            changed_notes = self._changed_notes(notes_by_file)
+            self._memory = self._reserve("notes", sum(map(_reserved_bytes, changed_notes.values())))
         for name, note in changed_notes.items():
             self._add(name, notes_by_file[name][0], note)
-        return {name: self._puts[name].spot for name in notes_by_file}
+        return {name: self._stored_notes[name].offset for name in notes_by_file}
 
     def digests(self, names: Iterable[str]) -> Iterator[bytes]:
         """Yield the SHA-256 of the notes with these names."""
-        return (self._puts[name].digest for name in names)
+        return (self._stored_notes[name].digest for name in names)
 
     def _add(self, name: str, value: object, note: bytes) -> None:
-        start, room_bytes = self._used_bytes, self._behind(name, note)
-        if room_bytes:
-            self._used_bytes += room_bytes
+        start, reserved_bytes = self._used_bytes, self._appended_bytes(name, note)
+        if reserved_bytes:
+            self._used_bytes += reserved_bytes
         else:
-            _, (start, _), _, room_bytes = self._puts[name]
+            _, (start, _), _, reserved_bytes = self._stored_notes[name]
         end = start + len(note)
         self._memory[start:end] = note
         digest = hashlib.sha256(note).digest()
-        self._puts[name] = _Put(value, NoteOffset(start, len(note)), digest, room_bytes)
+        self._stored_notes[name] = _StoredNote(
+            value, NoteOffset(start, len(note)), digest, reserved_bytes
+        )
 
-    def _behind(self, name: str, note: bytes) -> int:
+    def _appended_bytes(self, name: str, note: bytes) -> int:
         """Return how many bytes a note takes behind all others: 0 if it fits at its old place."""
-        fits = name in self._puts and len(note) <= self._puts[name].room_bytes
-        return 0 if fits else _room_bytes(note)
+        fits = name in self._stored_notes and len(note) <= self._stored_notes[name].reserved_bytes
+        return 0 if fits else _reserved_bytes(note)
 
-    def _differing(self, notes_by_file: _Wanted) -> dict[str, bytes]:
-        puts = self._puts
+    def _changed_notes(self, notes_by_file: _NotesByName) -> dict[str, bytes]:
+        stored_notes = self._stored_notes
         return {
             name: note_of(value)
             for name, (value, note_of) in notes_by_file.items()
-            if name not in puts or puts[name].value != value
+            if name not in stored_notes or stored_notes[name].value != value
         }
 
 
@@ -480,31 +485,35 @@ class _Rows:
 
     def put(self, segment: Segment) -> int:
         """Store the rows of a segment and return their length in bytes."""
-        if not self._goes_on(segment):
+        if not self._continues(segment):
             self._used_bytes = self._count = 0
-        data = _lines(segment.rows[self._count :])
+        data = _encoded_rows(segment.rows[self._count :])
         if self._used_bytes + len(data) > len(self._memory):
             self._used_bytes = self._count = 0
-            data = _lines(segment.rows)
+            data = _encoded_rows(segment.rows)
             self._memory = memoryview(b"")
             self._memory = self._reserve("rows", len(data))
         end = self._used_bytes + len(data)
         self._memory[self._used_bytes : end] = data
-        self._source, self._used_bytes, self._count = _beginning(segment), end, len(segment.rows)
+        self._source, self._used_bytes, self._count = (
+            _segment_start(segment),
+            end,
+            len(segment.rows),
+        )
         self._last = segment.rows[-1] if segment.rows else ""
         return end
 
-    def _goes_on(self, segment: Segment) -> bool:
+    def _continues(self, segment: Segment) -> bool:
         """Return whether the stored rows are the first ones of the segment."""
         count = self._count
         return (
-            self._source == _beginning(segment)
+            self._source == _segment_start(segment)
             and count <= len(segment.rows)
             and (not count or segment.rows[count - 1] == self._last)
         )
 
 
-def slate_name(slot: int, name: str) -> str:
+def slot_memory_name(slot: int, name: str) -> str:
     """Return the name under which a slot's own memory is reserved; no file has this name."""
     return f"slate/{slot}/{name}"
 
@@ -519,7 +528,7 @@ def read_step_slot(memory_of: Callable[[str], memoryview]) -> StoredStep | None:
     """
     try:
         return _read(*(_copies(memory_of(name)) for name in ("said", "notes", "rows")))
-    except (*NONSENSE, RecursionError):
+    except (*PARSE_ERRORS, RecursionError):
         return None
 
 
@@ -537,37 +546,37 @@ def _copies(memory: memoryview) -> _Copy:
     return copy
 
 
-def _read(said_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
+def _read(message_at: _Copy, note_at: _Copy, row_at: _Copy) -> StoredStep:
     """Return the step in the message.
 
     Raises:
-        IntegrityError: There is none, or it fails verification; other errors of ``NONSENSE`` are
-            possible.
+        IntegrityError: There is no message, or the message fails verification. Other errors of
+            ``PARSE_ERRORS`` are possible.
     """
-    size_bytes = int.from_bytes(said_at(0, _WORD_BYTES), "little")
+    size_bytes = int.from_bytes(message_at(0, _WORD_BYTES), "little")
     if not size_bytes:
         raise IntegrityError("the slot holds no record")
-    proof = said_at(_WORD_BYTES, _HEAD_BYTES)
-    message = said_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
+    proof = message_at(_WORD_BYTES, _HEAD_BYTES)
+    message = message_at(_HEAD_BYTES, _HEAD_BYTES + size_bytes)
     fields = json.loads(message)
-    notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in spots_of(fields)]
+    notes = [note_at(slot.start, slot.start + slot.size_bytes) for slot in note_offsets_of(fields)]
     if _proof(message, (hashlib.sha256(note).digest() for note in notes)) != proof:
         raise IntegrityError("the slot holds another record")
-    return whole_of(fields, notes, lambda size_bytes: row_at(0, size_bytes))
+    return decode_step(fields, notes, lambda size_bytes: row_at(0, size_bytes))
 
 
 def _proof(message: bytes, digests: Iterable[bytes]) -> bytes:
     return hashlib.sha256(b"".join([*digests, message])).digest()
 
 
-def _room_bytes(note: bytes) -> int:
+def _reserved_bytes(note: bytes) -> int:
     """Return the reserved length of a note, because the numbers in it get longer."""
     return len(note) + len(note) // 8 + _SPARE_BYTES
 
 
-def _beginning(segment: Segment) -> tuple[Any, ...]:
+def _segment_start(segment: Segment) -> tuple[Any, ...]:
     return segment.previous, segment.opens, segment.start, segment.before
 
 
-def _lines(rows: Sequence[str]) -> bytes:
+def _encoded_rows(rows: Sequence[str]) -> bytes:
     return "".join(f"{row}\n" for row in rows).encode("ascii")

@@ -51,24 +51,26 @@ class MemoryCachedStore:
         self._lock = threading.Lock()
 
     @property
-    def recalled(self) -> set[str]:
+    def unverified_keys(self) -> set[str]:
         """Keys whose bytes came from memory, or from a tier that saves are not written to.
 
         The stored copies of these keys are not verified.
         """
-        from_tiers = self._store.recalled if isinstance(self._store, TieredStore) else set[str]()
+        from_tiers = (
+            self._store.unverified_keys if isinstance(self._store, TieredStore) else set[str]()
+        )
         return self._cached_names | from_tiers
 
-    def doubt(self, key: str) -> bool:
+    def exclude_copy(self, key: str) -> bool:
         """Stop using the near copy of an object, if the store has tiers."""
         return use_other_replica(self._store, key)
 
     def get(self, key: str) -> bytes:
         """Return the whole object, from memory if it is intact there."""
         record = self._files.get(key)
-        data = _recall(record) if record else None
+        data = _read_intact(record) if record else None
         if data is None:
-            self._distrust(key)
+            self._reject(key)
             return self._store.get(key)
         self._count(key, len(data))
         return data
@@ -77,20 +79,20 @@ class MemoryCachedStore:
         """Return a part of an object, from the store."""
         return self._store.get_range(key, start, length)
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``, from memory if the wanted chunks are intact there.
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start``, from memory if the wanted chunks are intact there.
 
-        The callback verifies each chunk once: ``arrived`` raises IntegrityError for wrong bytes.
+        The callback verifies each chunk once: ``on_arrival`` raises IntegrityError for wrong bytes.
         For bytes from memory, that error only makes this method read from the store.
         """
         record = self._files.get(key)
-        if record is None or not _is_chunks(record, start, start + len(room)):
-            return read_into(self._store, key, start, room, arrived)
-        if not _is_recalled(record, start, room, arrived):
-            self._distrust(key)
-            return read_into(self._store, key, start, room, arrived)
-        self._count(key, len(room))
-        return len(room)
+        if record is None or not _is_chunks(record, start, start + len(buffer)):
+            return read_into(self._store, key, start, buffer, on_arrival)
+        if not _fill_from_memory(record, start, buffer, on_arrival):
+            self._reject(key)
+            return read_into(self._store, key, start, buffer, on_arrival)
+        self._count(key, len(buffer))
+        return len(buffer)
 
     def put(self, key: str, data: Data) -> None:
         """Store ``data``."""
@@ -113,7 +115,7 @@ class MemoryCachedStore:
         record = self._files.get(key)
         return ObjectInfo(key, record.proof.size_bytes) if record else self._store.stat(key)
 
-    def _distrust(self, key: str) -> None:
+    def _reject(self, key: str) -> None:
         with self._lock:
             record = self._files.pop(key, None)
         if record is not None:
@@ -125,7 +127,7 @@ class MemoryCachedStore:
             self.recalled_bytes += size_bytes
 
 
-def _recall(record: StagedFileRecord) -> bytes | None:
+def _read_intact(record: StagedFileRecord) -> bytes | None:
     """Return a copy of the shared bytes, or None if they are gone or not what was stored."""
     try:
         data = bytes(map_file(Path(record.path), record.proof.size_bytes, writable=False))
@@ -139,18 +141,18 @@ def _is_chunks(record: StagedFileRecord, start: int, stop: int) -> bool:
     return not start % CHUNK_BYTES and (not stop % CHUNK_BYTES or stop == record.proof.size_bytes)
 
 
-def _is_recalled(
-    record: StagedFileRecord, start: int, room: ScatterBuffer, arrived: Arrived
+def _fill_from_memory(
+    record: StagedFileRecord, start: int, buffer: ScatterBuffer, on_arrival: Arrived
 ) -> bool:
-    """Fill ``room`` with whole chunks of the shared bytes; return whether all are intact."""
+    """Fill ``buffer`` with whole chunks of the shared bytes; return whether all are intact."""
     try:
         with Path(record.path).open("rb", buffering=0) as file:
             file.seek(start)
-            for at in range(0, len(room), _PIECE_BYTES):
-                pieces = room.cut(at, at + _PIECE_BYTES)
+            for at in range(0, len(buffer), _PIECE_BYTES):
+                pieces = buffer.cut(at, at + _PIECE_BYTES)
                 if any(file.readinto(piece) != len(piece) for piece in pieces):
                     return False
-                arrived(at, at + sum(map(len, pieces)))
+                on_arrival(at, at + sum(map(len, pieces)))
     except (IntegrityError, OSError):
         return False
     return True

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from resilient.format.partial_read import Boxes, Content, PlacesByFile
     from resilient.storage.store import Store
 
-_PROVED_BYTES = 16 << 20
+_VERIFY_RANGE_BYTES = 16 << 20
 """Largest range that is only verified: its memory is reused, so a larger one brings no gain."""
 
 NOWHERE: PlacesByFile = MappingProxyType({})
@@ -51,7 +51,7 @@ class _Range:
 
     entry: FileEntry
     start: int
-    room: ScatterBuffer
+    buffer: ScatterBuffer
 
 
 def read_ranges(
@@ -80,8 +80,8 @@ def read_ranges(
         StoreError: The store failed.
     """
     best = max_ranges(store)
-    # Before memory is allocated for them. For files read in part, the remaining size is not
-    # checked.
+    # Check the sizes before memory is allocated for the files. The size of a file that is read in
+    # part is not checked.
     full_entries = [entry for entry, chunks in files.items() if len(chunks) == len(entry.chunks)]
     map_parallel(lambda entry: _require_size(store, manifest, entry), full_entries, best.in_flight)
     heads = _heads(manifest)
@@ -99,7 +99,7 @@ def read_ranges(
     return {entry.name: _extents(layouts[entry]) for entry in files}
 
 
-def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
+def verify_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
     """Verify every byte of a file against its digests, without keeping the bytes.
 
     Memory is used for the ranges in flight only, for files of any size.
@@ -118,11 +118,11 @@ def prove_file(store: Store, manifest: Manifest, entry: FileEntry) -> None:
     """
     best, memory = max_ranges(store), _Memory()
     _require_size(store, manifest, entry)
-    step = min(_step(min(best.part_bytes, _PROVED_BYTES)), entry.size_bytes)
+    step = min(_step(min(best.part_bytes, _VERIFY_RANGE_BYTES)), entry.size_bytes)
 
     def read(start: int) -> None:
-        room = ScatterBuffer([memory.of(step)[: entry.size_bytes - start]])
-        _read(store, manifest, _Range(entry, start, room))
+        buffer = ScatterBuffer([memory.of(step)[: entry.size_bytes - start]])
+        _read(store, manifest, _Range(entry, start, buffer))
 
     map_parallel(read, range(0, entry.size_bytes, step or 1), best.in_flight)
 
@@ -198,9 +198,9 @@ def _extents(layouts: Sequence[Sequence[ReadTarget]]) -> PartialFile:
 def _cut(entry: FileEntry, run: Sequence[ReadTarget], range_bytes: int) -> Iterator[_Range]:
     """Yield ranges of whole chunks, of about ``range_bytes``."""
     step = _step(range_bytes)
-    room = ScatterBuffer(place.memory for place in run)
-    for at in range(0, len(room), step):
-        yield _Range(entry, run[0].start + at, room.part(at, at + step))
+    buffer = ScatterBuffer(place.memory for place in run)
+    for at in range(0, len(buffer), step):
+        yield _Range(entry, run[0].start + at, buffer.part(at, at + step))
 
 
 def _step(range_bytes: int) -> int:
@@ -208,17 +208,17 @@ def _step(range_bytes: int) -> int:
 
 
 def _read(store: Store, manifest: Manifest, span: _Range) -> None:
-    key, prove = manifest.key(span.entry.name), _Proving(manifest, span)
+    key, verifier = manifest.key(span.entry.name), _ChunkVerifier(manifest, span)
     with missing_is_damage(store, manifest, key):
-        read_bytes = fetch_into(store, key, span.start, span.room, prove)
-        if read_bytes < len(span.room):
+        read_bytes = fetch_into(store, key, span.start, span.buffer, verifier)
+        if read_bytes < len(span.buffer):
             # Read again, as after a failed verification: the response may have been cut on the way.
-            read_bytes = fetch_into(store, key, span.start, span.room, prove)
-    if read_bytes < len(span.room):
-        raise _damaged(manifest, span, read_bytes, len(span.room))
+            read_bytes = fetch_into(store, key, span.start, span.buffer, verifier)
+    if read_bytes < len(span.buffer):
+        raise _damaged(manifest, span, read_bytes, len(span.buffer))
 
 
-class _Proving:
+class _ChunkVerifier:
     """Verification of each chunk of a range against its digest, as its bytes arrive.
 
     The bytes are digested while they are in the processor's cache, so small pieces are faster.
@@ -237,14 +237,14 @@ class _Proving:
             self._at = begin
             self._running.take()
         while self._at < stop:
-            self._go_on(stop)
+            self._digest_next(stop)
 
-    def _go_on(self, stop: int) -> None:
+    def _digest_next(self, stop: int) -> None:
         """Digest bytes up to ``stop``, or up to the end of the current chunk."""
         span, first = self._span, self._at // CHUNK_BYTES * CHUNK_BYTES
-        last = min(first + CHUNK_BYTES, len(span.room))
+        last = min(first + CHUNK_BYTES, len(span.buffer))
         piece_end = min(stop, last)
-        self._running.add(span.room.cut(self._at, piece_end))
+        self._running.add(span.buffer.cut(self._at, piece_end))
         self._at = piece_end
         if piece_end < last:
             return
@@ -496,10 +496,12 @@ def _tensors(manifest: Manifest, parts: Collection[str] | None) -> list[TensorEn
 def _read_file(store: Store, manifest: Manifest, entry: FileEntry) -> bytes:
     key = manifest.key(entry.name)
     with missing_is_damage(store, manifest, key):
-        return fetch(store, key, lambda data: _prove(manifest, entry, data), entry.size_bytes)
+        return fetch(
+            store, key, lambda data: _require_intact(manifest, entry, data), entry.size_bytes
+        )
 
 
-def _prove(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
+def _require_intact(manifest: Manifest, entry: FileEntry, data: bytes) -> bytes:
     if digest_file(data) == entry.proof:
         return data
     size_text = f"{len(data)} of {entry.size_bytes} bytes"

@@ -88,7 +88,7 @@ def reconstruct(
 
     Raises:
         IntegrityError: More is damaged than parity and the other places can restore.
-        StoreError: A store failed, which proves nothing about the checkpoint.
+        StoreError: A store failed, so the state of the checkpoint is unknown.
     """
     starts, parts, is_computed = [], [], False
     for first, count in runs(chunks):
@@ -118,7 +118,7 @@ def reconstruct_file(places: Sequence[ChunkSource], manifest: Manifest, entry: F
 
     Raises:
         IntegrityError: More is damaged than parity and the other places can restore.
-        StoreError: A store failed, which proves nothing about the checkpoint.
+        StoreError: A store failed, so the state of the checkpoint is unknown.
     """
     data = reconstruct(places, manifest, entry, range(len(entry.chunks))).content
     assert isinstance(data, bytes), "all chunks are a whole file"  # noqa: S101
@@ -141,7 +141,7 @@ def find_chunk(
         number: Number of the chunk.
 
     Raises:
-        StoreError: A store failed, which proves nothing about the checkpoint.
+        StoreError: A store failed, so the state of the checkpoint is unknown.
     """
     key, start = manifest.key(entry.name), number * CHUNK_BYTES
     length = min(CHUNK_BYTES, entry.size_bytes - start)

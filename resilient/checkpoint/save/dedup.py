@@ -68,11 +68,11 @@ class DedupThresholds:
             taken_bytes: Bytes that are referenced.
             taken: Number of tensors that are referenced.
         """
-        length, room_bytes = self.lengths[name], self.copies_bytes_max
+        length, copies_bytes_max = self.lengths[name], self.copies_bytes_max
         if taken_bytes * self.share_min < length:
             return False
         is_copied = taken < self.tensors.get(name, 0)
-        return not is_copied or room_bytes is None or length - taken_bytes <= room_bytes
+        return not is_copied or copies_bytes_max is None or length - taken_bytes <= copies_bytes_max
 
 
 def groups_of_origin(manifest: Manifest) -> list[ParityGroup]:
@@ -105,7 +105,7 @@ def is_worth_referencing(
     return 0 < sum(lengths[name] for name in group.files) <= share_min * needed_bytes
 
 
-def is_there(store: Store, keys: Iterable[str], lengths: Mapping[str, int]) -> bool:
+def all_stored(store: Store, keys: Iterable[str], lengths: Mapping[str, int]) -> bool:
     """Return whether all files have their full lengths; after a store error the answer is False.
 
     Crash: reads only.
@@ -116,7 +116,7 @@ def is_there(store: Store, keys: Iterable[str], lengths: Mapping[str, int]) -> b
         return False
 
 
-_GLIMPSE_BYTES = 4096
+_SAMPLE_BYTES = 4096
 
 
 class RegionFingerprints:
@@ -135,18 +135,18 @@ class RegionFingerprints:
         data, changes = memoryview(file.data), set()
         for tensor in file.tensors:
             for region in tensor.regions:
-                glimpse = digest_bytes(_sample_bytes(data, region))
-                if self._fingerprints.get((tensor.name, region.region), glimpse) != glimpse:
+                fingerprint = digest_bytes(_sample_bytes(data, region))
+                if self._fingerprints.get((tensor.name, region.region), fingerprint) != fingerprint:
                     changes.add(region.start)
-                self._fingerprints[tensor.name, region.region] = glimpse
+                self._fingerprints[tensor.name, region.region] = fingerprint
         return changes
 
 
 def _sample_bytes(data: memoryview, region: StoredRegion) -> bytes:
     """Return bytes from the start, the middle and the end of a region."""
-    last = max(region.size_bytes - _GLIMPSE_BYTES, 0)
+    last = max(region.size_bytes - _SAMPLE_BYTES, 0)
     places = (region.start + offset for offset in (0, last // 2, last))
-    length = min(region.size_bytes, _GLIMPSE_BYTES)
+    length = min(region.size_bytes, _SAMPLE_BYTES)
     return b"".join(data[start : start + length] for start in places)
 
 
@@ -164,7 +164,7 @@ def digested(
     """
     data = memoryview(file.data)
 
-    def proved(region: StoredRegion) -> StoredRegion:
+    def with_digest(region: StoredRegion) -> StoredRegion:
         if region.digest or region.start in changed:
             return region
         content = data[region.start : region.start + region.size_bytes]
@@ -173,12 +173,13 @@ def digested(
     return replace(
         file,
         tensors=tuple(
-            replace(tensor, regions=tuple(map(proved, tensor.regions))) for tensor in file.tensors
+            replace(tensor, regions=tuple(map(with_digest, tensor.regions)))
+            for tensor in file.tensors
         ),
     )
 
 
-_What = tuple[str, str, tuple[int, ...], "Region"]
+_RegionKey = tuple[str, str, tuple[int, ...], "Region"]
 
 REFER_BYTES_MIN = 16 << 10
 """A smaller region is always written: that costs less than keeping the older file."""
@@ -194,16 +195,17 @@ class DedupBase:
 
     Attributes:
         checkpoint: Id of the checkpoint.
-        proved: (file, first byte, byte after the last) of all ranges that this rank has read from
-            the store and verified. None means the whole checkpoint, because this attempt wrote it.
+        verified_ranges: (file, first byte, byte after the last) of all ranges that this rank has
+            read from the store and verified. None means the whole checkpoint, because this
+            attempt wrote it.
     """
 
     checkpoint: CheckpointId
-    proved: tuple[tuple[str, int, int], ...] | None = None
+    verified_ranges: tuple[tuple[str, int, int], ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able value."""
-        return {"checkpoint": self.checkpoint.folder, "proved": self.proved}
+        return {"checkpoint": self.checkpoint.folder, "proved": self.verified_ranges}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> DedupBase:
@@ -212,17 +214,17 @@ class DedupBase:
         Raises:
             ValueError: The value describes none.
         """
-        checkpoint, proved_ranges = parse_checkpoint(value["checkpoint"]), value["proved"]
+        checkpoint, verified_by_file = parse_checkpoint(value["checkpoint"]), value["proved"]
         if checkpoint is None:
             raise ValueError(f"{value['checkpoint']!r} is not a checkpoint")
-        if proved_ranges is not None:
-            proved_ranges = tuple(
-                (str(file), int(start), int(stop)) for file, start, stop in proved_ranges
+        if verified_by_file is not None:
+            verified_by_file = tuple(
+                (str(file), int(start), int(stop)) for file, start, stop in verified_by_file
             )
-        return DedupBase(checkpoint, proved_ranges)
+        return DedupBase(checkpoint, verified_by_file)
 
 
-def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
+def make_dedup_base(verified: VerifiedCheckpoint, store: Store) -> DedupBase:
     """Return the resumed checkpoint as a dedup base, limited to bytes verified in the store.
 
     Bytes from the daemon's memory prove nothing about the store's copy. Bytes from the durable
@@ -232,16 +234,21 @@ def make_dedup_base(proved: VerifiedCheckpoint, store: Store) -> DedupBase:
     Crash: reads nothing.
 
     Args:
-        proved: Verified checkpoint.
+        verified: Verified checkpoint.
         store: Store from which it was read.
     """
-    recalled = store.recalled if isinstance(store, MemoryCachedStore | TieredStore) else set[str]()
+    unverified_keys = (
+        store.unverified_keys if isinstance(store, MemoryCachedStore | TieredStore) else set[str]()
+    )
     ranges: list[tuple[str, int, int]] = []
-    for name, content in proved.files.items():
-        if proved.manifest.key(name) not in recalled and name not in proved.reconstructed:
+    for name, content in verified.files.items():
+        if (
+            verified.manifest.key(name) not in unverified_keys
+            and name not in verified.reconstructed
+        ):
             parts = content.ranges if isinstance(content, PartialFile) else [(0, len(content))]
             ranges += [(name, start, stop) for start, stop in parts]
-    return DedupBase(proved.manifest.checkpoint, tuple(ranges))
+    return DedupBase(verified.manifest.checkpoint, tuple(ranges))
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +304,7 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     bases: Sequence[DedupBase],
     *,
     parity: int = 0,
-    glimpses: RegionFingerprints | None = None,
+    last_fingerprints: RegionFingerprints | None = None,
     copies_bytes_max: int | None = None,
     on_progress: Callable[[int], None] = no_progress,
 ) -> DedupResult:
@@ -316,13 +323,13 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
         bases: Dedup bases, the likeliest first; the first committed one counts.
         parity: Number of this rank's files that parity can reconstruct. If above 0, only files that
             parity already protects are referenced.
-        glimpses: Fingerprints of this rank's last save, which save work.
+        last_fingerprints: Fingerprints of this rank's last save, which save work.
         copies_bytes_max: Memory for the remaining bytes of a file; None for no limit. A file with
             more remaining bytes is written whole.
         on_progress: Callback with the length of each digested piece; it may block.
     """
     documents = {part.document for part in parts}
-    fingerprints = glimpses or RegionFingerprints()
+    fingerprints = last_fingerprints or RegionFingerprints()
     changed_starts = {
         file.name: fingerprints.changed(file) for file in files if file.name not in documents
     }
@@ -355,7 +362,9 @@ def deduplicate(  # noqa: PLR0913 - a save as one rank sees it
     origins = dict.fromkeys(match.place.file for match in matches)
     origins |= dict.fromkeys(name for group in groups for name in group.shares)
     return DedupResult(
-        tuple(thin for file in files for thin in _remaining_parts(file, matches)),
+        tuple(
+            remaining_file for file in files for remaining_file in _remaining_parts(file, matches)
+        ),
         tuple(replace(match.tensor, regions=(match.place,)) for match in matches),
         tuple(replace(entries[key], name=key) for key in origins),
         parity,
@@ -381,12 +390,14 @@ def _protected(
             for group in groups
             if is_worth_referencing(group, bytes_by_folder, bounds.lengths, SHARE_MIN)
         ]
-        groups = [group for group in groups if is_there(store, group.shares, bounds.lengths)]
+        groups = [group for group in groups if all_stored(store, group.shares, bounds.lengths)]
         safe = {name for group in groups for name in group.files}
-        fewer = _bounded([match for match in matches if match.place.file in safe], bounds)
-        if len(fewer) == len(matches):
+        protected_matches = _bounded(
+            [match for match in matches if match.place.file in safe], bounds
+        )
+        if len(protected_matches) == len(matches):
             return matches, tuple(groups)
-        matches = fewer
+        matches = protected_matches
 
 
 def _is_new(files: Sequence[StagedFile], changed: Mapping[str, set[int]]) -> bool:
@@ -422,35 +433,35 @@ def _first_committed(
 
 def _places(
     manifest: Manifest, base: DedupBase, checkpoint: CheckpointId
-) -> dict[_What, StoredRegion]:
+) -> dict[_RegionKey, StoredRegion]:
     """Return the places of a checkpoint's regions that may be referenced, by region identity."""
-    proved_ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for file, start, stop in base.proved or ():
-        proved_ranges[file].append((start, stop))
+    verified_by_file: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for file, start, stop in base.verified_ranges or ():
+        verified_by_file[file].append((start, stop))
     return {
-        _what(tensor, region): replace(region, file=manifest.key(region.file))
+        _region_key(tensor, region): replace(region, file=manifest.key(region.file))
         for tensor in manifest.tensors
         for region in tensor.regions
         if region.size_bytes >= REFER_BYTES_MIN
         and (origin_of(region.file) or manifest.checkpoint) < checkpoint
         and (
-            base.proved is None
+            base.verified_ranges is None
             or any(
                 start <= region.start and region.start + region.size_bytes <= stop
-                for start, stop in proved_ranges[region.file]
+                for start, stop in verified_by_file[region.file]
             )
         )
     }
 
 
-def _what(tensor: TensorEntry, region: StoredRegion) -> _What:
+def _region_key(tensor: TensorEntry, region: StoredRegion) -> _RegionKey:
     return tensor.name, tensor.dtype, tensor.shape, region.region
 
 
-def _matches(file: StagedFile, places: Mapping[_What, StoredRegion]) -> Iterator[_Match]:
+def _matches(file: StagedFile, places: Mapping[_RegionKey, StoredRegion]) -> Iterator[_Match]:
     for tensor in file.tensors:
         for region in tensor.regions:
-            place = places.get(_what(tensor, region))
+            place = places.get(_region_key(tensor, region))
             if place is not None and place.digest == region.digest:
                 yield _Match(file.name, region.start, tensor, place)
 
@@ -480,7 +491,7 @@ def _bounded(matches: list[_Match], bounds: DedupThresholds) -> list[_Match]:
 def _drop_missing(store: Store, matches: list[_Match], lengths: Mapping[str, int]) -> list[_Match]:
     """Drop matches in files that are missing or have another length."""
     files = {match.place.file for match in matches}
-    existing_keys = {key for key in files if is_there(store, [key], lengths)}
+    existing_keys = {key for key in files if all_stored(store, [key], lengths)}
     return [match for match in matches if match.place.file in existing_keys]
 
 

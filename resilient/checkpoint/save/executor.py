@@ -70,13 +70,13 @@ class MemoryBudget:
         return BudgetedFile(file, self)
 
     @contextmanager
-    def taking(self, size_bytes: int) -> Iterator[None]:
+    def reserved(self, size_bytes: int) -> Iterator[None]:
         """Wait until ``size_bytes`` are free, and reserve them inside the block.
 
         Crash: memory is gone with the process.
         """
         with self._condition:
-            self._condition.wait_for(lambda: self._has_left(size_bytes))
+            self._condition.wait_for(lambda: self._has_free(size_bytes))
             self._lent_bytes += size_bytes
         try:
             yield
@@ -85,7 +85,7 @@ class MemoryBudget:
                 self._lent_bytes -= size_bytes
                 self._condition.notify_all()
 
-    def _has_left(self, size_bytes: int) -> bool:
+    def _has_free(self, size_bytes: int) -> bool:
         return self._bytes_max is None or self._lent_bytes + size_bytes <= self._bytes_max
 
 
@@ -94,7 +94,7 @@ class BudgetedFile:
     """File that is streamed as the memory budget allows."""
 
     file: FileContent
-    bound: MemoryBudget
+    budget: MemoryBudget
 
     @property
     def name(self) -> str:
@@ -114,7 +114,7 @@ class BudgetedFile:
     @contextmanager
     def lend(self) -> Iterator[bytes | memoryview]:
         """Yield the content once it fits into the budget."""
-        with self.bound.taking(self.size_bytes), self.file.lend() as data:
+        with self.budget.reserved(self.size_bytes), self.file.lend() as data:
             yield data
 
 
@@ -175,17 +175,17 @@ class ThreadSaveExecutor:
     """Save executor in a thread of this process; a job in flight is lost if the process dies.
 
     Args:
-        bound: Memory budget of a save; unlimited by default.
+        budget: Memory budget of a save; unlimited by default.
     """
 
-    def __init__(self, bound: MemoryBudget | None = None) -> None:
-        self._budget = bound or MemoryBudget()
+    def __init__(self, budget: MemoryBudget | None = None) -> None:
+        self._budget = budget or MemoryBudget()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="resilient-persist")
         self._in_flight: Future[Receipt] | None = None
-        # A daemon that is gone may have owed the mark. To mark again costs one file.
+        # A daemon that ended may not have stored the mark. A second mark costs only one file.
         self._history = SaveHistory(owes_mark=True)
-        self._pacing = ThrottleHistory()
-        self._pace: SaveThrottle | None = None
+        self._throttles = ThrottleHistory()
+        self._throttle: SaveThrottle | None = None
         self._memory = PrivateBuffers()
         self.took_seconds = self.rested_seconds = 0.0
 
@@ -216,29 +216,31 @@ class ThreadSaveExecutor:
 
         With streamed files training waits, so the job ends before this method returns.
         """
-        seconds_max = context.limits.rested_seconds_max
+        seconds_max = context.limits.pause_seconds_max
         job = replace(job, streamed=tuple(map(self._budget.of, job.streamed)))
-        pace = self._pace = self._pacing.begin(job.size_bytes, job.began_seconds, seconds_max)
-        self._in_flight = self._thread.submit(self._persist, context, job, pace)
+        throttle = self._throttle = self._throttles.begin(
+            job.size_bytes, job.began_seconds, seconds_max
+        )
+        self._in_flight = self._thread.submit(self._persist, context, job, throttle)
         if job.streamed:
-            pace.hurry()
+            throttle.hurry()
             self._in_flight.exception()
 
     def wait(self) -> None:
         """Wait for the thread, which makes no more pauses, and raise its error."""
-        if self._pace is not None:
-            self._pace.hurry()
+        if self._throttle is not None:
+            self._throttle.hurry()
         in_flight, self._in_flight = self._in_flight, None
         if in_flight is not None:
             in_flight.result()
 
-    def _persist(self, context: CheckpointContext, job: SaveJob, pace: SaveThrottle) -> Receipt:
+    def _persist(self, context: CheckpointContext, job: SaveJob, throttle: SaveThrottle) -> Receipt:
         try:
-            return persist(context, job, self._history, pace)
+            return persist(context, job, self._history, throttle)
         finally:
             self.took_seconds = context.clock.monotonic_seconds() - job.began_seconds
             self.rested_seconds = self._history.rested_seconds
-            self._pacing.end()
+            self._throttles.end()
 
     def close(self) -> None:
         """End the thread."""

@@ -84,7 +84,7 @@ def space_topic(topic: str) -> str:
 def require_space(
     context: CheckpointContext,
     checkpoint: CheckpointId,
-    division: DedupResult | RankFailure,
+    dedup_result: DedupResult | RankFailure,
     topic: str,
 ) -> None:
     """Refuse a save that does not fit into the store, on all ranks, before any rank writes.
@@ -99,16 +99,16 @@ def require_space(
     Args:
         context: Context: repository and ranks.
         checkpoint: Checkpoint about to be saved.
-        division: Dedup result of this rank, or the failure that prevents the save.
+        dedup_result: Dedup result of this rank, or the failure that prevents the save.
         topic: Topic of the save.
 
     Raises:
         StoreFull: Not enough space; the error shows the needed, free and reclaimable bytes.
         ResilientError: Another rank failed.
     """
-    own_result: Any = division
-    if not isinstance(division, RankFailure):
-        needs_bytes = division.size_bytes
+    own_result: Any = dedup_result
+    if not isinstance(dedup_result, RankFailure):
+        needs_bytes = dedup_result.size_bytes
         own_result = capture_failure(
             lambda: {"needs": needs_bytes, "free": free_bytes(context.store)}
         )
@@ -126,12 +126,12 @@ def require_space(
                 ranks_text = (
                     f" of ranks {', '.join(map(str, group))}" if context.places.groups else ""
                 )
-                raise _full(context, checkpoint, needs, free, ranks_text)
+                raise _space_error(context, checkpoint, needs, free, ranks_text)
 
     agree(context.comms, space_topic(topic), own_result, rule, context.limits.within_seconds)
 
 
-def _full(
+def _space_error(
     context: CheckpointContext, checkpoint: CheckpointId, needs: int, free: int, ranks_text: str
 ) -> StoreFull:
     url = nearest_store(context.store).url
@@ -195,11 +195,11 @@ def collect_garbage_after_commit(
         # The leader of a place may not be the coordinator, and no other rank knows of this error.
         context.emit(events.RetentionFailed(checkpoint.folder, error.message))
         return is_marked
-    _tell(context, checkpoint, plan)
+    _report_plan(context, checkpoint, plan)
     return is_marked
 
 
-def _tell(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
+def _report_plan(context: CheckpointContext, checkpoint: CheckpointId, plan: RotationPlan) -> None:
     if plan.kept:
         reasons_by_folder = {
             candidate.folder: list(reasons) for candidate, reasons in plan.kept.items()
@@ -259,7 +259,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
         token: Token of the claim that saves; empty compares the number alone.
 
     Raises:
-        Fenced: Another claim replaced this one; no committed file was changed.
+        Fenced: Another claim replaced this claim; no committed file was changed.
         StoreError: A file could not be stored; the checkpoint will not be committed.
     """
     groups = grouped([file.name for file in files], rank, parity)
@@ -269,7 +269,7 @@ def write(  # noqa: PLR0913 - a save as one rank sees it
 
     def write_one(file: FileContent) -> tuple[FileEntry, Sequence[TensorEntry]]:
         with file.lend() as data:
-            proof, proved_tensors = _prove(file.tensors, data, on_progress)
+            proof, proved_tensors = _digest(file.tensors, data, on_progress)
             put_fenced(place, checkpoint.key(file.name), data, fence)
         return FileEntry(
             file.name, proof.size_bytes, proof.digest, proof.chunks, rank
@@ -297,7 +297,7 @@ def _at_once(store: Store, files: Sequence[FileContent], copies_bytes_max: int |
     return max(at_once, 1)
 
 
-def _prove(
+def _digest(
     tensors: Sequence[TensorEntry], data: bytes | memoryview, on_progress: Callable[[int], None]
 ) -> tuple[FileDigest, Sequence[TensorEntry]]:
     """Return the digests of a file, and its tensors with the digests of their own bytes.
@@ -339,7 +339,8 @@ class SaveJob:
         has_rival: Whether another process may write the same files: the daemon that was given up,
             or the trainers that gave it up. Then a failed save deletes nothing, and the files are
             checked before the commit.
-        spoiled: Failure that makes the bytes worthless; all ranks receive it in place of a receipt.
+        copy_failure: Failure that makes the bytes worthless. All ranks receive it instead
+            of a receipt.
         segment: Ledger segment; the coordinator stores it before the manifest that names it.
         copies_bytes_max: Memory for the remaining bytes of reduced files, in addition to the
             files; None for no limit.
@@ -355,7 +356,7 @@ class SaveJob:
     began_seconds: float
     stall_seconds: Callable[[], float]
     bases: tuple[DedupBase, ...] = ()
-    spoiled: RankFailure | None = None
+    copy_failure: RankFailure | None = None
     streamed: tuple[FileContent, ...] = ()
     has_rival: bool = False
     segment: Segment | None = None
@@ -378,12 +379,12 @@ class SaveHistory:
     """State that a save leaves for the next save of the attempt in the same process.
 
     Attributes:
-        glimpses: Fingerprints of this rank's last save, which save work.
+        fingerprints: Fingerprints of this rank's last save, which save work.
         owes_mark: Whether the mark of the attempt could not be stored.
         rested_seconds: Pauses of the rank that paused longest in the last save.
     """
 
-    glimpses: RegionFingerprints = field(default_factory=RegionFingerprints)
+    fingerprints: RegionFingerprints = field(default_factory=RegionFingerprints)
     owes_mark: bool = False
     rested_seconds: float = 0.0
 
@@ -391,8 +392,8 @@ class SaveHistory:
 def persist(
     context: CheckpointContext,
     job: SaveJob,
-    memory: SaveHistory | None = None,
-    pace: Throttle = FULL_SPEED,
+    history: SaveHistory | None = None,
+    throttle: Throttle = FULL_SPEED,
 ) -> Receipt:
     """Write the new bytes of this rank's files and agree; the coordinator commits.
 
@@ -405,8 +406,8 @@ def persist(
     Args:
         context: Context: repository, ranks and options.
         job: The save.
-        memory: History of the last save; it is updated.
-        pace: Throttle that inserts the pauses.
+        history: History of the last save; it is updated.
+        throttle: Throttle that inserts the pauses.
 
     Returns:
         Receipt of this rank for the committed checkpoint.
@@ -416,18 +417,18 @@ def persist(
         SaveAbandoned: As above, because another rank ended or did not answer.
         Fenced: A newer generation exists; nothing was committed.
     """
-    checkpoint, memory = job.about.checkpoint, memory or SaveHistory()
-    memory.rested_seconds = 0.0
+    checkpoint, history = job.about.checkpoint, history or SaveHistory()
+    history.rested_seconds = 0.0
     try:
-        division: Any = job.spoiled or capture_failure(
-            lambda: _divide(context, job, memory.glimpses, pace)
+        dedup_result: Any = job.copy_failure or capture_failure(
+            lambda: _deduplicate(context, job, history.fingerprints, throttle)
         )
-        require_space(context, checkpoint, division, job.topic)
-        receipt = capture_failure(lambda: _write(context, job, division, pace))
+        require_space(context, checkpoint, dedup_result, job.topic)
+        receipt = capture_failure(lambda: _write(context, job, dedup_result, throttle))
         ruling = agree(
             context.comms,
             job.topic,
-            _summary_for_peers(context, job, receipt, pace.rested_seconds),
+            _summary_for_peers(context, job, receipt, throttle.rested_seconds),
             lambda answers: _commit(context, job, answers),
             context.limits.within_seconds,
         )
@@ -435,27 +436,27 @@ def persist(
         raise
     except ResilientError as error:
         _abort(context, job, error)
-        # The rank that lost a peer is not the cause, and another attempt may well save.
-        is_echo = isinstance(error, PeerFailed | DeadlineExceeded)
-        raise (SaveAbandoned if is_echo else SaveFailed)(
+        # The rank that lost a peer is not the cause of the failure, and the next attempt may save.
+        is_peer_loss = isinstance(error, PeerFailed | DeadlineExceeded)
+        raise (SaveAbandoned if is_peer_loss else SaveFailed)(
             f"{checkpoint} was not saved: {error.message}; older checkpoints are intact",
             hint=error.hint,
         ) from error
     # Committed: from here on no error may turn the save into a failure.
-    memory.rested_seconds = ruling["rested_seconds"]
+    history.rested_seconds = ruling["rested_seconds"]
     took_seconds = context.clock.monotonic_seconds() - job.began_seconds
     saved_facts = (ruling["size_bytes"], job.stall_seconds(), took_seconds, ruling["own_bytes"])
     context.emit_once(events.CheckpointCommitted(checkpoint.folder, *saved_facts))
     if context.world.is_coordinator:
         _copy(context, checkpoint)
-    if context.leads:
-        _settle_or_tell(context, job, memory, PostCommitPlan.from_json(ruling["orders"]))
-    assert isinstance(receipt, Receipt), "a failure of mine would have been everyone's"  # noqa: S101
+    if context.is_near_tier_leader:
+        _clean_up_or_report(context, job, history, PostCommitPlan.from_json(ruling["orders"]))
+    assert isinstance(receipt, Receipt), "a failure of this rank fails all ranks"  # noqa: S101
     return receipt
 
 
-def _divide(
-    context: CheckpointContext, job: SaveJob, glimpses: RegionFingerprints, pace: Throttle
+def _deduplicate(
+    context: CheckpointContext, job: SaveJob, fingerprints: RegionFingerprints, throttle: Throttle
 ) -> DedupResult:
     if job.streamed:
         return DedupResult(job.content, parity=context.limits.parity)
@@ -469,25 +470,25 @@ def _divide(
         job.parts,
         bases,
         parity=context.limits.parity,
-        glimpses=glimpses,
+        last_fingerprints=fingerprints,
         copies_bytes_max=job.copies_bytes_max,
-        on_progress=pace.after_write,
+        on_progress=throttle.after_write,
     )
 
 
 def _write(
-    context: CheckpointContext, job: SaveJob, division: DedupResult, pace: Throttle
+    context: CheckpointContext, job: SaveJob, dedup_result: DedupResult, throttle: Throttle
 ) -> Receipt:
-    checkpoint, rank, parity = job.about.checkpoint, context.world.rank, division.parity
+    checkpoint, rank, parity = job.about.checkpoint, context.world.rank, dedup_result.parity
     bounds: Any = {
         "copies_bytes_max": job.copies_bytes_max,
-        "on_progress": pace.after_write,
+        "on_progress": throttle.after_write,
         "token": context.token,
     }
     write_result = write(
-        context.store, checkpoint, rank, division.files, job.parts, parity, **bounds
+        context.store, checkpoint, rank, dedup_result.files, job.parts, parity, **bounds
     )
-    return division.complete(write_result)
+    return dedup_result.complete(write_result)
 
 
 def _summary_for_peers(
@@ -504,7 +505,7 @@ def _summary_for_peers(
 
 
 def _commit(context: CheckpointContext, job: SaveJob, answers: list[Any]) -> dict[str, Any]:
-    """Decide over the receipts: only the coordinator stores the manifest, here.
+    """Check the receipts and store the manifest; for the coordinator only.
 
     Returns:
         Bytes of all files that the checkpoint needs and of those written for it; seconds paused;
@@ -523,29 +524,31 @@ def _commit(context: CheckpointContext, job: SaveJob, answers: list[Any]) -> dic
     files = {name: digest for report in answers for name, digest in report["signed"].items()}
     commit(context.store, manifest, Signature(key, files) if key else None, context.token)
     promoter = context.promoter
-    orders = promoter.plan(context, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
+    post_commit_plan = (
+        promoter.plan(context, manifest.checkpoint, job.keep) if promoter else PostCommitPlan()
+    )
     return {
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
         "rested_seconds": max(float(report["rested_seconds"]) for report in answers),
-        "orders": orders.to_json(),
+        "orders": post_commit_plan.to_json(),
     }
 
 
-def _settle_or_tell(
-    context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
+def _clean_up_or_report(
+    context: CheckpointContext, job: SaveJob, history: SaveHistory, post_commit_plan: PostCommitPlan
 ) -> None:
     """Run the cleanup after a commit; any error there is only an event."""
-    settle_result = capture_failure(lambda: _settle(context, job, memory, orders))
-    if isinstance(settle_result, RankFailure):
-        memory.owes_mark = True
-        folder, cause = job.about.checkpoint.folder, settle_result.cause
+    cleanup_result = capture_failure(lambda: _clean_up(context, job, history, post_commit_plan))
+    if isinstance(cleanup_result, RankFailure):
+        history.owes_mark = True
+        folder, cause = job.about.checkpoint.folder, cleanup_result.cause
         if isinstance(cause, ResilientError):
-            context.emit(events.RetentionFailed(folder, settle_result.message))
+            context.emit(events.RetentionFailed(folder, cleanup_result.message))
         else:
             context.emit(
                 checkpoint_events.PostCommitCleanupFailed(
-                    folder, f"{settle_result.message}{_place_of(cause)}"
+                    folder, f"{cleanup_result.message}{_place_of(cause)}"
                 )
             )
 
@@ -558,19 +561,19 @@ def _place_of(error: BaseException | None) -> str:
     return f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})"
 
 
-def _settle(
-    context: CheckpointContext, job: SaveJob, memory: SaveHistory, orders: PostCommitPlan
+def _clean_up(
+    context: CheckpointContext, job: SaveJob, history: SaveHistory, post_commit_plan: PostCommitPlan
 ) -> None:
     """Start the promotion of the checkpoint, or collect garbage."""
     checkpoint = job.about.checkpoint
     if context.promoter:
-        context.promoter.committed(context, checkpoint, orders)
+        context.promoter.committed(context, checkpoint, post_commit_plan)
         return
-    retention, is_first = context.limits.retention, job.is_first or memory.owes_mark
+    retention, is_first = context.limits.retention, job.is_first or history.owes_mark
     is_marked = collect_garbage_after_commit(
         context, context.store, retention, checkpoint, job.keep, is_first=is_first
     )
-    memory.owes_mark = not is_marked
+    history.owes_mark = not is_marked
 
 
 def _copy(context: CheckpointContext, checkpoint: CheckpointId) -> None:
@@ -590,5 +593,5 @@ def _abort(context: CheckpointContext, job: SaveJob, error: ResilientError) -> N
     context.emit_once(events.SaveAborted(checkpoint.folder, error.message, error.hint))
     # A lost decision proves nothing: the coordinator may still store the manifest.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
-    if context.leads and not in_doubt and not job.has_rival:
+    if context.is_near_tier_leader and not in_doubt and not job.has_rival:
         capture_failure(lambda: discard_uncommitted(context.store, checkpoint, context.token))

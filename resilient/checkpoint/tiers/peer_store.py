@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PIECE_BYTES_MAX = 8 << 20
 """Largest piece that one request returns."""
 
-_REST_SECONDS = (1.0, 30.0)
+_RETRY_SECONDS = (1.0, 30.0)
 
 
 class PeerServer(TcpServer):
@@ -50,19 +50,19 @@ class PeerServer(TcpServer):
 
     def __init__(self, near: Store, host: str) -> None:
         self._near = near
-        super().__init__(self._converse, listen_for(host), host)
+        super().__init__(self._serve, listen_for(host), host)
 
-    def _converse(self, lines: JsonLineSocket) -> None:
-        while (request := lines.receive()) is not None:
+    def _serve(self, connection: JsonLineSocket) -> None:
+        while (request := connection.receive()) is not None:
             data = b""
             try:
-                answer, data = _answer(self._near, request)
+                response, data = _answer(self._near, request)
             except KeyNotFound:
-                answer = {"is_missing": True}
+                response = {"is_missing": True}
             except ResilientError as error:
-                answer = {"failed": error.message}
-            lines.send(answer)
-            lines.send_bytes(data)
+                response = {"failed": error.message}
+            connection.send(response)
+            connection.send_bytes(data)
 
 
 def _answer(near: Store, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -111,20 +111,20 @@ class PeerStore:
         self.address = address
         self._lock = threading.Lock()
         self._is_closed = False
-        self._free: list[JsonLineSocket] = []
+        self._idle: list[JsonLineSocket] = []
         self._clock = clock or SystemClock()
-        self._rest_seconds = 0.0
-        self._alone_until_seconds = 0.0
+        self._retry_seconds = 0.0
+        self._retry_at_seconds = 0.0
 
-    def reach(self) -> None:
+    def connect_now(self) -> None:
         """Connect now, to detect an unreachable host early.
 
         Raises:
             StoreUnavailable: No server answers there.
         """
-        lines = self._connect()
+        connection = self._connect()
         with self._lock:
-            self._free.append(lines)
+            self._idle.append(connection)
 
     def get(self, key: str) -> bytes:
         """Return the whole object."""
@@ -143,17 +143,17 @@ class PeerStore:
         )
         return bytes(data[:read_bytes])
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from offset ``start``, piece by piece."""
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from offset ``start``, piece by piece."""
         filled_bytes = 0
-        while filled_bytes < len(room):
-            piece = room.part(filled_bytes, filled_bytes + PIECE_BYTES_MAX)
-            answer = self._ask(
+        while filled_bytes < len(buffer):
+            piece = buffer.part(filled_bytes, filled_bytes + PIECE_BYTES_MAX)
+            response = self._ask(
                 piece, verb="read", key=key, start=start + filled_bytes, length=len(piece)
             )
-            filled_bytes += answer["size_bytes"]
-            arrived(filled_bytes - answer["size_bytes"], filled_bytes)
-            if answer["size_bytes"] < len(piece):
+            filled_bytes += response["size_bytes"]
+            on_arrival(filled_bytes - response["size_bytes"], filled_bytes)
+            if response["size_bytes"] < len(piece):
                 break
         return filled_bytes
 
@@ -183,11 +183,11 @@ class PeerStore:
         """Close all connections."""
         with self._lock:
             self._is_closed = True
-            free, self._free = self._free, []
-        for lines in free:
-            lines.close()
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
 
-    def _ask(self, room: ScatterBuffer | None = None, **request: Any) -> dict[str, Any]:
+    def _ask(self, buffer: ScatterBuffer | None = None, **request: Any) -> dict[str, Any]:
         """Send a request over a connection that no other thread uses meanwhile.
 
         Raises:
@@ -195,56 +195,58 @@ class PeerStore:
             StoreUnavailable: The host does not answer, or its disk failed.
         """
         with self._lock:
-            lines = self._free.pop() if self._free else None
-        lines = lines or self._connect()
+            connection = self._idle.pop() if self._idle else None
+        connection = connection or self._connect()
         try:
-            answer = self._read_answer(lines, room, request)
+            response = self._read_answer(connection, buffer, request)
         except (OSError, MalformedMessage, KeyError, TypeError, ValueError) as error:
-            lines.close()
-            raise self._silent(repr(error)) from error
+            connection.close()
+            raise self._unreachable_error(repr(error)) from error
         with self._lock:
             is_kept = not self._is_closed
             if is_kept:
-                self._free.append(lines)
+                self._idle.append(connection)
         if not is_kept:
-            lines.close()
-        if "is_missing" in answer:
+            connection.close()
+        if "is_missing" in response:
             raise KeyNotFound(f"no `{request['key']}` at {self.url}", key=request["key"])
-        if "failed" in answer:
-            raise StoreUnavailable(f"{self.url}: {answer['failed']}", key=request["key"])
-        return answer
+        if "failed" in response:
+            raise StoreUnavailable(f"{self.url}: {response['failed']}", key=request["key"])
+        return response
 
     @staticmethod
     def _read_answer(
-        lines: JsonLineSocket, room: ScatterBuffer | None, request: dict[str, Any]
+        connection: JsonLineSocket, buffer: ScatterBuffer | None, request: dict[str, Any]
     ) -> dict[str, Any]:
-        lines.send(request)
-        answer = lines.receive()
-        if answer is None:
+        connection.send(request)
+        response = connection.receive()
+        if response is None:
             raise MalformedMessage("the connection was closed")
-        if room is not None and "size_bytes" in answer:
-            size_bytes = int(answer["size_bytes"])
-            if not 0 <= size_bytes <= len(room):
-                raise ValueError(f"{size_bytes} of {len(room)} bytes")
-            for piece in room.cut(0, size_bytes):
-                lines.receive_into(piece)
-        return answer
+        if buffer is not None and "size_bytes" in response:
+            size_bytes = int(response["size_bytes"])
+            if not 0 <= size_bytes <= len(buffer):
+                raise ValueError(f"{size_bytes} of {len(buffer)} bytes")
+            for piece in buffer.cut(0, size_bytes):
+                connection.receive_into(piece)
+        return response
 
     def _connect(self) -> JsonLineSocket:
-        left_seconds = self._alone_until_seconds - self._clock.monotonic_seconds()
+        left_seconds = self._retry_at_seconds - self._clock.monotonic_seconds()
         if left_seconds > 0:
-            raise self._silent(f"no answer before; the next try is in {left_seconds:.1f} s")
+            raise self._unreachable_error(
+                f"no answer before; the next try is in {left_seconds:.1f} s"
+            )
         try:
-            lines = JsonLineSocket(greeted(self.address))
+            connection = JsonLineSocket(greeted(self.address))
         except OSError as error:
-            shortest, longest = _REST_SECONDS
-            self._rest_seconds = min(max(2 * self._rest_seconds, shortest), longest)
-            self._alone_until_seconds = self._clock.monotonic_seconds() + self._rest_seconds
-            raise self._silent(repr(error)) from error
-        self._rest_seconds = 0.0
-        return lines
+            shortest, longest = _RETRY_SECONDS
+            self._retry_seconds = min(max(2 * self._retry_seconds, shortest), longest)
+            self._retry_at_seconds = self._clock.monotonic_seconds() + self._retry_seconds
+            raise self._unreachable_error(repr(error)) from error
+        self._retry_seconds = 0.0
+        return connection
 
-    def _silent(self, why: str) -> StoreUnavailable:
+    def _unreachable_error(self, why: str) -> StoreUnavailable:
         address_text = f"{self.address.host}:{self.address.port}"
         return StoreUnavailable(f"{self.url} does not answer at {address_text}: {why}")
 
@@ -269,6 +271,6 @@ class NearTierGroups:
         """Return the number of a rank's place, from 0."""
         return next((at for at, group in enumerate(self.groups) if rank in group), 0)
 
-    def leads(self, rank: int) -> bool:
+    def is_leader(self, rank: int) -> bool:
         """Return whether a rank manages its place."""
         return rank in self.leaders

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class HasReplica(Protocol):
     """Store that may have another copy of an object."""
 
-    def doubt(self, key: str) -> bool:
+    def exclude_copy(self, key: str) -> bool:
         """Stop using the copy that was read; return whether another copy exists."""
 
 
@@ -50,30 +50,32 @@ class TieredStore:
     Args:
         near: Repository that takes and returns the files of checkpoints.
         durable: Repository that decides which process may write, and has the remaining files.
-        on_doubt: Callback with the key of an object whose near copy is damaged, and the place of
-            that copy; called once per copy.
+        on_excluded_copy: Callback with the key of an object whose near copy is damaged, and the
+            place of that copy; called once per copy.
 
     Attributes:
         near: As given.
         durable: As given.
         peers: Near repositories of other hosts, read-only.
-        recalled: Keys of checkpoint files that were not read from this host's near tier, whose copy
-            is therefore unverified.
+        unverified_keys: Keys of checkpoint files that were not read from this host's near tier. The
+            near copy of these files is therefore unverified.
     """
 
-    def __init__(self, near: Store, durable: Store, on_doubt: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, near: Store, durable: Store, on_excluded_copy: Callable[[str, str], None]
+    ) -> None:
         self.near = near
         self.durable = durable
         self.peers: tuple[Store, ...] = ()
         self.url = durable.url
         self.exclusive = durable.exclusive
         self.ranges = max_ranges(near)
-        self.recalled: set[str] = set()
-        self._on_doubt = on_doubt
+        self.unverified_keys: set[str] = set()
+        self._on_excluded_copy = on_excluded_copy
         self._shared_generations: set[tuple[str, int]] = set()
-        self._doubts: set[tuple[str, str]] = set()
+        self._excluded_copies: set[tuple[str, str]] = set()
         self._holders: dict[str, Store] = {}
-        self._closing: list[Callable[[], None]] = []
+        self._close_callbacks: list[Callable[[], None]] = []
         self._lock = threading.Lock()
 
     def put(self, key: str, data: Data) -> None:
@@ -92,9 +94,9 @@ class TieredStore:
         """Return part of an object from the nearest place that has it."""
         return self._nearest(key, lambda store: store.get_range(key, start, length))
 
-    def fill(self, key: str, start: int, room: ScatterBuffer, arrived: Arrived) -> int:
-        """Fill ``room`` from the nearest place that has the object."""
-        return self._nearest(key, lambda store: read_into(store, key, start, room, arrived))
+    def fill(self, key: str, start: int, buffer: ScatterBuffer, on_arrival: Arrived) -> int:
+        """Fill ``buffer`` from the nearest place that has the object."""
+        return self._nearest(key, lambda store: read_into(store, key, start, buffer, on_arrival))
 
     def stat(self, key: str) -> ObjectInfo:
         """Return the entry of the nearest place that has the object."""
@@ -107,7 +109,9 @@ class TieredStore:
             for source in (*reversed(self.peers), self.near):
                 source_entries = source.list(prefix or CHECKPOINTS)
                 entries |= {
-                    entry.key: entry for entry in source_entries if self._counts(source, entry.key)
+                    entry.key: entry
+                    for entry in source_entries
+                    if self._is_valid_source(source, entry.key)
                 }
         return [entries[key] for key in sorted(entries)]
 
@@ -115,7 +119,7 @@ class TieredStore:
         """Remove the object from the tier of ``put``."""
         (self.near if _generation_of(key) else self.durable).delete(key)
 
-    def doubt(self, key: str) -> bool:
+    def exclude_copy(self, key: str) -> bool:
         """From now on, read this object from the next place that has it, if any.
 
         Returns:
@@ -124,30 +128,30 @@ class TieredStore:
         holders = [
             source
             for source in self._sources(key)
-            if self._counts(source, key) and _holds(source, key)
+            if self._is_valid_source(source, key) and _holds(source, key)
         ]
         if not holders or not (len(holders) > 1 or _holds(self.durable, key)):
             return False
         with self._lock:
-            self._doubts.add((holders[0].url, key))
+            self._excluded_copies.add((holders[0].url, key))
             self._holders.pop(key, None)
-        self._on_doubt(key, holders[0].url)
+        self._on_excluded_copy(key, holders[0].url)
         return True
 
-    def on_close(self, let_go: Callable[[], None]) -> None:
+    def on_close(self, callback: Callable[[], None]) -> None:
         """Register a callback that ``close`` calls after the last reader.
 
         Crash: nothing changes.
         """
-        self._closing.append(let_go)
+        self._close_callbacks.append(callback)
 
     def close(self) -> None:
         """Stop serving other hosts, and close the connections to them.
 
         Crash: nothing changes.
         """
-        while self._closing:
-            self._closing.pop()()
+        while self._close_callbacks:
+            self._close_callbacks.pop()()
 
     def require_peers(self) -> None:
         """Check that every other host responds.
@@ -171,45 +175,45 @@ class TieredStore:
         return free_bytes(self.near)
 
     def sweep(
-        self, is_ours: Callable[[str], bool], older_than_seconds: float, clock: Clock
+        self, is_deletable: Callable[[str], bool], older_than_seconds: float, clock: Clock
     ) -> tuple[str, ...]:
         """Remove the leftovers of unfinished writes in both tiers."""
         tiers = [tier for tier in (self.durable, self.near) if isinstance(tier, Sweepable)]
         return tuple(
-            key for tier in tiers for key in tier.sweep(is_ours, older_than_seconds, clock)
+            key for tier in tiers for key in tier.sweep(is_deletable, older_than_seconds, clock)
         )
 
-    def _nearest(self, key: str, ask: Callable[[Store], Result]) -> Result:
-        silent: StoreUnavailable | None = None
+    def _nearest(self, key: str, operation: Callable[[Store], Result]) -> Result:
+        unavailable: StoreUnavailable | None = None
         for source in self._sources(key):
             try:
-                answer = self._ask(source, key, ask)
+                answer = self._ask(source, key, operation)
             except StoreUnavailable as error:
                 if source is self.near:
                     raise
-                silent = error
+                unavailable = error
             else:
                 if answer is not None:
                     return answer
         try:
-            answer = ask(self.durable)
+            answer = operation(self.durable)
         except KeyNotFound as error:
             # The object may exist: a host that does not answer proves nothing about a checkpoint.
-            raise (silent or error) from error
+            raise (unavailable or error) from error
         if _generation_of(key):
-            self.recalled.add(key)
+            self.unverified_keys.add(key)
         return answer
 
-    def _ask(self, source: Store, key: str, ask: Callable[[Store], Result]) -> Result | None:
+    def _ask(self, source: Store, key: str, operation: Callable[[Store], Result]) -> Result | None:
         """Return the response of a near repository, or None if it has no copy that counts."""
-        if not self._counts(source, key):
+        if not self._is_valid_source(source, key):
             return None
         try:
-            answer = ask(source)
+            answer = operation(source)
         except KeyNotFound:
             return None
         if source is not self.near:
-            self.recalled.add(key)
+            self.unverified_keys.add(key)
             self._holders[key] = source
         return answer
 
@@ -217,9 +221,9 @@ class TieredStore:
         """Return the near repositories that may have ``key``, the likeliest first."""
         holder = self._holders.get(key)
         order = [self.near, *sorted(self.peers, key=lambda peer: peer is not holder)]
-        return [source for source in order if (source.url, key) not in self._doubts]
+        return [source for source in order if (source.url, key) not in self._excluded_copies]
 
-    def _counts(self, source: Store, key: str) -> bool:
+    def _is_valid_source(self, source: Store, key: str) -> bool:
         """Return whether a near copy of ``key`` counts: its place knows the writing generation."""
         number = _generation_of(key)
         if not number or (source.url, number) in self._shared_generations:
@@ -246,7 +250,7 @@ def use_other_replica(store: Store, key: str) -> bool:
     Returns:
         Whether there is another copy to read.
     """
-    return isinstance(store, HasReplica) and store.doubt(key)
+    return isinstance(store, HasReplica) and store.exclude_copy(key)
 
 
 def has_record(near: Store, durable: Store, number: int) -> bool:

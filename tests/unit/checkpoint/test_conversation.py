@@ -72,11 +72,11 @@ def test_a_look_waits_for_nothing_and_sees_a_keeper_that_is_gone(keeper):
     talk = DaemonConnection(keeper(0.5))
     talk.send("wait")
     began_seconds = time.monotonic()
-    talk.require_there()
+    talk.require_alive()
     assert time.monotonic() - began_seconds < 0.4
     assert talk.receive() == {"said": True}
     time.sleep(0.2)
     with pytest.raises(PeerFailed, match="the connection was closed"):
-        talk.require_there()
-    assert talk.is_over
+        talk.require_alive()
+    assert talk.is_closed
     assert not talk.is_silent

@@ -83,7 +83,7 @@ def train(checkpointer, clock, count, every_seconds):
 def test_saves_go_on_when_it_pays(clock):
     durable = Slow(clock, 10.0)
     checkpointer = opened(clock, durable)
-    pace = checkpointer._context.promoter._pace
+    pace = checkpointer._context.promoter._schedule
     train(checkpointer, clock, 12, 300.0)
     best = best_seconds(10.0, DAY)
     assert 1200 < best < 1400

@@ -18,8 +18,8 @@ from resilient.checkpoint.throttle import (
     CpuSample,
     ThrottleHistory,
     bound_seconds,
+    due_pause_seconds,
     quota_cores,
-    rest_seconds,
 )
 
 MIB = 1 << 20
@@ -104,9 +104,9 @@ def test_a_paced_save_ends_in_half_of_the_time_between_two(interval):
 
 
 def test_a_save_that_is_behind_its_bound_rests_no_more():
-    assert rest_seconds(1.0, 0.5, 5.1, 10.0) == 0.0
-    assert rest_seconds(1.0, 0.5, 4.9, 10.0) == pytest.approx(0.1)
-    assert rest_seconds(0.01, 0.5, 0.0, 10.0) == pytest.approx(0.01 / WORK_SHARE - 0.01)
+    assert due_pause_seconds(1.0, 0.5, 5.1, 10.0) == 0.0
+    assert due_pause_seconds(1.0, 0.5, 4.9, 10.0) == pytest.approx(0.1)
+    assert due_pause_seconds(0.01, 0.5, 0.0, 10.0) == pytest.approx(0.01 / WORK_SHARE - 0.01)
 
 
 def test_the_bound_is_half_of_the_interval_and_never_more_than_the_user_allows():
@@ -118,7 +118,7 @@ def test_the_bound_is_half_of_the_interval_and_never_more_than_the_user_allows()
 
 def test_the_end_of_a_save_is_no_rest_behind_everything():
     """More bytes may be told of than the save has, and then the bound alone counts."""
-    assert rest_seconds(1.0, 1.7, 9.0, 10.0) == pytest.approx(1.0)
+    assert due_pause_seconds(1.0, 1.7, 9.0, 10.0) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_a_host_that_is_gone_is_no_missing_key(server, peer):
     with pytest.raises(StoreUnavailable, match="host b does not answer at 127"):
         peer.stat(KEY)
     with pytest.raises(StoreUnavailable):
-        PeerStore(server.address, "host b").reach()
+        PeerStore(server.address, "host b").connect_now()
 
 
 class OwnClock(SystemClock):

@@ -18,7 +18,7 @@ BYTES = 24 << 20
 
 def open_resting(store, **limits):
     checkpointer = open_one(store, pace_seconds_max=40.0, **limits)
-    checkpointer._persister._pacing = resting(BYTES, 40.0)
+    checkpointer._persister._throttles = resting(BYTES, 40.0)
     checkpointer.resume({})
     return checkpointer
 
@@ -29,7 +29,7 @@ def test_a_save_rests_until_somebody_waits_for_it():
     began = time.monotonic()
     parts = {"model": Part(Values(weight=torch.ones(BYTES // 4)))}
     checkpointer.save(1, parts, CheckpointInfo())
-    wait_until(lambda: checkpointer._persister._pace._done_bytes >= 2 * (4 << 20))
+    wait_until(lambda: checkpointer._persister._throttle._done_bytes >= 2 * (4 << 20))
     assert checkpointer.committed() == []
     checkpointer.wait()
     assert len(checkpointer.committed()) == 1
@@ -56,5 +56,5 @@ def test_the_next_save_does_not_wait_for_the_rests_of_this_one():
 def test_no_rank_rests_until_its_peers_give_it_up():
     checkpointer = open_resting(MemoryStore(), within_seconds=8.0)
     checkpointer.save(1, {"model": Part(Values(weight=torch.ones(BYTES // 4)))}, CheckpointInfo())
-    assert checkpointer._persister._pace._within_seconds == 2.0
+    assert checkpointer._persister._throttle._within_seconds == 2.0
     checkpointer.close()

@@ -205,7 +205,7 @@ def test_what_came_from_memory_is_not_known_to_be_stored(store, tmp_path):
         store, {key: StagedFileRecord(str(path), digest_file(content))}, pytest.fail
     )
     base = make_dedup_base(read(recalling, step(1)), recalling)
-    assert MODEL not in {file for file, _, _ in base.proved}
+    assert MODEL not in {file for file, _, _ in base.verified_ranges}
     put_step(store, 2, [base])
     assert verify(store, step(2)) == []
     shared.close()
@@ -280,7 +280,7 @@ def digested(store, monkeypatch):
         parts = {"model": Part(Values(**{name: one.clone() for name, one in tensors.items()}))}
         staged = stage(capture(number, parts, 0), World(), StagingBuffers())
         found = deduplicate(
-            store, step(number), staged.files, staged.parts, bases, glimpses=glimpses
+            store, step(number), staged.files, staged.parts, bases, last_fingerprints=glimpses
         )
         written = write(store, step(number), 0, found.files, staged.parts)
         commit(store, gather_receipts(empty_manifest(step(number)), [found.complete(written)]))

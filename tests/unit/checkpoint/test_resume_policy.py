@@ -9,7 +9,7 @@ from resilient.checkpoint.resume_policy import (
     GenerationFacts,
     ResumeFacts,
     decide_resume,
-    settle_wish,
+    resolve_resume_option,
 )
 from resilient.clock import SystemClock
 from resilient.distributed.start_identity import StartIdentity
@@ -18,12 +18,12 @@ from resilient.format.keys import CheckpointId, generation_key
 from resilient.testing.memory_store import MemoryStore
 
 PARENT = CheckpointId(1, 5)
-OLD = GenerationFacts(1, is_ours=False, has_checkpoint=True, has_mark=True)
-DAMAGED = GenerationFacts(2, is_ours=None, has_checkpoint=True)
-EMPTY = GenerationFacts(3, is_ours=True)
-BEGUN = GenerationFacts(3, is_ours=True, parent=PARENT)
-SAVED = GenerationFacts(3, is_ours=True, has_checkpoint=True, has_mark=True)
-LOST = GenerationFacts(3, is_ours=True, has_mark=True)
+OLD = GenerationFacts(1, is_of_this_run=False, has_checkpoint=True, has_mark=True)
+DAMAGED = GenerationFacts(2, is_of_this_run=None, has_checkpoint=True)
+EMPTY = GenerationFacts(3, is_of_this_run=True)
+BEGUN = GenerationFacts(3, is_of_this_run=True, parent=PARENT)
+SAVED = GenerationFacts(3, is_of_this_run=True, has_checkpoint=True, has_mark=True)
+LOST = GenerationFacts(3, is_of_this_run=True, has_mark=True)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_settle_wish_reads_whose_checkpoints_are_there():
     store = MemoryStore()
     begin(store, None, saves=True)
     begin(store, OTHER, saves=True)
-    assert settle_wish(store, "never", [ONE], is_first=False).reference == "never"
+    assert resolve_resume_option(store, "never", [ONE], is_first=False).reference == "never"
     begin(store, ONE, saves=False)
-    assert settle_wish(store, "never", [ONE], is_first=False).reference == "never"
+    assert resolve_resume_option(store, "never", [ONE], is_first=False).reference == "never"
     begin(store, ONE, saves=True)
-    assert settle_wish(store, "never", [ONE], is_first=False).reference == "auto"
+    assert resolve_resume_option(store, "never", [ONE], is_first=False).reference == "auto"
     # The first rank is of a host that came later.
     fresh = StartIdentity("fresh", training=1)
-    assert settle_wish(store, "never", [fresh, ONE], is_first=True).reference == "auto"
-    assert settle_wish(store, "never", [fresh], is_first=True).reference == "never"
+    assert resolve_resume_option(store, "never", [fresh, ONE], is_first=True).reference == "auto"
+    assert resolve_resume_option(store, "never", [fresh], is_first=True).reference == "never"
 
 
 def test_settle_wish_refuses_where_own_checkpoints_are_lost():
@@ -88,7 +88,7 @@ def test_settle_wish_refuses_where_own_checkpoints_are_lost():
     life = begin(store, ONE, saves=True)
     store.delete(CheckpointId(life.number, 1).manifest_key)
     with pytest.raises(NoIntactCheckpoint, match="generation 2 of this run committed"):
-        settle_wish(store, "never", [ONE], is_first=False)
+        resolve_resume_option(store, "never", [ONE], is_first=False)
 
 
 def test_settle_wish_refuses_where_a_damaged_record_may_be_ours():
@@ -96,5 +96,5 @@ def test_settle_wish_refuses_where_a_damaged_record_may_be_ours():
     begin(store, ONE, saves=True)
     store.put(generation_key(1), b"damage")
     with pytest.raises(NoIntactCheckpoint, match="record of generation 1 cannot be read"):
-        settle_wish(store, "never", [ONE], is_first=False)
-    assert settle_wish(store, "never", [ONE], is_first=True).reference == "never"
+        resolve_resume_option(store, "never", [ONE], is_first=False)
+    assert resolve_resume_option(store, "never", [ONE], is_first=True).reference == "never"

@@ -35,7 +35,7 @@ def test_memory_is_given_up_to_the_bound_and_again_when_it_came_back(room, is_au
     given.take(2 * PAGE)
     with pytest.raises(error, match=f"{4 * PAGE} bytes .* {3 * PAGE}"):
         given.take(PAGE)
-    given.give_back(first)
+    given.release(first)
     assert given.take(PAGE).size_bytes == PAGE
 
 
@@ -79,13 +79,13 @@ class Reserving:
         self.asked.append(verb)
         if verb == "release":
             for name in message["names"]:
-                self.given.give_back(self.held.pop(name))
+                self.given.release(self.held.pop(name))
             return {}
         if verb == "missing":
             return {"size_bytes": self.given.missing_bytes(message["size_bytes"])}
         name = message["name"]
         if name in self.held:
-            self.given.give_back(self.held.pop(name))
+            self.given.release(self.held.pop(name))
         self.held[name] = self.given.take(message["size_bytes"])
         return {"path": str(self.held[name].path), "size_bytes": self.held[name].size_bytes}
 
@@ -97,7 +97,7 @@ def test_a_file_that_grows_gets_more_than_it_needs_unless_the_bound_forbids_it(r
     mine.get("a", 2 * PAGE)
     mine.get("a", 3 * PAGE)
     assert ask.held["a"].size_bytes == 5 * PAGE
-    ask.given.give_back(ask.held.pop("a"))
+    ask.given.release(ask.held.pop("a"))
     other = LeasedBuffers(ask)
     other.get("b", 3 * PAGE)
     other.get("b", 4 * PAGE)
@@ -125,7 +125,7 @@ def test_what_is_in_the_way_of_a_save_goes_once(room):
         steps.release_all()
         return len(needed) == 1
 
-    saves.make_room = make_room
+    saves.release_other_memory = make_room
     saves.get("a", PAGE)
     steps.get("b", 2 * PAGE)
     saves.get("a", 4 * PAGE)

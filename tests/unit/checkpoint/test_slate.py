@@ -128,7 +128,7 @@ class Left:
 
     def read(self):
         found = read_step_slot(lambda name: memoryview(bytes(self.memory.get(name, b""))))
-        return found and (found.job(RANK, "hold/9"), found.context, found.after)
+        return found and (found.job(RANK, "hold/9"), found.context, found.previous_folder)
 
 
 def said_of(job):

@@ -25,7 +25,7 @@ def serve(stream, memory, files):
             wanted = stream.next(0.05)
             if wanted is not None:
                 memory[wanted.slot.name][:4] = files[wanted.file]
-                stream.came(wanted.number)
+                stream.file_arrived(wanted.number)
 
     is_over = threading.Event()
     thread = threading.Thread(target=run)

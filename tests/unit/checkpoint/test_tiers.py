@@ -106,7 +106,7 @@ def test_what_was_read_from_another_host_is_not_proved_here(near, durable):
     tiers.durable.objects = {one: durable.objects[one] for one in durable.objects if "gen" in one}
     tiers.peers = (other,)
     assert tiers.get(key) == whole
-    assert tiers.recalled == {key}
+    assert tiers.unverified_keys == {key}
 
 
 def test_damage_of_what_is_near_alone_costs_the_steps_since_the_one_before(near, durable):
