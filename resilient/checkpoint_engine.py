@@ -566,7 +566,7 @@ class CheckpointEngine:
             with self._stall.running():
                 self._persister.wait()
         except ResilientError:
-            if pending_save is not None:  # It may be committed all the same: the next save asks.
+            if pending_save is not None:  # The save may still be committed.
                 self._bases = (DedupBase(pending_save), *self._bases)[:_BASES_MAX]
             raise
         if pending_save is not None:

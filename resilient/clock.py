@@ -1,4 +1,4 @@
-"""Clock protocol, so that tests can control time, with the system clock and stopwatches."""
+"""Clock protocol that tests can replace, system clock and stopwatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composition root of library use: from a URL and options to a CheckpointEngine."""
+"""Factory of checkpoint engines: from a URL and options to a CheckpointEngine."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def _require_shared_repository(url: str, world: World, kv_store: KVStore | None)
     """Require that several ranks have a key-value store and save to one place.
 
     Raises:
-        ConfigError: They have not.
+        ConfigError: The ranks have no key-value store, or ``url`` is the memory of one process.
     """
     if kv_store is None and world.size > 1:
         raise ConfigError(f"{world.size} ranks need a key-value store to agree on checkpoints")

@@ -40,8 +40,8 @@
 An error states what failed, where and why. The ``hint`` of an error is the next command to run.
 ``resilient help errors`` shows the first sentence of each class docstring.
 
-Exit codes follow sysexits.h where it has a name for the case. ``resilient help exit-codes``,
-``resilient --help`` and ``docs/exit-codes.md`` are made from one table.
+Exit codes follow sysexits.h where sysexits.h has a name for the case. ``resilient help
+exit-codes``, ``resilient --help`` and ``docs/exit-codes.md`` are made from one table.
 """
 
 from __future__ import annotations

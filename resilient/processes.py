@@ -92,7 +92,7 @@ def release_claim(token: str) -> None:
     """Record on this host that a living process no longer writes under its claim.
 
     The note stays in the folder for temporary files until the process ends. If the note cannot be
-    written, the host treats the process as a writer while it lives.
+    written, the host treats the process as a writer while the process runs.
 
     Args:
         token: Token of the generation that the process claimed.

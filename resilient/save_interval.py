@@ -1,4 +1,4 @@
-"""Optimal save interval after Young and Daly (pure).
+"""Optimal save interval by the formulas of Young and Daly, as pure functions.
 
 All lengths are seconds. ``cost`` (C) is the training time that a save costs. ``mtbf`` (M) is the
 mean time between failures of the run as a whole.

@@ -2,7 +2,8 @@
 
 Trainers keep checkpoints in the run's folder or in folders with known names. A checkpoint in any
 other folder belongs to another run. The search reads only names, at most 50,000 in one place. If
-the guard refuses a start, it verifies the newest checkpoints, so that the hint names an intact one.
+the guard refuses a start, the guard verifies the newest checkpoints. The hint then names an intact
+checkpoint.
 """
 
 from __future__ import annotations
@@ -470,7 +471,7 @@ class _Judged:
 
     Attributes:
         checkpoint: The checkpoint.
-        flaw: Its damage or loss; empty for an intact one, and for one that was not read.
+        flaw: Its damage or loss; empty for an intact checkpoint, and for one that was not read.
         is_resumable: Whether a resume works, with or without the loss.
         is_imported: Whether our Trainer imports it.
     """

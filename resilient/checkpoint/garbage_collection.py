@@ -311,7 +311,7 @@ class _Evidence:
     """Results of verifying checkpoints before a deletion.
 
     Attributes:
-        findings: Problem of each checkpoint that was read in full; empty for a whole one.
+        findings: Problem of each checkpoint that was read in full; empty for an intact checkpoint.
         read_summaries: Summaries of manifests that were read here.
     """
 

@@ -6,7 +6,7 @@ segments outside the chain, whose steps were trained and lost.
 
 An attempt stores its generation record before anything else, and the record is never deleted. A
 generation number without a record therefore stands for work that the audit cannot account for. The
-exception is a number that a claim skipped. The next record lists this number
+exceptions are numbers that a claim skipped. The next record has the count of these numbers
 (``Generation.skipped``).
 """
 
@@ -399,7 +399,8 @@ def audit(
     result.lives = tuple(sorted({checkpoint.checkpoint.generation for checkpoint in chain}))
     numbers = list_numbers(store)
     result.claimed = len(numbers)
-    # First: a generation without its record seems to begin elsewhere, which makes the rest wrong.
+    # Check the records first. A generation without a record seems to begin at another checkpoint,
+    # so the other results are wrong.
     result.flaws += generation_problems(store, numbers, result.lives, result.run_id)
     result.flaws += [flaw for checkpoint in chain for flaw in broken_links(checkpoint)]
     result.flaws += [
@@ -450,7 +451,7 @@ def _anchors(
 def _follow_back(
     store: Store, manifest: Manifest, anchor: LedgerHead, result: Audit
 ) -> list[Segment]:
-    """Return the segments from the ledger's beginning to the anchor; none if they do not meet."""
+    """Return the segments from the ledger's beginning to the anchor; none for a broken chain."""
     result.run_id, key = manifest.run_id, anchor.segment
     named_by, chain = manifest.checkpoint.manifest_key, list[Segment]()
     visited_keys: set[str] = set()

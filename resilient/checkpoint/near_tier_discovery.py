@@ -1,8 +1,8 @@
 """Discovery of near tiers that ranks share, and servers of near tiers for peers.
 
-Each rank writes a random key of this attempt into its near repository. Ranks that read back the
-same content share a repository. A name, a path or a disk id does not identify a repository, because
-these are equal on cloned hosts.
+Each rank writes random content into its near repository, under one key for all ranks. Ranks that
+then read the same content share a repository. A name, a path or a disk id does not identify a
+repository, because these are equal on cloned hosts.
 """
 
 from __future__ import annotations

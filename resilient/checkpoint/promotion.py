@@ -111,12 +111,12 @@ def promote(
     group: PromotionGroup | None = None,
     token: str = "",
 ) -> int:
-    """Copy a checkpoint and its references from the near tier to the durable one.
+    """Copy a checkpoint and its references from the near tier to the durable tier.
 
-    Each place copies its own files; then the coordinator puts the one manifest. One file at a time
-    is in memory. Then all places check again, and copy the files that a sweep deleted meanwhile.
-    For a checkpoint that is already durable, they copy missing files from the near tier, if
-    present. A deleted checkpoint is skipped.
+    Each place copies its own files. Then the coordinator puts the manifest. One file at a time is
+    in memory. Then all places check again, and copy the files that a sweep deleted meanwhile. For a
+    checkpoint that is already durable, they copy missing files from the near tier, if present. A
+    deleted checkpoint is skipped.
 
     Collective: the leader of each place, same checkpoint.
     Crash: files may be there; without a manifest the checkpoint is not in the durable tier, and

@@ -2,7 +2,7 @@
 
 A tag is a name that a person gives to a checkpoint. Retention never deletes a tagged checkpoint. A
 tag is a small object with its own digest, created exclusively. To move a tag, remove it and create
-it again. If two users move a tag at the same time, one of them gets an error.
+it again. If two users move a tag at the same time, one user gets an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Retention policies and the plan that follows from them (pure).
+"""Retention policies, and pure functions from the policies to a plan of deletions.
 
 A checkpoint stays if at least one policy keeps it. Every policy first counts the checkpoints that
 resume may use (the line of descent). So an abandoned checkpoint never displaces a checkpoint of

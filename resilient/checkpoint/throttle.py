@@ -116,7 +116,7 @@ INTERVAL_SHARE = 0.5
 FIRST_SECONDS = 10.0
 """Bound of the first save of an attempt, because the save interval is still unknown."""
 SMALL_BYTES = 8 << 20
-"""A save of at most this size never pauses: it is too short to disturb training."""
+"""A save of at most this size never pauses, because it is too short to matter."""
 IDLE_CORES_MIN = 0.7
 """Least number of idle cores for a save without pauses: one core, less the measurement error."""
 LOOK_SECONDS = 0.2

@@ -144,7 +144,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem found.
+    """Problem that a verification found.
 
     Attributes:
         file: File name inside the checkpoint's folder; ``folder/name`` for a file in the folder of

@@ -2,8 +2,8 @@
 
 A host can check only its own processes. So a thread of the coordinator stores a small object, named
 after the run's claim, at a low rate. A start on another host reads the object, waits longer than
-the time between two heartbeats, and reads it again. A change proves that the writer is alive. The
-check compares no clocks of different hosts.
+the time between two heartbeats, and reads the object again. A change shows that the writer is
+alive. The check compares no clocks of different hosts.
 """
 
 from __future__ import annotations

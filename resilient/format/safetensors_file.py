@@ -1,4 +1,4 @@
-"""Safetensors layout of one file, and host, streamed and reduced files.
+"""Safetensors layout of one file, and staged, streamed and reduced files.
 
 The layout follows the safetensors format description. A file has eight bytes of little-endian
 header length, a JSON header padded with spaces, then the tensors without holes. The header is

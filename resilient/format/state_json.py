@@ -1,10 +1,10 @@
 """JSON grammar of non-tensor state (docs/format.md), checked without building values.
 
 A later reader builds lists, dicts and arrays from a tree. This module only walks the tree, within
-bounds. The module keeps a long list of objects as text. The logs of a run are such lists: they grow
-with its steps, and a resume does not need them. Indentation marks the start and the end of such a
-list in the document. The module therefore cuts the list out and puts the list back without
-decoding. The cost depends on the number of bytes, not on the number of objects.
+bounds. The module keeps a long list of objects as text. The logs of a run are such lists. The logs
+grow with the steps of the run, and a resume does not need them. Indentation marks the start and the
+end of such a list in the document. The module therefore cuts the list out and puts the list back
+without decoding. The cost depends on the number of bytes, not on the number of objects.
 """
 
 from __future__ import annotations

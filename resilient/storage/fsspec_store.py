@@ -2,8 +2,8 @@
 
 A protocol supports exclusive creates only if its library passes the condition to the service, and
 the service alone evaluates the condition. We have checked the code of each such library. The
-generic ``mode="create"`` of fsspec checks and then writes. This is not atomic, so it does not
-guarantee an exclusive create.
+generic ``mode="create"`` of fsspec checks and then writes. This sequence is not atomic, so it does
+not guarantee an exclusive create.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def _create_in_memory(filesystem: Any, path: str, data: bytes) -> None:
 def _create_on_s3(filesystem: Any, path: str, data: bytes) -> None:
     """Put with ``If-None-Match: *``, and recognize our own object.
 
-    botocore and aiohttp resend a PUT if the connection breaks. The second PUT then meets the first
-    and fails with 412, although the object is ours. Each call therefore marks its object with a
-    token, and compares the token if the key is taken.
+    botocore and aiohttp resend a PUT if the connection breaks. The second PUT then fails with 412
+    because of the first PUT, although this call created the object. Each call therefore marks its
+    object with a token, and compares the token if the key is taken.
 
     A multipart upload is never used: several servers ignore the condition when completing one.
     """

@@ -26,7 +26,7 @@ Options of ``gs://`` and ``az://`` have the names of the S3 options with the sam
 table lists the corresponding names of the libraries.
 
 ===================  =================================  ==========================================
-ours                 gcsfs                              adlfs
+option               gcsfs                              adlfs
 ===================  =================================  ==========================================
 ``endpoint``         ``endpoint_url``                   ``account_host``
 ``request_seconds``  ``requests_timeout`` (60)          ``read_timeout`` (60)

@@ -1,4 +1,4 @@
-"""A Store that retries while its inner store does not answer."""
+"""Store wrapper that retries requests while the inner store does not answer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Signed zero-copy HTTP requests to S3, and checksums of request bodies.
 
 A digest or checksum protects each body, so that a server rejects a changed body. Every server
-supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies it.
-The checksum takes far less time than a SHA-256 on both sides (ADR 0055). TLS protects the body in
-transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon's S3
+supports the signed SHA-256 of the body. Over https a CRC-32C suffices if the server verifies this
+checksum. The checksum takes far less time than a SHA-256 on both sides (ADR 0055). TLS protects the
+body in transit. The checksum, which is itself signed, detects damage after TLS ends. Amazon's S3
 documentation describes checksums in "Checking object integrity", and unsigned bodies in "Unsigned
 payload". A server that supports the checksum repeats the checksum in its response. Other servers
 ignore the checksum.

@@ -172,7 +172,7 @@ class SharedFolder:
         """Return a new file of ``size_bytes`` with reserved memory, so that no write can fail.
 
         Raises:
-            StoreFull: That much memory is not free.
+            StoreFull: This amount of memory is not free.
         """
         left_bytes = available_memory_bytes()
         if left_bytes is not None and size_bytes > left_bytes - SPARE_BYTES:

@@ -1,9 +1,9 @@
 """Client of the saver daemon: staging into shared memory, hand-over of jobs, and their results.
 
-A rank never waits for the daemon during a save. The rank announces a job while the bytes are
-copied, and a thread listens for the result. Either all ranks hand over a save or none does. After
-each copy the ranks agree whether every rank reached its daemon. If a rank did not reach its daemon,
-a thread in each rank persists this save.
+A rank waits for the daemon during a save only if the save is streamed. The rank announces a job
+while the bytes are copied, and a thread listens for the result. Either all ranks hand over a save
+or none does. After each copy the ranks agree whether every rank reached its daemon. If a rank did
+not reach its daemon, a thread in each rank persists this save.
 
 A daemon that does not answer is killed before the ranks take over its save. A suspended daemon
 could otherwise continue in the middle of that save. The daemon would then overwrite committed files
@@ -355,7 +355,7 @@ class DaemonSaveExecutor:
 
         Raises:
             ConfigError: ``host_bytes_max`` is too small.
-            ResilientError: No memory is free yet, because past attempts still use theirs.
+            ResilientError: No memory is free yet, because past attempts still use their memory.
         """
         if self._connection is not None and not self._bypass_reason:
             try:

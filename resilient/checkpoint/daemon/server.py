@@ -4,8 +4,8 @@ The agent starts the daemon: ``python -m resilient.checkpoint.daemon.server --so
 daemon serves a Unix-domain socket, and each message is one line of JSON. The bytes to save are in
 shared memory. The daemon runs until its standard input ends. The agent closes this input to stop
 the daemon, and the kernel closes it when the agent dies. The daemon then has ``--linger-seconds``
-to commit the cached steps of ended ranks and the saves in flight. Afterwards it ends and leaves no
-memory or files behind.
+to commit the cached steps of ended ranks and the saves in flight. Afterwards the daemon ends and
+leaves no memory or files behind.
 
 The daemon lowers its own priority, so that it runs on the cores that training leaves idle. A saving
 thread in the trainer must not lower its priority. If the kernel delays such a thread while it has

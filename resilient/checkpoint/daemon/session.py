@@ -6,12 +6,13 @@ announces a job, its session registers a failure notice in the key-value store. 
 before the hand-over, its peers fail at once. Only the process that reserved memory may write to
 this memory. A stale process therefore never overwrites the bytes of a newer process.
 
-A cached step costs only a copy. The rank stores nothing, needs no agreement with other ranks, and
-sends no message to the daemon. Each rank has two slots and swaps them, so one slot is complete
-while the other is overwritten. When the ranks have ended for any reason, their sessions read the
-slots. The sessions agree on the newest step that is complete on every rank, and save this step as
-the trainers would. The save has the generation number of the ranks and the ledger segment, and
-checks the fence. So the next attempt finds an ordinary checkpoint.
+A cached step costs only a copy. The rank writes nothing to the repository and needs no agreement
+with other ranks. If the layout is unchanged, the rank sends no message to the daemon. Each rank has
+two slots and swaps them, so one slot is complete while the other is overwritten. When the ranks
+have ended for any reason, their sessions read the slots. The sessions agree on the newest step that
+is complete on every rank, and save this step as the trainers would. The save has the generation
+number of the ranks and the ledger segment, and checks the fence. So the next attempt finds an
+ordinary checkpoint.
 """
 
 from __future__ import annotations

@@ -350,7 +350,7 @@ def _place(place: LedgerPosition) -> list[int]:
 
 
 SLOTS = 2
-"""Number of slots: one is whole while the other is overwritten."""
+"""Number of slots: one slot is complete while the other slot is overwritten."""
 _WORD_BYTES = 8
 _HEAD_BYTES = _WORD_BYTES + hashlib.sha256().digest_size
 _EMPTY_WORD = bytes(_WORD_BYTES)

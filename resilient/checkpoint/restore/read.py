@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from resilient.storage.store import Store
 
 _VERIFY_RANGE_BYTES = 16 << 20
-"""Largest range that is only verified: its memory is reused, so a larger one brings no gain."""
+"""Largest range that is only verified. Its memory is reused, so a larger range brings no gain."""
 
 NOWHERE: PlacesByFile = MappingProxyType({})
 

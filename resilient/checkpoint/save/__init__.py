@@ -1,1 +1,1 @@
-"""Saving of checkpoints: metadata, deduplication, persisting and save executors."""
+"""Save of a checkpoint: metadata, deduplication, persistence and save executors."""

@@ -182,7 +182,7 @@ def digested(
 _RegionKey = tuple[str, str, tuple[int, ...], "Region"]
 
 REFER_BYTES_MIN = 16 << 10
-"""A smaller region is always written: that costs less than keeping the older file."""
+"""A smaller region is always written: a write costs less than keeping the older file."""
 SHARE_MIN = 4
 """A file is referenced, or written in part, only if at least a quarter of it is affected."""
 FOLDERS_MAX = 16
@@ -378,7 +378,8 @@ def _protected(
     """Drop matches in unprotected files; return the others and their parity groups.
 
     Only a complete group protects its files, so the whole group stays while one of its files is
-    needed. That pays for a good part of the group, and only if all of the group is stored.
+    needed. A reference is worth this only for a large part of the group, and if the whole group is
+    stored.
     """
     groups = groups_of_origin(manifest)
     while True:

@@ -1,4 +1,4 @@
-"""Persisting of a save: write, agreement, commit and garbage collection.
+"""Persistence of a save: write, agreement, commit and garbage collection.
 
 All ranks together turn host bytes into a committed checkpoint. The save runs in a thread or in the
 saver daemon while training continues. The save works on bytes, not on tensors. Free space is
@@ -591,7 +591,7 @@ def _abort(context: CheckpointContext, job: SaveJob, error: ResilientError) -> N
     """Emit the failure, and free the space unless the commit is in doubt."""
     checkpoint = job.about.checkpoint
     context.emit_once(events.SaveAborted(checkpoint.folder, error.message, error.hint))
-    # A lost decision proves nothing: the coordinator may still store the manifest.
+    # After a lost decision the outcome is unknown: the coordinator may still store the manifest.
     in_doubt = isinstance(error, StoreUnavailable | DeadlineExceeded | PeerFailed)
     if context.is_near_tier_leader and not in_doubt and not job.has_rival:
         capture_failure(lambda: discard_uncommitted(context.store, checkpoint, context.token))
