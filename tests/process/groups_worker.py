@@ -30,7 +30,7 @@ def waits(mesh):
 
 
 def measure():
-    place, mesh = PipelineStrategy(CPU, MeshSizes(1, 2, 1, 2), None)._meet()
+    place, mesh = PipelineStrategy(CPU, MeshSizes(1, 2, 1, 2), None)._create_groups()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     TensorParallelStrategy(CPU, MeshSizes(1, 2, 2), {"0": "colwise"}).prepare(model)
     return {

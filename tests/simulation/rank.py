@@ -159,7 +159,7 @@ class Rank:
         )
         gate._condition = _Freeze(self.loop)
         gate._position = (self.step, 0)
-        talk = self.loop.spawn(f"talk-{self.world.rank}", lambda: gate._talk(board))
+        talk = self.loop.spawn(f"talk-{self.world.rank}", lambda: gate._exchange_messages(board))
         try:
             while self.step < self.plan.steps:
                 if not gate.enter(self.step + 1):
@@ -173,6 +173,9 @@ class Rank:
             raise
         finally:
             gate.close()
+        # An error of this task is one of the simulator: the coordinator's own thread reports it.
+        if isinstance(talk.error, AttributeError):
+            raise talk.error
 
     def _stop(self) -> None:
         self.watcher.stopped(self)
