@@ -52,8 +52,14 @@ class OptimizerStepper(Protocol):
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer; return False if the step was skipped after an fp16 overflow."""
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Free the gradients of the last step."""
+    def zero_grad(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        """Free the gradients of the last step.
+
+        Args:
+            optimizer: Optimizer that made the step.
+            parameters: Parameters of the model. The optimizer may hold only a part of them, and
+                the others get gradients too.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,8 @@ class EngineUpdates:
             self._norm.fill_(float(norm))
         return bool(self._engine.was_step_applied())
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
-        """Do nothing, because the engine's step has freed the gradients."""
+    def zero_grad(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
+        """Do nothing: the engine frees the gradients that its norm has."""
 
 
 def gathered(parameter: Any) -> torch.Tensor:

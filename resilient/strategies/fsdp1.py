@@ -234,9 +234,9 @@ class FlatUpdates:
         """Step the optimizer; return False if fp16 gradients overflowed on any rank."""
         return self._plain.step(optimizer)
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
+    def zero_grad(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         """Free the gradients."""
-        self._plain.zero_grad(optimizer)
+        self._plain.zero_grad(optimizer, parameters)
 
 
 def _refuse_frozen_parts(model: nn.Module, units: Collection[nn.Module]) -> None:

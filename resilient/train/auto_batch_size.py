@@ -134,6 +134,8 @@ class _StateBefore:
         for buffer, old in zip(model.buffers(), self.buffers, strict=True):
             buffer.copy_(old)
         run.optimizer.zero_grad(set_to_none=True)
+        for parameter in run.all_parameters:
+            parameter.grad = None
         run.cursor.samples = self.samples
         run.loss_guard.forget()
         run.meters.rewind(self.loss)

@@ -296,7 +296,7 @@ def _pass(trainer: Trainer, run: TrainingRun, batch: Any, seed: int) -> str:
     refuse_changed(run.model, changed_names)
     gradients = [parameter.grad for parameter in run.parameters if parameter.grad is not None]
     digest = digest_of([loss, *gradients])
-    for parameter in run.parameters:
+    for parameter in run.all_parameters:
         parameter.grad = None
     return digest
 

@@ -40,7 +40,7 @@ def rolling_back(trainer: Trainer, run: TrainingRun) -> Iterator[None]:
     try:
         yield
     except LossDiverged as divergence:
-        trainer.precision.zero_grad(run.optimizer)
+        trainer.precision.zero_grad(run.optimizer, run.all_parameters)
         trainer._emit_on_first_rank(divergence.as_event(trainer.state.global_step + 1))  # noqa: SLF001 - see below
         event = roll_back(trainer, run, divergence.reason)
         # This code is a part of the trainer's loop, so it uses private members of the trainer.

@@ -71,7 +71,8 @@ class TrainingRun:
 
     Attributes:
         model: Model as the strategy wrapped it.
-        parameters: Trained parameters, in the model's order.
+        parameters: Parameters that are trained at the start, in the model's order.
+        all_parameters: All parameters of the model; a callback may unfreeze some later.
         cursor: Position in the data.
         layout: Batch layout of an epoch.
         counter: Counter of tokens and operations.
@@ -115,11 +116,13 @@ class TrainingRun:
     is_over: bool = False
     is_fresh: bool = True
     parameters: list[nn.Parameter] = field(init=False)
+    all_parameters: list[nn.Parameter] = field(init=False)
     _batches: Iterator[Any] | None = None
 
     def __post_init__(self) -> None:
+        self.all_parameters = list(self.model.parameters())
         self.parameters = [
-            parameter for parameter in self.model.parameters() if parameter.requires_grad
+            parameter for parameter in self.all_parameters if parameter.requires_grad
         ]
 
     @property

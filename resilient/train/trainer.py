@@ -500,6 +500,8 @@ class Trainer(TrainerEvaluation):
         began_seconds, first_step = self.session.clock.monotonic_seconds(), self.state.global_step
         self.memory.start("train")
         first_tokens = self.state.num_input_tokens_seen
+        # Of the script, or of an earlier training that ended within a step; no checkpoint has them.
+        self.precision.zero_grad(run.optimizer, run.all_parameters)
         self._begin(run)
         # The end of an open epoch must be handled, even if no step remains.
         while run.cursor.is_open or not self._is_done(run):
@@ -556,7 +558,7 @@ class Trainer(TrainerEvaluation):
             self._make_gradients(run, run.model, batches)
         else:
             batches = self._make_fitting_gradients(run, run.batch_size_search, batches)
-        grad_norm = self.precision.clip(optimizer, run.parameters, self.args.max_grad_norm)
+        grad_norm = self.precision.clip(optimizer, run.all_parameters, self.args.max_grad_norm)
         run.judge_step(grad_norm, expects_infinite=self.args.fp16)
         # The previous save may still be copying tensors that the optimizer is about to change.
         run.wait_for_copy(self._timing)
@@ -565,7 +567,7 @@ class Trainer(TrainerEvaluation):
         fire("on_optimizer_step")
         if stepped:
             schedules.step_after_update(run.scheduler)
-        self.precision.zero_grad(optimizer)
+        self.precision.zero_grad(optimizer, run.all_parameters)
         state.global_step += 1
         state.epoch = step_count.epoch_fraction(run.layout, run.cursor)
         run.counter.end_step()

@@ -83,9 +83,9 @@ class ReplicaUpdates:
         """Step the optimizer; return False if the step was skipped after an fp16 overflow."""
         return self._inner.step(optimizer)
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
+    def zero_grad(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         """Free the gradients of the last step."""
-        self._inner.zero_grad(optimizer)
+        self._inner.zero_grad(optimizer, parameters)
 
     def _stepped(self, parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
         """Return the tensors that the optimizer steps for some parameters."""

@@ -221,6 +221,6 @@ class StagedUpdates:
         """Step the optimizer of this rank's parameters."""
         return self._inner.step(optimizer)
 
-    def zero_grad(self, optimizer: Optimizer) -> None:
+    def zero_grad(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         """Free the gradients of the last step."""
-        self._inner.zero_grad(optimizer)
+        self._inner.zero_grad(optimizer, parameters)

@@ -223,15 +223,23 @@ class Precision:
             clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
         return norm
 
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Free the gradients."""
+    def zero_grad(
+        self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]
+    ) -> None:
+        """Free the gradients of the optimizer's parameters and of the model's ``parameters``.
+
+        Otherwise gradients of a parameter outside the optimizer would add up from step to step and
+        change the norm to which all are clipped.
+        """
         if type(optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
             optimizer.zero_grad(set_to_none=True)
-            return
-        # The same as torch's method, but without the profiler record that torch opens.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        else:
+            # The same as torch's method, but without the profiler record that torch opens.
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        for parameter in parameters:
+            parameter.grad = None
 
     def step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Step the optimizer; return False if the step was skipped because fp16 overflowed."""

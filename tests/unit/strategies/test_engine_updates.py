@@ -78,7 +78,7 @@ def test_gradients_that_the_engine_keeps_are_not_freed_by_the_loop():
     parameter = nn.Parameter(torch.ones(1))
     parameter.grad = torch.ones(1)
     optimizer = torch.optim.SGD([parameter])
-    EngineUpdates(Engine(object()), Plain()).zero_grad(optimizer)
+    EngineUpdates(Engine(object()), Plain()).zero_grad(optimizer, [parameter])
     assert parameter.grad is not None
 
 

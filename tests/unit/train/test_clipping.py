@@ -41,7 +41,13 @@ def test_every_gradient_has_the_bits_that_torch_gives_it(norm, precision):
 
 def test_gradients_are_freed_of_all_that_the_optimizer_has(precision):
     made = parameters_with(1.0)
-    precision.zero_grad(torch.optim.SGD([{"params": made[:1]}, {"params": made[1:]}]))
+    precision.zero_grad(torch.optim.SGD([{"params": made[:1]}, {"params": made[1:]}]), [])
+    assert [one.grad for one in made] == [None, None, None]
+
+
+def test_gradients_outside_the_optimizer_are_freed_too(precision):
+    made = parameters_with(1.0)
+    precision.zero_grad(torch.optim.SGD(made[:1]), made)
     assert [one.grad for one in made] == [None, None, None]
 
 
@@ -51,5 +57,5 @@ def test_an_optimizer_that_frees_gradients_in_its_own_way_is_left_to_do_so(preci
             self.asked = set_to_none
 
     optimizer = Own(parameters_with(1.0))
-    precision.zero_grad(optimizer)
+    precision.zero_grad(optimizer, [])
     assert optimizer.asked is True
