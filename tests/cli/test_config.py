@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from resilient.train.arguments.arguments import TrainingArguments
+from resilient.train.arguments.value_types import is_secret
 from tests.helpers.cli_repositories import write_usual_run
 
 GOOD = """output_dir = "runs/mine"
@@ -71,7 +72,7 @@ def test_what_is_not_accepted_is_78_with_its_line(name, text, file, call, matche
 def test_all_arguments_are_shown_with_their_defaults(file, call):
     shown = json.loads(call("config", "show", file(GOOD), "--all", "--json").stdout)["settings"]
     by_name = {one["name"]: one for one in shown}
-    secret = {one.name for one in fields(TrainingArguments) if one.metadata.get("is_secret")}
+    secret = {one.name for one in fields(TrainingArguments) if is_secret(one)}
     assert set(by_name) == {one.name for one in fields(TrainingArguments) if one.init} - secret
     assert by_name["metric_for_best_model"]["origin"] == "follows from others"
     assert by_name["weight_decay"]["origin"] == "default"

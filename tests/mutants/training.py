@@ -8,7 +8,7 @@ MUTANTS = [
     Mutant(
         "storage options are saved in the configuration",
         "resilient/train/arguments/arguments.py",
-        'field.name not in hidden and not field.metadata.get("is_secret")',
+        "field.name not in hidden and not is_secret(field)",
         "field.name not in hidden",
         "tests/unit/train/arguments/test_argument_values.py",
         promise="Storage",

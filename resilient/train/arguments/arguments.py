@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from resilient.checkpoint.retention import parse_retention
 from resilient.distributed.launch_env import read_launch
 from resilient.errors import ConfigError
+from resilient.train.arguments.choices import ENUMS, ChoiceText
 from resilient.train.arguments.deprecated import rename_deprecated
 from resilient.train.arguments.derived import expand_section, normalize_save_every, parallelism_of
 from resilient.train.arguments.fields import (
@@ -36,6 +37,7 @@ from resilient.train.arguments.fields import (
 from resilient.train.arguments.json_values import json_value
 from resilient.train.arguments.parsing import from_file, parse_arguments
 from resilient.train.arguments.validation import check, check_types
+from resilient.train.arguments.value_types import is_secret
 from resilient.train.state import absolute_steps
 
 if TYPE_CHECKING:
@@ -47,8 +49,8 @@ if TYPE_CHECKING:
     from resilient.checkpoint.retention import Retention
     from resilient.distributed.launch_env import World
 
-NOT_DISTRIBUTED = "not_distributed"
-DISTRIBUTED = "distributed"
+NOT_PARALLEL = ChoiceText("not_parallel")
+DISTRIBUTED = ChoiceText("distributed")
 # Levels of the logging module. Transformers adds `detail`, which shows all messages.
 _LOUDNESS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
@@ -88,9 +90,9 @@ class DerivedArguments(
         return self._world.local_rank
 
     @property
-    def parallel_mode(self) -> str:
-        """``distributed`` if several ranks train together, else ``not_distributed``."""
-        return DISTRIBUTED if self.world_size > 1 else NOT_DISTRIBUTED
+    def parallel_mode(self) -> ChoiceText:
+        """``distributed`` if several ranks train together, else ``not_parallel``."""
+        return DISTRIBUTED if self.world_size > 1 else NOT_PARALLEL
 
     @property
     def device(self) -> torch.device:
@@ -235,11 +237,7 @@ class TrainingArguments(  # Fields of the last base come first: `output_dir`.
         Fields of a subclass outside of this library stay unchanged.
         """
         for name in _own_names(type(self)):
-            value = getattr(self, name)
-            if isinstance(value, Enum):
-                setattr(self, name, value.value)
-            elif isinstance(value, os.PathLike):
-                setattr(self, name, os.fspath(value))
+            setattr(self, name, _plain(name, getattr(self, name)))
         for name in _PATHS:
             value = getattr(self, name)
             if isinstance(value, str):
@@ -340,7 +338,7 @@ def open_names(kind: Any) -> tuple[str, ...]:
     return tuple(
         field.name
         for field in fields(kind)
-        if field.init and field.name not in hidden and not field.metadata.get("is_secret")
+        if field.init and field.name not in hidden and not is_secret(field)
     )
 
 
@@ -372,6 +370,15 @@ def _to_json(name: str, value: Any) -> Any:
             hint=f"give `{name}` as text, a number, a list or a dict, or make it a field with "
             "`init=False`",
         ) from error
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return the text of an enum's member or of a path; any other value unchanged."""
+    if isinstance(value, Enum):
+        value = value.value
+    if name in ENUMS and isinstance(value, str):
+        return ChoiceText(value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _decoded_json(name: str, value: Any) -> Any:

@@ -15,6 +15,23 @@ from resilient.strategies.gradient_compression import HOOKS, WRAPPERS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
+class ChoiceText(str):
+    """Text of an argument for which Transformers has an enum: ``value`` is the text too."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        """The text, as scripts for Transformers read it."""
+        return str(self)
+
+
+# Arguments for which Transformers has an enum.
+ENUMS = (
+    *("eval_strategy", "hub_strategy", "logging_strategy", "lr_scheduler_type", "optim"),
+    "save_strategy",
+)
 INTERVALS = ("no", "steps", "epoch")
 LEVELS = ("debug", "info", "warning", "error", "critical", "detail", "passive")
 OPTIMIZERS = (

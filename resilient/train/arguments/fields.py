@@ -5,10 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resilient.train.arguments.value_types import NONE, SecretHelp, TextOf
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Value = TypeVar("Value")
+
+# HfArgumentParser converts a command line's text by calling a field's type. It cannot call these
+# types, or they do not read JSON.
+if TYPE_CHECKING:
+    Section = dict[str, Any] | None
+    Switches = dict[str, bool] | None
+    Mesh = Any
+    Fsdp = bool | str | list[str] | None
+    SpaceId = str | bool | None
+else:
+    Section = Switches = TextOf("JSON", dict, NONE)
+    Mesh = TextOf("JSON")
+    Fsdp = TextOf("text", bool, str, list, NONE)
+    SpaceId = TextOf("text", str, bool, NONE)
 
 
 def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # noqa: A002 - users of dataclasses know this key
@@ -19,14 +35,14 @@ def option(default: Value, help: str, *, is_secret: bool = False) -> Value:  # n
         help: One-line description of the effect.
         is_secret: The value is never shown and never saved.
     """
-    metadata = {"help": help, "is_secret": is_secret}
+    metadata = {"help": SecretHelp(help) if is_secret else help}
     new_field: Value = field(default=default, repr=not is_secret, metadata=metadata)
     return new_field
 
 
 def made_by(factory: Callable[[], Any], help: str) -> Any:  # noqa: A002 - as above
     """Return a field whose default is created for each object, as lists require."""
-    return field(default_factory=factory, metadata={"help": help, "is_secret": False})
+    return field(default_factory=factory, metadata={"help": help})
 
 
 @dataclass
@@ -88,9 +104,7 @@ class RepositoryArguments:
         "endpoint, credentials and other options of repo; never shown, never saved",
         is_secret=True,
     )
-    save_retention: dict[str, Any] | None = option(
-        None, "keep_best, keep_every, keep_hourly, ... (Retention)"
-    )
+    save_retention: Section = option(None, "keep_best, keep_every, keep_hourly, ... (Retention)")
     save_parity: int = option(
         0,
         "files of each rank that can be lost and reconstructed; each costs the size of the "
@@ -180,7 +194,7 @@ class DistributedArguments:
         None, "options of PowerSGD: matrix_approximation_rank, start_powerSGD_iter, ..."
     )
 
-    fsdp: bool | str | list[str] | None = option(
+    fsdp: Fsdp = option(
         None, "True, or full_shard, shard_grad_op, hybrid_shard with auto_wrap, offload"
     )
     fsdp_config: dict[str, Any] | str | None = option(
@@ -201,7 +215,7 @@ class DistributedArguments:
     accelerator_config: dict[str, Any] | str | None = option(
         None, "more options of accelerate: a dict or a JSON file"
     )
-    parallelism_config: Any = option(
+    parallelism_config: Mesh = option(
         None, "the mesh: dp_replicate_size, dp_shard_size, tp_size, tp_plan, pp_size, pp_schedule"
     )
 
@@ -275,7 +289,7 @@ class ComputingArguments:
     torch_compile_backend: str | None = option(None, "compiler backend; enables torch_compile")
     torch_compile_mode: str | None = option(None, "compiler mode; enables torch_compile")
     use_liger_kernel: bool = option(default=False, help="fused kernels of liger-kernel")
-    liger_kernel_config: dict[str, bool] | None = option(
+    liger_kernel_config: Switches = option(
         None, "kernels of liger-kernel to use, each with true or false"
     )
     use_cache: bool = option(default=False, help="keep the cache of keys and values in training")
@@ -355,9 +369,7 @@ class LoggingArguments:
     project: str = option("huggingface", "name of the project in Trackio")
     trackio_space_id: str | None = option(None, "Space that shows Trackio's logs")
     trackio_bucket_id: str | None = option(None, "bucket of the Trackio Space")
-    trackio_static_space_id: str | bool | None = option(
-        None, "read-only Space for the bucket; False: none"
-    )
+    trackio_static_space_id: SpaceId = option(None, "read-only Space for the bucket; False: none")
 
 
 @dataclass

@@ -30,7 +30,7 @@ from resilient.train.arguments.deprecated import (
     RENAMED,
     rename_deprecated,
 )
-from resilient.train.arguments.value_types import NONE, from_text, kinds_of
+from resilient.train.arguments.value_types import NONE, from_text, is_secret, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -331,7 +331,7 @@ def _parser(classes: Sequence[type]) -> _Parser:
         kinds = kinds_of(cls)
         group = parser.add_argument_group(cls.__name__)
         for field in fields(cls):
-            if field.init and not field.metadata.get("is_secret"):
+            if field.init and not is_secret(field):
                 _add(group, field, kinds.get(field.name, ()))
     field_names = {name for cls in classes for name in names_of(cls)}
     for name in sorted(OLD_NAMES - field_names):

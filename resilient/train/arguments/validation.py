@@ -30,7 +30,7 @@ from resilient.format.parity import check_parity
 from resilient.train.arguments.choices import CHOICES, did_you_mean, refused
 from resilient.train.arguments.derived import check_distribution, check_every, check_reduction
 from resilient.train.arguments.resume_rules import ALL, PART, RULES
-from resilient.train.arguments.value_types import kinds_of, require_kind
+from resilient.train.arguments.value_types import is_secret, kinds_of, require_kind
 
 if TYPE_CHECKING:
     from resilient.train.arguments.arguments import TrainingArguments
@@ -153,9 +153,8 @@ def check_types(args: TrainingArguments) -> None:
     """Refuse text left by YAML or a command line before it is compared with a number."""
     kinds = kinds_of(type(args))
     for field in fields(args):
-        is_secret = bool(field.metadata.get("is_secret"))
-        kind = kinds.get(field.name, ())
-        require_kind(field.name, getattr(args, field.name), kind, is_secret=is_secret)
+        kind, value = kinds.get(field.name, ()), getattr(args, field.name)
+        require_kind(field.name, value, kind, is_hidden=is_secret(field))
 
 
 def _names_in(args: TrainingArguments, name: str) -> list[str]:

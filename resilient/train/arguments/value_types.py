@@ -56,6 +56,8 @@ def _readable_hints(cls: type) -> dict[str, Any]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
+    if isinstance(hint, TextOf):
+        return hint.kinds
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         parts = [kind for part in typing.get_args(hint) for kind in _kinds(part) or (None,)]
         return () if None in parts else tuple(parts)
@@ -63,7 +65,49 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
     return (plain,) if plain is NONE or plain in _WORDS else ()
 
 
-def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bool = False) -> None:
+class SecretHelp(str):
+    """Help text of a secret field.
+
+    HfArgumentParser passes each metadata entry of a field to argparse, which accepts no entry of
+    ours. So the help text itself is the mark.
+    """
+
+    __slots__ = ()
+
+
+def is_secret(secret_field: Field[Any]) -> bool:
+    """Return whether the value of a field is never shown and never saved.
+
+    A user's own dataclass marks a field with the metadata entry ``is_secret``.
+    """
+    metadata = secret_field.metadata
+    return isinstance(metadata.get("help"), SecretHelp) or bool(metadata.get("is_secret"))
+
+
+class TextOf:
+    """Type of a field with several types that also converts a command line's text.
+
+    ``HfArgumentParser`` calls a field's type, but a union cannot be called.
+
+    Args:
+        name: Name of the type in error messages.
+        kinds: Accepted types; none: any value.
+    """
+
+    def __init__(self, name: str, *kinds: Any) -> None:
+        self.__name__ = name
+        self.kinds = kinds
+
+    def __call__(self, text: str) -> Any:
+        """Return the value that a text means.
+
+        Raises:
+            ConfigError: The text is not a value of the types.
+        """
+        return from_text(self.__name__, text, self.kinds)
+
+
+def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_hidden: bool = False) -> None:
     """Refuse a value of another type, before it is compared with a number.
 
     Raises:
@@ -72,7 +116,7 @@ def require_kind(name: str, value: Any, kinds: tuple[Any, ...], *, is_secret: bo
     if kinds and not any(_is_kind(value, kind) for kind in kinds):
         kind_hint = f"use {_kinds_text(kinds)}, not {type(value).__name__}"
         raise (
-            ConfigError(f"`{name}`: {kind_hint}") if is_secret else refused(name, value, kind_hint)
+            ConfigError(f"`{name}`: {kind_hint}") if is_hidden else refused(name, value, kind_hint)
         )
 
 
@@ -208,7 +252,7 @@ def _property(argument: Field[Any], kinds: tuple[Any, ...]) -> dict[str, Any]:
         schema["enum"] = [*choices, None] if "null" in types else choices
     elif choices:
         schema["examples"] = choices
-    if argument.default is not MISSING and not argument.metadata.get("is_secret"):
+    if argument.default is not MISSING and not is_secret(argument):
         schema["default"] = argument.default
     return schema
 

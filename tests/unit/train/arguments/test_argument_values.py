@@ -161,7 +161,8 @@ def test_spellings_that_mean_the_same_become_one():
     args = TrainingArguments("~/out", eval_strategy=enum.EPOCH, include_num_input_tokens_seen=False)
     assert args.output_dir == str(Path("~/out").expanduser())
     assert args.eval_strategy == "epoch"
-    assert type(args.eval_strategy) is str
+    assert args.eval_strategy.value == "epoch"
+    assert type(args.to_dict()["eval_strategy"]) is str
     assert args.do_eval is True
     assert args.include_num_input_tokens_seen == "no"
     assert TrainingArguments(report_to=["none"]).report_to == []

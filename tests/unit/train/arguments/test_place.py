@@ -18,7 +18,7 @@ def test_alone_this_process_is_the_only_one():
     assert (args.world_size, args.process_index, args.local_process_index) == (1, 0, 0)
     assert (args.local_rank, args.n_gpu, args.device.type) == (0, 0, "cpu")
     assert (args.train_batch_size, args.eval_batch_size) == (3, 8)
-    assert args.parallel_mode == "not_distributed"
+    assert args.parallel_mode == args.parallel_mode.value == "not_parallel"
     assert args.should_save
     assert args.should_log
 
