@@ -1,6 +1,7 @@
 """Train PyTorch models to the end on machines that fail, with bitwise equal results.
 
 Public names are loaded when they are first used, so ``import resilient`` never imports torch.
+Type checkers read their types in ``__init__.pyi``.
 """
 
 from __future__ import annotations

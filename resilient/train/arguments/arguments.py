@@ -192,9 +192,11 @@ _PATHS = ("output_dir", "repo", "near_repo", "logging_dir", "resume_from_checkpo
 class _Named(type):
     """Metaclass that checks argument names before the dataclass rejects them, in subclasses too."""
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:
-        names = {field.name for field in fields(cast("Any", cls))}
-        return super().__call__(*args, **rename_deprecated(options, names))
+    if not TYPE_CHECKING:  # else a type checker would not check the arguments of the fields
+
+        def __call__(cls, *args: Any, **options: Any) -> Any:
+            names = {field.name for field in fields(cls)}
+            return super().__call__(*args, **rename_deprecated(options, names))
 
 
 @dataclass
