@@ -340,7 +340,8 @@ class CheckpointEngine:
             cause: Cause of this attempt, one word.
             examine: Callback with the saved configuration after verification, which may refuse the
                 live objects.
-            guard: Conditions of a start at step 0 under ``auto``; None allows any start.
+            guard: Conditions of a start at step 0 under ``auto``, and of any loaded state; None
+                allows any start.
             policy: Allowed differences between the saved and the live objects.
 
         Raises:
@@ -368,6 +369,8 @@ class CheckpointEngine:
         self._setup = setup_of(parts)
         check = ResumeCheck(self._setup, policy or ChangePolicy(), self._context.emit_once, examine)
         absent_names = self._load(choice, parts, load_plan, check)
+        if guard is not None and guard.accept is not None:
+            self._agree("resume/accept", capture_failure(guard.accept))
         process = self.claimant.process if self.claimant else None
         self._generation = start_generation(self._context, choice, cause, self.start, process)
         self._context = self._context.for_generation(self._generation)

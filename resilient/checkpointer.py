@@ -40,6 +40,7 @@ from resilient.format.keys import CheckpointId, whole_step
 from resilient.start_guard import StartGuard
 from resilient.state_dict.changes import ChangePolicy
 from resilient.state_dict.statefuls import TrackedObjects, collect_parts, plain_metrics, unwrap
+from resilient.storage.open import local_reference
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -206,7 +207,8 @@ class Checkpointer:
         self._emit = emit
         self._engine = self._open(rank_group, emit)
         register_exit_hook(self._close_at_exit)
-        reference = self._engine.settle(ref or launch.resume, is_first=launch.is_first)
+        resume_option = local_reference(ref or launch.resume)
+        reference = self._engine.settle(resume_option, is_first=launch.is_first)
         policy = ChangePolicy(
             self._allowed_changes, lost=self._tracked.left_out, hint=_CHANGES_HINT
         )

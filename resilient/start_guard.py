@@ -40,7 +40,7 @@ from resilient.storage.folder import DirectoryListing, open_folder
 from resilient.storage.open import local_root
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from resilient.layouts.detect import RunCheckpoint
@@ -157,17 +157,19 @@ STOCK_TRAINER = StartCalls("trainer.train(resume_from_checkpoint=False)")
 
 @dataclass(frozen=True, slots=True)
 class StartGuard:
-    """Check of a start that found no checkpoint to resume in its repository.
+    """Check of a start before it claims a generation.
 
     Attributes:
         start_calls: API through which the run starts.
         places: Further folders to check, such as the output folder.
         requires_checkpoint: Whether the script asked to resume, so a start at step 0 is an error.
+        accept: Function that every rank calls after the load, and that may refuse the loaded state.
     """
 
     start_calls: StartCalls = LOOP
     places: tuple[str, ...] = ()
     requires_checkpoint: bool = False
+    accept: Callable[[], None] | None = None
 
     def check(self, store: Store) -> None:
         """Refuse a start at step 0 that would ignore a checkpoint.

@@ -27,7 +27,7 @@ from resilient.errors import (
 from resilient.format.keys import MANIFEST, parse_checkpoint
 from resilient.redaction import shell_quote
 from resilient.start_guard import TRAINER, checkpoints_at, lead_to
-from resilient.storage.open import open_store
+from resilient.storage.open import local_reference, open_store
 
 if TYPE_CHECKING:
     from resilient.distributed.start_identity import StartIdentity
@@ -57,7 +57,7 @@ def check_resume(options: WorkerOptions, start: StartIdentity) -> None:
         UnknownLayout: No known tool wrote the folder.
         NothingToResume: There is no such folder.
     """
-    resume_option = options.resume
+    resume_option = local_reference(options.resume)
     if resume_option in (AUTO, NEVER) or _may_continue(start):
         return
     folder = Path(resume_option)

@@ -85,6 +85,16 @@ def local_path(url: str) -> Path:
     return Path(unquote(parts.path))
 
 
+def local_reference(reference: str) -> str:
+    """Return a reference for a resume, a ``file:`` URL as the path of its folder.
+
+    Raises:
+        ConfigError: The URL names another machine.
+    """
+    is_url = reference.lower().startswith("file:")
+    return str(local_path(reference)) if is_url else reference
+
+
 def open_remote(url: str, storage_options: Mapping[str, Any]) -> Store:
     """Open the store at a URL that is not a local path, without a request to any server.
 

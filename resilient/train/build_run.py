@@ -19,6 +19,7 @@ from resilient.redaction import shell_quote
 from resilient.start_guard import TRAINER, StartGuard
 from resilient.state_dict.rng_state import RandomState
 from resilient.state_dict.snapshot import Part
+from resilient.storage.open import local_reference
 from resilient.strategies.gradient_compression import PARTS
 from resilient.strategies.pipeline.registry import RANDOM
 from resilient.train import schedules, step_count
@@ -304,10 +305,13 @@ def restore(
     digest = import_hf_run(hooks, settled, registered_parts, session.next_topic())
     reference = "auto" if digest else _reference(session, settled)
     requires = resume_from is True and launch.cause == "start"
-    guard = StartGuard(TRAINER, (session.args.output_dir,), requires_checkpoint=requires)
+
+    def accept() -> None:
+        require_origin(run.cursor.origin, digest, session.repository)
+
+    guard = StartGuard(TRAINER, (session.args.output_dir,), requires, accept)
     resume_result = run.saver.resume(reference, launch.cause, guard)
     run.saver.ledger.begin(resume_result, state.global_step, run.cursor)
-    require_origin(run.cursor.origin, digest, session.repository)
     per_device_batch = hooks.args.per_device_train_batch_size
     if (
         run.batch_size_search
@@ -395,11 +399,11 @@ def _requested_checkpoint(session: Session, *, reference: str | bool | None) -> 
 
     A path to the repository leaves the choice to the launcher, as None and True do.
     """
-    launch = session.rank_group.launch
+    launched = local_reference(session.rank_group.launch.resume)
     if reference is None or isinstance(reference, bool):
-        return "never" if reference is False else launch.resume
-    path = os.fspath(reference)
-    return launch.resume if place_of(path) == place_of(session.repository) else path
+        return "never" if reference is False else launched
+    path = local_reference(os.fspath(reference))
+    return launched if place_of(path) == place_of(session.repository) else path
 
 
 def _reference(session: Session, settled: str) -> str:
@@ -408,7 +412,7 @@ def _reference(session: Session, settled: str) -> str:
     Raises:
         ConfigError: The script named a path outside of the repository.
     """
-    if settled in ("auto", "never", session.rank_group.launch.resume):
+    if settled in ("auto", "never", local_reference(session.rank_group.launch.resume)):
         return settled
     return _name_at(settled, session.repository)
 

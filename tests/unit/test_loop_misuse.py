@@ -147,6 +147,22 @@ def test_an_option_of_the_trainer_is_not_saved_as_a_thing(tmp_path, name, value,
     assert meant in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["checkpoint-1-g1", "checkpoint-9"])
+def test_a_file_url_to_resume_from_is_read_as_its_path(tmp_path, name):
+    with Checkpointer(tmp_path, value={"n": 0}) as one:
+        one.resume()
+        one.save(1)
+    told = []
+    for reference in (str(tmp_path / name), (tmp_path / name).as_uri()):
+        with (
+            Checkpointer(tmp_path, value={"n": 0}) as one,
+            pytest.raises(NothingToResume) as refused,
+        ):
+            one.resume(reference)
+        told.append((refused.value.message, refused.value.hint))
+    assert told[0] == told[1]
+
+
 def test_a_thing_is_loaded_by_any_reference(tmp_path):
     value = {"n": 0}
     with Checkpointer(tmp_path, value=value) as one:

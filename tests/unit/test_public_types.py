@@ -19,7 +19,7 @@ TrainingArguments("runs/x", max_stepz=5)  # wrong
 TrainingArguments("runs/x", save_retention=5)  # wrong
 trainer = Trainer(args=args)
 Trainer(args=args, foo=3)  # wrong
-trainer.trian()  # wrong
+trainer.start_training()  # wrong
 Checkpointer("runs/x").save("abc")  # wrong
 resumed: str = trainer.train()  # wrong
 """

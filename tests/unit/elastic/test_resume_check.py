@@ -15,6 +15,7 @@ from resilient.elastic import launcher, resume_check
 from resilient.elastic.options import WorkerOptions
 from resilient.elastic.resume_check import check_resume
 from resilient.errors import (
+    ConfigError,
     IncompatibleCheckpoint,
     IntegrityError,
     NothingToResume,
@@ -45,6 +46,17 @@ def check(wish, start=START, **options):
 def test_resume_check_intact_folder_accepted(folder):
     check(folder)
     check(folder, repo=str(folder.parent / "empty"))
+
+
+def test_resume_check_file_url_is_the_path(folder):
+    check(folder.as_uri())
+    damage(folder)
+    with pytest.raises(IntegrityError):
+        check(folder.as_uri())
+    with pytest.raises(NothingToResume):
+        check(f"{folder.as_uri()}-2")
+    with pytest.raises(ConfigError, match="host"):
+        check("file://elsewhere/run/checkpoint-4")
 
 
 def test_resume_check_damaged_folder_refused_as_by_worker(folder):

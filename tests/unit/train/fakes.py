@@ -77,6 +77,8 @@ class MemoryCheckpointer:
         for name, part in parts.items():
             if name in saved:
                 part.stateful.load_state_dict(frozen(saved[name]))
+        if guard and guard.accept:
+            guard.accept()
         return ResumeResult(
             checkpoint,
             checkpoint.step,

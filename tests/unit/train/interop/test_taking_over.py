@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,11 +87,27 @@ def test_the_same_request_again_goes_on_from_what_is_newest(tmp_path, theirs):
     assert len(run.seen) == 40 - 14
 
 
+def names_in(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_a_file_url_names_a_folder(tmp_path, theirs, monkeypatch):
+    named = trainer(tmp_path / "named")
+    named.train(f"file://{theirs}")
+    launched = trainer(tmp_path / "launched")
+    rank_group = launched.session.rank_group
+    monkeypatch.setattr(rank_group, "launch", replace(rank_group.launch, resume=f"file://{theirs}"))
+    launched.train()
+    assert len(named.seen) == len(launched.seen) == 40 - 7
+
+
 def test_a_repository_of_another_run_is_refused(tmp_path, theirs):
     out = tmp_path / "out"
     trainer(out, max_steps=2).train()
+    before = names_in(out)
     with pytest.raises(ConfigError, match="did not start from it"):
         trainer(out).train(theirs)
+    assert names_in(out) == before, "nothing was claimed or written"
 
 
 def test_parts_that_they_know_nothing_of_begin_as_they_are(tmp_path, theirs):
