@@ -193,7 +193,7 @@ MUTANTS = [
     Mutant(
         "the trial step leaves its gradients",
         "resilient/train/canonical_reduction.py",
-        "    for parameter in run.parameters:\n        parameter.grad = None\n",
+        "    for parameter in run.all_parameters:\n        parameter.grad = None\n",
         "",
         "tests/unit/train/test_reduction.py",
     ),
