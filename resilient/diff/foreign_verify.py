@@ -26,6 +26,7 @@ from resilient.diff.tensor_stats import (
 from resilient.diff.zero_values import HOLE, odd_zeros
 from resilient.layouts.checksums import BEHIND, check_bytes
 from resilient.layouts.detect import witnesses_of
+from resilient.layouts.field_types import miscounted, number_fault
 from resilient.layouts.majorities import PRECISION, wider_copies
 from resilient.layouts.model import (
     ITEM_BITS,
@@ -241,6 +242,11 @@ def _each(
 
 def _odd(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Problem | None:
     """Return the problem of a tensor's numbers, if any."""
+    return _not_finite(tensor, counts, buffers) or _impossible(tensor, counts)
+
+
+def _not_finite(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Problem | None:
+    """Return the problem of NaN and infinite numbers, if any."""
     name, place = tensor.name[:80], tensor.files[0]
     if counts.nans or counts.infinite:
         problem_text = (
@@ -251,6 +257,16 @@ def _odd(tensor: Tensor, counts: TensorCounts, buffers: Collection[str]) -> Prob
         is_fatal = bool(counts.nans) and not (tensor.part == MODEL and is_buffer)
         loses = "" if is_fatal else f"finite numbers in the {_WORDS[tensor.part]}"
         return Problem(place, problem_text, loses, is_fatal=is_fatal, cure=Remedy.EARLIER)
+    return None
+
+
+def _impossible(tensor: Tensor, counts: TensorCounts) -> Problem | None:
+    """Return the problem of finite numbers that no training leaves, if any."""
+    name, place = tensor.name[:80], tensor.files[0]
+    is_count = tensor.part == OPTIMIZER and name.endswith(".step") and tensor.elements == 1
+    if is_count and (fault := number_fault(counts.first)):
+        problem_text = miscounted(tensor.name.removesuffix(".step"), fault)
+        return Problem(place, problem_text, is_fatal=True, cure=Remedy.COPY)
     if counts.negative and tensor.part == OPTIMIZER and tensor.name.endswith(_SQUARES):
         problem_text = (
             f"`{name}` has {counts.negative} negative of {tensor.elements}, but holds squares"

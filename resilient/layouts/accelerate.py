@@ -292,7 +292,10 @@ def _schedules(
             archive = open_archive(folder, listing, name)
             schedule = schedule_of(archive.value, archive)
             if schedule is not None or not (archive.value and is_own_schedule(archive.value)):
-                schedules.append(required(schedule, "a schedule"))
+                known_schedule = required(schedule, "a schedule")
+                if schedules and known_schedule.fault:
+                    problems.append(Problem(name, known_schedule.fault, is_fatal=True))
+                schedules.append(known_schedule)
         except Unreadable as error:
             problems.append(Problem(name, str(error), is_fatal=True))
     engine_schedule = model.engine.schedule if model.engine else None

@@ -16,6 +16,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.field_types import option_faults, unused_slots
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import ADAM_ALONE, MODEL, OPTIMIZER, Problem, Remedy
 from resilient.layouts.pickle_reader import TensorRef
@@ -129,6 +130,10 @@ def check_trainer_state(place: str, state: Mapping[str, Any]) -> list[Problem]:
         for problem in _log_contradictions(entries, step, decimal(state.get("epoch")))
     ]
     problems += _epoch_problem(place, state, entries)
+    epoch = state.get("epoch")
+    if not problems and epoch is not None and decimal(epoch) is None:
+        problem_text = "its epoch is not a number, and the epoch of its log is used"
+        problems.append(Problem(place, problem_text, cure=Remedy.NEEDLESS))
     best, at = decimal(state.get("best_metric")), whole(state.get("best_global_step"))
     measured = [
         decimal(value)
@@ -500,8 +505,13 @@ def check_param_groups(place: str, value: Any, archive: Archive) -> list[Problem
         *_foreign_states(groups, state),
         *_unmatched_states(groups, state),
         *_not_finite(groups[:_GROUPS_MAX], archive),
+        *option_faults(groups[:_GROUPS_MAX], state),
     )
-    return [_fatal(place, message) for message in messages]
+    unused = unused_slots(groups[:_GROUPS_MAX], state)
+    return [
+        *(_fatal(place, message) for message in messages),
+        *(Problem(place, message, cure=Remedy.COPY) for message in unused),
+    ]
 
 
 def check_optimizer(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from resilient.format.regions import Region
+from resilient.layouts.field_types import count_fault, miscounted
 from resilient.layouts.json_files import decimal, read_header, whole
 from resilient.layouts.model import (
     MODEL,
@@ -210,13 +211,16 @@ def optimizer_at(
     )
     groups = {rate.split(".")[len(root.split("."))] for rate in rates}
     numbers = (decimal(value_at(folder, listing, index, rate)) for rate in rates[:8])
+    count = value_at(folder, listing, index, step) if step else None
+    fault = "" if count is None else count_fault(count)
     return Optimizer(
-        whole(value_at(folder, listing, index, step)) if step else None,
+        whole(count),
         len(params),
         len(params),
         len(groups),
         tuple(item for item in numbers if item is not None),
         tuple(slots),
+        fault=miscounted(step, fault) if fault else "",
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from resilient.layouts.field_types import count_fault, miscounted
 from resilient.layouts.json_files import decimal, read_json, read_text, whole
 from resilient.layouts.model import (
     ITEM_BITS,
@@ -535,12 +536,13 @@ def _state(archive: Archive) -> dict[Any, Any] | None:
 def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
     """Return the summary of one rank's partition, whose parameters are flat vectors."""
     step: int | None = None
+    fault = ""
     slots: dict[str, None] = {}
     rates = []
     for path, leaf in leaves(state):
         name = str(path[-1])[:80] if isinstance(path[-1], str) else ""
-        if name == "step" and step is None:
-            step = whole(archive.number(leaf))
+        if name == "step" and leaf is not None and step is None and not fault:
+            step, fault = whole(archive.number(leaf)), count_fault(leaf, archive)
         if name == "lr":
             rates.append(decimal(archive.number(leaf)))
         if name.startswith("exp_avg") or name == "momentum_buffer":
@@ -548,7 +550,9 @@ def _optimizer(state: dict[Any, Any], archive: Archive) -> Optimizer:
     groups = state.get("param_groups") or state.get("single_partition_of_fp32_groups")
     count = len(groups) if isinstance(groups, list) else 0
     stated_rates = tuple(rate for rate in rates if rate is not None)
-    return Optimizer(step, 0, 0, max(count, len(stated_rates)), stated_rates, tuple(slots))
+    groups_count = max(count, len(stated_rates))
+    text = miscounted("state", fault) if fault else ""
+    return Optimizer(step, 0, 0, groups_count, stated_rates, tuple(slots), fault=text)
 
 
 def _matching(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.format.regions import whole as whole_of
 from resilient.layouts.deepspeed import MODEL_STATES, model_of, shapes_in
+from resilient.layouts.field_types import count_fault, miscounted
 from resilient.layouts.json_files import decimal, read_text, whole
 from resilient.layouts.model import (
     MODEL,
@@ -129,7 +130,10 @@ def _tensors(
             try:
                 archive = open_archive(folder, listing, file)
                 step = whole(archive.number(archive.value)) if kind == "step" else None
-                if step is not None:
+                fault = count_fault(archive.value, archive) if kind == "step" else ""
+                if fault:
+                    problems.append(Problem(file, miscounted(name, fault), is_fatal=True))
+                elif step is not None:
                     steps[name] = step
                 else:
                     tensors.append(_tensor(archive, name, kind))

@@ -248,6 +248,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     else:
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
     found_problems = (
+        *_unusable(contents),
         *misfits,
         *(
             # A resume would initialize a weight with a wrong name again.
@@ -261,6 +262,15 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
     )
     decided_problems = _decide_partial_states(folder, replace(contents, problems=tuple(problems)))
     return replace(contents, problems=(*decided_problems, *found_problems))
+
+
+def _unusable(contents: Contents) -> list[Problem]:
+    """Return the problems of an optimizer and a scheduler whose fields no step can use."""
+    return [
+        Problem(".", f"{noun}: {state.fault}", is_fatal=True, cure=Remedy.COPY)
+        for noun, state in (("optimizer", contents.optimizer), ("schedule", contents.schedule))
+        if state is not None and state.fault
+    ]
 
 
 def _decide_partial_states(folder: Folder, contents: Contents) -> tuple[Problem, ...]:

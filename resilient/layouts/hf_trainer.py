@@ -23,6 +23,7 @@ from resilient.layouts.consistency import (
     wrapped,
 )
 from resilient.layouts.deepspeed import SKIPPED, tag_of
+from resilient.layouts.field_types import state_fault
 from resilient.layouts.json_files import decimal, read_json, whole
 from resilient.layouts.model import Contents, Problem, Remedy, Unreadable
 from resilient.layouts.pickle_reader import PickledCall
@@ -242,7 +243,7 @@ def _refusal(state: dict[str, Any]) -> str:
             return f"its `{name}` is not a number, but Transformers computes with it"
     if unknown_keys := sorted(set(state) - KEYS):
         return f"it has `{unknown_keys[0][:80]}`, which Transformers {_VERSION} rejects"
-    return _missing_control_problem(state)
+    return state_fault(state) or _missing_control_problem(state)
 
 
 def _missing_control_problem(state: dict[str, Any]) -> str:
@@ -257,10 +258,11 @@ def _missing_control_problem(state: dict[str, Any]) -> str:
 
 
 def _batch_size(state: dict[str, Any]) -> list[Problem]:
-    """Return a problem if the batch size is 0; ``_refusal`` refuses a value that is no number."""
-    if decimal(state["train_batch_size"]):
+    """Return the problem of a number that is no batch size; ``_refusal`` refuses other values."""
+    size = state["train_batch_size"]
+    if whole(size):
         return []
-    problem_text = "its `train_batch_size` is 0, which Transformers warns about"
+    problem_text = f"its `train_batch_size` is {size}, which is no size of a batch"
     return [Problem(STATE, problem_text, "the batch size that `auto_find_batch_size` had found")]
 
 

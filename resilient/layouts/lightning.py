@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.consistency import check_base_rates, check_optimizer, check_update_count
 from resilient.layouts.dcp import INDEX, optimizer_at, read_index
+from resilient.layouts.field_types import schedule_fault
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import MODEL, OPTIMIZER, Contents, Problem, Remedy, Unreadable
 from resilient.layouts.torch_zip import open_archive, tensors_in
@@ -89,7 +90,15 @@ def read_run(archive: Archive) -> Contents:
     for optimizer_state in states:
         if optimizer_of(optimizer_state, archive) is not None:
             problems += check_optimizer(archive.name, optimizer_state, archive, is_begun=is_begun)
+    problems += [
+        _fatal(archive.name, optimizer.fault) for optimizer in optimizers[1:] if optimizer.fault
+    ]
     schedules = _list(value.get("lr_schedulers"))
+    problems += [
+        _fatal(archive.name, f"a schedule in it: {fault}")
+        for schedule in schedules[1:]
+        if (fault := schedule_fault(schedule))
+    ]
     if len(optimizers) == len(schedules) == 1:
         problems += check_update_count(archive.name, schedules[0], optimizers[0])
         problems += check_base_rates(archive.name, schedules[0], optimizers[0])

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from resilient.layouts.dcp import INDEX, SLICES, read_index
+from resilient.layouts.field_types import count_fault, miscounted
 from resilient.layouts.json_files import decimal, read_json, read_text, whole
 from resilient.layouts.model import (
     Contents,
@@ -176,7 +177,9 @@ def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer
     if not params:
         return None
     groups = _groups(common.get("optimizer"))
-    steps = [whole(group.get("step")) for group in groups]
+    counts = [group["step"] for group in groups if group.get("step") is not None]
+    steps = [whole(count) for count in counts]
+    faults = [fault for count in counts if (fault := count_fault(count))]
     rates = (decimal(group.get("lr")) for group in groups)
     return Optimizer(
         next((step for step in steps if step is not None), None),
@@ -185,6 +188,7 @@ def _optimizer(tensors: tuple[Tensor, ...], common: dict[Any, Any]) -> Optimizer
         len(groups),
         tuple(rate for rate in rates if rate is not None),
         tuple(slots),
+        fault=miscounted("param_groups", faults[0]) if faults else "",
     )
 
 

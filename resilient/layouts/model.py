@@ -156,6 +156,7 @@ class Optimizer:
         slots: Names of the state per parameter, for example ``exp_avg``.
         options: Options of each group by name, as numbers, booleans and tuples of numbers; empty if
             unknown.
+        fault: Reason why no step can use the state; empty without one.
     """
 
     step: int | None
@@ -165,6 +166,7 @@ class Optimizer:
     rates: tuple[float, ...] = ()
     slots: tuple[str, ...] = ()
     options: tuple[Mapping[str, Any], ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +177,13 @@ class Schedule:
         step: Last step; None for a scheduler that counts evaluations.
         rates: Learning rates that the scheduler set.
         evaluations: Number of evaluations, for a scheduler that watches a metric.
+        fault: Reason why no step can use the state; empty without one.
     """
 
     step: int | None
     rates: tuple[float, ...] = ()
     evaluations: int | None = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

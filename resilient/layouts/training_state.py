@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from resilient.layouts.field_types import schedule_fault, states_fault
 from resilient.layouts.json_files import decimal, whole
 from resilient.layouts.model import Optimizer, Problem, RandomStates, Remedy, Schedule, Unreadable
 from resilient.layouts.pickle_reader import PickledCall, TensorRef
@@ -220,6 +221,7 @@ def optimizer_of(value: Any, archive: Archive | None) -> Optimizer | None:
         _rates([_field(group, "lr") for group in groups], archive),
         tuple(slots),
         tuple(_options(group, archive) for group in groups[:_GROUPS_MAX]),
+        states_fault(state, archive),
     )
 
 
@@ -277,8 +279,8 @@ def schedule_of(value: Any, archive: Archive | None = None) -> Schedule | None:
         return _chained(value, archive)
     rates = _rates(_list(value.get("_last_lr")), archive)
     if value.keys() >= _BY_METRIC:
-        return Schedule(None, rates, whole(value[name]))
-    return Schedule(whole(value[name]), rates)
+        return Schedule(None, rates, whole(value[name]), schedule_fault(value))
+    return Schedule(whole(value[name]), rates, fault=schedule_fault(value))
 
 
 def _chained(value: Any, archive: Archive | None) -> Schedule | None:
@@ -287,7 +289,8 @@ def _chained(value: Any, archive: Archive | None) -> Schedule | None:
     schedules = [schedule_of(schedule, archive) for schedule in inner]
     if not schedules or schedules[0] is None or None in schedules:
         return None
-    return replace(schedules[0], rates=_rates(_list(value.get("_last_lr")), archive))
+    rates = _rates(_list(value.get("_last_lr")), archive)
+    return replace(schedules[0], rates=rates, fault=schedule_fault(value))
 
 
 def is_own_schedule(value: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 from resilient.errors import ConfigError, IncompatibleCheckpoint
 from resilient.format.keys import rank_part
 from resilient.layouts.consistency import epoch_of
+from resilient.layouts.json_files import decimal, whole
 from resilient.state_dict.snapshot import Part
 from resilient.strategies.module_wrapper import find_redirect, named_in
 from resilient.train.data.ordering import seen_of
@@ -241,7 +242,7 @@ def origin_of(source: TransformersCheckpoint) -> dict[str, Any]:
         "state_digest": source.state_digest,
         # The import locates its position in the data by the epoch, Transformers by the step.
         "epoch": float(epoch_of(source.state) or 0.0),
-        "batch": int(source.state.get("train_batch_size") or 0),
+        "batch": whole(source.state.get("train_batch_size")) or 0,
         "ranks": source.ranks,
         **seen_of(source.random_state(0), source.state["log_history"]),
     }
@@ -255,7 +256,8 @@ def trainer_state(state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **known_fields,
         # Another tool may save no epoch; Transformers then counts by the step.
-        "epoch": known_fields.get("epoch") or epoch_of(state) or 0.0,
+        "epoch": decimal(known_fields.get("epoch")) or epoch_of(state) or 0.0,
+        "train_batch_size": whole(known_fields.get("train_batch_size")) or 0,
         "best_model_checkpoint": f"checkpoint-{best}" if best is not None else None,
     }
 
@@ -269,7 +271,7 @@ def callback_states(state: Mapping[str, Any]) -> dict[str, Any]:
         ):
             attributes = dict(callback.get("attributes") or {})
             states[name if nth == 1 else f"{name}_{nth}"] = attributes
-    flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args", {})
+    flags = ((state.get("stateful_callbacks") or {}).get("TrainerControl") or {}).get("args") or {}
     control = {name: bool(flags.get(name)) for name in _FLAGS}
     # A save on SIGTERM sets this flag, and Transformers clears it when training starts.
     control["should_training_stop"] = control["should_training_stop"] and _has_ended(state)
@@ -291,17 +293,28 @@ def _meters(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sums of the logged losses, because Transformers records no other losses."""
     summed, steps, last_entry = 0.0, 0, {}
     for entry in state["log_history"]:
-        if "loss" in entry:
-            summed += entry["loss"] * (entry["step"] - steps)
-            steps, last_entry = entry["step"], entry
+        step = whole(entry.get("step"))
+        if step is not None and _is_number(entry.get("loss")):
+            summed += entry["loss"] * (step - steps)
+            steps, last_entry = step, entry
     return {
         "recent": torch.zeros((), dtype=torch.float64),
         "logged": torch.tensor(summed, dtype=torch.float64),
-        "grad_norm": torch.tensor(float(last_entry.get("grad_norm", 0.0))),
+        "grad_norm": torch.tensor(_number_in(last_entry, "grad_norm")),
         "recent_steps": 0,
         "logged_steps": steps,
-        "learning_rate": float(last_entry.get("learning_rate", 0.0)),
+        "learning_rate": _number_in(last_entry, "learning_rate"),
     }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number_in(entry: Mapping[str, Any], name: str) -> float:
+    """Return a number of a log entry; 0 for any other value, which a script may log."""
+    value = entry.get(name)
+    return float(value) if value is not None and _is_number(value) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
