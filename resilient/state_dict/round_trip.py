@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
+import warnings
 from collections import Counter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from resilient.errors import ResilientError, UnsavableState
 from resilient.format.state_json import JsonRows
@@ -198,6 +201,56 @@ def _require_loadable_schedule(stateful: Any, scheduler: Any, state: Mapping[str
         schedule_copy.load_state_dict(state)
     elif hasattr(stateful, "with_scheduler"):
         stateful.with_scheduler(schedule_copy).load_state_dict(state)
+
+
+def rehearse_step(stateful: Any, scheduler: Any, state: Mapping[str, Any]) -> None:
+    """Load a state into a copy of a scheduler over another optimizer, and make one step with it.
+
+    The live scheduler and its optimizer do not change. A scheduler of a script is not rehearsed.
+
+    Args:
+        stateful: Stateful with a method ``with_scheduler``.
+        scheduler: The live scheduler.
+        state: State of the scheduler.
+
+    Raises:
+        TypeError, ValueError, LookupError, AttributeError, ArithmeticError: The load or the step
+            fails, or a rate is not finite.
+    """
+    if not _is_of_torch(scheduler):
+        return
+    optimizer = _stand_in(scheduler.optimizer)
+    schedule_copy = _copy_of(scheduler)
+    _attach(schedule_copy, optimizer)
+    stateful.with_scheduler(schedule_copy).load_state_dict(state)
+    with warnings.catch_warnings():
+        # torch warns of a step of the scheduler before the first step of its optimizer.
+        warnings.simplefilter("ignore")
+        if isinstance(schedule_copy, ReduceLROnPlateau):
+            schedule_copy.step(1.0)
+        elif schedule_copy.last_epoch < getattr(schedule_copy, "total_steps", math.inf):
+            schedule_copy.step()
+    for group in optimizer.param_groups:
+        if not math.isfinite(group["lr"]):
+            raise ValueError(f"its next learning rate is {float(group['lr'])}")
+
+
+def _stand_in(optimizer: Any) -> torch.optim.Optimizer:
+    """Return an optimizer with the options of another one, over parameters of one element."""
+    groups = [
+        {
+            **copy.deepcopy({name: value for name, value in group.items() if name != "params"}),
+            "params": [torch.nn.Parameter(torch.zeros(1))],
+        }
+        for group in optimizer.param_groups
+    ]
+    return torch.optim.SGD(groups, lr=0.0)
+
+
+def _attach(scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+    scheduler.optimizer = optimizer
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _attach(inner, optimizer)
 
 
 def _is_of_torch(scheduler: Any) -> bool:

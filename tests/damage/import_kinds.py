@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
@@ -211,6 +212,10 @@ def stale(role: str) -> Callable[[Scene], Path | None]:
 PAGE_BYTES = 4096
 
 
+def update(value: dict[str, Any], fields: dict[str, Any]) -> None:
+    value.update(fields)
+
+
 def zero_weight(found: dict[str, torch.Tensor]) -> None:
     name = next(one for one in found if one.endswith("c_attn.weight"))
     found[name] = torch.zeros_like(found[name])
@@ -271,8 +276,91 @@ def of_later(role: str, change: Callable[[Any], None]) -> Callable[[Scene], Path
     return of_trainer(spoil)
 
 
+def counts(make: Callable[[], Any]) -> Callable[[Any], None]:
+    """Give every parameter what is no count of updates."""
+
+    def change(value: Any) -> None:
+        states = [one for one in optimizer_in(value)["state"].values() if "step" in one]
+        assert states or {}["none"]
+        for one in states:
+            one["step"] = make()
+
+    return change
+
+
+def option(name: str, value: Any) -> Callable[[Any], None]:
+    """Set an option of the first group that has it."""
+
+    def change(held: Any) -> None:
+        group = optimizer_in(held)["param_groups"][0]
+        assert name in group or {}["none"]
+        group[name] = value
+
+    return change
+
+
+def scheduled(**fields: Any) -> Callable[[Scene], Path | None]:
+    """Set fields of the schedule."""
+
+    def change(held: Any) -> None:
+        assert fields.keys() <= held.keys() or {}["none"]
+        held.update(fields)
+
+    return of_trainer(rewritten(SCHEDULE, change))
+
+
+def exchanged_both(value: Any) -> None:
+    """Exchange all moments of two parameters of different shapes."""
+    states = optimizer_in(value)["state"]
+    first, *others = states
+    other = next(
+        one for one in others if states[one]["exp_avg"].shape != states[first]["exp_avg"].shape
+    )
+    states[first], states[other] = states[other], states[first]
+
+
+COUNTS = {
+    "negative": lambda: torch.tensor(-1.0),
+    "NaN": lambda: float("nan"),
+    "a fraction": lambda: torch.tensor(7.5),
+    "a text": lambda: "8",
+    "two numbers": lambda: torch.full((2,), 8.0),
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "epoch: NaN": {"epoch": float("nan")},
+    "epoch: a text": {"epoch": "x"},
+    "batch size: negative": {_BATCH_SIZE: -1},
+    "batch size: a fraction": {_BATCH_SIZE: 2.5},
+    "batch size: zero": {_BATCH_SIZE: 0},
+    "log: null": {"log_history": None},
+    "log: a text": {"log_history": "x"},
+    "log: a list of texts": {"log_history": ["x"]},
+    "log: a text in place of a loss": {"log_history": [{"loss": "x", "step": 4}]},
+    "tokens: a text": {"num_input_tokens_seen": "x"},
+    "step: a float": {"global_step": 8.0},
+    "control: a text": {"stateful_callbacks": {"TrainerControl": {"args": "x"}}},
+    "control: without fields": {"stateful_callbacks": {"TrainerControl": {}}},
+}
 ADAM = ("exp_avg", "exp_avg_sq")
+KINDS_OF_TYPES = [
+    *(Kind(f"type: step {name}", rewritten(OPTIMIZER, counts(make)))
+      for name, make in COUNTS.items()),
+    *(Kind(f"type: step {name}, in one file", rewritten(WEIGHTS, counts(make)))
+      for name, make in COUNTS.items()),
+    Kind("type: weight decay a text", rewritten(OPTIMIZER, option("weight_decay", "0.1"))),
+    Kind("type: betas a number", rewritten(OPTIMIZER, option("betas", 0.9))),
+    Kind("type: eps none", rewritten(OPTIMIZER, option("eps", None))),
+    Kind("type: amsgrad without its state", rewritten(OPTIMIZER, option("amsgrad", True))),
+    Kind("type: schedule at none", scheduled(last_epoch=None)),
+    Kind("type: schedule at a fraction", scheduled(last_epoch=4.5)),
+    Kind("type: base rates texts", scheduled(base_lrs=["a", "a"])),
+    Kind("type: functions a number", scheduled(lr_lambdas=1)),
+    Kind("type: moments exchanged", of_trainer(rewritten(OPTIMIZER, exchanged_both))),
+    *(Kind(f"type: {name}", state(partial(update, fields=fields)))
+      for name, fields in FIELDS.items()),
+]  # fmt: skip
 KINDS_OF_IMPORTS = [
+    *KINDS_OF_TYPES,
     Kind("weights: a matrix of zeros", weights(zero_weight)),
     Kind("weights: half of the file a hole", of_trainer(hole)),
     Kind("weights: one that no model has", weights(extra_weight)),

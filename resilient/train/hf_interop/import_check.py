@@ -16,6 +16,7 @@ from resilient.layouts.resumability import assess_resumability, reasons
 from resilient.redaction import shell_quote
 from resilient.start_guard import STEP_FOLDER, TRANSFORMERS, checkpoints_in_folder
 from resilient.state_dict.changes import refused_changes
+from resilient.state_dict.round_trip import rehearse_step
 from resilient.storage.folder import open_folder
 from resilient.storage.open import local_root
 from resilient.strategies.module_wrapper import find_redirect
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from resilient.train.data.sampler import DataCursor
 
 _NAMED_MAX = 3
+_RESTORE = "resume an older checkpoint, or train with the arguments of the run that saved it"
 _OPTIONS = {"betas", "momentum", "alpha", "rho", "dampening", "lambd", "lr_decay", "eps"}
 """Options that differ between optimizers, from which the optimizer is identified."""
 
@@ -223,6 +225,67 @@ def require_same_optimizer(parts: Mapping[str, Part], groups: Sequence[Mapping[s
             f"another optimizer saved it: only one of both has {differ}",
             "train with the `optim` of the run that saved it",
         )
+
+
+def require_same_kinds(parts: Mapping[str, Part], groups: Sequence[Mapping[str, Any]]) -> None:
+    """Require that each saved option has the kind of the live option, such as a number.
+
+    Args:
+        parts: Parts to be committed.
+        groups: ``param_groups`` of the optimizer that will load them.
+
+    Raises:
+        IncompatibleCheckpoint: An option has another kind, and the first step would fail.
+    """
+    saved_groups = parts["optimizer"].stateful.state_dict()["param_groups"]
+    live_groups = groups if len(groups) == len(saved_groups) else groups[:1] * len(saved_groups)
+    for at, (saved, live) in enumerate(zip(saved_groups, live_groups, strict=False)):
+        for name in saved.keys() & live.keys() - {"params"}:
+            if not _is_alike(saved[name], live[name]):
+                raise _unfit(
+                    f"`{name}` of group {at} of its optimizer is {saved[name]!r:.40}, and "
+                    f"{live[name]!r:.40} in this run",
+                    _RESTORE,
+                )
+
+
+def _is_alike(saved: Any, live: Any) -> bool:
+    """Return whether an optimizer can use a saved option in place of its own."""
+    if live is None or (saved is None and isinstance(live, bool)):
+        return True
+    if isinstance(live, list | tuple):
+        is_row = isinstance(saved, list | tuple) and len(saved) == len(live)
+        return is_row and all(map(_is_alike, saved, live))
+    if _is_number(live):
+        return _is_number(saved)
+    return type(saved) is type(live)
+
+
+def _is_number(value: Any) -> bool:
+    is_element = isinstance(value, torch.Tensor) and value.numel() == 1
+    return is_element or isinstance(value, bool | int | float)
+
+
+def require_schedule(parts: Mapping[str, Part], live: Mapping[str, Part]) -> None:
+    """Require that a copy of the live schedule loads the saved state and makes a step.
+
+    Args:
+        parts: Parts to be committed.
+        live: Objects of the run that will load them, by the names of their parts.
+
+    Raises:
+        IncompatibleCheckpoint: The load or the step fails.
+    """
+    part = live.get("scheduler")
+    if part is None:
+        return
+    stateful: Any = part.stateful
+    try:
+        rehearse_step(stateful, stateful.scheduler, parts["scheduler"].stateful.state_dict())
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise _unfit(
+            f"the schedule of this run cannot continue from it: {error}", _RESTORE
+        ) from error
 
 
 def require_same_objects(

@@ -29,6 +29,7 @@ from resilient.errors import (
     IntegrityError,
     NoIntactCheckpoint,
     NothingToResume,
+    ResilientError,
     SignatureRefused,
 )
 from resilient.events import CheckpointSkipped, Event, Level
@@ -61,8 +62,10 @@ from resilient.train.hf_interop.import_check import (
     plan_takeover,
     require_loadable,
     require_place,
+    require_same_kinds,
     require_same_objects,
     require_same_optimizer,
+    require_schedule,
     step_of,
 )
 from resilient.train.optimizers.builtin import parameter_groups
@@ -284,7 +287,7 @@ def prepare_import(
     """
     _refuse_unsigned(os.fspath(folder))
     source = open_source(os.fspath(folder), strict=strict)
-    parts, odd = parts_of(source.found, naming, "", fresh), source.odd
+    parts, odd = _read_parts(source.found, naming, fresh), source.odd
     if model is not None:
         parts, ignored = require_loadable(parts, model, os.fspath(folder))
         odd += ignored
@@ -296,6 +299,29 @@ def prepare_import(
             hint=f"resilient ckpt inspect {shell_quote(os.fspath(folder))}",
         )
     return Import(source.found, parts, best, losses, odd)
+
+
+def _read_parts(
+    source: TransformersCheckpoint, naming: Naming, fresh: FreshState | None
+) -> dict[str, Part]:
+    """Return the parts of a folder.
+
+    Raises:
+        IntegrityError: A file has values that no Trainer saves.
+        IncompatibleCheckpoint: The folder is of another model.
+    """
+    try:
+        return parts_of(source, naming, "", fresh)
+    except ResilientError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        folder = os.fspath(source.folder)
+        raise IntegrityError(
+            f"cannot import `{folder}`: a value in it has a form that no Trainer saves "
+            f"({type(error).__name__}: {error}). Nothing was committed",
+            key=folder,
+            hint=f"resilient ckpt verify {shell_quote(folder)}",
+        ) from error
 
 
 def best_of(
@@ -473,10 +499,18 @@ def _prepare(hooks: TrainerHooks, folder: str, more: Mapping[str, Part], *, stri
     """Read and verify a folder, and check that this run can load it; nothing is committed."""
     naming, fresh = _naming(hooks), _fresh(hooks)
     prepared = prepare_import(folder, naming, hooks.model, strict=strict, fresh=fresh)
+    _state_batch(prepared.parts, hooks.args.per_device_train_batch_size)
     _require_run(hooks, prepared.parts)
     replicated_parts = {name: part for name, part in more.items() if part.scope == "replicated"}
     prepared.parts.update(replicated_parts)
     return prepared
+
+
+def _state_batch(parts: dict[str, Part], batch: int) -> None:
+    """Take the batch size of this run if the checkpoint lost its own, as Transformers does."""
+    origin = parts["data"].stateful.state_dict()["elsewhere"]
+    if not origin["batch"]:
+        parts["data"] = Part(RawState({"elsewhere": {**origin, "batch": batch}}))
 
 
 def _commit(hooks: TrainerHooks, engine: CheckpointEngine, folder: str, prepared: Import) -> str:
@@ -501,8 +535,11 @@ def _require_run(hooks: TrainerHooks, parts: Mapping[str, Part]) -> None:
     """Raise unless the run's data and optimizer fit the parts to be committed."""
     if hooks.train_sampler is not None:
         require_place(parts, hooks.train_sampler.cursor)
-    require_same_optimizer(parts, hooks.create_optimizer().param_groups)
-    require_same_objects(parts, _compared(hooks), policy_for(hooks.args, ()))
+    groups, live = hooks.create_optimizer().param_groups, _compared(hooks)
+    require_same_optimizer(parts, groups)
+    require_same_kinds(parts, groups)
+    require_schedule(parts, live)
+    require_same_objects(parts, live, policy_for(hooks.args, ()))
 
 
 def _compared(hooks: TrainerHooks) -> dict[str, Part]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from resilient.errors import ConfigError, IncompatibleCheckpoint, IntegrityError, SignatureRefused
+from resilient.state_dict.snapshot import Part
 from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
+from resilient.train.hf_interop import import_check
+from resilient.train.hf_interop.conversion import RawState
 from resilient.train.hf_interop.importer import prepare_import
 from tests.helpers.hf_runs import EVAL, checkpoint_of, make, read_record
 from tests.unit.train.models import DieAfter, Dies
@@ -376,3 +380,92 @@ def test_import_signature_required_refuses_other_tools(tmp_path, monkeypatch, wo
     monkeypatch.setenv("RESILIENT_REQUIRE_SIGNATURE", word)
     with pytest.raises(SignatureRefused, match="another tool and is not signed"):
         prepare_import(str(tmp_path), None, None)
+
+
+def altered(folder, name, change):
+    held = torch.load(folder / name, weights_only=False)
+    change(held)
+    torch.save(held, folder / name)
+
+
+def text_option(folder):
+    altered(folder, "optimizer.pt", lambda held: held["param_groups"][0].update(lr="0.1"))
+
+
+def text_base_rate(folder):
+    altered(folder, "scheduler.pt", lambda held: held.update(base_lrs=["a"]))
+
+
+def no_position(folder):
+    altered(folder, "scheduler.pt", lambda held: held.update(last_epoch=None))
+
+
+def text_entry(folder):
+    rewritten_state(folder, log_history=["x"])
+
+
+def text_control(folder):
+    rewritten_state(folder, stateful_callbacks={"TrainerControl": {"args": "x"}})
+
+
+@pytest.mark.parametrize("is_judged", [True, False], ids=["judged", "rehearsed"])
+@pytest.mark.parametrize(
+    "spoil",
+    [text_option, text_base_rate, no_position, text_entry, text_control],
+)
+def test_import_of_an_impossible_field_commits_nothing(
+    tmp_path, theirs, monkeypatch, spoil, is_judged
+):
+    kept, out = shutil.copytree(theirs, tmp_path / "kept"), tmp_path / "out"
+    spoil(theirs)
+    if not is_judged:
+        # Another kind of damage, which the judge does not know.
+        monkeypatch.setattr(import_check, "require_importable", lambda *_: None)
+    with pytest.raises((IntegrityError, IncompatibleCheckpoint), match="Nothing was committed"):
+        trainer(out).train(theirs)
+    assert not commits(out)
+    shutil.rmtree(theirs)
+    shutil.copytree(kept, theirs)
+    run = trainer(out)
+    run.train(theirs)
+    assert len(run.seen) == 40 - 7
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "is_taken"),
+    [
+        ((0.9, 0.99), (0.9, 0.999), True),
+        ((0.9,), (0.9, 0.999), False),
+        ("0.1", 0.1, False),
+        (None, 0.1, False),
+        (None, True, True),
+        (torch.tensor(0.1), 0.1, True),
+        (7, None, True),
+    ],
+)
+def test_an_option_is_taken_in_place_of_one_of_its_kind(saved, live, is_taken):
+    state = {"state": {}, "param_groups": [{"option": saved, "params": []}]}
+    parts = {"optimizer": Part(RawState(state))}
+    groups = [{"option": live, "params": []}]
+    with nullcontext() if is_taken else pytest.raises(IncompatibleCheckpoint, match="`option`"):
+        import_check.require_same_kinds(parts, groups)
+
+
+@pytest.mark.parametrize("epoch", [float("nan"), "x"])
+def test_import_with_an_epoch_that_is_no_number_takes_place_of_log(tmp_path, theirs, epoch, capsys):
+    expected = trainer(tmp_path / "expected")
+    expected.train(theirs)
+    with_epoch(theirs, epoch)
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert run.seen == expected.seen
+    assert "its epoch is not a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_import_with_no_size_of_a_batch_names_the_loss(tmp_path, theirs, capsys, size):
+    rewritten_state(theirs, train_batch_size=size)
+    run = trainer(tmp_path / "out")
+    run.train(theirs)
+    assert [one for one, _ in run.seen] == [one for one, _ in read_record("reg_sgd")["seen"][7:]]
+    assert "loss of the batch size" in capsys.readouterr().err
