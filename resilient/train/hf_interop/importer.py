@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from resilient.train.trainer_hooks import TrainerHooks
 
 IMPORTED_AS, BEST = "imported_as", "best"
+IMPORTED_FROM, IMPORTED_DIGEST = "imported_from", "imported_digest"
 _BEST = "the best checkpoint"
 
 
@@ -232,7 +234,7 @@ class Import:
         keep: tuple[CheckpointId, ...] = ()
         if self.best is not None:
             step, best_parts = self.best
-            data = {"imported_from": os.fspath(source.folder), IMPORTED_AS: BEST}
+            data = {IMPORTED_FROM: os.fspath(source.folder), IMPORTED_AS: BEST}
             engine.save(
                 step, best_parts, CheckpointInfo(config={"save_only_model": True}, data=data)
             )
@@ -256,7 +258,8 @@ class Import:
         }
         data = {
             "epoch": trainer_state(state)["epoch"],
-            "imported_from": os.fspath(self.source.folder),
+            IMPORTED_FROM: os.fspath(self.source.folder),
+            IMPORTED_DIGEST: self.source.digest,
         }
         return CheckpointInfo(data=data, metrics=metrics)
 
@@ -482,12 +485,29 @@ def _import_unless_used(
     session = hooks.session
     engine = session.checkpointer_alone(topic)
     try:
-        if holds_run(engine):
-            return _digests(folder, is_whole=session.rank_group.launch.cause == "start")
+        is_start = session.rank_group.launch.cause == "start"
+        if holds_run(engine) and not (is_start and _is_outdated(engine, folder)):
+            return _digests(folder, is_whole=is_start)
         prepared = _prepare(hooks, folder, more, strict=_is_strict(hooks))
         return _commit(hooks, engine, folder, prepared)
     finally:
         engine.close()
+
+
+def _is_outdated(engine: CheckpointEngine, folder: str) -> bool:
+    """Return whether a repository has only imports of a folder that was changed since.
+
+    No step was saved after such an import, so a new import loses nothing. The newest checkpoint
+    is the one that a resume loads.
+    """
+    data = [read_manifest(engine.store, name).data for name in engine.committed()]
+    imports = [one for one in data if one.get(IMPORTED_AS) != BEST]
+    if not imports or not all(one.get(IMPORTED_DIGEST) for one in imports):
+        return False
+    place = Path(folder).absolute()
+    if any(Path(str(one[IMPORTED_FROM])).absolute() != place for one in imports):
+        return False
+    return bool(imports[0][IMPORTED_DIGEST] != TransformersCheckpoint(folder).digest)
 
 
 def _is_strict(hooks: TrainerHooks) -> bool:

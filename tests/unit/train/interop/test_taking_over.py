@@ -17,7 +17,7 @@ from resilient.train.data.ordering import draw_for_loader
 from resilient.train.data.sampler import DataCursor
 from resilient.train.hf_interop import import_check
 from resilient.train.hf_interop.conversion import RawState
-from resilient.train.hf_interop.importer import prepare_import
+from resilient.train.hf_interop.importer import Import, prepare_import
 from tests.helpers.hf_runs import EVAL, checkpoint_of, make, read_record
 from tests.unit.train.models import DieAfter, Dies
 
@@ -339,6 +339,72 @@ def test_origin_covers_all_files(tmp_path, theirs):
     save_file(weights, theirs / MODEL)
     with pytest.raises(ConfigError, match="did not start from it"):
         trainer(out).train(theirs)
+
+
+class DieBefore(DieAfter):
+    """Dies before the first step, and so before the first save."""
+
+    def on_train_begin(self, args, state, control, **_):
+        raise Dies("before the first step")
+
+
+def shifted_bias(folder):
+    weights = load_file(folder / MODEL)
+    weights["lin.bias"] += 1
+    save_file(weights, folder / MODEL)
+
+
+def test_a_source_that_was_mended_is_imported_anew_if_no_step_was_saved(tmp_path, theirs):
+    expected, out = trainer(tmp_path / "expected"), tmp_path / "out"
+    expected.train(theirs)
+    mended = shutil.copytree(theirs, tmp_path / "mended")
+    shifted_bias(theirs)
+    with pytest.raises(Dies):
+        trainer(out, callbacks=[DieBefore(1)]).train(theirs)
+    assert commits(out) == ["checkpoint-7-g1"]
+    shutil.rmtree(theirs)
+    shutil.copytree(mended, theirs)
+    run = trainer(out)
+    run.train(theirs)
+    assert run.seen == expected.seen
+    assert torch.equal(run.model.lin.weight, expected.model.lin.weight)
+
+
+def test_a_source_that_did_not_change_is_imported_once(tmp_path, theirs):
+    out = tmp_path / "out"
+    for _ in range(2):
+        with pytest.raises(Dies):
+            trainer(out, callbacks=[DieBefore(1)]).train(theirs)
+    assert commits(out) == ["checkpoint-7-g1"]
+
+
+def test_another_source_is_refused_although_no_step_was_saved(tmp_path, theirs):
+    out, other = tmp_path / "out", shutil.copytree(theirs, tmp_path / "other")
+    shifted_bias(other)
+    with pytest.raises(Dies):
+        trainer(out, callbacks=[DieBefore(1)]).train(theirs)
+    with pytest.raises(ConfigError, match="did not start from it"):
+        trainer(out).train(other)
+
+
+def test_a_new_import_that_fails_leaves_the_old_one(tmp_path, theirs, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(Dies):
+        trainer(out, callbacks=[DieBefore(1)]).train(theirs)
+    shifted_bias(theirs)
+
+    def killed(*_):
+        raise Dies("before the first step")
+
+    monkeypatch.setattr(Import, "_about", killed)
+    with pytest.raises(Dies):
+        trainer(out).train(theirs)
+    assert commits(out) == ["checkpoint-7-g1"]
+    monkeypatch.undo()
+    expected, run = trainer(tmp_path / "expected"), trainer(out)
+    expected.train(theirs)
+    run.train(theirs)
+    assert run.seen == expected.seen
 
 
 def test_import_brings_the_best_model_along(tmp_path, theirs):
