@@ -7,7 +7,7 @@ Lightning's ``last.ckpt``, which is opened because its name does not contain its
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +249,7 @@ def _fitted(folder: Folder, listing: DirectoryListing, contents: Contents) -> Co
         misfits = check_optimizer_fits(contents.tensors, is_lenient=is_lenient, is_hurt=is_hurt)
     found_problems = (
         *_unusable(contents),
+        *(() if is_hurt or misfits else _exchanged_moments(folder, contents)),
         *misfits,
         *(
             # A resume would initialize a weight with a wrong name again.
@@ -310,6 +311,47 @@ def _decide_partial_states(folder: Folder, contents: Contents) -> tuple[Problem,
             for problem in problems
         )
     return problems
+
+
+_WITNESSES_LEAST = 2
+
+
+def _exchanged_moments(folder: Folder, contents: Contents) -> list[Problem]:
+    """Return the problem of moments that have the shapes of one another in two other steps.
+
+    An optimizer may count its parameters, so the weights do not show the owner of a moment. One
+    other step alone does not show which of both is wrong.
+    """
+    own = _moment_shapes(contents)
+    if not _is_trainer(contents) or not own:
+        return []
+    witnesses: list[str] = []
+    for other_folder, listing in neighbours.nearest_steps(folder.url):
+        other = _read(other_folder, listing)
+        shapes = _moment_shapes(other) if other is not None else {}
+        if shapes == own:
+            return []
+        differ = [name for name in own if shapes.get(name) != own[name]]
+        is_permuted = Counter(own.values()) == Counter(shapes.values())
+        if is_permuted and own.keys() == shapes.keys():
+            place = other_folder.url.rstrip("/").rpartition("/")[2]
+            witnesses.append(f"{list(shapes[differ[0]])} in {place}")
+    if len(witnesses) < _WITNESSES_LEAST:
+        return []
+    problem_text = (
+        f"`{differ[0][:80]}` has the shape {list(own[differ[0]])}, but {' and '.join(witnesses)} "
+        "beside it: moments of its parameters were exchanged"
+    )
+    return [Problem(".", problem_text, is_fatal=True, cure=Remedy.COPY)]
+
+
+def _moment_shapes(contents: Contents) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the moments of an optimizer that counts its parameters."""
+    return {
+        tensor.name: tensor.shape
+        for tensor in contents.tensors
+        if tensor.part == OPTIMIZER and re.fullmatch(r"state\.\d+\.exp_avg(?:_sq)?", tensor.name)
+    }
 
 
 def _state_owners(contents: Contents) -> set[tuple[str, ...]]:

@@ -200,14 +200,14 @@ def _option_fault(name: str, value: Any) -> str:
     """Return why an option of a group cannot have a value; empty if it can."""
     if name in _OPTION_FLAGS:
         return "" if value is None or _is_number(value) else _shown(value)
-    if name not in _OPTION_NUMBERS or _is_number(value):
+    if name not in _OPTION_NUMBERS or (_is_number(value) and name != "betas"):
         return ""
     if name in _ROWS and isinstance(value, list | tuple):
         # An optimizer such as Adafactor may leave one of its two bounds out.
         is_row = 0 < len(value) <= _ROWS[name]
         is_row = is_row and all(item is None or _is_number(item) for item in value)
         return "" if is_row and (name != "betas" or None not in value) else _shown(value)
-    return _shown(value)
+    return _shown(value) if isinstance(value, (*_PLAIN, TensorRef)) else ""
 
 
 def _is_number(value: Any) -> bool:

@@ -319,6 +319,17 @@ def exchanged_both(value: Any) -> None:
     states[first], states[other] = states[other], states[first]
 
 
+def beside_two(change: Callable[[Scene], Path | None]) -> Callable[[Scene], Path | None]:
+    """Damage a checkpoint with two others beside it, which show what its optimizer counts."""
+
+    def spoil(scene: Scene) -> Path | None:
+        newer = scene.path.with_name("checkpoint-12")
+        shutil.copytree(newer, scene.path.with_name("checkpoint-16"))
+        return change(scene)
+
+    return of_trainer(spoil)
+
+
 COUNTS = {
     "negative": lambda: torch.tensor(-1.0),
     "NaN": lambda: float("nan"),
@@ -355,7 +366,7 @@ KINDS_OF_TYPES = [
     Kind("type: schedule at a fraction", scheduled(last_epoch=4.5)),
     Kind("type: base rates texts", scheduled(base_lrs=["a", "a"])),
     Kind("type: functions a number", scheduled(lr_lambdas=1)),
-    Kind("type: moments exchanged", of_trainer(rewritten(OPTIMIZER, exchanged_both))),
+    Kind("type: moments exchanged", beside_two(rewritten(OPTIMIZER, exchanged_both))),
     *(Kind(f"type: {name}", state(partial(update, fields=fields)))
       for name, fields in FIELDS.items()),
 ]  # fmt: skip

@@ -238,7 +238,8 @@ def require_same_kinds(parts: Mapping[str, Part], groups: Sequence[Mapping[str, 
         IncompatibleCheckpoint: An option has another kind, and the first step would fail.
     """
     saved_groups = parts["optimizer"].stateful.state_dict()["param_groups"]
-    live_groups = groups if len(groups) == len(saved_groups) else groups[:1] * len(saved_groups)
+    is_paired = len(groups) == len(saved_groups)
+    live_groups = [*groups] if is_paired else [*groups[:1]] * len(saved_groups)
     for at, (saved, live) in enumerate(zip(saved_groups, live_groups, strict=False)):
         for name in saved.keys() & live.keys() - {"params"}:
             if not _is_alike(saved[name], live[name]):

@@ -79,7 +79,7 @@ def test_a_negative_step_of_one_parameter_is_found_in_the_bytes(single):
         ("weight_decay", "0.1", "`weight_decay` of its group 1 is '0.1'"),
         ("eps", None, "`eps` of its group 1 is None"),
         ("betas", (0.9, "x"), "`betas` of its group 1 is (0.9, 'x')"),
-        ("betas", 0.9, ""),
+        ("betas", 0.9, "`betas` of its group 1 is 0.9"),
         ("maximize", "no", "`maximize` of its group 1 is 'no'"),
         ("amsgrad", True, "`amsgrad` of its group 1 is set, but the state of"),
         ("foreach", None, ""),
@@ -157,3 +157,17 @@ def test_our_trainer_takes_each_state_that_the_judge_takes(name, value):
 @pytest.mark.parametrize("value", [0, 5, 5.0, 1e9])
 def test_a_count_is_a_count(value):
     assert number_fault(value) == ""
+
+
+def exchanged(held):
+    held["state"][0], held["state"][1] = held["state"][1], held["state"][0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_exchanged_moments_are_found_by_two_other_steps(single, count):
+    for nth in range(count):
+        shutil.copytree(single, single.with_name(f"checkpoint-{9 + nth}"))
+    alter(single / "optimizer.pt", exchanged)
+    assert ("exchanged" in " ".join(verdict(single).why)) == (count > 1)
+    # The step beside it is whole, and is not blamed for the difference.
+    assert "exchanged" not in " ".join(verdict(single.with_name("checkpoint-9")).why)
